@@ -10,7 +10,21 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-import torch
+from cocoa_engine import (
+    METHODS,
+    CocoaConfig,
+    CocoaEngine,
+    ConfigError,
+    Generation,
+    PerPrompt,
+    PromptError,
+    RiskCalibrator,
+    Runtime,
+)
+from cocoa_engine.messages import unknown
+
+# isort: split
+import torch  # after the engine, which imports transformers without torchao's messages
 from torch import Tensor
 from transformers import (
     EosTokenCriteria,
@@ -27,19 +41,6 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput, GenerationMixin
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import ALL_CACHE_NAMES
-
-from cocoa_engine import (
-    METHODS,
-    CocoaConfig,
-    CocoaEngine,
-    ConfigError,
-    Generation,
-    PerPrompt,
-    PromptError,
-    RiskCalibrator,
-    Runtime,
-)
-from cocoa_engine.messages import unknown
 
 __all__ = ["Cocoa", "CocoaGenerateOutput", "cocoa"]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from json import dumps, loads
 from typing import Annotated
 
 import typer
-from pydantic_core import from_json, to_json
+from pydantic import BaseModel
 
 from cocoa_engine.calibration.risk_measure import reaches
 from cocoa_engine.cli.export import Html, Svg, check_writable, write
@@ -128,10 +130,14 @@ def risk_of(generation: Generation) -> float:
 
 def answer_json(generation: Generation) -> str:
     """An answer as JSON, with its verdict, claims and sentences, and the claims to check."""
-    units = {
-        "verdict": generation.verdict,
-        "check": [one.model_dump(mode="json") for one in generation.check_these()],
-        "claims": [one.model_dump(mode="json") for one in generation.claims],
-        "sentences": [one.model_dump(mode="json") for one in generation.sentences],
+    units: dict[str, Sequence[BaseModel]] = {
+        "check": generation.check_these(),
+        "claims": generation.claims,
+        "sentences": generation.sentences,
     }
-    return to_json({**from_json(generation.model_dump_json()), **units}, inf_nan_mode="null").decode()
+    shown = {name: [loads(one.model_dump_json()) for one in found] for name, found in units.items()}
+    return dumps(
+        {**loads(generation.model_dump_json()), "verdict": generation.verdict, **shown},
+        ensure_ascii=False,
+        separators=(",", ":"),
+    )

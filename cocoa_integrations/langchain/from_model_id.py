@@ -24,7 +24,7 @@ class FromModelId:
         task: str | None = None,
         backend: str = "default",
         device: int | str | None = None,
-        device_map: DeviceMap = None,
+        device_map: DeviceMap = "auto",
         model_kwargs: dict[str, Any] | None = None,
         pipeline_kwargs: dict[str, Any] | None = None,
         batch_size: int | None = None,
@@ -85,12 +85,12 @@ def _options_of_model_id(
         raise ConfigError(f"{name}: task={task!r} is not supported; only 'text-generation' is")
     if backend not in BACKENDS:
         raise ConfigError(f"{name}: backend={backend!r} is not supported; models run in transformers with PyTorch")
-    if device is not None and device_map is not None:
+    if device is not None and device_map not in ("auto", None):
         raise ConfigError(f"{name}: device and device_map are both given; give device_map alone")
     result = {name: value for name, value in options.items() if value is not None}
     if device is not None:
         result["device_map"] = _device(device)
-    elif device_map is not None:
+    else:
         result["device_map"] = device_map
     # from_pretrained takes these under model_kwargs too; here they are options
     model_kwargs = dict(result.pop("model_kwargs", {}))

@@ -140,3 +140,19 @@ def test_only_what_torchao_says_at_its_import_is_dropped(caplog: pytest.LogCaptu
         ("cocoa_engine", "while"),
         ("cocoa_engine", "after"),
     ]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from cocoa_engine import *",
+        *(
+            f"import cocoa_integrations.{name}"
+            for name in ("langchain", "llama_index", "transformers", "evaluation", "lm_eval", "server")
+        ),
+    ],
+)
+def test_an_import_prints_nothing(statement: str) -> None:
+    """Neither torchao's warnings, where it is installed, nor any other."""
+    run = subprocess.run([sys.executable, "-c", statement], capture_output=True, text=True, timeout=300)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")

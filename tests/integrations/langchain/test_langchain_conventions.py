@@ -100,6 +100,8 @@ def test_from_model_id_is_the_constructor(kind: Any) -> None:
     assert kind.from_model_id("org/name", device=-1).device_map == "cpu"
     assert kind.from_model_id("org/name", device="cuda:1").device_map == "cuda:1"
     assert kind.from_model_id("org/name", device_map="auto").device_map == "auto"
+    assert kind.from_model_id("org/name").device_map == kind(model="org/name").device_map == "auto"
+    assert kind.from_model_id("org/name", device_map=None).device_map is None  # the CPU
     greedy = kind.from_model_id("org/name", pipeline_kwargs={"do_sample": False, "temperature": 0.7})
     assert greedy.temperature == 0
     assert CocoaLLM.from_model_id("org/name", batch_size=2).batch_size == 2
@@ -110,7 +112,7 @@ def test_from_model_id_is_the_constructor(kind: Any) -> None:
     [
         ({"task": "summarization"}, "task='summarization' is not supported; only 'text-generation' is"),
         ({"backend": "openvino"}, "backend='openvino' is not supported"),
-        ({"device": 0, "device_map": "auto"}, "device and device_map are both given"),
+        ({"device": 0, "device_map": "cpu"}, "device and device_map are both given"),
         ({"pipeline_kwargs": {"top_k": 50}}, r"top_k=50 \(gamma and max_candidates"),
         ({"pipeline_kwargs": {"return_full_text": True}}, "answers do not repeat the prompt"),
         ({"pipeline_kwargs": {"alpha": 1.0}, "alpha": 2.0}, "alpha is given in pipeline_kwargs and elsewhere too"),

@@ -170,7 +170,7 @@ _LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 """The fields of a config.json for the number of layers; transformers reads the others as the first."""
 
 
-def _read_config(name: str, options: dict[str, Any]) -> Any:
+def _read_config(name: str, options: dict[str, Any]) -> PreTrainedConfig:
     """A model's config. The number of layers is checked before: some configs build a list of that length.
 
     Raises:
@@ -217,7 +217,7 @@ def _load(
     tokenizer_options: dict[str, Any],
     keeps_blocks: Callable[[], bool] = lambda: False,
     weights: Literal["stored", "q8_0", "q4_k"] = "stored",
-) -> tuple[Any, Any]:
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load config, tokenizer and weights, in this order, so that cheap failures come first."""
     with _clear_errors("model", name):
         name, options = _with_gguf_file(name, options)
@@ -349,7 +349,7 @@ def _may_stay_in_blocks(options: dict[str, Any]) -> bool:
 
 def _load_blocks(
     file: GgufFile, tokenizer_name: str | os.PathLike[str] | None, tokenizer_options: dict[str, Any]
-) -> tuple[Any, Any]:
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if tokenizer_name is not None:
         tokenizer = load_tokenizer(_name(tokenizer_name, "tokenizer"), tokenizer_options)
     else:

@@ -64,7 +64,17 @@ def score_spans(
     """
     text = [token_id for span in spans for token_id in span]
     lengths = [len(span) for span in spans]
-    return _score(model, prompt, text, config, spec, lambda *_: lengths, text_ends, passages, calibrator)
+    return _score(
+        model,
+        prompt,
+        text,
+        config,
+        spec,
+        divide=lambda *_: lengths,
+        text_ends=text_ends,
+        passages=passages,
+        calibrator=calibrator,
+    )
 
 
 def score_divided(
@@ -88,7 +98,9 @@ def score_divided(
         starts = [at for at in range(len(text)) if at == 0 or competes[at] or not is_best[at]]
         return [end - start for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
 
-    return _score(model, prompt, text, config, spec, lengths, None, passages, calibrator)
+    return _score(
+        model, prompt, text, config, spec, divide=lengths, text_ends=None, passages=passages, calibrator=calibrator
+    )
 
 
 def _score(
@@ -97,6 +109,7 @@ def _score(
     text: list[int],
     config: CocoaConfig,
     spec: CaptureSpec,
+    *,
     divide: Callable[[TokenStatistics, Tensor], list[int]],
     text_ends: Sequence[int] | None,
     passages: Sequence[range],

@@ -92,8 +92,8 @@ class SharedTree(TokenTree):
             [path[-1] for path in paths],
             positions,
             self.committed,
-            None if alone else [slots[path] for path in paths],
-            [*self.tail_positions, *positions],
+            own_slots=None if alone else [slots[path] for path in paths],
+            tail_positions=[*self.tail_positions, *positions],
             masked=self.masked,
         )
         segment.probe = self.probe

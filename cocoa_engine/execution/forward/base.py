@@ -44,6 +44,7 @@ class Segment:
         token_ids: Sequence[int],
         positions: Sequence[int],
         committed: int,
+        *,
         own_slots: Sequence[Sequence[int]] | None = None,
         tail_positions: Sequence[int] = (),
         masked: Mapping[int, Sequence[int]] | None = None,

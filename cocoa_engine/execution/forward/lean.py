@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import PreTrainedConfig
 
 from cocoa_engine.execution.forward.attention import attend
 from cocoa_engine.execution.forward.base import Forward, PassOutput, Segment
@@ -388,7 +389,7 @@ def lean_obstacle(model: LanguageModel) -> str | None:
     return None
 
 
-def _activation(config: Any) -> str:
+def _activation(config: PreTrainedConfig) -> str:
     return str(getattr(config, "hidden_activation", None) or config.hidden_act)
 
 

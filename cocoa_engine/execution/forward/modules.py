@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -323,7 +323,7 @@ def _last_rows(segments: Sequence[Segment], kept: int) -> list[int]:
     return ends
 
 
-def _length_matters(config: Any) -> bool:
+def _length_matters(config: PreTrainedConfig) -> bool:
     """Whether rotary frequencies depend on the longest position of a pass (dynamic NTK, LongRoPE)."""
     rope = getattr(config, "rope_parameters", None) or {}
     by_layer_kind = [part for part in rope.values() if isinstance(part, dict)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from transformers import PreTrainedConfig
 
 _KNOWN = ("sliding_window", "max_window_layers")
 """Config fields that this module reads, or that transformers has converted to ``layer_types``."""
@@ -19,7 +19,7 @@ class Windows:
             config has an unknown kind of window.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: PreTrainedConfig) -> None:
         if strange := sorted(window_sizes(config).keys() - set(_KNOWN)):
             raise NotImplementedError(f"unknown kinds of windows ({', '.join(strange)})")
         if "local" in (getattr(config, "attention_layers", None) or ()):
@@ -44,7 +44,7 @@ class Windows:
         return self.by_kind[self._layer_kinds[layer] if self._layer_kinds else "all"]
 
 
-def window_sizes(config: Any) -> dict[str, int]:
+def window_sizes(config: PreTrainedConfig) -> dict[str, int]:
     """All integer config fields with "window" in their name, except patterns (how often windowed layers occur)."""
     return {
         name: value

@@ -60,7 +60,13 @@ def test_attention_is_the_formula(
     store.write(0, 0, keys, values)
     alone = branches == [1]
     segment = Segment(
-        store, committed, [0] * width, positions, committed, None if alone else own, [] if alone else positions
+        store,
+        committed,
+        [0] * width,
+        positions,
+        committed,
+        own_slots=None if alone else own,
+        tail_positions=[] if alone else positions,
     )
     query = torch.randn(kv_heads * groups, width, 8, generator=generator)
     place = {**{slot: slot for slot in range(committed)}, **{committed + n: at for n, at in enumerate(positions)}}

@@ -233,8 +233,8 @@ class CocoaEngine(DecodingModel):
     ) -> Generation | list[Generation]:
         """Measure log-probability and disagreement of a given text after a prompt, by teacher forcing.
 
-        The text is one span of kind ``"given"``, unless ``divide`` is set. Its calibrated risk is computed as if no
-        other token competed where it begins. Probabilities are the model's own: no processor applies.
+        The text is one span of kind ``"given"``, unless ``divide`` is set. Its calibrated risk is computed as if its
+        first token had no competing tokens. Probabilities are the model's own: no processor applies.
 
         Args:
             prompt: text or token ids.

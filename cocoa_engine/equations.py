@@ -197,9 +197,10 @@ def span_log_probs(
 def may_be_kept(rule: SpanLogProb, ended: Sequence[bool]) -> list[bool]:
     """Which candidates of a risk point may be kept.
 
-    log p of a candidate that ends the answer counts all that will be said, log p of another only a beginning. Under
-    ``"greedy_end"`` the comparison therefore does not decide to end the answer: a candidate that ends it may be kept
-    only if it is the first, which greedy decoding takes. All other rules allow all candidates.
+    If a candidate ends the answer, its log p covers the complete rest of the answer. The log p of any other candidate
+    covers only the beginning of a longer text, so the two are not comparable. Under ``"greedy_end"``, a candidate that
+    ends the answer may therefore be kept only if it is the first, which greedy decoding takes. All other rules allow
+    all candidates.
 
     Args:
         rule: the rule.
@@ -209,7 +210,7 @@ def may_be_kept(rule: SpanLogProb, ended: Sequence[bool]) -> list[bool]:
 
 
 def length_penalty(length: Number, rule: SpanLogProb, exponent: float = GNMT_EXPONENT) -> Number:
-    """What the summed log p of a span without rivals is divided by.
+    """The divisor of the sum of log p over the tokens of a span without rivals.
 
     1 for rules that are then the sum, n for ``"mean"``, n^0.5 for ``"sqrt"``. For ``"gnmt"``, ((5 + n) / 6)^a: Wu et
     al. (2016), "Google's Neural Machine Translation System", equation 14.

@@ -10,7 +10,7 @@ from typing import NamedTuple
 TESTS = Path(__file__).parent
 
 WAITS = {"acquire", "communicate", "join", "result", "wait"}
-"""Methods that wait for ever where they are called without an argument."""
+"""Methods that wait indefinitely if they are called without an argument."""
 
 
 class Function(NamedTuple):

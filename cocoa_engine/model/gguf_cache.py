@@ -147,7 +147,8 @@ def same_tokenizer(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase)
 def content_digest(file: GgufFile) -> str:
     """SHA-256 of a file of one part.
 
-    It is kept with the file's place, size, inode and times of change. While these are the same, the file is not read.
+    The digest is stored with the file's path, size, inode and times of change. While these are unchanged, the file is
+    not read again.
     """
     path = file.path.resolve()
     place = hashlib.sha256(os.fsencode(path)).hexdigest()

@@ -22,7 +22,7 @@ else:
 
 
 TENSOR_PARALLELISM = ("tp_plan", "distributed_config")
-"""Options of transformers that divide every layer among processes. None of them goes with a ``device_map``."""
+"""Options of transformers that divide every layer among processes. None of them can be combined with ``device_map``."""
 
 
 class LoadOptions(BaseModel):

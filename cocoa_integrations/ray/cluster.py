@@ -54,7 +54,7 @@ def connected(what: str) -> Iterator[bool]:
 
 
 def require_cores(needed: float, what: str) -> None:
-    """Check that a new cluster, which is this machine, has enough cores: Ray would wait for more for ever.
+    """Check that a new cluster, which is this machine, has enough cores. Ray would wait indefinitely for more.
 
     Raises:
         ConfigError: it has not.

@@ -70,7 +70,7 @@ def gateway(replicas: Replicas, settings: ServerSettings, *, retries: int = 2, d
     Args:
         replicas: what answers.
         settings: who may use the server, and the limits of a request.
-        retries: how often a request begins anew because its replica ended.
+        retries: how often a request is restarted because its replica ended.
         drain: says when the gateway stops. By default it never does.
     """
     drain = Drain(settings.retry_after) if drain is None else drain

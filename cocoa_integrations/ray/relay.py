@@ -1,7 +1,7 @@
 """The gateway's part of a request: it is handed to a replica, and its answer to the client.
 
 A replica can end while it works: its machine fails, or it is killed for want of memory. As long as the client has seen
-nothing of the answer, the request begins anew elsewhere. Otherwise the stream ends with an error.
+nothing of the answer, the request is restarted elsewhere. Otherwise the stream ends with an error.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Relay:
 
     Args:
         ask: hands a request to a replica.
-        retries: how often a request begins anew because its replica ended.
+        retries: how often a request is restarted because its replica ended.
         retry_after: seconds after which a refused client should try again.
         log_prompts: also write messages of unexpected errors to the log, which may quote a prompt.
         drain: says when the gateway stops.
@@ -144,7 +144,7 @@ class _Shown:
         self.forget()
 
     def forget(self) -> None:
-        """Drop what the client has not seen: the request begins anew."""
+        """Drop what the client has not seen: the request is restarted."""
         self._start: MutableMapping[str, Any] = {}
         self._held = b""
 

@@ -79,7 +79,7 @@ class RaySettings(BaseModel):
         description="Maximum number of requests that a gateway holds while every replica is full. Default: as many as "
         "all replicas have slots, since Ray Serve counts requests that it is about to hand on.",
     )
-    retries: int = Field(2, ge=0, description="How often a request begins anew because its replica ended.")
+    retries: int = Field(2, ge=0, description="How often a request is restarted because its replica ended.")
     health_check_period_s: float = Field(5.0, gt=0, description="Seconds between checks whether a replica lives.")
 
     metrics_interval_s: float = Field(5.0, gt=0, description="Seconds between the metrics that a replica sends.")
@@ -159,5 +159,5 @@ class RaySettings(BaseModel):
         options = self.loading.model_copy(update={"model_name": self.model, "runtime": self.runtime})
         engine = CocoaEngine.from_pretrained(**loading_arguments(options))
         engine.config = self.decoding
-        engine.info()  # tries the ways to run the model, before the first request
+        engine.info()  # tries the backends and forward passes before the first request
         return engine

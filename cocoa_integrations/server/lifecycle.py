@@ -130,7 +130,7 @@ class ServerState:
         engine, error = None, None
         try:
             engine = loader()
-        except BaseException as raised:  # any: the server must not say that it is loading for ever
+        except BaseException as raised:  # any: the server must not report forever that it is loading
             error = raised
         with suppress(RuntimeError):  # the server has stopped
             loop.call_soon_threadsafe(self._loaded, engine, error)

@@ -110,7 +110,7 @@ def test_calibrated_risk_is_what_counts(engine: CocoaEngine) -> None:
 
 
 def test_the_last_span_counts_too_and_a_low_risk_changes_nothing(engine: CocoaEngine) -> None:
-    """Whoever reads ``finish_reason`` need not look at the spans, also where a stop text ended the answer there."""
+    """``finish_reason`` alone tells whether a span reached the limit, even if a stop text ends the answer there."""
     settings: dict[str, Any] = {"max_new_tokens": 20, "stop": "."}
     full = engine.generate(PROMPTS["story"], **settings)
     for limit, reason in ((0.0, "risk"), (full.max_risk + 1e-3, full.finish_reason)):

@@ -48,7 +48,7 @@ async def info(request: Request) -> dict[str, Any]:
 
 
 def _of_engine(engine: CocoaEngine) -> dict[str, Any]:
-    """What the engine says of itself; the first call tries the ways to run the model."""
+    """The engine's model, settings and source of risk. The first call tries the backends and forward passes."""
     calibrator = engine.calibrator_for(engine.config)
     return {
         "model": engine.info().model_dump(mode="json"),

@@ -1,4 +1,4 @@
-"""The barrier of the kernels: nobody passes it early, and who waits long sleeps instead of keeping a processor."""
+"""The barrier of the kernels: no thread passes it early, and a thread that waits long sleeps instead of spinning."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ START = {"type": "http.response.start", "status": 200, "headers": [(b"content-ty
 
 
 async def test_signs_of_life_are_no_answer() -> None:
-    """A stream that had only comments begins anew; what then refuses it is an error in the stream."""
+    """A stream that had only comments is restarted; a refusal after that is an error in the stream."""
     attempts = iter([True, False])
 
     async def ask_twice(request: Forwarded, session: str | None) -> AsyncGenerator[Message, None]:

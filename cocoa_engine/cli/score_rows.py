@@ -96,20 +96,20 @@ def writing(out: Path) -> Iterator[Callable[[str], None]]:
     """
     if _is_parquet(out):
         need("pyarrow.parquet", extra="eval", what="writing parquet files")
-    with draft_of(out) as draft:
-        with draft.open("w", encoding="utf-8") as file:
+    with draft_of(out) as draft, draft.open("w", encoding="utf-8") as file:
 
-            def write(line: str) -> None:
-                file.write(line + "\n")
-                file.flush()
+        def write(line: str) -> None:
+            file.write(line + "\n")
+            file.flush()
 
-            try:
-                yield write
-            except BaseException:
-                if draft.is_file() and file.tell():
-                    draft.replace(draft.with_name(f"{out.name}.incomplete"))
-                raise
+        try:
+            yield write
+        except BaseException:
+            if draft.is_file() and file.tell():
+                draft.replace(draft.with_name(f"{out.name}.incomplete"))
+            raise
         if _is_parquet(out):
+            file.close()
             _to_parquet(draft)
 
 

@@ -73,14 +73,9 @@ def check_drawable(option: str, file: Path) -> None:
 
 def write(file: Path, document: str) -> None:
     """Write a document as UTF-8. A note says if a file is replaced."""
-    note_replaced(file)
-    write_file(file, document)
-
-
-def note_replaced(file: Path) -> None:
-    """Say that a file is replaced, if there is one."""
     if file.is_file():
         print_note(f"{file} is replaced")
+    write_file(file, document)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from rich.table import Table
 from rich.text import Text
 
-from cocoa_engine.cli.export import Html, check_writable, note_replaced, write
+from cocoa_engine.cli.export import Html, check_writable, write
 from cocoa_engine.cli.loading import declared_options, load_engine
 from cocoa_engine.cli.options import OTHER_METHODS, Calibrator, Json, LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.ray_options import Actors, NumCpus, NumGpus, Ray, runner_of
@@ -81,7 +81,7 @@ def score(
     check_writable(rows, html=html, out=out)
     engine = None if runner is not None else load_engine(model, loading, calibrator)
     if rows is not None and out is not None:
-        note_replaced(out)
+        replaces = out.is_file()
         if runner is not None:
             load = declared_options(model, loading, calibrator)
             share = {"actors": actors, "num_cpus": num_cpus, "num_gpus": num_gpus, "threads": loading.threads}
@@ -89,6 +89,8 @@ def score(
         else:
             assert engine is not None
             failed, total = score_rows(engine, rows, out, config)
+        if replaces:  # an interrupted run leaves the file as it was
+            print_note(f"{out} is replaced")
         print_note(f"{total} rows written to {out}" + (f", {failed} of them with an error" if failed else ""))
         if failed == total:
             raise typer.Exit(1)

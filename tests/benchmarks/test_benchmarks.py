@@ -610,7 +610,7 @@ def test_a_measurement_from_end_to_end(
 ) -> None:
     """A tiny run of ``candidates`` is recorded as JSON and reported."""
     monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **__: engine)
-    settings = Settings(threads=torch.get_num_threads(), tokens=6).quick()
+    settings = replace(Settings(threads=torch.get_num_threads(), tokens=6).quick(), prompts=2)
     bench = Bench(settings, Progress(disable=True))
     document = record(bench, candidates.measure(bench))
     write(tmp_path / "candidates.json", document)

@@ -71,7 +71,7 @@ def test_multiple_choice_is_the_engines_scores(engine: CocoaEngine, truthfulqa: 
 def test_arms_that_weigh_the_same_figures_share_the_passes(
     engine: CocoaEngine, truthfulqa: Path, tmp_path: Path
 ) -> None:
-    samples = load_samples("truthfulqa_mc", truthfulqa)[:2]
+    samples = load_samples("truthfulqa_mc", truthfulqa)[:1]
     arms = make_arms(["greedy", "cocoa", "cocoa-sig", "dola"], ["f_mlds", "con_mlds"], [1.0, 6.0])
     assert len(arms) == 10
     fresh = CocoaEngine(engine.model, engine.tokenizer, runtime=Runtime(prefix_cache_mb=0))

@@ -19,7 +19,7 @@ pytest.importorskip("ray")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(STUCK)]
 
-LONG = {"messages": HELLO, "max_tokens": 400, "stream": True}
+LONG = {"messages": HELLO, "max_tokens": 1500, "stream": True}
 
 
 @pytest.fixture(autouse=True)
@@ -123,10 +123,8 @@ def test_a_client_that_goes_ends_the_work(deployed: Deployed) -> None:
 
 def test_a_killed_replica_loses_only_its_streams(deployed: Deployed) -> None:
     """A replica has three places, so that both work on the four streams."""
-    readers: list[Reader] = []
-    for number in range(4):
-        readers.append(Reader(deployed, LONG, **{"x-session-id": f"session {number}"}))
-        eventually(lambda: len(readers[-1].events) > 2)
+    readers = [Reader(deployed, LONG, **{"x-session-id": f"session {number}"}) for number in range(4)]
+    eventually(lambda: all(len(reader.events) > 2 for reader in readers))
     assert not any(reader.ended for reader in readers)
     replicas()[0].kill()
     calls = [deployed.post({"messages": conversation(str(number)), "max_tokens": 3}) for number in range(6)]

@@ -112,6 +112,9 @@ class RetrievalHeads(BaseModel):
 SOURCE_HEADS = 20
 """The number of retrieval heads whose attention on the source is measured."""
 
+WHOLE_PROMPT = ("full_attention", "hybrid")
+"""The kinds of layers, in transformers' ``layer_types``, that attend to the whole prompt."""
+
 
 def spread_heads(
     model_name: str, num_layers: int, num_heads: int, attending: Sequence[int] | None = None
@@ -203,7 +206,7 @@ def spread_heads_of(model: LanguageModel) -> RetrievalHeads | None:
     """The :func:`spread_heads` of a loaded model; `None` if it has no attention to the whole prompt."""
     count = heads_per_layer(model)
     kinds = list(getattr(model.config, "layer_types", None) or ())
-    attending = [layer for layer, kind in enumerate(kinds) if kind == "full_attention"] if kinds else None
+    attending = [layer for layer, kind in enumerate(kinds) if kind in WHOLE_PROMPT] if kinds else None
     if count == 0 or attending == []:
         return None
     return spread_heads(str(getattr(model.config, "name_or_path", "")), model.num_layers, count, attending)

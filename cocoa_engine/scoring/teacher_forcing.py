@@ -17,6 +17,7 @@ from cocoa_engine.decoding.token_statistics import TokenStatistics, most_probabl
 from cocoa_engine.equations import mean_pooled
 from cocoa_engine.errors import NonFiniteLogitsError
 from cocoa_engine.execution.forward.observed_attention import observed_attention
+from cocoa_engine.execution.forward.source_attention import probe_of
 from cocoa_engine.model.hidden_states import CaptureSpec, capture
 from cocoa_engine.model.language_model import LanguageModel
 
@@ -118,10 +119,11 @@ def _score(
     """Score the spans of a text; ``divide`` returns their lengths from the statistics and the logits of the tokens."""
     token_ids = torch.tensor([[*prompt, *text]], device=model.device)
     inputs = {"use_cache": False} if "use_cache" in model.forward_parameters else {}
+    probe = probe_of(spec.source_heads, len(prompt), passages)
     with (
         model.exclusive(),
         capture(model, spec, keep=slice(len(prompt), None)) as captured,
-        observed_attention(model, spec.source_heads, range(1, len(prompt)), len(text), passages) as probe,
+        observed_attention(model, probe, len(text), len(prompt) + len(text)),
     ):
         logits = model.forward(token_ids, logits_to_keep=len(text) + 1, **inputs).logits[0]
         predicting = logits[-len(text) - 1 : -1]  # [t, V]: each row predicts one token of the text
@@ -133,7 +135,7 @@ def _score(
         reader = StateReader.of(spec, calibrator)
         con, f = mlds(reader.of_mlds(pooled))
         scores = reader.probe_scores(pooled)
-        measured, of_passages = probe.mean(), probe.of_passages()
+    measured, of_passages = (None, None) if probe is None else (probe.mean(), probe.of_passages())
     source = [] if measured is None else measured.tolist()
     by_passage = [] if of_passages is None else of_passages.tolist()
     if not all(-float("inf") < value <= 0 for value in statistics.log_probs):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
 
 from cocoa_engine import CocoaConfig, CocoaEngine, CocoaError, Generation
+from cocoa_engine.methods.retrieval_heads import source_heads
+from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.spans import Measured
 from tests.architectures.small_configs import small_model
 from tests.helpers.reference import Figures, FullForward, Reference, ReferenceGeneration
@@ -50,6 +52,8 @@ class Outcome:
         linears: how linear layers are run.
         compared: number of compared answers.
         difference: the largest difference of a value.
+        attention: ``"seen"``: the engine measures source attention while it decodes, as attention weights and scored
+            texts have it. ``"not seen"``: it does not. ``"none"``: no layer attends to the whole prompt.
         in_float64: the values were compared in float64, because float32 rounds too much in this model.
         reason: for the other verdicts, and why a slower backend was chosen.
     """
@@ -61,6 +65,7 @@ class Outcome:
     linears: str = ""
     compared: int = 0
     difference: float = 0.0
+    attention: str = ""
     in_float64: bool = False
     reason: str = ""
 
@@ -110,6 +115,7 @@ def _examined(model_type: str, model: Any) -> Outcome:
     try:
         for found in _compare(engine, forward):
             compared, difference = compared + 1, max(difference, found)
+        attention = _attention(engine)
     except DifferentError as error:
         if (
             model.dtype != torch.float64
@@ -120,7 +126,7 @@ def _examined(model_type: str, model: Any) -> Outcome:
     except Exception as error:
         return Outcome(model_type, "failed", *chosen, compared, difference, reason=_named(error))
     reason = "" if info.backend == "shared_cache" else info.backend_reason
-    return Outcome(model_type, "equal", *chosen, compared, difference, reason=reason)
+    return Outcome(model_type, "equal", *chosen, compared, difference, attention, reason=reason)
 
 
 def _reference_pass(model: Any) -> FullForward:
@@ -157,6 +163,58 @@ def _compare(engine: CocoaEngine, forward: FullForward) -> Iterator[float]:
             raise DifferentError("every decision of every prompt is on a knife edge")
         for answer, expected in zip(engine.generate_batch(prompts, config=config), wanted, strict=True):
             yield difference(answer, expected)
+
+
+def _attention(engine: CocoaEngine) -> str:
+    """How source attention is measured, see :class:`Outcome`.
+
+    Raises:
+        DifferentError: it is not that of the attention weights, or of the same text as a given one.
+    """
+    heads = source_heads(None, LanguageModel(engine.model))
+    if not heads:
+        return "none"
+    for length in LENGTHS:
+        prompt = _prompt(0, length)
+        answer = engine.generate(prompt, max_new_tokens=8, gamma=0.2)
+        found, given = (_source_attention(one) for one in (answer, engine.score(prompt, answer.token_ids)))
+        if len(prompt) > 1 and not found and not given:
+            return "not seen"
+        weights = _from_weights(engine.model, heads, prompt, answer.token_ids)
+        for expected in (given, given if weights is None else weights):
+            if len(prompt) > 1 and not _alike(found, expected):
+                raise DifferentError(f"source attention {found}, expected {expected}")
+    return "seen"
+
+
+def _source_attention(answer: Generation) -> list[float]:
+    return [value for span in answer.spans for value in span.token_source_attention]
+
+
+def _alike(found: list[float], expected: list[float]) -> bool:
+    return len(found) == len(expected) and all(
+        abs(value - other) <= TOLERANCE for value, other in zip(found, expected, strict=True)
+    )
+
+
+@torch.no_grad()
+def _from_weights(
+    model: Any, heads: Sequence[tuple[int, int]], prompt: list[int], text: list[int]
+) -> list[float] | None:
+    """The mean mass on the prompt after its first token; `None` if the model does not return all weights."""
+    usual = model.config._attn_implementation
+    try:
+        model.set_attn_implementation("eager")
+        layers = model(torch.tensor([[*prompt, *text]]), output_attentions=True).attentions
+        start = len(prompt)
+        sinks = any(name.endswith("sinks") for name, _ in model.named_parameters())
+        if sinks and torch.allclose(layers[-1].sum(-1), torch.ones(())):
+            return None  # the share of the sinks is left out
+        return torch.stack([layers[at][0, head, start:, 1:start].sum(-1) for at, head in heads]).mean(dim=0).tolist()
+    except Exception:  # errors of many types
+        return None
+    finally:
+        model.set_attn_implementation(usual)
 
 
 def difference(actual: Generation, expected: ReferenceGeneration) -> float:

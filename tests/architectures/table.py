@@ -23,10 +23,11 @@ FAST = ("lean pass", "modules", "masked modules")
 def document(outcomes: Sequence[Outcome]) -> str:
     """The counts, then a table with one row for each architecture."""
     rows = [
-        f"| {one.model_type} | {one.model_class.replace('_', chr(92) + '_') or '–'} | {_path(one)} | {_result(one)} |"
+        f"| {one.model_type} | {one.model_class.replace('_', chr(92) + '_') or '–'} | {_path(one)} | {_result(one)} "
+        f"| {one.attention or '–'} |"
         for one in sorted(outcomes, key=lambda one: one.model_type)
     ]
-    head = ["| architecture | class | run by | result |", "| --- | --- | --- | --- |"]
+    head = ["| architecture | class | run by | result | source attention |", "| --- | --- | --- | --- | --- |"]
     return "\n".join([*counts(outcomes), "", *head, *rows])
 
 
@@ -38,6 +39,9 @@ def counts(outcomes: Sequence[Outcome]) -> list[str]:
     def number(verdicts: Iterable[str]) -> int:
         return sum(one.verdict in verdicts for one in outcomes)
 
+    def attention(kind: str) -> int:
+        return sum(one.attention == kind for one in equal)
+
     return [
         f"transformers {transformers_version}: {len(outcomes)} architectures.",
         "",
@@ -46,6 +50,8 @@ def counts(outcomes: Sequence[Outcome]) -> list[str]:
         + "; slower: "
         + ", ".join(f"{count} by {path}" for path, count in by_path.items() if count and path not in FAST)
         + ".",
+        f"- Source attention is measured in {attention('seen')} of them, and equal to the attention weights; "
+        f"{attention('none')} have no attention to the whole prompt.",
         f"- **{number(['refused'])} refused** with one error.",
         f"- **{number(['different', 'failed'])} different or failed.**",
         f"- **{number(['no reference'])} without a reference**: the engine runs them, and a plain forward pass of the "

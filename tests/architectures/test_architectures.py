@@ -28,6 +28,26 @@ def test_the_engine_is_equal_to_the_reference(model_type: str, backend: str) -> 
     assert outcome.compared == 12
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model_type", "backend", "attention"),
+    [
+        ("gpt_oss", "shared_cache/masked_modules", "seen"),  # with attention sinks
+        ("deepseek_v3", "shared_cache/masked_modules", "seen"),
+        ("llama4_text", "copied_cache/plain", "seen"),
+        ("jamba", "copied_cache/plain", "seen"),  # one layer of six attends
+        ("camembert", "recompute/plain", "seen"),
+        ("bloom", "copied_cache/plain", "not seen"),  # its attention is its own
+        ("mamba", "copied_cache/plain", "none"),
+    ],
+)
+def test_source_attention_is_measured_in_every_way_to_run_a_model(
+    model_type: str, backend: str, attention: str
+) -> None:
+    outcome = examine(model_type)
+    assert (outcome.verdict, outcome.backend, outcome.attention) == ("equal", backend, attention)
+
+
 @pytest.mark.parametrize(
     ("model_type", "reason"),
     [
@@ -75,7 +95,7 @@ def test_a_wrong_answer_is_seen() -> None:
 
 
 def test_the_table_counts_every_outcome() -> None:
-    one = Outcome("a", "equal", "AForCausalLM", "shared_cache/modules")
+    one = Outcome("a", "equal", "AForCausalLM", "shared_cache/modules", attention="seen")
     outcomes = [
         one,
         replace(one, model_type="b", backend="copied_cache/plain", in_float64=True),
@@ -84,10 +104,11 @@ def test_the_table_counts_every_outcome() -> None:
     ]
     text = document(outcomes)
     assert "**2 equal** to the reference: 1 by the modules; slower: 1 by copied cache." in text
+    assert "measured in 2 of them" in text
     assert "**1 refused**" in text
     assert "**1 different or failed.**" in text
-    assert "| c | AForCausalLM | modules | refused: UnsupportedModelError: no / heads |" in text
-    assert len(counts(outcomes)) == 7
+    assert "| c | AForCausalLM | modules | refused: UnsupportedModelError: no / heads | seen |" in text
+    assert len(counts(outcomes)) == 8
 
 
 def test_the_page_has_every_architecture_and_no_wrong_one() -> None:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, StepOutput, TokenTree, only_paths
+from cocoa_engine.execution.forward.observed_attention import observed_attention
+from cocoa_engine.execution.forward.source_attention import of_segments, passages_of_segments, probe_of
 from cocoa_engine.model.hidden_states import CaptureSpec, capture
 from cocoa_engine.model.language_model import LanguageModel
 
@@ -69,14 +71,20 @@ class CopiedCache(Backend[CopiedTree]):
     def _step(self, tree: CopiedTree, paths: Sequence[Path]) -> StepOutput:
         children = Counter(path[:-1] for path in paths)
         logits, hidden, others = [], [], []
-        for path in paths:
+        probes = [probe_of(tree.capture.source_heads, len(tree.prompt), tree.passages) for _ in paths]
+        for path, probe in zip(paths, probes, strict=True):
             parent = path[:-1]
             children[parent] -= 1
             # the last child takes over its parent's cache, because only one step may extend a path
             shared = children[parent] or (tree.keep_committed and not parent)
             cache = copy.deepcopy(tree.caches[parent]) if shared else tree.caches.pop(parent)
-            with self.model.exclusive(), capture(self.model, tree.capture) as captured:
-                output = self._forward([path[-1]], tree.committed + len(path) - 1, cache)
+            length = tree.committed + len(path)
+            with (
+                self.model.exclusive(),
+                capture(self.model, tree.capture) as captured,
+                observed_attention(self.model, probe, 1, length),
+            ):
+                output = self._forward([path[-1]], length - 1, cache)
                 logits.append(output.logits[0, -1].float())
                 hidden.append(captured.stacked(logits[-1].device)[:, 0, -1])
                 if (early := captured.early_logits(self.model, logits[-1].device)) is not None:
@@ -85,7 +93,13 @@ class CopiedCache(Backend[CopiedTree]):
             tree.forward_passes += 1
             tree.fed_tokens += 1
         early_logits = torch.stack(others, dim=1) if others else None
-        return StepOutput(torch.stack(logits), torch.stack(hidden, dim=1), early_logits)
+        return StepOutput(
+            torch.stack(logits),
+            torch.stack(hidden, dim=1),
+            early_logits,
+            of_segments([(probe, 1) for probe in probes]),
+            passages_of_segments([(probe, 1) for probe in probes]),
+        )
 
     def _forward(self, token_ids: Sequence[int], start: int, cache: Cache | None) -> Any:
         device = self.model.device

@@ -8,6 +8,13 @@ import torch
 from torch import Tensor
 
 from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, StepOutput, TokenTree, only_paths
+from cocoa_engine.execution.forward.observed_attention import observed_attention
+from cocoa_engine.execution.forward.source_attention import (
+    SourceProbe,
+    of_segments,
+    passages_of_segments,
+    probe_of,
+)
 from cocoa_engine.model.hidden_states import CaptureSpec, capture
 
 
@@ -17,6 +24,7 @@ class RecomputedTree(TokenTree):
     def __init__(self, prompt: Sequence[int], capture: CaptureSpec) -> None:
         super().__init__(prompt)
         self.token_ids = list(prompt)
+        self.prompt_tokens = len(prompt)
         self.capture = capture
 
     def commit(self, path: Path, *, keep_rest: bool = False) -> None:
@@ -41,7 +49,9 @@ class Recompute(Backend[RecomputedTree]):
     def step(self, requests: Sequence[tuple[RecomputedTree, FeedRequest]]) -> list[StepOutput]:
         outputs = []
         for tree, asked in requests:
-            fed = [self._feed(tree, path) for path in only_paths(asked)]
+            paths = only_paths(asked)
+            probes = [probe_of(tree.capture.source_heads, tree.prompt_tokens, tree.passages) for _ in paths]
+            fed = [self._feed(tree, path, probe) for path, probe in zip(paths, probes, strict=True)]
             tree.fed_tokens += len(fed)
             others = [each.others for each in fed if each.others is not None]
             outputs.append(
@@ -49,14 +59,20 @@ class Recompute(Backend[RecomputedTree]):
                     torch.cat([each.logits for each in fed]),
                     torch.cat([each.hidden for each in fed], dim=1),
                     torch.cat(others, dim=1) if others else None,
+                    of_segments([(probe, 1) for probe in probes]),
+                    passages_of_segments([(probe, 1) for probe in probes]),
                 )
             )
         return outputs
 
-    def _feed(self, tree: RecomputedTree, path: Path) -> StepOutput:
+    def _feed(self, tree: RecomputedTree, path: Path, probe: SourceProbe | None = None) -> StepOutput:
         token_ids = torch.tensor([[*tree.token_ids, *path]], device=self.model.device)
         inputs = {"use_cache": False} if "use_cache" in self.model.forward_parameters else {}
-        with self.model.exclusive(), capture(self.model, tree.capture, keep=slice(-1, None)) as captured:
+        with (
+            self.model.exclusive(),
+            capture(self.model, tree.capture, keep=slice(-1, None)) as captured,
+            observed_attention(self.model, probe, 1, token_ids.shape[1]),
+        ):
             output = self.model.forward(token_ids, logits_to_keep=1, **inputs)
             tree.forward_passes += 1
             logits = output.logits[:, -1].float()  # [1, V]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from cocoa_engine.execution.forward.base import Segment
 from cocoa_engine.execution.native import operators
@@ -154,3 +157,10 @@ def _unfolded(out: Tensor, groups: int) -> Tensor:
     heads, rows, value_dim = out.shape
     width = rows // groups
     return out.view(heads, groups, width, value_dim).permute(2, 0, 1, 3).reshape(width, -1)
+
+
+def usual_attention(module: nn.Module, implementation: str) -> Callable[..., Any]:
+    """The function that computes the attention of a module under one of transformers' implementations."""
+    eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager)
+    return function

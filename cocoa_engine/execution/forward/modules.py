@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -15,7 +14,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from cocoa_engine.execution.forward.attention import attend
+from cocoa_engine.execution.forward.attention import attend, usual_attention
 from cocoa_engine.execution.forward.base import Forward, PassOutput, Segment
 from cocoa_engine.execution.forward.linears import (
     FastLinear,
@@ -24,6 +23,7 @@ from cocoa_engine.execution.forward.linears import (
     fast_linear,
     is_plain,
 )
+from cocoa_engine.execution.forward.observed_attention import observed_attention
 from cocoa_engine.execution.forward.source_attention import of_segments, passages_of_segments
 from cocoa_engine.execution.forward.windows import Windows
 from cocoa_engine.model import hidden_states
@@ -132,9 +132,9 @@ class MaskedModules(Modules):
 
     def __call__(self, segments: Sequence[Segment], capture: CaptureSpec | None) -> PassOutput:
         (segment,) = segments
-        return self._run(
-            segments, capture, _SegmentCache(segments, self.model.num_layers, read=True), self._mask(segment)
-        )
+        cache = _SegmentCache(segments, self.model.num_layers, read=True)
+        with observed_attention(self.model, segment.source, segment.width, segment.end):
+            return self._run(segments, capture, cache, self._mask(segment))
 
     def _mask(self, segment: Segment) -> _Mask:
         def mask(window: int | None) -> Tensor | None:
@@ -177,13 +177,6 @@ def _registered(original: str) -> str:
         if original in ALL_MASK_ATTENTION_FUNCTIONS:
             AttentionMaskInterface.register(name, _mask_over(original))
     return name
-
-
-def usual_attention(module: nn.Module, implementation: str) -> Callable[..., Any]:
-    """The function that computes the attention of a module under one of transformers' implementations."""
-    eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-    function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager)
-    return function
 
 
 def _attention_over(original: str) -> Callable[..., Any]:

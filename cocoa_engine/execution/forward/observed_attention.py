@@ -1,9 +1,9 @@
-"""Measures source attention in a plain forward pass of the model, beside the model's own attention."""
+"""Measures source attention in a forward pass of the model's own modules, beside the model's own attention."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,9 +13,8 @@ from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from cocoa_engine.execution.forward.modules import usual_attention
-from cocoa_engine.execution.forward.source_attention import Heads, SourceProbe
-from cocoa_engine.execution.forward.windows import Windows
+from cocoa_engine.execution.forward.attention import usual_attention
+from cocoa_engine.execution.forward.source_attention import SourceProbe
 from cocoa_engine.model.language_model import LanguageModel
 
 
@@ -24,39 +23,72 @@ class Observer:
 
     Args:
         probe: adds up the masses.
-        windows: the layers' sliding windows.
-        rows: the number of tokens at the end of the sequence that are measured.
+        rows: the number of tokens at the end of the pass that are measured.
+        length: the number of tokens of the sequence, those of the cache included.
     """
 
-    def __init__(self, probe: SourceProbe, windows: Windows, rows: int) -> None:
+    def __init__(self, probe: SourceProbe, rows: int, length: int) -> None:
         self.probe = probe
-        self._windows = windows
-        self._rows = rows
-        self._masks: dict[tuple[int | None, torch.dtype, torch.device], Tensor] = {}
+        self.rows = rows
+        self._length = length
 
-    def see(self, layer: int, query: Tensor, keys: Tensor, scale: float, softcap: float | None) -> None:
-        """Measure one layer.
+    def see(
+        self,
+        layer: int,
+        query: Tensor,
+        keys: Tensor,
+        mask: Tensor | None,
+        bias: Tensor | None = None,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> None:
+        """Measure one layer. A cache may have dropped the first keys.
 
         Args:
-            query: ``[heads, S, head_dim]``, of the whole sequence.
+            layer: its number.
+            query: ``[heads, W, head_dim]``.
             keys: ``[kv_heads, S, head_dim]``.
+            mask: ``[1 or heads, W, S]``, additive, or ``True`` where a token sees a key. Without one, a token sees the
+                keys before it within the window.
+            bias: ``[heads, W, S]``, added to the scores as well.
+            scale: factor of the scores.
+            window: the layer's sliding window.
+            softcap: c in c * tanh(score / c).
+            sinks: the scores of the attention sinks, see :func:`.attention_weights`.
         """
-        if not self.probe.heads_of(layer):
+        heads = [head for head in self.probe.heads_of(layer) if head < query.shape[0]]
+        if not heads:
             return
-        visible = self._visible(self._windows[layer], keys)
-        self.probe.add(layer, query[:, -self._rows :], keys, visible, scale=scale, softcap=softcap)
-
-    def _visible(self, window: int | None, keys: Tensor) -> Tensor:
-        key = (window, keys.dtype, keys.device)
-        if key not in self._masks:
-            length = keys.shape[1]
-            row = torch.arange(length - self._rows, length, device=keys.device)[:, None]
-            slot = torch.arange(length, device=keys.device)
-            hidden = slot > row if window is None else (slot > row) | (row - slot >= window)
+        slots = keys.shape[1]
+        if mask is None:
+            visible = self._within(window, keys)
+        else:
+            own = mask[:, -self.rows :, :slots] if mask.shape[0] == 1 else mask[heads, -self.rows :, :slots]
             lowest = torch.finfo(keys.dtype).min
-            visible = torch.zeros(hidden.shape, dtype=keys.dtype, device=keys.device)
-            self._masks[key] = visible.masked_fill_(hidden, lowest)
-        return self._masks[key]
+            visible = own if own.dtype != torch.bool else keys.new_zeros(own.shape).masked_fill_(~own, lowest)
+        if bias is not None:
+            visible = visible + bias[heads, -self.rows :, :slots]
+        self.probe.add(
+            layer,
+            query[:, -self.rows :],
+            keys,
+            visible,
+            heads=heads,
+            first=self._length - slots,
+            scale=scale,
+            softcap=softcap,
+            sinks=sinks,
+        )
+
+    def _within(self, window: int | None, keys: Tensor) -> Tensor:
+        slots = keys.shape[1]
+        row = torch.arange(slots - self.rows, slots, device=keys.device)[:, None]
+        slot = torch.arange(slots, device=keys.device)
+        hidden = slot > row if window is None else (slot > row) | (row - slot >= window)
+        return keys.new_zeros(hidden.shape).masked_fill_(hidden, torch.finfo(keys.dtype).min)
 
 
 class _Current(threading.local):
@@ -68,31 +100,23 @@ _current = _Current()
 
 @contextmanager
 def observed_attention(
-    model: LanguageModel, heads: Heads, source: range, rows: int, passages: Sequence[range] = ()
-) -> Iterator[SourceProbe]:
-    """Measure the source attention of the pass over one whole sequence that this thread runs inside the context.
+    model: LanguageModel, probe: SourceProbe | None, rows: int, length: int
+) -> Iterator[SourceProbe | None]:
+    """Measure the source attention of the pass over one sequence that this thread runs inside the context.
 
-    Nothing is measured if the model does not use transformers' ``AttentionInterface``, or if the window of its layers
-    is not known.
+    Nothing is measured in layers that do not use transformers' ``AttentionInterface``.
 
     Args:
         model: the model. Hold its lock.
-        heads: the (layer, head) pairs that count; with none, nothing is measured.
-        source: the positions of the source.
-        rows: the number of tokens at the end of the sequence that are measured.
-        passages: the positions of each passage.
+        probe: adds up what is measured; `None` to measure nothing.
+        rows: the number of tokens at the end of the pass that are measured.
+        length: the number of tokens of the sequence, those of the cache included.
     """
-    probe = SourceProbe(heads, source, passages)
     original = getattr(model.config, "_attn_implementation", None)
-    if not heads or not source or original is None:
+    if probe is None or original is None:
         yield probe
         return
-    try:
-        windows = Windows(model.config)
-    except NotImplementedError:
-        yield probe
-        return
-    _current.observer = Observer(probe, windows, rows)
+    _current.observer = Observer(probe, rows, length)
     model.config._attn_implementation = _registered(original)
     try:
         yield probe
@@ -112,13 +136,30 @@ def _registered(original: str) -> str:
 
 
 def _observing(original: str) -> Callable[..., Any]:
-    def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any) -> Any:
-        observer = _current.observer
-        if observer is not None and options.get("s_aux") is None:  # sinks take mass that the keys do not show
+    def attention(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *args: Any, **options: Any
+    ) -> Any:
+        observer, layer = _current.observer, getattr(module, "layer_idx", None)
+        if observer is not None and layer is not None and _is_plain(attention_mask):
             scale = options.get("scaling")
-            scale = query.shape[-1] ** -0.5 if scale is None else scale
-            layer: int = module.layer_idx  # type: ignore[assignment]
-            observer.see(layer, query[0], key[0], scale, options.get("softcap"))
-        return usual_attention(module, original)(module, query, key, value, *args, **options)
+            observer.see(
+                layer,
+                query[0],
+                key[0],
+                attention_mask[0] if attention_mask is not None and attention_mask.ndim == 4 else None,
+                None if (bias := options.get("position_bias")) is None else bias[0],
+                scale=query.shape[-1] ** -0.5 if scale is None else scale,
+                window=options.get("sliding_window"),
+                softcap=options.get("softcap"),
+                sinks=options.get("s_aux")
+                if (sinks := options.get("sinks")) is None
+                else sinks[0, :, -observer.rows :],
+            )
+        return usual_attention(module, original)(module, query, key, value, attention_mask, *args, **options)
 
     return attention
+
+
+def _is_plain(mask: Any) -> bool:
+    """Whether a mask can be read; those of flex attention cannot."""
+    return mask is None or isinstance(mask, Tensor)

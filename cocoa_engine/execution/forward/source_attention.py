@@ -47,6 +47,7 @@ def attention_weights(
     *,
     scale: float,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """The attention of W tokens on S slots in some heads of one layer: ``[len(heads), W, S]`` float32.
 
@@ -54,9 +55,11 @@ def attention_weights(
         query: ``[heads, W, head_dim]``, of all heads of the layer.
         keys: ``[kv_heads, S, head_dim]``.
         heads: the heads that count.
-        visible: additive mask ``[W, S]``; `None` if every token sees all slots.
+        visible: additive mask ``[W, S]``, or ``[len(heads), W, S]``; `None` if every token sees all slots.
         scale: factor of the scores.
         softcap: c in c * tanh(score / c), as in Gemma 2.
+        sinks: ``[heads]``, the scores of the heads' attention sinks, which take their share, as in gpt-oss; or
+            ``[heads, W, 1]``, those of each token.
     """
     groups = query.shape[0] // keys.shape[0]
     own_keys = torch.stack([keys[head // groups] for head in heads])  # [n, S, head_dim]
@@ -65,7 +68,11 @@ def attention_weights(
         scores = softcap * torch.tanh(scores / softcap)
     if visible is not None:
         scores = scores + visible
-    return scores.softmax(dim=-1, dtype=torch.float32)
+    if sinks is None:
+        return scores.softmax(dim=-1, dtype=torch.float32)
+    of_sinks = torch.stack([sinks[head] for head in heads]).to(scores.dtype).view(len(heads), -1, 1)
+    scores = torch.cat([scores, of_sinks.expand(-1, scores.shape[1], 1)], dim=-1)
+    return scores.softmax(dim=-1, dtype=torch.float32)[..., :-1]
 
 
 class SourceProbe:
@@ -80,11 +87,11 @@ class SourceProbe:
     def __init__(self, heads: Heads, source: range, passages: Sequence[range] = ()) -> None:
         self.source = source
         self.passages = tuple(passages)
-        self._heads = heads
         self._by_layer: dict[int, list[int]] = {}
         for layer, head in heads:
             self._by_layer.setdefault(layer, []).append(head)
         self._total: Tensor | None = None
+        self._measured = 0  # heads
 
     def heads_of(self, layer: int) -> list[int]:
         """The heads of a layer that count."""
@@ -98,21 +105,40 @@ class SourceProbe:
         visible: Tensor | None,
         *,
         scale: float,
+        heads: Sequence[int] | None = None,
+        first: int = 0,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> None:
-        """Add the heads of one layer; arguments as for :func:`source_mass`."""
-        weights = attention_weights(query, keys, self.heads_of(layer), visible, scale=scale, softcap=softcap)
-        ranges = (self.source, *self.passages)
-        mass = torch.stack([weights[..., one.start : one.stop].sum(dim=-1).sum(dim=0) for one in ranges])
+        """Add the heads of one layer; further arguments as for :func:`attention_weights`.
+
+        Args:
+            heads: those of the layer's heads that are added. Default: all that count.
+            first: the position of the first key.
+        """
+        heads = self.heads_of(layer) if heads is None else heads
+        weights = attention_weights(query, keys, heads, visible, scale=scale, softcap=softcap, sinks=sinks)
+        ranges = [slice(max(0, one.start - first), max(0, one.stop - first)) for one in (self.source, *self.passages)]
+        mass = torch.stack([weights[..., one].sum(dim=-1).sum(dim=0) for one in ranges])
         self._total = mass if self._total is None else self._total + mass.to(self._total.device)
+        self._measured += len(heads)
 
     def mean(self) -> Tensor | None:
-        """The mass on the source, the mean over all heads, ``[W]`` float32; `None` if no layer was added."""
-        return None if self._total is None else self._total[0] / len(self._heads)
+        """The mass on the source, the mean over the heads added, ``[W]`` float32; `None` if no layer was added."""
+        return None if self._total is None else self._total[0] / self._measured
 
     def of_passages(self) -> Tensor | None:
         """The same for each passage, ``[W, passages]``; `None` if there are none, or if no layer was added."""
-        return None if self._total is None or not self.passages else self._total[1:].T / len(self._heads)
+        return None if self._total is None or not self.passages else self._total[1:].T / self._measured
+
+
+def probe_of(heads: Heads, prompt_tokens: int, passages: Sequence[range] = ()) -> SourceProbe | None:
+    """The probe of a prompt: its first token attracts attention whatever it is, and is no part of the source.
+
+    The result is `None` without heads, and for a prompt of one token.
+    """
+    source = range(1, prompt_tokens)
+    return SourceProbe(heads, source, passages) if heads and source else None
 
 
 def of_segments(probes: Sequence[tuple[SourceProbe | None, int]]) -> Tensor | None:

@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation
 from cocoa_engine.execution.forward.observed_attention import Observer
 from cocoa_engine.execution.forward.source_attention import SourceProbe, source_mass
-from cocoa_engine.execution.forward.windows import Windows
 from cocoa_engine.methods.retrieval_heads import SOURCE_HEADS, known_heads, source_heads
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.scoring.text_profile import Profiler
@@ -79,14 +78,19 @@ def test_every_backend_measures_the_same(kind: str, linear_backend: str, tmp_pat
     assert measured(alone) == pytest.approx(eager(model, [*PROMPT, *alone.token_ids], len(PROMPT)), abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["masked_modules", "copied_cache", "recompute"])
-def test_backends_that_do_not_see_it_leave_it_out(kind: str, tmp_path: Path) -> None:
-    model = tiny_model("llama")
+@pytest.mark.parametrize("architecture", ["llama", "mistral-sliding", "gemma2", "gemma3_text"])
+def test_backends_with_the_models_own_attention_measure_the_same(kind: str, architecture: str, tmp_path: Path) -> None:
+    """A cache of a sliding layer has dropped the first keys of the longer prompts."""
+    model = tiny_model(architecture)
     engine = use_backend(
         CocoaEngine(model, tiny_tokenizer(), config=config_of(model, tmp_path)), made(model, kind, "stock")
     )
-    answer = engine.generate(PROMPT)
-    assert all(span.token_source_attention == [] and span.source_attention is None for span in answer.spans)
+    usual = model.config._attn_implementation
+    for prompt, answer in zip(PROMPTS, engine.generate_batch(PROMPTS), strict=True):
+        assert measured(answer) == pytest.approx(eager(model, [*prompt, *answer.token_ids], len(prompt)), abs=1e-4)
+    assert model.config._attn_implementation == usual
 
 
 @pytest.mark.slow
@@ -190,18 +194,41 @@ def test_diver_alone(tmp_path: Path) -> None:
         assert all(len(span.token_source_attention) == len(span.token_ids) for span in answer.spans)
 
 
-def test_layers_of_a_model_may_lie_on_several_devices_or_have_sinks() -> None:
-    """The masks are those of each layer's dtype; a layer with attention sinks is left out."""
+def test_layers_of_a_model_may_lie_on_several_devices() -> None:
+    """The mask of a layer has its dtype."""
     probe = SourceProbe([(0, 0), (1, 0)], range(1, 4))
-    model = tiny_model("mistral-sliding")
-    observer = Observer(probe, Windows(model.config), 2)
+    observer = Observer(probe, rows=2, length=6)
     torch.manual_seed(0)
     for layer, dtype in enumerate((torch.float32, torch.bfloat16)):
-        observer.see(layer, torch.randn(4, 6, 8, dtype=dtype), torch.randn(2, 6, 8, dtype=dtype), 0.5, None)
+        observer.see(layer, torch.randn(4, 6, 8, dtype=dtype), torch.randn(2, 6, 8, dtype=dtype), None, scale=0.5)
     found = probe.mean()
     assert found is not None
     assert found.shape == (2,)
     assert found.isfinite().all()
+
+
+def test_masks_sinks_and_dropped_keys() -> None:
+    """The cache of the layer has dropped the first 3 of 13 keys; the mask of each head is its own."""
+    torch.manual_seed(0)
+    query, keys, sinks = torch.randn(4, 2, 8), torch.randn(2, 10, 8), torch.randn(4)
+    sees = torch.rand(4, 2, 10) < 0.7
+    sees[..., 0] = True
+    biases = torch.randn(4, 2, 10)
+    seen = torch.where(sees, 0.0, -torch.inf)
+    for mask, bias, added in ((sees, None, seen), (biases, None, biases), (sees, biases, seen + biases)):
+        probe = SourceProbe([(0, 0), (0, 3), (0, 7), (1, 0)], range(1, 6), [range(2), range(4, 6)])
+        Observer(probe, rows=2, length=13).see(0, query, keys, mask, bias, scale=0.4, sinks=sinks)
+        masses = []
+        for head in (0, 3):  # there is no head 7, and no layer 1
+            scores = query[head] @ keys[head // 2].T * 0.4 + added[head]
+            weights = torch.cat([scores, sinks[head].expand(2, 1)], dim=-1).softmax(-1)
+            masses.append(torch.stack([weights[:, :3].sum(-1), torch.zeros(2), weights[:, 1:3].sum(-1)]))
+        source, *passages = torch.stack(masses).mean(dim=0)
+        found, by_passage = probe.mean(), probe.of_passages()
+        assert found is not None
+        assert by_passage is not None
+        torch.testing.assert_close(found, source)
+        torch.testing.assert_close(by_passage, torch.stack(passages, dim=1))
 
 
 def test_a_prompt_of_one_token_has_no_source(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@
 #   make docs    build the documentation site into site/
 #   make wheel   build the wheel, install it with each extra alone, and use it
 #   make floors  test the lowest versions of what the package needs
-#   make architectures  compare the engine with the reference on every architecture of transformers (15 minutes)
+#   make architectures  compare the engine with the reference on every architecture of transformers (minutes)
 #   make fuzz    broken files and prompts for as long as you like: make fuzz FUZZ=5000
 #   make bench   measure what decoding costs (about 25 minutes) and write docs/explanation/performance.md
 #   make lock    write requirements-lock.txt anew (Python 3.11 on Linux x86-64)
@@ -88,7 +88,7 @@ sbom: $(VENV)/.dev .venv-release/.release
 		--output-file dist/sbom.cdx.json $(BIN)/python
 
 conformance: $(VENV)/.dev .venv-conformance/.ready
-	$(BIN)/python -m tests.conformance
+	$(BIN)/python -m tests.conformance $(SUITES)
 
 ray: .venv-ray/.ready
 	OMP_NUM_THREADS=1 .venv-ray/bin/python -m pytest tests/integrations/ray

@@ -120,7 +120,7 @@ class CocoaConfig(BaseModel):
     )
     repetition_penalty: float | None = Field(
         None,
-        gt=0,
+        ge=0.01,
         le=1e6,
         description="Penalty on tokens that occurred before, which divides their scores. Default: the value of the "
         "model's generation config; 1.2 for DoLa.",

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
@@ -136,7 +137,9 @@ async def streamed(
         first = await anext(chunks)
     except RequestCancelledError:
         raise call.cancelled() from None
-    return EventStream(_events(state, call, envelope, streams, first, chunks, usage_of, record), resources.pop_all())
+    events = _events(state, call, envelope, streams, first, chunks, usage_of, record)
+    timeout = state.settings.write_timeout
+    return EventStream(events, resources.pop_all(), timeout, on_stalled=partial(call.cancel, "client"))
 
 
 async def _events(

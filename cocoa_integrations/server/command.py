@@ -52,6 +52,15 @@ def serve(
             rich_help_panel=SERVER,
         ),
     ] = None,
+    write_timeout: Annotated[
+        float,
+        typer.Option(
+            min=0.001,
+            metavar="SECONDS",
+            help="Time after which a stream ends whose client does not read what it was sent.",
+            rich_help_panel=SERVER,
+        ),
+    ] = 60.0,
     shutdown_timeout: Annotated[
         float,
         typer.Option(
@@ -169,6 +178,7 @@ def serve(
         host=host,
         port=port,
         served_names=tuple(served_model_name or ()),
+        write_timeout=write_timeout,
         shutdown_timeout=shutdown_timeout,
         log_prompts=log_prompts,
         risk_in_logprobs=risk_in_logprobs,

@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from cocoa_engine import CocoaConfig
 from cocoa_engine.errors import (
     CalibrationError,
     ChatTemplateError,
@@ -32,6 +33,7 @@ logger = logging.getLogger("cocoa_integrations.server")
 INVALID = "invalid_request_error"
 BUSY = "rate_limit_error"
 SERVER = "server_error"
+TOO_LONG = "context_length_exceeded"
 
 _BAD_REQUEST = (
     ConfigError,
@@ -41,6 +43,9 @@ _BAD_REQUEST = (
     UnsupportedModelError,
     CalibrationError,
 )
+OPENAI_SETTINGS = ("temperature", "top_p", "seed", "stop", "top_logprobs")
+"""Settings that are parameters of OpenAI's by the same name."""
+
 _CODES = {401: "invalid_api_key", 404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
 
 
@@ -98,7 +103,7 @@ def api_error(error: Exception, *, retry_after: int = 1) -> ApiError:
         return ApiError(429, str(error), kind=BUSY, code="engine_busy", retry_after=retry_after)
     if isinstance(error, _BAD_REQUEST):
         too_long = isinstance(error, PromptError) and "context window" in str(error)
-        return bad_request(str(error), _named_setting(str(error)), "context_length_exceeded" if too_long else None)
+        return bad_request(str(error), _named_setting(str(error)), TOO_LONG if too_long else None)
     if isinstance(error, RequestValidationError):
         return _validation_error(error.errors())
     if isinstance(error, HTTPException):
@@ -160,6 +165,8 @@ def install(app: FastAPI, *, retry_after: int, log_prompts: bool, on_busy: Calla
 
     async def answer(request: Request, error: Exception) -> Response:
         shown = api_error(error, retry_after=retry_after)
+        if shown.code == TOO_LONG and shown.param is None:
+            shown.param = "messages" if request.url.path.endswith("/chat/completions") else "prompt"
         if shown.status == 429:
             on_busy()
         if shown.status == 500:
@@ -173,9 +180,13 @@ def install(app: FastAPI, *, retry_after: int, log_prompts: bool, on_busy: Calla
         app.add_exception_handler(kind, answer)
 
 
+_TRIED_TYPE = r"str|(list|dict)\[.*\]"
+
+
 def path_of(location: Sequence[int | str]) -> str | None:
     """``messages[0].role`` for pydantic's ``("body", "messages", 0, "role")``."""
-    named = [part for part in location if part != "body"]
+    # pydantic adds the type that it tried where a parameter takes several
+    named = [part for part in location if part != "body" and not re.fullmatch(_TRIED_TYPE, str(part))]
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in named).removeprefix(".")
     return shortened(text, 200) or None
 
@@ -195,6 +206,10 @@ def _validation_error(details: Sequence[Mapping[str, Any]]) -> ApiError:
 
 
 def _named_setting(message: str) -> str | None:
-    """The name with which the message of a rejected setting begins."""
+    """The parameter of the setting with which the message of an error begins."""
     found = re.match(r"(?:setting )?(\w+): |passage \d+ of (source) ", message)
-    return found[1] or found[2] if found else None
+    name = found and (found[1] or found[2])
+    if name == "max_new_tokens":
+        return "max_tokens"
+    own = name == "source" or (name in CocoaConfig.model_fields and name not in OPENAI_SETTINGS)
+    return f"cocoa.{name}" if own else name

@@ -56,6 +56,9 @@ class ServerSettings(BaseModel):
     progress_interval: float = Field(
         5.0, gt=0, description="Seconds between signs of life in a stream while its next span is not decided."
     )
+    write_timeout: float = Field(
+        60.0, gt=0, description="Seconds after which a stream ends whose client does not read what it was sent."
+    )
     shutdown_timeout: float = Field(
         30.0, ge=0, description="Seconds that running answers are given to end after SIGTERM."
     )

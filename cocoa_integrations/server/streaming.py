@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Sequence
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Generic, TypeVar
 
 from fastapi import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from cocoa_integrations.server.errors import ApiError, body_of
+
+logger = logging.getLogger("cocoa_integrations.server")
 
 Item = TypeVar("Item")
 
@@ -100,19 +103,41 @@ class EventStream(Response):
     Args:
         events: the events.
         resources: what is released at the end.
+        write_timeout: seconds after which the stream ends if the client does not read.
+        on_stalled: is called in this case.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], resources: AsyncExitStack) -> None:
+    def __init__(
+        self,
+        events: AsyncIterator[bytes],
+        resources: AsyncExitStack,
+        write_timeout: float,
+        on_stalled: Callable[[], None],
+    ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events, self._resources = events, resources
+        self._write_timeout, self._on_stalled = write_timeout, on_stalled
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events."""
         async with self._resources:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            async for one in self._events:
-                await send({"type": "http.response.body", "body": one, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+            try:
+                await self._sent(send, start)
+                async for one in self._events:
+                    await self._sent(send, {"type": "http.response.body", "body": one, "more_body": True})
+                await self._sent(send, {"type": "http.response.body", "body": b"", "more_body": False})
+            except asyncio.TimeoutError:
+                logger.warning("a stream ended: its client read nothing for %g seconds", self._write_timeout)
+                self._on_stalled()
+
+    async def _sent(self, send: Send, message: Message) -> None:
+        """Send a message.
+
+        Raises:
+            asyncio.TimeoutError: the buffers are full, and the client does not read.
+        """
+        await asyncio.wait_for(send(message), self._write_timeout)

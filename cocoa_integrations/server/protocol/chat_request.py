@@ -89,6 +89,9 @@ class ChatRequest(DecodingRequest):
             raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
         characters = sum(map(size_of, self.messages))
         at_most(characters, limits.max_prompt_chars, "messages", "characters")
+        for name in ("tools", "response_format"):
+            characters += sum(map(len, _strings(getattr(self, name))))
+            at_most(characters, limits.max_prompt_chars, name, "characters with the messages")
 
     def tool_request(self) -> ToolRequest:
         """The tools and the response format.
@@ -244,7 +247,7 @@ def _strings(value: Any) -> Iterator[str]:
         if isinstance(one, str):
             yield one
         elif isinstance(one, Mapping):
-            left.extend(one.values())
+            left.extend([*one, *one.values()])
         elif isinstance(one, Sequence):
             left.extend(one)
 

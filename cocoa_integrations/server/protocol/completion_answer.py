@@ -35,6 +35,7 @@ class CompletionJob:
         only_echo: whether nothing is decoded.
         fields: how the risk is written.
         processors: logits processors of the request.
+        source: the passages in the prompt.
         cancellation: ends the work.
     """
 
@@ -46,6 +47,7 @@ class CompletionJob:
     only_echo: bool
     fields: RiskFields
     processors: Sequence[Processor]
+    source: Sequence[str] | None
     cancellation: Cancellation
 
     @classmethod
@@ -63,16 +65,20 @@ class CompletionJob:
         # `logprobs` without tokens would surprise clients of this old protocol
         listed = body.logprobs is not None
         fields = RiskFields.of(body.options, listed, allow_logprobs=allow_logprobs)
-        echo, only, processors = body.echoes, body.only_echoes, body.processors(engine)
+        shared = (body.echoes, body.only_echoes, fields, body.processors(engine), body.options.source, cancellation)
         return [
-            cls(engine, prompt, number * body.answers, body.logprobs, echo, only, fields, processors, cancellation)
+            cls(engine, prompt, number * body.answers, body.logprobs, *shared)
             for number, prompt in enumerate(body.prompts)
         ]
 
     @property
     def options(self) -> dict[str, Any]:
         """The arguments of the engine that all answers share."""
-        return {"cancellation": self.cancellation, "logits_processor": list(self.processors)}
+        return {
+            "cancellation": self.cancellation,
+            "logits_processor": list(self.processors),
+            "source": self.source or None,
+        }
 
     @cached_property
     def token_ids(self) -> list[int]:

@@ -74,6 +74,9 @@ class CompletionRequest(DecodingRequest):
         require_shallow(self, limits.max_json_depth)
         if not all(prompts):
             raise bad_request("the prompt is empty; give some text or at least one token id", "prompt")
+        if self.options.source and self.only_echoes:
+            message = "cocoa.source has no effect without new tokens; /v1/cocoa/score takes source"
+            raise bad_request(message, "cocoa.source")
         if self.logprobs is not None and self.options.given().get("top_logprobs", self.logprobs) != self.logprobs:
             raise bad_request("logprobs and cocoa.top_logprobs differ; give one of them", "logprobs")
 

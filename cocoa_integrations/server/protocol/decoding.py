@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 from transformers import SequenceBiasLogitsProcessor
+from typing_extensions import Self
 
 from cocoa_engine import METHODS, CocoaConfig, CocoaEngine
 from cocoa_engine.errors import ConfigError
@@ -16,7 +17,7 @@ from cocoa_engine.model.callables import Processor
 from cocoa_engine.safe_text import short_repr
 from cocoa_integrations._shared.citations import MOST_PASSAGES
 from cocoa_integrations._shared.settings import OF_SAMPLING, DecodeSettings
-from cocoa_integrations._shared.unsupported import INSTEAD, is_without_effect
+from cocoa_integrations._shared.unsupported import INSTEAD, WITHOUT_EFFECT, is_without_effect
 from cocoa_integrations.server.errors import at_most, bad_request
 from cocoa_integrations.server.settings import ServerSettings
 
@@ -30,11 +31,37 @@ SAME_SETTING = {
     "max_completion_tokens": "max_new_tokens",
     "temperature": "temperature",
     "top_p": "top_p",
+    "top_k": "top_k",
+    "repetition_penalty": "repetition_penalty",
     "seed": "seed",
     "stop": "stop",
     "top_logprobs": "top_logprobs",
 }
-"""OpenAI's parameters that are settings, with the name of the setting."""
+"""Parameters of OpenAI's, and of other servers for local models, that are settings, with the name of the setting."""
+
+_BIAS = "give logit_bias"
+
+OF_OTHER_SERVERS = {
+    **{name: INSTEAD[name] for name in ("min_p", "typical_p", "do_sample", "num_beams", "best_of")},
+    **{name: INSTEAD[name] for name in ("max_length", "max_output_tokens", "stop_sequences", "stop_strings")},
+    **dict.fromkeys(("bad_words_ids", "suppress_tokens"), _BIAS),
+    "no_repeat_ngram_size": "give repetition_penalty",
+    "num_return_sequences": "give n",
+    "eos_token_id": "give stop",
+    "stop_token_ids": "give stop",
+    "min_tokens": _BIAS,
+    "ignore_eos": _BIAS,
+    "length_penalty": "give cocoa.span_log_prob",
+}
+"""Parameters of other servers for local models that are not supported, and what to do instead."""
+
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **WITHOUT_EFFECT,
+    **dict.fromkeys(("min_tokens", "no_repeat_ngram_size"), (0,)),
+    **dict.fromkeys(("stop_token_ids", "bad_words_ids", "suppress_tokens", "stop_sequences", "stop_strings"), ([],)),
+    **dict.fromkeys(("ignore_eos", "do_sample"), (False,)),
+    "length_penalty": (1,),
+}
 
 Refused = Mapping[str, tuple[tuple[Any, ...], str]]
 """By the name of a parameter: the values that ask for what happens anyway, and what to do instead."""
@@ -94,12 +121,24 @@ class DecodingRequest(BaseModel):
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
+    top_k: int | None = Field(None, description="As in other servers for local models; -1 and 0 are none.")
+    repetition_penalty: float | None = Field(None, description="As in other servers for local models.")
     seed: int | None = None
     stop: str | list[str] | None = None
     frequency_penalty: Any = None
     presence_penalty: Any = None
     logit_bias: dict[str, float] | None = None
     cocoa: CocoaOptions | None = None
+    _of_other_servers: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep_those_of_other_servers(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        made = handler(given)
+        if isinstance(given, Mapping):
+            names = OF_OTHER_SERVERS.keys() - cls.model_fields.keys()
+            made._of_other_servers = {name: given[name] for name in sorted(names & given.keys())}
+        return made
 
     @property
     def options(self) -> CocoaOptions:
@@ -135,6 +174,9 @@ class DecodingRequest(BaseModel):
             value = getattr(self, name)
             if value is not None and value not in neutral:
                 raise bad_request(f"{name}={short_repr(value)} is not supported; {instead}", name)
+        for name, value in self._of_other_servers.items():
+            if value is not None and value not in _NEUTRAL.get(name, ()):
+                raise bad_request(f"{name}={short_repr(value)} is not supported; {OF_OTHER_SERVERS[name]}", name)
         if self.stream_options is not None and not self.streams:
             raise bad_request("stream_options is given without stream; leave it out, or set stream", "stream_options")
         at_most(self.answers, limits.max_n, "n")
@@ -199,6 +241,8 @@ class DecodingRequest(BaseModel):
                 continue
             if param == "seed":
                 value %= 2**63  # OpenAI's may be negative
+            if param == "top_k" and value <= 0:
+                continue
             if setting in found and found[setting][1] != value:
                 raise bad_request(
                     f"{param} and {found[setting][0]} are the same setting, but differ: {short_repr(value)} and "

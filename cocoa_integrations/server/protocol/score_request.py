@@ -32,6 +32,7 @@ REFUSED_IN_SCORE: Refused = {
     **dict.fromkeys(("max_tokens", "temperature", "top_p", "seed", "stop"), ((), _NOT_DECODED)),
     "logit_bias": (({},), _NOT_DECODED),
     "n": ((1,), _NOT_DECODED),
+    **dict.fromkeys(("top_k", "repetition_penalty"), ((), _NOT_DECODED)),
     "stream": ((False,), _NOT_DECODED),
     "stream_options": ((), _NOT_DECODED),
 }
@@ -73,6 +74,15 @@ class ScoreRequest(DecodingRequest):
         for one, other in (("prompt", "messages"), ("text", "texts")):
             if (getattr(self, one) is None) == (getattr(self, other) is None):
                 raise bad_request(f"give either {one} or {other}", one)
+        for name in ("report", "source", "top_logprobs"):
+            if name in self.options.model_fields_set and getattr(self.options, name) not in (
+                "both",
+                "message",
+                None,
+                0,
+            ):
+                instead = "give source" if name == "source" else "the entries of the texts have all of the risk"
+                raise bad_request(f"cocoa.{name} has no effect here; {instead}", f"cocoa.{name}")
         at_most(len(self.given), limits.max_prompts, "texts")
         at_most(len(self.messages or ()), limits.max_messages, "messages")
         characters = sum(map(len, self.given)) + len(self.prompt or ()) + sum(map(size_of, self.messages or ()))
@@ -128,7 +138,8 @@ def scored(
                 cancellation.check()
                 generations.append(score_one(engine, prompt, text, **options))
     except PromptError as error:
-        raise _named(error, "text" if "text to score" in str(error) else "prompt") from None
+        of_prompt = "prompt" if body.messages is None else "messages"
+        raise _named(error, "text" if "text to score" in str(error) else of_prompt) from None
     except ConfigError as error:
         raise _named(error, "source" if " source " in f" {error} " else None) from None
     entries = [

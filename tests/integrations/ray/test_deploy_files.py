@@ -37,6 +37,15 @@ def containers() -> list[dict[str, Any]]:
     ]
 
 
+def test_compiled_kernels_can_be_loaded_from_the_cache() -> None:
+    """Docker forbids execution in other temporary file systems."""
+    cache, options = next(
+        each.split(":") for each in read("compose.yaml")[0]["services"]["server"]["tmpfs"] if ".cache" in each
+    )
+    assert cache == "/home/cocoa/.cache"
+    assert {"exec", "uid=1000"} <= set(options.split(","))
+
+
 def commands() -> list[list[str]]:
     """Every ``cocoa serve`` in the files."""
     docker = re.search(r"^CMD \[(.*)\]$", (DEPLOY / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)

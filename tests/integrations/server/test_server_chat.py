@@ -13,7 +13,7 @@ from cocoa_integrations._shared.logprobs import openai_logprobs
 from cocoa_integrations.server import ServerSettings
 from tests.helpers import tool_templates
 from tests.helpers.reasoning_models import HYBRID, OPENS, PLAIN, READS_REASONING
-from tests.helpers.served import HELLO, Speaker, chat, chunks, joined, post, refusal, speaker
+from tests.helpers.served import HELLO, Speaker, chat, chunks, error_of, joined, post, refusal, speaker
 from tests.helpers.served import create_app as app_of
 
 LIMIT = 24
@@ -418,7 +418,17 @@ async def test_logit_bias(tiny: Speaker) -> None:
         ({"tool_choice": "required"}, "tool_choice", "none are given"),
         ({"continue_final_message": True}, None, "assistant message"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages", "lone surrogate"),
-        ({"messages": [{"role": "user", "content": "long " * 3000}], "cocoa": {}}, None, "context window"),
+        ({"messages": [{"role": "user", "content": "long " * 3000}], "cocoa": {}}, "messages", "context window"),
+        ({"stop": 3}, "stop", "string"),
+        ({"tool_choice": 3}, "tool_choice", "string"),
+        ({"top_k": 5}, "top_k", "method='sample'"),
+        ({"min_p": 0.3}, "min_p", "gamma"),
+        ({"num_beams": 4}, "num_beams", "candidate spans"),
+        ({"ignore_eos": True}, "ignore_eos", "logit_bias"),
+        ({"repetition_penalty": 1e-38}, "repetition_penalty", "greater than or equal to 0.01"),
+        ({"repetition_penalty": 2.0, "cocoa": {"repetition_penalty": 1.5}}, "repetition_penalty", "differ"),
+        ({"cocoa": {"middle_layers": [50, 60]}}, "cocoa.middle_layers", "layers"),
+        ({"cocoa": {"source": ["not there"]}}, "cocoa.source", "not in the prompt"),
     ],
 )  # fmt: skip
 async def test_what_is_refused_and_why(tiny: Speaker, body: dict[str, Any], param: str | None, message: str) -> None:
@@ -436,3 +446,27 @@ async def test_the_names_of_the_model(tiny: Speaker) -> None:
     response = await post(app_of(tiny, named), {"messages": HELLO, "model": "other"})
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "model_not_found"
+
+
+async def test_parameters_of_other_servers_are_settings_or_neutral(tiny: Speaker) -> None:
+    plain = await chat(tiny, max_tokens=8)
+    neutral = {"top_k": -1, "min_p": 0, "repetition_penalty": 1.0, "do_sample": False, "min_tokens": 0}
+    assert (await chat(tiny, max_tokens=8, **neutral))["choices"] == plain["choices"]
+    sampled = {"max_tokens": 8, "seed": 1, "temperature": 2.0}
+    own = await chat(tiny, **sampled, cocoa={"method": "sample", "top_k": 3, "repetition_penalty": 3.0})
+    same = await chat(tiny, **sampled, cocoa={"method": "sample"}, top_k=3, repetition_penalty=3.0)
+    other = await chat(tiny, **sampled, cocoa={"method": "sample"})
+    assert same["choices"] == own["choices"] != other["choices"]
+
+
+@pytest.mark.parametrize("name", ["tools", "response_format"])
+async def test_schemas_count_as_prompt(tiny: Speaker, name: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": ["x" * 50] * 30}}}
+    function = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    value = {
+        "tools": [function],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "f", "schema": schema}},
+    }[name]
+    response = await post(app_of(tiny, ServerSettings(max_prompt_chars=1000)), {"messages": HELLO, name: value})
+    assert (response.status_code, error_of(response)["param"]) == (400, name)
+    assert "limit of 1000" in error_of(response)["message"]

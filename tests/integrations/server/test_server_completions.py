@@ -247,6 +247,8 @@ async def test_where_the_risk_is(tiny: Speaker, report: str, in_choice: bool, in
         ({"frequency_penalty": 1}, "frequency_penalty", "repetition_penalty"),
         ({"stream_options": {}}, "stream_options", "stream"),
         ({"cocoa": {"alfa": 1}}, "cocoa", "alpha"),
+        ({"cocoa": {"source": ["not there"]}}, "cocoa.source", "not in the prompt"),
+        ({"cocoa": {"source": ["a"]}, "max_tokens": 0, "echo": True}, "cocoa.source", "no effect"),
     ],
     ids=lambda value: str(value)[:60],
 )
@@ -286,3 +288,11 @@ async def test_a_client_that_leaves_frees_the_engine(tiny: Speaker) -> None:
             await exchange.ended()
             assert gate.reached == 1
         assert tiny.session.scheduler.idle
+
+
+@pytest.mark.slow
+async def test_passages_are_named(engine: CocoaEngine) -> None:
+    passage = "The tower is in Paris."
+    answer = await completion(engine, prompt=f"{passage} The tower is in", max_tokens=4, cocoa={"source": [passage]})
+    spans = answer["choices"][0]["cocoa_risk"]["spans"]
+    assert all(len(span["passage_attention"]) == 1 for span in spans)

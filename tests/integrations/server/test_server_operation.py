@@ -100,6 +100,17 @@ async def test_streams_that_are_not_read_are_counted(endless: Speaker) -> None:
     assert_idle(endless)
 
 
+async def test_a_stream_that_is_never_read_ends(endless: Speaker, caplog: pytest.LogCaptureFixture) -> None:
+    app = create_app(endless, ServerSettings(write_timeout=0.2))
+    stream = Exchange(app, {**LONG, "stream": True}, reads=False)
+    await stream.ended()
+    assert b"[DONE]" not in stream.body
+    assert "read nothing for 0.2 seconds" in caplog.text
+    await happens(lambda: len(app.state.cocoa.calls) == 0)
+    assert 'cancelled_total{by="client"' in (metrics := (await client_of(app).get("/metrics")).text), metrics
+    assert_idle(endless)
+
+
 async def test_answers_count_not_requests(endless: Speaker) -> None:
     app = create_app(endless, ServerSettings(max_n=8))
     response = await post(app, {**LONG, "max_tokens": 2, "n": 4})

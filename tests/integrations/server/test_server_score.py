@@ -127,6 +127,11 @@ async def test_settings_and_candidates_apply(tiny: Speaker) -> None:
         ({"prompt": "a", "text": "b", "cocoa": {"alpha": -1}}, "cocoa.alpha", "alpha"),
         ({"prompt": "a", "text": "b", "cocoa": {"method": "diver"}}, None, "divide"),
         ({"messages": [], "text": "b"}, "messages", "empty"),
+        ({"prompt": "a", "text": "b", "top_k": 3}, "top_k", "nothing is decoded"),
+        ({"prompt": "a", "text": "b", "source": 3}, "source", "string"),
+        ({"prompt": "a", "text": "b", "cocoa": {"source": ["a"]}}, "cocoa.source", "give source"),
+        ({"prompt": "a", "text": "b", "cocoa": {"report": "none"}}, "cocoa.report", "no effect"),
+        ({"prompt": "a", "text": "b", "cocoa": {"top_logprobs": 3}}, "cocoa.top_logprobs", "no effect"),
     ],
     ids=lambda value: str(value)[:60],
 )

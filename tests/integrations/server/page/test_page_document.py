@@ -102,7 +102,7 @@ def test_a_passage_that_is_not_in_the_messages_is_refused() -> None:
     body = {"messages": [{"role": "user", "content": "Who?"}], "cocoa": {"source": ["Rome is old."]}}
     refused = client().post("/v1/chat/completions", json=body)
     assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == "source"
+    assert refused.json()["error"]["param"] == "cocoa.source"
     assert "is not in the prompt" in refused.json()["error"]["message"]
     body["cocoa"] = {"source": ["Who"] * 257}  # type: ignore[dict-item]
     many = client().post("/v1/chat/completions", json=body)

@@ -95,6 +95,11 @@ def _capture(forward: str) -> Callable[[Record], Spread]:
     return lambda record: Spread(**record["forwards"][forward]["with_to_without"])
 
 
+def _source_attention(record: Record) -> Spread:
+    """At the length where it costs most."""
+    return max((Spread(**found["with_to_without"]) for found in record["lengths"].values()), key=lambda one: one.median)
+
+
 def _busy(record: Record) -> Spread:
     return Spread(**record["states"]["busy"]["competitors"][COCOA_SIG]["ratio"])
 
@@ -206,6 +211,12 @@ BARS = (
     Bar("CoCoA-SIG / HF `generate` greedy, batch of 8", 1.00, "batch", _batch(8)),
     Bar("capture of hidden states, with / without, lean forward pass", 1.02, "capture", _capture("lean")),
     Bar("capture of hidden states, with / without, through HF's modules", 1.02, "capture", _capture(MODULES)),
+    Bar(
+        "source attention, with / without, at the worst length of the prompt",
+        1.03,
+        "source_attention",
+        _source_attention,
+    ),
     Bar(
         "scoring 100 answers: times the prompt is read",
         1.0,

@@ -225,6 +225,15 @@ def _capture(records: Records) -> str:
     return table(["forward pass", "with, ms", "without, ms", "with / without"], rows())
 
 
+def _source_attention(records: Records) -> str:
+    def rows() -> Iterator[Sequence[str]]:
+        for length, found in records["source_attention"]["lengths"].items():
+            steps = [f"{1000 * Spread.of(seconds).median:.2f}" for seconds in found["seconds"].values()]
+            yield [f"{int(length):,}", *steps, spread(Spread(**found["with_to_without"]), 3)]
+
+    return table(["prompt tokens", "with, ms", "without, ms", "with / without"], rows())
+
+
 def _scoring(records: Records) -> str:
     record = records["scoring"]
     rows = iter([[name, f"{1000 * Spread.of(values).median:.1f}"] for name, values in record["seconds"].items()])
@@ -317,7 +326,7 @@ STATE_OF = {
     "further_decoders": "single_stream",
     "readme": "single_stream",
     **{name: name for name in ("context", "prompt_length", "leaves", "batch", "candidates", "capture")},
-    **{name: name for name in ("precision", "scoring", "startup")},
+    **{name: name for name in ("source_attention", "precision", "scoring", "startup")},
 }
 """Tables of times, and the measurement whose state of the machine is written below each."""
 
@@ -335,6 +344,7 @@ TABLES: dict[str, Callable[[Records], str]] = {
     "batch": lambda records: _grown(records["batch"]["sizes"], "batch"),
     "candidates": _candidates,
     "capture": _capture,
+    "source_attention": _source_attention,
     "precision": _precision,
     "scoring": _scoring,
     "startup": _startup,

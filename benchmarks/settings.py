@@ -20,6 +20,7 @@ MEASUREMENTS = (
     "batch",
     "candidates",
     "capture",
+    "source_attention",
     "precision",
     "scoring",
     "startup",

@@ -39,19 +39,21 @@ class Steps:
         self._tree = tree
         self._tokens = backend.prefill(tree).topk(MAX_LEAVES).indices.tolist()
 
-    def step(self, leaves: int, *, capturing: bool, passages: int = 0) -> torch.Tensor | None:
+    def step(self, leaves: int, *, capturing: bool, source: bool = True, passages: int = 0) -> torch.Tensor | None:
         """Run one pass over ``leaves`` next tokens. Returns the captured hidden states, ``[layers, leaves, d]``.
 
         Args:
             leaves: the number of tokens.
             capturing: whether hidden states and source attention are measured.
+            source: whether source attention is; ``False`` leaves it out.
             passages: the number of passages, of equal length, whose attention is measured as well.
         """
         length = (self._tree.committed - 1) // max(1, passages)
         self._tree.passages = [range(1 + length * number, 1 + length * (number + 1)) for number in range(passages)]
+        capture = self._tree.capture = self._capture if source else self._capture._replace(source_heads=())
         paths = [(token_id,) for token_id in self._tokens[:leaves]]
         with self._backend.forward.exclusive():
-            return self._backend.forward([self._tree.segment(paths)], self._capture if capturing else None).hidden
+            return self._backend.forward([self._tree.segment(paths)], capture if capturing else None).hidden
 
     def close(self) -> None:
         """Free the memory of the prompt."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from json import dumps, loads
-from typing import Annotated
+from typing import Annotated, Final, Literal
 
 import typer
 from pydantic import BaseModel
@@ -24,11 +25,14 @@ from cocoa_engine.rendering.scale import RAW
 from cocoa_engine.rendering.svg import document as picture
 from cocoa_engine.rendering.terminal import report, spans_text
 from cocoa_engine.results import Generation
+from cocoa_engine.safe_text import short_repr
 from cocoa_engine.spans import Span
 from cocoa_engine.units import riskiest
 
 TOO_RISKY = 3
 """The exit code of ``--fail-on-risk``."""
+
+AUTO: Final = "auto"
 
 
 @with_options()
@@ -48,13 +52,11 @@ def ask(
     ] = None,
     table: Details = False,
     fail_on_risk: Annotated[
-        float | None,
+        str | None,
         typer.Option(
-            min=0,
-            max=1,
-            metavar="RISK",
+            metavar="RISK|auto",
             help="Exit with code 3 if the risk of the answer as a whole is at least this; without a calibrator for "
-            "answers, the risk of its riskiest claim.",
+            "answers, the risk of its riskiest claim. auto: the threshold of the answer's report.",
         ),
     ] = None,
     json: Json = False,
@@ -71,8 +73,7 @@ def ask(
     compared_config = config.replace(method=compare) if compare is not None else None
     question = read_question(prompt, system=system, raw=raw)
     check_writable(svg=svg, html=html)
-    if fail_on_risk is not None and config.risk in RAW:
-        raise ConfigError(f"--fail-on-risk takes a risk in [0, 1]; --risk {config.risk} is a raw MLDS: leave it out")
+    limit = None if fail_on_risk is None else _limit(fail_on_risk, config)
     engine = load_engine(model, loading, calibrator)
     console = output(no_color)
     marks = console.color_system is None
@@ -116,9 +117,35 @@ def ask(
         write(svg, picture(generations, title=question, table=table))
     if html:
         write(html, render(generations, "html", title=question))
-    if fail_on_risk is not None and reaches(found := risk_of(generation), fail_on_risk):
-        print_note(f"the risk of the answer, {found:.3f}, reaches --fail-on-risk {fail_on_risk:g}")
+    if limit == AUTO:
+        limit = threshold_of(generation)
+    if isinstance(limit, float) and reaches(found := risk_of(generation), limit):
+        print_note(f"the risk of the answer, {found:.3f}, reaches --fail-on-risk {limit:g}")
         raise typer.Exit(TOO_RISKY)
+
+
+def _limit(given: str, config: CocoaConfig) -> float | Literal["auto"]:
+    """The value of ``--fail-on-risk``.
+
+    Raises:
+        ConfigError: it is neither a risk nor ``auto``, or the settings make no risk in [0, 1].
+    """
+    if config.risk in RAW:
+        raise ConfigError(f"--fail-on-risk takes a risk in [0, 1]; --risk {config.risk} is a raw MLDS: leave it out")
+    if given == AUTO:
+        return AUTO
+    try:
+        limit = float(given)
+    except ValueError:
+        limit = math.nan
+    if not 0 <= limit <= 1:
+        raise ConfigError(f"--fail-on-risk takes a number in [0, 1], or auto (got {short_repr(given)})")
+    return limit
+
+
+def threshold_of(generation: Generation) -> float | None:
+    """The threshold of the risk of :func:`risk_of`, as gates use it by default."""
+    return generation.threshold if generation.answer_risk is None else generation.answer_threshold
 
 
 def risk_of(generation: Generation) -> float:

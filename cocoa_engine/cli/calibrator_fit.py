@@ -10,6 +10,7 @@ from rich.text import Text
 
 from cocoa_engine.calibration.features import Level
 from cocoa_engine.calibration.fitted_risk import Rule
+from cocoa_engine.cli.dataset_options import progress
 from cocoa_engine.cli.labelled_features import LabelledAnswers
 from cocoa_engine.cli.terminal import print_json, print_note
 from cocoa_engine.cli.validation_report import ValidationReport, risk_table
@@ -59,6 +60,7 @@ def fit_and_save(
     )
     calibrator = calibrator_of(engine, config, fitted, probe=probe)
     calibrator.save(out)
+    kept = _reference_kept(engine) if answers.self_made else None
     drawn = report.draw({one: risk.validation for one, risk in fitted.risks.items()})
     verdicts = {one: verdict(risk.validation, one) for one, risk in fitted.risks.items()}
     if report.json:
@@ -67,7 +69,28 @@ def fit_and_save(
         parts: list[Group | Text] = [risk_table(risk, one) for one, risk in fitted.risks.items()]
         parts += map(Text, notes(calibrator, fitted))
         report.show(parts, [out, *drawn])
+    if kept is not None:
+        print_note(f"the model's own source attention was measured as well and written to {kept}")
     for one in verdicts.values():
         if one.finding != "holds":
             print_note(f"warning: {out} was written, but do not rely on it. {one.sentence}")
     report.exit_if_poor(verdicts)
+
+
+def _reference_kept(engine: CocoaEngine) -> Path | None:
+    """The file of the reference distribution of the model's source attention, if it was made."""
+    from cocoa_engine.studies.source_reference import PROMPTS, keep_reference
+
+    with progress("Measuring source attention", PROMPTS) as advance:
+        done = 0
+
+        def on_progress(now: int, _total: int) -> None:
+            nonlocal done
+            advance(now - done)
+            done = now
+
+        try:
+            return keep_reference(engine, on_progress=on_progress)
+        except (OSError, RuntimeError) as error:
+            print_note(f"the reference of the source attention cannot be kept in the cache directory: {error}")
+            return None

@@ -27,7 +27,7 @@ FREE_LEAVES = 6
 
 def measures_source(calibrator: RiskCalibrator, backend: Backend) -> bool:
     """Whether a backend sees the attention of the heads that a calibrator needs, if it needs any."""
-    return not calibrator.heads or (backend.masks_heads and not backend.model.is_divided)
+    return not calibrator.heads or (not backend.model.is_divided and backend.sees_attention)
 
 
 def require_ability(

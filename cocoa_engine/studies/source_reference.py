@@ -15,7 +15,7 @@ import numpy as np
 
 from cocoa_engine.engine import CocoaEngine
 from cocoa_engine.errors import UnsupportedModelError
-from cocoa_engine.methods.retrieval_heads import RetrievalHeads
+from cocoa_engine.methods.retrieval_heads import RetrievalHeads, heads_of_model, keep, spread_heads_of
 from cocoa_engine.output_files import write_file
 from cocoa_engine.studies.invented import Passage, passages
 
@@ -79,6 +79,35 @@ def with_reference(
     knots = np.quantile(np.array(values), np.linspace(0, 1, KNOTS)).clip(0, 1)
     rounded = [round(float(knot), 6) for knot in knots]
     return found.model_copy(update={"reference": rounded, "reference_spans": len(values)})
+
+
+def keep_reference(
+    engine: CocoaEngine, *, on_progress: Callable[[int, int], None] = lambda done, total: None
+) -> Path | None:
+    """Measure the reference distribution of a model that has none, and keep it in the cache directory.
+
+    Its heads are the retrieval heads that are known, or else those of :func:`.spread_heads`.
+
+    Args:
+        engine: as for :func:`with_reference`.
+        on_progress: likewise.
+
+    Returns:
+        The file; `None` if the model has a reference distribution, or no attention that can be seen.
+
+    Raises:
+        OSError: the cache directory cannot be written to.
+    """
+    model = engine.session.model
+    found = heads_of_model(None, model) or spread_heads_of(model)
+    if found is None or found.reference is not None:
+        return None
+    named = found.model_copy(update={"model_name": engine.model_name})
+    try:
+        measured = with_reference(engine, named, on_progress=on_progress)
+    except UnsupportedModelError:
+        return None
+    return keep(measured, model)
 
 
 def _requests(seed: int) -> Iterator[str]:

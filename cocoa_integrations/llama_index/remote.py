@@ -321,7 +321,7 @@ def _without_nodes(arguments: Mapping[str, Any], answer: RemoteAnswer, error: Ba
     Raises:
         BadRequestError: the call was refused for another reason.
     """
-    if error.param != "source" or not answer.passages.node_ids:
+    if error.param not in ("cocoa.source", "source") or not answer.passages.node_ids:
         raise error
     answer.passages.node_ids = []
     body = arguments["extra_body"]

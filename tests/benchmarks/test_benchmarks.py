@@ -183,6 +183,12 @@ def records() -> dict[str, Any]:
                 for name in (LEAN, MODULES)
             }
         },
+        "source_attention": {
+            "lengths": {
+                size: {"seconds": {"with source attention": [0.03], "without": [0.03]}, "with_to_without": spread}
+                for size in ("256", "2048")
+            }
+        },
         "precision": {
             "comparison": comparison({"float32": [0.030, 0.031], "bfloat16": [0.020, 0.021], "int8": [0.060, 0.062]}),
             "change": {
@@ -514,6 +520,7 @@ def test_limits_of_the_bars() -> None:
         "CoCoA-SIG / HF `generate` greedy, batch of 8": (1.00, False),
         "capture of hidden states, with / without, lean forward pass": (1.02, False),
         "capture of hidden states, with / without, through HF's modules": (1.02, False),
+        "source attention, with / without, at the worst length of the prompt": (1.03, False),
         "scoring 100 answers: times the prompt is read": (1.0, False),
         "scoring 100 answers: times faster than one by one": (3.0, True),
         "GGUF file: CoCoA-SIG / llama.cpp greedy": (1.25, False),
@@ -624,7 +631,8 @@ def test_a_measurement_from_end_to_end(
 
 
 @pytest.mark.parametrize(
-    "name", ["ratio", "fed_tokens", "context", "prompt_length", "leaves", "batch", "capture", "scoring"]
+    "name",
+    ["ratio", "fed_tokens", "context", "prompt_length", "leaves", "batch", "capture", "source_attention", "scoring"],
 )
 def test_measurements_run(name: str, engine: CocoaEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiny runs of the measurements that do not load a model again, without the memory of new processes."""

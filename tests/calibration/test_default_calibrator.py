@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from cocoa_engine import CalibrationError, CalibrationWarning, CocoaConfig, CocoaEngine, RiskCalibrator, engine_risk
-from tests.helpers.backends import PROMPTS, made
-from tests.helpers.inside import use_backend
+from tests.helpers.backends import PROMPTS
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.rivals import heads_file
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
@@ -61,10 +60,10 @@ def test_parts_of_answers_have_no_risk_of_answers(monkeypatch: pytest.MonkeyPatc
     assert one.without_calibrator().without_answer_risk().calibrator is None
 
 
-@pytest.mark.parametrize("kind", ["masked_modules", "copied_cache"])
-def test_where_the_attention_cannot_be_seen_it_is_not_used(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, known = default(monkeypatch)
-    use_backend(one, made(one.model, kind, "stock"))
+def test_where_the_attention_cannot_be_seen_it_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Falcon's attention is code of its own."""
+    _, known = default(monkeypatch)
+    one = CocoaEngine(tiny_model("falcon"), tiny_tokenizer(), model_name="tiny", config=CONFIG)
     plain = one.without_calibrator().generate(PROMPT)
     assert one.calibrator_for(CONFIG) is None
     generation = one.generate(PROMPT)

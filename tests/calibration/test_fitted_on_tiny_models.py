@@ -119,14 +119,24 @@ def test_heads_of_the_settings_come_first(folder: Path, plain: RiskCalibrator, t
     assert found.spans[0].token_source_attention == pytest.approx(same.spans[0].token_source_attention, abs=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["masked_modules", "copied_cache"])
-def test_models_whose_attention_cannot_be_seen(kind: str, folder: Path, plain: RiskCalibrator) -> None:
-    engine = engine_of(folder)
+@pytest.mark.parametrize("kind", ["masked_modules", "copied_cache", "recompute"])
+def test_a_calibrator_applies_in_every_way_to_run_a_model(kind: str, folder: Path, plain: RiskCalibrator) -> None:
+    engine = quiet(engine_of(folder), plain)
+    expected, scored = answered(engine), engine.score(PROMPT, "ab")
     use_backend(engine, made(engine.model, kind, "stock"))
+    for found, other in ((answered(engine), expected), (engine.score(PROMPT, "ab"), scored)):
+        assert found.calibrated
+        assert [span.risk for span in found.spans] == pytest.approx([span.risk for span in other.spans], abs=1e-3)
+        assert found.answer_risk == pytest.approx(other.answer_risk, abs=1e-3)
+
+
+def test_models_whose_attention_cannot_be_seen(folder: Path, plain: RiskCalibrator) -> None:
+    """Falcon's attention is code of its own."""
+    engine = engine_of(folder, tiny_model("falcon", num_attention_heads=4))
     with pytest.raises(CalibrationError, match="needs the attention of the model on the prompt, which cannot be seen"):
         answered(quiet(engine, plain))
     for text in ("ab", ["ab", "cd"]):
-        with pytest.raises(CalibrationError, match=f"{'masked_modules' if kind == 'masked_modules' else 'plain'}"):
+        with pytest.raises(CalibrationError, match="masked_modules"):
             quiet(engine, plain).score(PROMPT, text)
     with pytest.warns(CalibrationWarning, match="The source attention is not a feature"):
         without = RiskCalibrator.fit(engine, labelled(), **FEW)

@@ -384,6 +384,15 @@ def test_fail_on_risk_is_an_exit_code(cocoa: Cocoa, engine: CocoaEngine) -> None
     assert failed.stdout == answer.text + "\n"
     assert "--fail-on-risk" in failed.stderr
     assert cocoa("ask", QUESTION, *SHORT, "--fail-on-risk", "1").exit_code == 0
+    assert answer.answer_threshold is not None
+    automatic = cocoa("ask", QUESTION, *SHORT, "--fail-on-risk", "auto")
+    assert automatic.exit_code == (TOO_RISKY if risk >= answer.answer_threshold else 0)
+    without = cocoa("ask", QUESTION, *SHORT, "--fail-on-risk", "auto", "--calibrator", "none")
+    plain = engine.without_calibrator().chat(messages(QUESTION), max_new_tokens=12)
+    assert plain.threshold is not None
+    assert without.exit_code == (TOO_RISKY if risk_of(plain) >= plain.threshold else 0)
+    for value in ("1.5", "-1", "nan", "high"):
+        assert_one_line(cocoa("ask", QUESTION, "--fail-on-risk", value), "a number in [0, 1], or auto")
     refused = cocoa("ask", QUESTION, *SHORT, "--fail-on-risk", "0.5", "--risk", "f_mlds")
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert "raw MLDS" in refused.stderr

@@ -9,12 +9,20 @@ import numpy as np
 import pytest
 
 from cocoa_engine import CocoaEngine
+from cocoa_engine.cache_directory import CACHE_VARIABLE
 from cocoa_engine.errors import UnsupportedModelError
-from cocoa_engine.methods.retrieval_heads import RetrievalHeads
+from cocoa_engine.methods.retrieval_heads import (
+    SOURCE_HEADS,
+    RetrievalHeads,
+    heads_of_model,
+    source_heads,
+    spread_heads_of,
+)
 from cocoa_engine.studies import source_reference
 from cocoa_engine.studies.invented import STATED, passages
-from cocoa_engine.studies.source_reference import KNOTS, with_reference
+from cocoa_engine.studies.source_reference import KNOTS, PROMPTS, keep_reference, with_reference
 from tests.helpers.backends import made
+from tests.helpers.engines import engine_of
 from tests.helpers.inside import use_backend
 from tests.helpers.rivals import heads_file, heads_of
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
@@ -76,6 +84,27 @@ def test_the_reference_is_that_of_the_models_own_spans(tmp_path: Path, monkeypat
 
 
 def test_an_attention_that_cannot_be_seen_has_no_reference(tmp_path: Path) -> None:
-    engine, heads = tiny(tmp_path, "copied_cache")
+    """Falcon's attention is code of its own."""
+    engine = engine_of(tiny_model("falcon"))
+    _, heads = tiny(tmp_path)
     with pytest.raises(UnsupportedModelError, match="wrote 0 spans with a known source attention"):
         with_reference(engine, heads, prompts=1)
+
+
+@pytest.mark.slow
+def test_a_reference_is_kept_for_models_that_have_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(source_reference, "MIN_SPANS", 5)
+    engine = tiny(tmp_path)[0]
+    done: list[tuple[int, int]] = []
+    file = keep_reference(engine, on_progress=lambda *at: done.append(at))
+    assert done[-1] == (PROMPTS, PROMPTS)
+    assert file is not None
+    assert file.is_relative_to(tmp_path)
+    model = engine.session.model
+    kept = heads_of_model(None, model)
+    assert kept is not None
+    assert kept.reference is not None
+    assert source_heads(None, model) == spread_heads_of(model).best(SOURCE_HEADS)  # type: ignore[union-attr]
+    assert keep_reference(engine) is None  # it is known now
+    assert keep_reference(engine_of(tiny_model("mamba"))) is None

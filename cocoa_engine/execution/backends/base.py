@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Generic, NamedTuple
 from torch import Tensor
 from typing_extensions import TypeVar
 
+from cocoa_engine.execution.forward.observed_attention import is_observable
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 
@@ -139,6 +140,11 @@ class Backend(ABC, Generic[TreeT]):
     def masks_heads(self) -> bool:
         """Whether attention heads can be masked."""
         return False
+
+    @property
+    def sees_attention(self) -> bool:
+        """Whether source attention can be measured."""
+        return is_observable(self.model)
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model

@@ -188,6 +188,10 @@ class SharedCache(Backend[SharedTree]):
     def masks_heads(self) -> bool:
         return self.forward.masks_heads
 
+    @property
+    def sees_attention(self) -> bool:
+        return self.forward.masks_heads or super().sees_attention  # an attention that masks heads sees them
+
     def open(self, prompts: Sequence[Sequence[int]], reserve_tokens: int, capture: CaptureSpec) -> list[SharedTree]:
         plain = capture._replace(masked=())
         stores = [self.forward.new_store(len(prompt) + reserve_tokens) for prompt in prompts]

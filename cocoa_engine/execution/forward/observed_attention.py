@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -123,6 +124,20 @@ def observed_attention(
     finally:
         _current.observer = None
         model.config._attn_implementation = original
+
+
+_observable: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
+
+
+def is_observable(model: LanguageModel) -> bool:
+    """Whether :func:`observed_attention` measures anything in a model. The first call runs it over three tokens."""
+    with model.exclusive():
+        if model.model not in _observable:
+            probe = SourceProbe([(layer, 0) for layer in range(model.num_layers)], range(1, 2))
+            with observed_attention(model, probe, rows=1, length=3):
+                model.forward(torch.tensor([[0, 1, 2]], device=model.device) % model.vocab_size, logits_to_keep=1)
+            _observable[model.model] = probe.mean() is not None
+        return _observable[model.model]
 
 
 def _registered(original: str) -> str:

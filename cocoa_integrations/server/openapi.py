@@ -1,0 +1,65 @@
+"""The OpenAPI document of the app: its errors as they are sent, and its keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+
+ERRORS = {
+    400: "The request is not valid; `param` names the parameter.",
+    401: "The API key is missing or wrong.",
+    404: "There is no such model.",
+    413: "The body is too large.",
+    429: "As many answers as the engine runs and queues are being decoded; try again after `Retry-After` seconds.",
+    500: "An internal error.",
+    503: "The model is being loaded, or the server shuts down; try again after `Retry-After` seconds.",
+}
+
+
+class ErrorFields(BaseModel):
+    """What is wrong, and how to mend it."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """An error, as OpenAI's."""
+
+    error: ErrorFields
+
+
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": description} for status, description in ERRORS.items()
+}
+"""The errors of every route, for ``include_router``."""
+
+
+def describe(app: FastAPI, *, needs_key: bool) -> None:
+    """Make an app's OpenAPI document without FastAPI's own error 422, which is never sent, and with the API key.
+
+    Args:
+        app: the app.
+        needs_key: whether clients must send a key.
+    """
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            made = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            for operations in made["paths"].values():
+                for operation in operations.values():
+                    operation["responses"].pop("422", None)
+            for name in ("HTTPValidationError", "ValidationError"):
+                made["components"]["schemas"].pop(name, None)
+            if needs_key:
+                made["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+                made["security"] = [{"key": []}]
+            app.openapi_schema = made
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]

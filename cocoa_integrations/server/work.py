@@ -65,7 +65,7 @@ class Call:
     def cancelled(self) -> ApiError:
         """The error of a cancelled call."""
         if self.ended_by == "shutdown":
-            return shutting_down()
+            return shutting_down(retry_after=1)
         return ApiError(499, "the client closed the connection", code="client_closed_request")
 
     async def watch(self, receive: Receive) -> None:

@@ -8,9 +8,8 @@ import torch
 
 from benchmarks.command import main
 from benchmarks.measure import Bench
-from benchmarks.steps import Steps
+from benchmarks.steps import Steps, with_and_without
 from cocoa_engine import Runtime
-from cocoa_engine.studies.timing import interleave, ratio, timed
 
 WITH, WITHOUT = "with capture", "without"
 PROMPT_TOKENS = 256
@@ -34,15 +33,9 @@ def _steps(bench: Bench, name: str, runtime: Runtime) -> dict[str, Any]:
                 summed = states if summed is None else summed + states
         return STEPS
 
-    # a unit is short: with ten times the rounds, a single disturbance does not change the median
-    rounds = 10 * bench.settings.rounds
-    task = bench.progress.add_task(f"capture, {name}", total=2 * rounds)
-    competitors = {WITH: timed(lambda _: steps(True)), WITHOUT: timed(lambda _: steps(False))}
-    for competitor in competitors.values():
-        competitor(None)
-    seconds = interleave(competitors, [[None]] * rounds, lambda: bench.progress.advance(task))
+    found = with_and_without(bench, f"capture, {name}", (WITH, WITHOUT), steps, 10 * bench.settings.rounds)
     after.close()
-    return {"seconds": seconds, "with_to_without": ratio(seconds[WITH], seconds[WITHOUT])._asdict()}
+    return found
 
 
 if __name__ == "__main__":

@@ -216,22 +216,14 @@ def _memory(records: Records) -> str:
     return table([prompt, "CoCoA engine greedy, MiB", "CoCoA-SIG, MiB", "ratio"], rows())
 
 
-def _capture(records: Records) -> str:
+def _with_and_without(measured: Record, what: str, digits: int = 2) -> str:
     def rows() -> Iterator[Sequence[str]]:
-        for name, found in records["capture"]["forwards"].items():
+        for name, found in measured.items():
             steps = [f"{1000 * Spread.of(seconds).median:.2f}" for seconds in found["seconds"].values()]
-            yield [name, *steps, spread(Spread(**found["with_to_without"]))]
+            shown = f"{int(name):,}" if name.isdecimal() else name
+            yield [shown, *steps, spread(Spread(**found["with_to_without"]), digits)]
 
-    return table(["forward pass", "with, ms", "without, ms", "with / without"], rows())
-
-
-def _source_attention(records: Records) -> str:
-    def rows() -> Iterator[Sequence[str]]:
-        for length, found in records["source_attention"]["lengths"].items():
-            steps = [f"{1000 * Spread.of(seconds).median:.2f}" for seconds in found["seconds"].values()]
-            yield [f"{int(length):,}", *steps, spread(Spread(**found["with_to_without"]), 3)]
-
-    return table(["prompt tokens", "with, ms", "without, ms", "with / without"], rows())
+    return table([what, "with, ms", "without, ms", "with / without"], rows())
 
 
 def _scoring(records: Records) -> str:
@@ -343,8 +335,8 @@ TABLES: dict[str, Callable[[Records], str]] = {
     "memory": _memory,
     "batch": lambda records: _grown(records["batch"]["sizes"], "batch"),
     "candidates": _candidates,
-    "capture": _capture,
-    "source_attention": _source_attention,
+    "capture": lambda records: _with_and_without(records["capture"]["forwards"], "forward pass"),
+    "source_attention": lambda records: _with_and_without(records["source_attention"]["lengths"], "prompt tokens", 3),
     "precision": _precision,
     "scoring": _scoring,
     "startup": _startup,

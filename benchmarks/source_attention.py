@@ -6,9 +6,8 @@ from typing import Any
 
 from benchmarks.command import main
 from benchmarks.measure import Bench
-from benchmarks.steps import Steps
+from benchmarks.steps import Steps, with_and_without
 from cocoa_engine import Runtime
-from cocoa_engine.studies.timing import interleave, ratio, timed
 
 WITH, WITHOUT = "with source attention", "without"
 LONGEST = 2048
@@ -29,15 +28,11 @@ def _steps(bench: Bench, length: int) -> dict[str, Any]:
             after.step(1, capturing=True, source=source)
         return STEPS
 
-    # a unit is short: with many rounds, a single disturbance does not change the median
-    rounds = 40 * bench.settings.rounds
-    task = bench.progress.add_task(f"source attention, prompt of {length} tokens", total=2 * rounds)
-    competitors = {WITH: timed(lambda _: steps(True)), WITHOUT: timed(lambda _: steps(False))}
-    for competitor in competitors.values():
-        competitor(None)
-    seconds = interleave(competitors, [[None]] * rounds, lambda: bench.progress.advance(task))
+    found = with_and_without(
+        bench, f"source attention, prompt of {length} tokens", (WITH, WITHOUT), steps, 40 * bench.settings.rounds
+    )
     after.close()
-    return {"seconds": seconds, "with_to_without": ratio(seconds[WITH], seconds[WITHOUT])._asdict()}
+    return found
 
 
 if __name__ == "__main__":

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from benchmarks.measure import Bench
@@ -11,8 +14,30 @@ from cocoa_engine.decoding.request import capture_spec
 from cocoa_engine.execution.backends import choose
 from cocoa_engine.execution.backends.shared_cache import SharedCache, SharedTree
 from cocoa_engine.model.language_model import LanguageModel
+from cocoa_engine.studies.timing import interleave, ratio, timed
 
 MAX_LEAVES = 8
+
+
+def with_and_without(
+    bench: Bench, what: str, names: tuple[str, str], steps: Callable[[bool], int], rounds: int
+) -> dict[str, Any]:
+    """Time steps with something and without it, in turns.
+
+    Args:
+        bench: shows the progress.
+        what: the description in the progress bar.
+        names: those of the times with it and without it.
+        steps: runs some steps, with it or without it, and returns their number.
+        rounds: the number of rounds. A unit is short: with many, a single disturbance does not change the median.
+    """
+    task = bench.progress.add_task(what, total=2 * rounds)
+    first, second = names
+    competitors = {first: timed(lambda _: steps(True)), second: timed(lambda _: steps(False))}
+    for competitor in competitors.values():
+        competitor(None)
+    seconds = interleave(competitors, [[None]] * rounds, lambda: bench.progress.advance(task))
+    return {"seconds": seconds, "with_to_without": ratio(seconds[first], seconds[second])._asdict()}
 
 
 class Steps:

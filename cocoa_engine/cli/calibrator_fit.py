@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Group
+from rich.console import Console, Group
+from rich.progress import Progress
 from rich.text import Text
 
 from cocoa_engine.calibration.features import Level
 from cocoa_engine.calibration.fitted_risk import Rule
-from cocoa_engine.cli.dataset_options import progress
 from cocoa_engine.cli.labelled_features import LabelledAnswers
-from cocoa_engine.cli.terminal import print_json, print_note
+from cocoa_engine.cli.terminal import on_interrupt, print_json, print_note
 from cocoa_engine.cli.validation_report import ValidationReport, risk_table
 from cocoa_engine.config import CocoaConfig
 
@@ -60,7 +61,7 @@ def fit_and_save(
     )
     calibrator = calibrator_of(engine, config, fitted, probe=probe)
     calibrator.save(out)
-    kept = _reference_kept(engine) if answers.self_made else None
+    kept = _reference_kept(engine, out) if answers.self_made else None
     drawn = report.draw({one: risk.validation for one, risk in fitted.risks.items()})
     verdicts = {one: verdict(risk.validation, one) for one, risk in fitted.risks.items()}
     if report.json:
@@ -77,20 +78,15 @@ def fit_and_save(
     report.exit_if_poor(verdicts)
 
 
-def _reference_kept(engine: CocoaEngine) -> Path | None:
+def _reference_kept(engine: CocoaEngine, out: Path) -> Path | None:
     """The file of the reference distribution of the model's source attention, if it was made."""
-    from cocoa_engine.studies.source_reference import PROMPTS, keep_reference
+    from cocoa_engine.studies.source_reference import keep_reference
 
-    with progress("Measuring source attention", PROMPTS) as advance:
-        done = 0
-
-        def on_progress(now: int, _total: int) -> None:
-            nonlocal done
-            advance(now - done)
-            done = now
-
+    note = on_interrupt(f"{out} was written; the model's own source attention was not measured")
+    with note, Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("Measuring source attention", total=None)
         try:
-            return keep_reference(engine, on_progress=on_progress)
+            return keep_reference(engine, on_progress=lambda done, total: bar.update(task, completed=done, total=total))
         except (OSError, RuntimeError) as error:
             print_note(f"the reference of the source attention cannot be kept in the cache directory: {error}")
             return None

@@ -96,7 +96,7 @@ def keep_reference(
         The file; `None` if the model has a reference distribution, or no attention that can be seen.
 
     Raises:
-        OSError: the cache directory cannot be written to.
+        OSError, RuntimeError: the cache directory cannot be written to.
     """
     model = engine.session.model
     found = heads_of_model(None, model) or spread_heads_of(model)

@@ -19,18 +19,8 @@ class Contrasting(Reference):
     branches = False  # type: ignore[assignment]
     penalty = 1.0
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.done: dict[tuple[tuple[int, ...], tuple[int, ...]], Tensor] = {}
-
     def contrasts(self, answer: Sequence[int]) -> Tensor:
-        """``[V]``, of every token after the prompt and ``answer``; computed once."""
-        after = tuple(self.prompt), tuple(answer)
-        if after not in self.done:
-            self.done[after] = self.contrast(answer)
-        return self.done[after]
-
-    def contrast(self, answer: Sequence[int]) -> Tensor:
+        """``[V]``, of every token after the prompt and ``answer``."""
         raise NotImplementedError
 
     def allowed(self, answer: Sequence[int]) -> Tensor:
@@ -71,7 +61,7 @@ class DolaReference(Contrasting):
         return [int(layer) for layer in self.config.dola_layers.split(",")]
 
     @torch.no_grad()
-    def contrast(self, answer: Sequence[int]) -> Tensor:
+    def contrasts(self, answer: Sequence[int]) -> Tensor:
         ids = torch.tensor([[*self.prompt, *answer]])
         output = self.model(ids, output_hidden_states=True, use_cache=False)
         final = output.logits[0, -1].double().log_softmax(-1)
@@ -101,7 +91,7 @@ class DecoreReference(Contrasting):
     heads: Sequence[tuple[int, int]] = ()
 
     @torch.no_grad()
-    def contrast(self, answer: Sequence[int]) -> Tensor:
+    def contrasts(self, answer: Sequence[int]) -> Tensor:
         log_p = self.full_forward(self.prompt, answer)[0][0].double().log_softmax(-1)
         cache = None
         if len(self.prompt) > 1:

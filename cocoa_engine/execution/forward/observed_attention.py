@@ -32,6 +32,7 @@ class Observer:
         self.probe = probe
         self.rows = rows
         self._length = length
+        self._masks: dict[tuple[int | None, int, torch.dtype, torch.device], Tensor] = {}
 
     def see(
         self,
@@ -85,6 +86,12 @@ class Observer:
         )
 
     def _within(self, window: int | None, keys: Tensor) -> Tensor:
+        key = (window, keys.shape[1], keys.dtype, keys.device)
+        if key not in self._masks:
+            self._masks[key] = self._made_within(window, keys)
+        return self._masks[key]
+
+    def _made_within(self, window: int | None, keys: Tensor) -> Tensor:
         slots = keys.shape[1]
         row = torch.arange(slots - self.rows, slots, device=keys.device)[:, None]
         slot = torch.arange(slots, device=keys.device)
@@ -100,9 +107,7 @@ _current = _Current()
 
 
 @contextmanager
-def observed_attention(
-    model: LanguageModel, probe: SourceProbe | None, rows: int, length: int
-) -> Iterator[SourceProbe | None]:
+def observed_attention(model: LanguageModel, probe: SourceProbe | None, rows: int, length: int) -> Iterator[None]:
     """Measure the source attention of the pass over one sequence that this thread runs inside the context.
 
     Nothing is measured in layers that do not use transformers' ``AttentionInterface``.
@@ -115,12 +120,12 @@ def observed_attention(
     """
     original = getattr(model.config, "_attn_implementation", None)
     if probe is None or original is None:
-        yield probe
+        yield
         return
     _current.observer = Observer(probe, rows, length)
     model.config._attn_implementation = _registered(original)
     try:
-        yield probe
+        yield
     finally:
         _current.observer = None
         model.config._attn_implementation = original
@@ -131,13 +136,13 @@ _observable: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDiction
 
 def is_observable(model: LanguageModel) -> bool:
     """Whether :func:`observed_attention` measures anything in a model. The first call runs it over three tokens."""
-    with model.exclusive():
-        if model.model not in _observable:
-            probe = SourceProbe([(layer, 0) for layer in range(model.num_layers)], range(1, 2))
-            with observed_attention(model, probe, rows=1, length=3):
-                model.forward(torch.tensor([[0, 1, 2]], device=model.device) % model.vocab_size, logits_to_keep=1)
-            _observable[model.model] = probe.mean() is not None
-        return _observable[model.model]
+    known = _observable.get(model.model)
+    if known is None:  # asked for every request, which must not wait for a pass of another
+        probe = SourceProbe([(layer, 0) for layer in range(model.num_layers)], range(1, 2))
+        with model.exclusive(), observed_attention(model, probe, rows=1, length=3):
+            model.forward(torch.tensor([[0, 1, 2]], device=model.device) % model.vocab_size, logits_to_keep=1)
+        known = _observable[model.model] = probe.mean() is not None
+    return known
 
 
 def _registered(original: str) -> str:

@@ -15,6 +15,7 @@ import uvicorn.config
 from fastapi import FastAPI
 
 from cocoa_engine.errors import ConfigError
+from cocoa_integrations.server.connection import Connection
 from cocoa_integrations.server.lifecycle import ServerState
 from cocoa_integrations.server.settings import ServerSettings
 
@@ -38,8 +39,9 @@ class DrainingServer(uvicorn.Server):
     def __init__(self, app: FastAPI, **options: Any) -> None:
         self._state: ServerState = app.state.cocoa
         settings = self._state.settings
-        options = {"host": settings.host, "port": settings.port, "timeout_graceful_shutdown": CLOSING, **options}
-        super().__init__(uvicorn.Config(app, **{"log_config": _log_config(), **options}))
+        own = {"host": settings.host, "port": settings.port, "timeout_graceful_shutdown": CLOSING, "http": Connection}
+        # without web sockets, which get the answer of any other request
+        super().__init__(uvicorn.Config(app, **{"ws": "none", "log_config": _log_config(), **own, **options}))
         self._deadline: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

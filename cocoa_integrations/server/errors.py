@@ -6,7 +6,8 @@ import json
 import logging
 import re
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from cocoa_engine.errors import (
     UnsupportedModelError,
 )
 from cocoa_engine.safe_text import safe, short_repr, shortened
+from cocoa_integrations.server.parameters import SAME_SETTING
 
 logger = logging.getLogger("cocoa_integrations.server")
 
@@ -43,9 +45,6 @@ _BAD_REQUEST = (
     UnsupportedModelError,
     CalibrationError,
 )
-OPENAI_SETTINGS = ("temperature", "top_p", "seed", "stop", "top_logprobs")
-"""Settings that are parameters of OpenAI's by the same name."""
-
 _CODES = {401: "invalid_api_key", 404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
 
 
@@ -120,6 +119,26 @@ def api_error(error: Exception, *, retry_after: int = 1) -> ApiError:
     return ApiError(500, f"internal error ({type(error).__name__}); the server's log has more", kind=SERVER)
 
 
+def naming(error: Exception, param: str | None) -> ApiError:
+    """The error that a client sees, with the name of the parameter if it is known."""
+    shown = api_error(error)
+    shown.param = param or shown.param
+    return shown
+
+
+@contextmanager
+def of_prompt(param: str) -> Iterator[None]:
+    """Name the parameter of the prompt in errors of the prompt.
+
+    Raises:
+        ApiError: instead of a :class:`~cocoa_engine.PromptError`.
+    """
+    try:
+        yield
+    except PromptError as error:
+        raise naming(error, param) from None
+
+
 def shutting_down(retry_after: int | None = None) -> ApiError:
     """The error of a request that comes, or still runs, while the server shuts down.
 
@@ -165,8 +184,6 @@ def install(app: FastAPI, *, retry_after: int, log_prompts: bool, on_busy: Calla
 
     async def answer(request: Request, error: Exception) -> Response:
         shown = api_error(error, retry_after=retry_after)
-        if shown.code == TOO_LONG and shown.param is None:
-            shown.param = "messages" if request.url.path.endswith("/chat/completions") else "prompt"
         if shown.status == 429:
             on_busy()
         if shown.status == 500:
@@ -211,5 +228,5 @@ def _named_setting(message: str) -> str | None:
     name = found and (found[1] or found[2])
     if name == "max_new_tokens":
         return "max_tokens"
-    own = name == "source" or (name in CocoaConfig.model_fields and name not in OPENAI_SETTINGS)
+    own = name == "source" or (name in CocoaConfig.model_fields and name not in SAME_SETTING)
     return f"cocoa.{name}" if own else name

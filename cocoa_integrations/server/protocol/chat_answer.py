@@ -11,6 +11,7 @@ from cocoa_engine.model.callables import Processor
 from cocoa_integrations._shared.logprobs import TokenLogprobs, openai_logprobs
 from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY
 from cocoa_integrations._shared.reasoning import Split
+from cocoa_integrations.server.errors import of_prompt
 from cocoa_integrations.server.protocol.risk_fields import RiskFields
 from cocoa_integrations.tool_calling import Call, Plan, Reading, new_id, parts_of_report
 from cocoa_integrations.tool_calling.streaming import CallDelta, GrowingAnswer, Piece
@@ -80,7 +81,8 @@ class ChatJob:
         Raises:
             CocoaError: see :class:`Plan`.
         """
-        messages, template_kwargs = plan.prompt(entries)
+        with of_prompt("messages"):
+            messages, template_kwargs = plan.prompt(entries)
         options = {
             "template_kwargs": template_kwargs,
             "logits_processor": [*processors, *plan.processors()],
@@ -92,7 +94,8 @@ class ChatJob:
     def answer(self, index: int, config: CocoaConfig) -> Answered:
         """Decode one whole answer."""
         timeline = Timeline()
-        generation = self.plan.engine.chat(self.messages, config=config, timeline=timeline, **self.options)
+        with of_prompt("messages"):
+            generation = self.plan.engine.chat(self.messages, config=config, timeline=timeline, **self.options)
         return self._answered(index, generation, timeline)
 
     def _answered(self, index: int, generation: Generation, timeline: Timeline) -> Answered:
@@ -165,7 +168,9 @@ class ChatStream:
         tokens = TokenLogprobs(plan.engine) if self._fields.logprobs else None
         role = [self._choice({"role": "assistant", "content": ""})]
         timeline = Timeline()
-        with plan.engine.stream_chat(job.messages, config=self._config, timeline=timeline, **job.options) as stream:
+        with of_prompt("messages"):
+            stream = plan.engine.stream_chat(job.messages, config=self._config, timeline=timeline, **job.options)
+        with stream:
             self._stream = stream
             for span in stream:
                 yield [*role, *self._chunks(growing.add(span), tokens)]

@@ -12,10 +12,10 @@ from transformers import PreTrainedTokenizerBase
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.safe_text import short_repr
+from cocoa_engine.safe_text import short_repr, shortened
 from cocoa_integrations._shared.chat_template import ChatTemplateOptions, names
 from cocoa_integrations.server.errors import at_most, bad_request
-from cocoa_integrations.server.protocol.decoding import REFUSED, DecodingRequest, Refused
+from cocoa_integrations.server.protocol.decoding import REFUSED, DecodingRequest, Refused, Whole
 from cocoa_integrations.server.settings import ServerSettings
 from cocoa_integrations.tool_calling import ToolRequest
 
@@ -56,9 +56,9 @@ class ChatRequest(DecodingRequest):
     """The body of a request for chat completions."""
 
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Whole | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=20)
+    top_logprobs: Whole | None = Field(None, ge=0, le=20)
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -99,6 +99,9 @@ class ChatRequest(DecodingRequest):
         Raises:
             ApiError: one of them is not valid. It names the parameter.
         """
+        names = [_function(tool).get("name") for tool in self.tools or ()]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise bad_request(f"tools: {short_repr(twice[0])} is the name of several; give each its own", "tools")
         strict = any(bool(_function(tool).get("strict")) for tool in self.tools or ())
         try:
             return ToolRequest.of(
@@ -121,7 +124,7 @@ class ChatRequest(DecodingRequest):
         Raises:
             ApiError: they are not variables of a template. A request must not bring a template of its own, either.
         """
-        given = template_variables(self.chat_template_kwargs)
+        given = template_variables(self.chat_template_kwargs, engine)
         if self.reasoning_effort is not None:
             if names(engine, "reasoning_effort"):
                 given["reasoning_effort"] = self.reasoning_effort
@@ -153,11 +156,14 @@ def entries_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return entries
 
 
-def template_variables(given: Mapping[str, Any] | None) -> dict[str, Any]:
+def template_variables(given: Mapping[str, Any] | None, engine: CocoaEngine) -> dict[str, Any]:
     """``chat_template_kwargs`` of a request.
 
+    A variable that the template does not have may be off or empty, as ``enable_thinking`` that clients turn off for
+    every model.
+
     Raises:
-        ApiError: they are not variables of a template.
+        ApiError: they are not variables of a template, or the template of the model does not have one that is on.
     """
     if wrong := [name for name in given or () if name in NOT_VARIABLES]:
         raise bad_request(
@@ -165,6 +171,11 @@ def template_variables(given: Mapping[str, Any] | None) -> dict[str, Any]:
             "continue_final_message are parameters of the request",
             "chat_template_kwargs",
         )
+    for name, value in (given or {}).items():
+        if value and engine.has_chat_template and not names(engine, name):
+            param = f"chat_template_kwargs.{shortened(name, 200)}"
+            why = f"the chat template of {engine.model_name} has no variable of this name"
+            raise bad_request(f"{param}={short_repr(value)} has no effect: {why}", param)
     return dict(given or {})
 
 

@@ -13,7 +13,7 @@ from cocoa_engine.model.callables import Processor
 from cocoa_integrations._shared.logprobs import TokenLogprobs
 from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY
 from cocoa_integrations._shared.reasoning import Split
-from cocoa_integrations.server.errors import api_error
+from cocoa_integrations.server.errors import of_prompt
 from cocoa_integrations.server.protocol.chat_answer import FINISH_REASONS, Answered
 from cocoa_integrations.server.protocol.completion_request import CompletionRequest, TextOrIds
 from cocoa_integrations.server.protocol.prompt_logprobs import prompt_logprobs
@@ -109,14 +109,12 @@ class CompletionJob:
             number: the number of the answer among those to this prompt.
             config: its settings.
         """
-        try:
+        with of_prompt("prompt"):
             text, entries = self.echoed
             if self.only_echo:
                 return self._echo(number, config, text, entries)
             timeline = Timeline()
             generation = self.engine.generate(self.token_ids, config=config, timeline=timeline, **self.options)
-        except PromptError as error:
-            raise of_prompt(error) from None
         listed = None
         if self.logprobs is not None:
             tokens = TokenLogprobs(self.engine, special=True)
@@ -184,7 +182,7 @@ class CompletionStream:
             ApiError: the prompt is not valid.
         """
         job, fields = self._job, self._job.fields
-        try:
+        with of_prompt("prompt"):
             text, entries = job.echoed
             if job.only_echo:
                 self.answered = job.answer(self._number, self._config)
@@ -193,8 +191,6 @@ class CompletionStream:
             echo = [self._chunk(text, entries)] if job.echo else []
             timeline = Timeline()
             stream = job.engine.stream(job.token_ids, config=self._config, timeline=timeline, **job.options)
-        except PromptError as error:
-            raise of_prompt(error) from None
         tokens = TokenLogprobs(job.engine, special=True)
         with stream:
             self._stream = stream
@@ -250,10 +246,3 @@ def _by_text(entry: dict[str, Any]) -> dict[str, float] | None:
     for rival in [*entry["top_logprobs"], entry]:
         found.setdefault(rival["token"], rival["logprob"])  # of tokens with the same text, the most probable one
     return found
-
-
-def of_prompt(error: PromptError) -> Exception:
-    """The error of a prompt, which names the parameter."""
-    shown = api_error(error)
-    shown.param = "prompt"
-    return shown

@@ -11,7 +11,7 @@ from cocoa_engine import CocoaConfig
 from cocoa_engine.safe_text import short_repr
 from cocoa_integrations.server.errors import at_most, bad_request
 from cocoa_integrations.server.protocol.chat_request import require_shallow
-from cocoa_integrations.server.protocol.decoding import REFUSED, DecodingRequest, Refused
+from cocoa_integrations.server.protocol.decoding import REFUSED, DecodingRequest, Refused, Whole
 from cocoa_integrations.server.settings import ServerSettings
 
 REFUSED_IN_COMPLETIONS: Refused = {
@@ -28,7 +28,7 @@ class CompletionRequest(DecodingRequest):
 
     prompt: str | list[str] | list[int] | list[list[int]]
     echo: bool | None = None
-    logprobs: int | None = Field(None, ge=0, le=20)
+    logprobs: Whole | None = Field(None, ge=0, le=20)
     best_of: Any = None
     suffix: Any = None
 

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    model_validator,
+)
 from transformers import SequenceBiasLogitsProcessor
 from typing_extensions import Self
 
@@ -19,25 +27,13 @@ from cocoa_integrations._shared.citations import MOST_PASSAGES
 from cocoa_integrations._shared.settings import OF_SAMPLING, DecodeSettings
 from cocoa_integrations._shared.unsupported import INSTEAD, WITHOUT_EFFECT, is_without_effect
 from cocoa_integrations.server.errors import at_most, bad_request
+from cocoa_integrations.server.parameters import SAME_SETTING
 from cocoa_integrations.server.settings import ServerSettings
 
 Report = Literal["both", "message", "logprobs", "none"]
 
 OPERATORS = ("decore_heads",)
 """Settings that name a file of the server's machine. Requests cannot give them."""
-
-SAME_SETTING = {
-    "max_tokens": "max_new_tokens",
-    "max_completion_tokens": "max_new_tokens",
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "repetition_penalty": "repetition_penalty",
-    "seed": "seed",
-    "stop": "stop",
-    "top_logprobs": "top_logprobs",
-}
-"""Parameters of OpenAI's, and of other servers for local models, that are settings, with the name of the setting."""
 
 _BIAS = "give logit_bias"
 
@@ -62,6 +58,16 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("ignore_eos", "do_sample"), (False,)),
     "length_penalty": (1,),
 }
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, (bool, str)):
+        raise ValueError("the value must be a number")
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_number)]
+Real = Annotated[float, BeforeValidator(_number)]
 
 Refused = Mapping[str, tuple[tuple[Any, ...], str]]
 """By the name of a parameter: the values that ask for what happens anyway, and what to do instead."""
@@ -115,15 +121,15 @@ class DecodingRequest(BaseModel):
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
     model: str | None = None
-    n: int | None = Field(None, ge=1)
+    n: Whole | None = Field(None, ge=1)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = Field(None, description="As in other servers for local models; -1 and 0 are none.")
-    repetition_penalty: float | None = Field(None, description="As in other servers for local models.")
-    seed: int | None = None
+    max_tokens: Whole | None = None
+    temperature: Real | None = None
+    top_p: Real | None = None
+    top_k: Whole | None = Field(None, description="As in other servers for local models; -1 and 0 are none.")
+    repetition_penalty: Real | None = Field(None, description="As in other servers for local models.")
+    seed: Whole | None = None
     stop: str | list[str] | None = None
     frequency_penalty: Any = None
     presence_penalty: Any = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from cocoa_engine import Cancellation, CocoaConfig, CocoaEngine, Generation
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_integrations._shared.chat_template import ChatTemplateOptions
 from cocoa_integrations._shared.reasoning import Split
-from cocoa_integrations.server.errors import api_error, at_most, bad_request
+from cocoa_integrations.server.errors import at_most, bad_request, naming
 from cocoa_integrations.server.protocol.chat_request import (
     Message,
     entries_of,
@@ -74,6 +75,8 @@ class ScoreRequest(DecodingRequest):
         for one, other in (("prompt", "messages"), ("text", "texts")):
             if (getattr(self, one) is None) == (getattr(self, other) is None):
                 raise bad_request(f"give either {one} or {other}", one)
+        if self.chat_template_kwargs and self.messages is None:
+            raise bad_request("chat_template_kwargs has no effect on a prompt; give messages", "chat_template_kwargs")
         for name in ("report", "source", "top_logprobs"):
             if name in self.options.model_fields_set and getattr(self.options, name) not in (
                 "both",
@@ -101,7 +104,7 @@ class ScoreRequest(DecodingRequest):
             return engine.encode(self.prompt)
         if self.prompt is not None:
             return self.prompt
-        options = ChatTemplateOptions(chat_template_kwargs=template_variables(self.chat_template_kwargs))
+        options = ChatTemplateOptions(chat_template_kwargs=template_variables(self.chat_template_kwargs, engine))
         plan = Plan(ToolRequest.of(None), engine, options)
         messages, template_kwargs = plan.prompt(entries_of(self.messages or ()))
         return engine.encode_chat(messages, **template_kwargs)
@@ -139,9 +142,10 @@ def scored(
                 generations.append(score_one(engine, prompt, text, **options))
     except PromptError as error:
         of_prompt = "prompt" if body.messages is None else "messages"
-        raise _named(error, "text" if "text to score" in str(error) else of_prompt) from None
+        raise naming(error, "text" if "text to score" in str(error) else of_prompt) from None
     except ConfigError as error:
-        raise _named(error, "source" if " source " in f" {error} " else None) from None
+        named = next((name for name in ("source", "divide") if re.search(rf"\b{name}\b", str(error))), None)
+        raise naming(error, named) from None
     entries = [
         {"object": "cocoa.score", "index": number, "text": text, **fields.in_answer(_report(fields, one))}
         for number, (text, one) in enumerate(zip(texts, generations, strict=True))
@@ -166,9 +170,3 @@ def _usage(generations: Sequence[Generation]) -> dict[str, Any]:
         "total_tokens": prompt + given,
         "completion_tokens_details": details,
     }
-
-
-def _named(error: Exception, param: str | None) -> Exception:
-    shown = api_error(error)
-    shown.param = param or shown.param
-    return shown

@@ -335,6 +335,8 @@ async def test_variables_of_the_chat_template() -> None:
         for kwargs in (None, {"mood": "very glad"})
     ]
     assert glad > plain
+    off = {"enable_thinking": False, "documents": []}  # which clients send to every model
+    assert (await chat(engine, max_tokens=2, chat_template_kwargs=off))["usage"]["prompt_tokens"] == plain
     for name in ("add_generation_prompt", "chat_template", "conversation", "messages", "tools", "truncation", "self"):
         error = await refusal(engine, chat_template_kwargs={name: "{{ 1 }}"})
         assert error["param"] == "chat_template_kwargs"
@@ -416,7 +418,12 @@ async def test_logit_bias(tiny: Speaker) -> None:
         ({"tools": [{"type": "web_search"}]}, "tools", "functions only"),
         ({"tools": [MOVE], "tool_choice": "mvoe"}, "tool_choice", "did you mean 'move'"),
         ({"tool_choice": "required"}, "tool_choice", "none are given"),
-        ({"continue_final_message": True}, None, "assistant message"),
+        ({"continue_final_message": True}, "messages", "assistant message"),
+        ({"chat_template_kwargs": {"mood": "glad"}}, "chat_template_kwargs.mood", "has no variable of this name"),
+        ({"max_tokens": True}, "max_tokens", "must be a number"),
+        ({"max_tokens": "8"}, "max_tokens", "must be a number"),
+        ({"temperature": False}, "temperature", "must be a number"),
+        ({"tools": [MOVE, MOVE]}, "tools", "'move' is the name of several"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages", "lone surrogate"),
         ({"messages": [{"role": "user", "content": "long " * 3000}], "cocoa": {}}, "messages", "context window"),
         ({"stop": 3}, "stop", "string"),

@@ -1,0 +1,27 @@
+"""A connection to a client: bytes that are not HTTP are answered in the shape of all other errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from cocoa_integrations.server.errors import bad_request, response_of
+
+_MALFORMED = "the request is not valid HTTP/1.1; see its request line, headers and chunk sizes"
+
+
+class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # what is installed decides
+    """uvicorn's connection, with errors of the HTTP syntax as JSON."""
+
+    transport: Any
+    cycle: Any
+
+    def send_400_response(self, msg: str) -> None:
+        """Called by uvicorn for what its parser refuses."""
+        if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
+            response = response_of(bad_request(_MALFORMED, None, "malformed_request"))
+            response.headers["connection"] = "close"
+            lines = [b"HTTP/1.1 400 Bad Request", *(name + b": " + value for name, value in response.raw_headers)]
+            self.transport.write(b"\r\n".join([*lines, b"", bytes(response.body)]))
+        self.transport.close()

@@ -35,7 +35,7 @@ from cocoa_engine.methods.retrieval_heads import source_heads
 from cocoa_engine.model.prompts import Prompt
 from cocoa_engine.studies.answering import generated
 from cocoa_engine.studies.fitting.fit import LabelledFeatures, fit, fit_only, left_out
-from cocoa_engine.studies.fitting.measured import labelled_answers, labelled_features, question_prompts
+from cocoa_engine.studies.fitting.measured import answer_values, labelled_answers, labelled_features, question_prompts
 from cocoa_engine.studies.fitting.thresholds import choose
 from cocoa_engine.studies.fitting.validation import expected_calibration_error, reliability
 from cocoa_engine.studies.signal.ranking import Bootstrap, RankedWithin
@@ -126,7 +126,7 @@ def _prompts(engine: CocoaEngine, name: str, questions: Sequence[Question]) -> l
 
 def save_own(file: Path, answers: Sequence[tuple[Question, Generation]]) -> None:
     """Write the features of the model's own answers and of their visible spans."""
-    _save(file, "answer", labelled_answers(answers))
+    _save(file, "answer", labelled_answers((question, answer_values(one)) for question, one in answers))
     spans = [(n, span) for n, (_, answer) in enumerate(answers) for span in answer.spans if span.text.strip()]
     features = [span_features(span)[: SPAN_FEATURES.index(PROBE_FEATURE)] for _, span in spans]
     np.savez_compressed(file.with_suffix(".parts.npz"), features=features, answers=[n for n, _ in spans])

@@ -12,7 +12,7 @@ from cocoa_engine.calibration.features import Level
 from cocoa_engine.calibration.fitted_risk import Rule
 from cocoa_engine.cli.calibrator_check import FITTED_SETTINGS, as_fitted, check_calibrator
 from cocoa_engine.cli.calibrator_fit import fit_and_save
-from cocoa_engine.cli.dataset_options import Chat, Draws, Format, Prompts, Seed
+from cocoa_engine.cli.dataset_options import Cache, Chat, Draws, Format, Prompts, Seed
 from cocoa_engine.cli.export import Overwrite, check_drawable, reserved
 from cocoa_engine.cli.labelled_features import LabelledAnswers
 from cocoa_engine.cli.loading import load_engine
@@ -107,6 +107,7 @@ def calibrate(
     ] = 5,
     draws: Draws = 1000,
     seed: Seed = 0,
+    cache: Cache = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with status 1 if a risk is no better than the base rate or chance.")
     ] = False,
@@ -153,6 +154,7 @@ def calibrate(
         prompts=prompts,
         chat=chat,
         seed=seed,
+        cache=cache,
     )
     report = ValidationReport(plot, json, no_color, strict)
     levels: list[Level] = ["span", "answer"] if level is None else [level]

@@ -39,8 +39,7 @@ def claims(
     records = read(data, format, prompts, seed)
     check_writable(data, out=out)
     engine = load_engine(model, loading)
-    from cocoa_engine.studies.answer_cache import AnswerCache
-    from cocoa_engine.studies.claims import TokenValues, cached_values, measure_claims, to_csv, to_markdown
+    from cocoa_engine.studies.claims import TokenValues, measure_claims, to_csv, to_markdown
     from cocoa_engine.studies.fitting.measured import span_risks
 
     calibrator = engine.calibrator_for(config)
@@ -52,11 +51,8 @@ def claims(
             return TokenValues.of(forced)
         return TokenValues.of(forced, span_risks(forced, fitted, config, engine.num_layers))
 
-    kept = None if cache is None else AnswerCache(cache, "claims", engine, config, {"chat": chat})
-    missing = records if kept is None else [one for one in records if kept.get(one) is None]
-    with teacher_forced(engine, missing, config, chat=chat, kept=None if kept is None else kept.file) as answers:
-        values = map(values_of, answers) if kept is None else cached_values(answers, records, kept, values_of)
-        rows = measure_claims(values, draws=draws, seed=seed)
+    with teacher_forced(engine, records, config, chat=chat, cache=cache) as answers:
+        rows = measure_claims(map(values_of, answers), draws=draws, seed=seed)
     if out is not None:
         write(out, to_csv(rows))
     console, text = output(no_color), to_markdown(rows)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -84,16 +84,20 @@ def teacher_forced(
     *,
     chat: bool,
     without_source: bool = False,
-    kept: Path | None = None,
+    layer: int | None = None,
+    cache: Path | None = None,
 ) -> Iterator[Iterator[TeacherForced]]:
     """Feed answers as :func:`~cocoa_engine.studies.signal.segments.force` does, with a progress bar on stderr.
 
-    ``kept`` is the file in which the caller keeps what it measures.
+    ``cache`` is a folder in which they are kept, with the mean states of their spans at a ``layer``.
     """
+    from cocoa_engine.studies.signal.kept_profile import ProfileCache
     from cocoa_engine.studies.signal.segments import force
 
-    with progress("Feeding answers", len(records), kept=kept) as advance:
-        yield force(engine, records, config, chat=chat, without_source=without_source, advance=advance)
+    options: dict[str, Any] = {"chat": chat, "without_source": without_source}
+    fed = None if cache is None else ProfileCache(cache, engine, config, layer=layer, **options)
+    with progress("Feeding answers", len(records), kept=None if fed is None else fed.file) as advance:
+        yield force(engine, records, config, cache=fed, advance=advance, **options)
 
 
 @contextmanager

@@ -32,6 +32,7 @@ class LabelledAnswers:
         count: the number of questions of that kind; `None`: the default.
         chat: whether given answers follow a chat prompt.
         seed: chooses prompts and makes questions.
+        cache: the folder in which what is measured is kept.
     """
 
     data: Path | None
@@ -43,6 +44,7 @@ class LabelledAnswers:
     count: int | None
     chat: bool
     seed: int
+    cache: Path | None
 
     @classmethod
     def read(
@@ -56,6 +58,7 @@ class LabelledAnswers:
         prompts: int | None,
         chat: bool,
         seed: int,
+        cache: Path | None,
     ) -> LabelledAnswers:
         """Read the files. The arguments are options of ``cocoa calibrate``.
 
@@ -72,6 +75,7 @@ class LabelledAnswers:
             count=prompts,
             chat=chat,
             seed=seed,
+            cache=cache,
         )
 
     def measured(
@@ -88,27 +92,43 @@ class LabelledAnswers:
         Raises:
             CalibrationError: nothing is labelled by this level.
         """
+        from cocoa_engine.studies.answering import answers_cache
         from cocoa_engine.studies.fitting.fit_self import about as about_self_made
-        from cocoa_engine.studies.fitting.measured import labelled_features, own_answers
+        from cocoa_engine.studies.fitting.measured import labelled_features, own_answers, probe_layer
         from cocoa_engine.studies.fitting.self_made import QUESTIONS, made_questions, self_made_features
         from cocoa_engine.studies.signal.indicators import Layers
+        from cocoa_engine.studies.signal.kept_profile import ProfileCache
 
         Layers.of(config, engine.num_layers)  # refuse bad settings before the work
+        asks = self.questions is not None or self.self_made
+        answers_kept = answers_cache(self.cache, "answers", engine, config) if self.cache and asks else None
+        kept = None if answers_kept is None else answers_kept.file
         found: dict[Level, LabelledFeatures] = {}
         about: dict[Level, str] = {}
         if self.data is not None:
-            with teacher_forced(engine, self.records, config, chat=self.chat) as answers:
+            layer = probe_layer(engine.num_layers) if states else None
+            with teacher_forced(engine, self.records, config, chat=self.chat, layer=layer, cache=self.cache) as answers:
                 found = labelled_features(answers, config, engine.num_layers, states=states)
             how = "as a chat" if self.chat else "plain prompts"
             about = dict.fromkeys(found, f"{self.data.name}, {len(self.records)} given answers, {how}")
         if self.questions is not None:
-            with progress("Answering questions", len(self.asked)) as advance:
-                found["answer"] = own_answers(engine, self.asked, config, advance=advance)
+            with progress("Answering questions", len(self.asked), kept=kept) as advance:
+                found["answer"] = own_answers(engine, self.asked, config, cache=answers_kept, advance=advance)
             about["answer"] = f"{self.questions.name}, the model's own answers to {len(self.asked)} questions"
         if self.self_made:
             made = made_questions(self.texts, self.count or QUESTIONS, self.seed)
-            with progress("Answering questions", len(made)) as advance:
-                found = self_made_features(engine, made, config, chat=self.chat, seed=self.seed, advance=advance)
+            fed = None if self.cache is None else ProfileCache(self.cache, engine, config, chat=self.chat)
+            with progress("Answering questions", len(made), kept=kept) as advance:
+                found = self_made_features(
+                    engine,
+                    made,
+                    config,
+                    chat=self.chat,
+                    seed=self.seed,
+                    cache=answers_kept,
+                    fed=fed,
+                    advance=advance,
+                )
             about = about_self_made(found, len(made), len(self.texts))
         found = {one: items for one, items in found.items() if level in (None, one)}
         if not found:

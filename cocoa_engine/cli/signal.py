@@ -10,6 +10,7 @@ import typer
 from rich.markdown import Markdown
 
 from cocoa_engine.cli.dataset_options import (
+    Cache,
     Chat,
     DataPath,
     Draws,
@@ -26,7 +27,7 @@ from cocoa_engine.cli.options import LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.terminal import output
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import detect_format
-from cocoa_engine.errors import DataError
+from cocoa_engine.errors import ConfigError, DataError
 from cocoa_engine.optional import need
 from cocoa_engine.output_files import write_file
 
@@ -54,6 +55,7 @@ def signal(
     ] = False,
     draws: Draws = 1000,
     seed: Seed = 0,
+    cache: Cache = None,
     overwrite: Overwrite = False,
     model: Model = None,
     no_color: NoColor = False,
@@ -67,6 +69,8 @@ def signal(
     records = read(data, format, prompts, seed)
     if context_lift and (lacking := next((record for record in records if not record.source), None)):
         raise DataError(f"{lacking.id!r} has no source, so its context lift cannot be measured.")
+    if boundaries and cache is not None:
+        raise ConfigError("--boundaries divides each answer anew, which --cache cannot keep: leave one of them out")
     if boundaries and all(record.spans is None for record in records):
         raise DataError("these answers are labelled as wholes, so span boundaries cannot be compared.")
     with reserved(out / "signal.json", out / "signal.md", overwrite=overwrite):
@@ -79,7 +83,7 @@ def signal(
         from cocoa_engine.studies.signal.report import measure, to_markdown
 
         Layers.of(config, engine.num_layers)  # refuse bad settings before the work
-        with teacher_forced(engine, records, config, chat=chat, without_source=context_lift) as answers:
+        with teacher_forced(engine, records, config, chat=chat, without_source=context_lift, cache=cache) as answers:
             cuts = BoundaryScores()
             items = collect(with_boundary_scores(answers, engine, config, cuts) if boundaries else answers)
         about: About = {

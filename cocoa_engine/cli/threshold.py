@@ -13,7 +13,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from cocoa_engine.cli.dataset_options import progress
+from cocoa_engine.cli.dataset_options import Cache, progress
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Calibrator, Json, LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.prompting import Raw
@@ -49,12 +49,14 @@ def threshold(
     model: Model = None,
     calibrator: Calibrator = None,
     raw: Raw = False,
+    cache: Cache = None,
     json: Json = False,
     no_color: NoColor = False,
 ) -> None:
     """Show what a threshold on the risk would stop: the share of your answers and spans, right and wrong ones."""
     thresholds = _numbers(at)
     lines = read_own_prompts(prompts)
+    from cocoa_engine.studies.answering import answers_cache
     from cocoa_engine.studies.stopped_shares import Answer, by_answer, by_span, common_source, measure, require_scale
 
     answers = [Answer.of(one.measured, one.is_right(one.measured.text)) for one in lines if one.measured is not None]
@@ -62,8 +64,9 @@ def threshold(
     if asked := [one for one in lines if one.measured is None]:
         require_scale(config.risk, thresholds)
         engine = load_engine(model, loading, calibrator)
-        with progress("Answering", len(asked)) as advance:
-            answers += measure(engine, asked, config, raw=raw, advance=advance)
+        kept = None if cache is None else answers_cache(cache, "risks", engine, config)
+        with progress("Answering", len(asked), kept=None if kept is None else kept.file) as advance:
+            answers += measure(engine, asked, config, raw=raw, cache=kept, advance=advance)
     source = common_source(answers, thresholds)
     spans, wholes = by_span(answers, thresholds), by_answer(answers, thresholds)
     if json:

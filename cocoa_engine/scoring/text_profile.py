@@ -7,8 +7,9 @@ text can be divided into spans, and its layers compared, in any way.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -30,7 +31,7 @@ from cocoa_engine.scoring.text_tree import Step, TextTree
 
 
 @dataclass(frozen=True)
-class TextProfile:
+class TokenProfile(ABC):
     """The statistics of a text of t tokens. Lists have one value per token.
 
     Attributes:
@@ -43,8 +44,6 @@ class TextProfile:
         source_attention: as in ``Span.token_source_attention``.
         text: the decoded tokens. Some tokenizers drop the first space.
         ends: the length of the text, in complete characters, after each token.
-        states: ``[L + 1, t, d]`` float32, on the CPU. Layer 0 is the embedding; layer L is before the final norm.
-        normed: ``[t, d]`` float32, on the CPU: layer L after the final norm.
     """
 
     prompt: list[int]
@@ -58,9 +57,33 @@ class TextProfile:
     copied: list[int]
     text: str
     ends: list[int]
+    source_attention: list[float]
+
+    @property
+    @abstractmethod
+    def tokens(self) -> LayerProfile:
+        """The disagreements of each token as a span of its own."""
+
+    @abstractmethod
+    def span(self, start: int, end: int) -> LayerProfile:
+        """The disagreements of the tokens ``start`` to ``end`` (exclusive) as one mean-pooled span."""
+
+    @abstractmethod
+    def mean_state(self, layer: int, start: int, end: int) -> Tensor:
+        """The mean state of the tokens ``start`` to ``end`` (exclusive) at a layer, ``[d]``."""
+
+
+@dataclass(frozen=True)
+class TextProfile(TokenProfile):
+    """The statistics of a text of t tokens, and its hidden states.
+
+    Attributes:
+        states: ``[L + 1, t, d]`` float32, on the CPU. Layer 0 is the embedding; layer L is before the final norm.
+        normed: ``[t, d]`` float32, on the CPU: layer L after the final norm.
+    """
+
     states: Tensor
     normed: Tensor
-    source_attention: list[float] = field(default_factory=list)
 
     @property
     def num_layers(self) -> int:
@@ -77,6 +100,10 @@ class TextProfile:
         states, normed = self.states[:, start:end], self.normed[start:end]
         return LayerProfile.of(mean_pooled(states)[:, None], mean_pooled(normed)[None])
 
+    def mean_state(self, layer: int, start: int, end: int) -> Tensor:
+        """The mean state of the tokens ``start`` to ``end`` (exclusive) at a layer, ``[d]``."""
+        return mean_pooled(self.states[layer, start:end])
+
 
 @dataclass(frozen=True)
 class LayerProfile:
@@ -91,6 +118,11 @@ class LayerProfile:
     consecutive: Tensor
     to_pre_norm: Tensor
     to_post_norm: Tensor
+
+    @property
+    def arrays(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The three comparisons, in this order."""
+        return self.consecutive, self.to_pre_norm, self.to_post_norm
 
     @classmethod
     def of(cls, states: Tensor, normed: Tensor) -> LayerProfile:
@@ -197,7 +229,7 @@ class Profiler:
 
 
 class _Columns(NamedTuple):
-    """Statistics of tokens, as the attributes of :class:`TextProfile` of the same names."""
+    """Statistics of tokens, as the attributes of :class:`TokenProfile` of the same names."""
 
     log_probs: list[float]
     entropies: list[float]
@@ -208,7 +240,7 @@ class _Columns(NamedTuple):
 
 
 def _competing(step: Step, gamma: float, most: int) -> tuple[list[float], list[float], list[float]]:
-    """The values ``competing``, ``spreads`` and ``gaps`` of :class:`TextProfile` for each token of a step."""
+    """The values ``competing``, ``spreads`` and ``gaps`` of :class:`TokenProfile` for each token of a step."""
     logits, rows = step.logits.float(), step.parents
     top = logits.topk(min(most if gamma < 1 else 1, logits.shape[1]), dim=1).values
     below = top[:, :1] - top  # [W, most], 0 first

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.model.prompts import Prompt
 from cocoa_engine.results import Generation
+from cocoa_engine.studies.answer_cache import AnswerCache
 
 if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine
@@ -38,3 +40,47 @@ def generated(
         generations = engine.generate_batch(prompts[batch], config=config)
         yield from zip(items[batch], generations, strict=True)
         advance(len(generations))
+
+
+def answered(
+    engine: CocoaEngine,
+    items: Sequence[ItemT],
+    prompts: Sequence[Prompt],
+    config: CocoaConfig,
+    values_of: Callable[[Generation], dict[str, Any]],
+    *,
+    cache: AnswerCache | None = None,
+    advance: Callable[[int], None] = lambda count: None,
+) -> Iterator[tuple[ItemT, dict[str, Any]]]:
+    """Each item with plain values of the model's answer to its prompt.
+
+    Args:
+        engine, items, prompts, config: as for :func:`generated`.
+        values_of: measures an answer.
+        cache: values of prompts that were answered before are taken from here, and others are added.
+        advance: called with the number of prompts answered since the last call.
+    """
+    known = [None if cache is None else cache.get(prompt) for prompt in prompts]
+    missing = [number for number, values in enumerate(known) if values is None]
+    advance(len(known) - len(missing))
+    for number, generation in generated(engine, missing, [prompts[at] for at in missing], config, advance=advance):
+        values = known[number] = values_of(generation)
+        if cache is not None:
+            cache.add(prompts[number], values)
+    for item, found in zip(items, known, strict=True):
+        assert found is not None
+        yield item, found
+
+
+def answers_cache(folder: Path, what: str, engine: CocoaEngine, config: CocoaConfig) -> AnswerCache:
+    """A cache of the model's answers with some settings, for :func:`answered`.
+
+    Raises:
+        ConfigError: the folder or the file cannot be written to.
+    """
+    calibrator = engine.calibrator_for(config)
+    settings = {
+        "config": config.model_dump(mode="json"),
+        "calibrator": None if calibrator is None else calibrator.model_dump(mode="json"),
+    }
+    return AnswerCache(folder, what, engine, config, settings)

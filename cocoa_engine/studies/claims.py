@@ -18,7 +18,6 @@ import numpy as np
 from cocoa_engine.datasets import LabelledText
 from cocoa_engine.equations import improbability
 from cocoa_engine.errors import DataError
-from cocoa_engine.studies.answer_cache import AnswerCache
 from cocoa_engine.studies.signal.ranking import Bootstrap, Interval, Ranked, interval
 from cocoa_engine.studies.signal.segments import TeacherForced, begins_span
 from cocoa_engine.units.claims import claim_ranges
@@ -28,7 +27,6 @@ from cocoa_engine.units.words import Range
 
 Score = Literal["source attention", "least probable token", "calibrated risk"]
 SCORES: tuple[Score, ...] = ("source attention", "least probable token", "calibrated risk")
-_PLAIN = ("ends", "log_probs", "source_attention", "starts", "risks")
 SHOWN = 3
 """The number of claims that a reader is shown."""
 
@@ -65,27 +63,6 @@ class TokenValues:
         starts = [at for at in range(len(forced.ends)) if at == 0 or begins_span(profile, at)]
         of_spans = [] if risks is None else [risks.get(at, 0.0) for at in starts]
         return cls(forced.record, forced.ends, profile.log_probs, profile.source_attention, starts, of_spans)
-
-
-def cached_values(
-    answers: Iterable[TeacherForced],
-    records: Sequence[LabelledText],
-    cache: AnswerCache,
-    values_of: Callable[[TeacherForced], TokenValues],
-) -> list[TokenValues]:
-    """The values of all records: those in the cache, and those of the others, which are added to it.
-
-    Args:
-        answers: the teacher-forced answers of the records that are not in the cache.
-        records: all records, in the order of the result.
-        cache: the cache.
-        values_of: measures an answer.
-    """
-    for forced in answers:
-        values = values_of(forced)
-        cache.add(forced.record, {name: list(getattr(values, name)) for name in _PLAIN})
-    known = [(record, cache.get(record)) for record in records]
-    return [TokenValues(record, **values) for record, values in known if values is not None]
 
 
 class Row(NamedTuple):

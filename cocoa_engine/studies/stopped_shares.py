@@ -12,7 +12,9 @@ from cocoa_engine.datasets.own_prompts import MeasuredAnswer, OwnPrompt
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.model.prompts import Prompt
 from cocoa_engine.rendering.scale import RAW
-from cocoa_engine.studies.answering import generated
+from cocoa_engine.results import Generation
+from cocoa_engine.studies.answer_cache import AnswerCache
+from cocoa_engine.studies.answering import answered
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
@@ -84,6 +86,7 @@ def measure(
     config: CocoaConfig,
     *,
     raw: bool = False,
+    cache: AnswerCache | None = None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> list[Answer]:
     """Answer prompts and return the risks, in order.
@@ -93,17 +96,28 @@ def measure(
         prompts: the prompts; none that was measured before.
         config: the settings. ``max_risk`` is left out, so that answers are complete.
         raw: continue the prompts as plain text, also if the model has a chat template.
+        cache: answers to prompts that were asked before.
         advance: called with the number of prompts answered since the last call.
     """
     chat, found = engine.has_chat_template and not raw, []
     asked: list[Prompt] = [
         engine.encode_chat([{"role": "user", "content": one.request}]) if chat else one.request for one in prompts
     ]
-    for one, generation in generated(engine, prompts, asked, config, advance=advance):
-        spans = tuple((span.text, span.risk) for span in generation.spans)
-        measured = MeasuredAnswer(generation.text, spans, generation.answer_risk, generation.risk_source)
-        found.append(Answer.of(measured, one.is_right(generation.text)))
+    for one, values in answered(engine, prompts, asked, config, _values, cache=cache, advance=advance):
+        spans = tuple((text, risk) for text, risk in values["spans"])
+        measured = MeasuredAnswer(values["text"], spans, values["answer_risk"], values["risk_source"])
+        found.append(Answer.of(measured, one.is_right(measured.text)))
     return found
+
+
+def _values(generation: Generation) -> dict[str, Any]:
+    """What a threshold is compared with, as plain values."""
+    return {
+        "text": generation.text,
+        "spans": [(span.text, span.risk) for span in generation.spans],
+        "answer_risk": generation.answer_risk,
+        "risk_source": generation.risk_source,
+    }
 
 
 def common_source(answers: Sequence[Answer], thresholds: Sequence[float] = ()) -> str | None:

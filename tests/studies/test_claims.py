@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import Result
@@ -16,7 +15,7 @@ from cocoa_engine import CocoaConfig, CocoaEngine, DataError
 from cocoa_engine.datasets import LabelledSpan, LabelledText
 from cocoa_engine.studies.claims import Row, TokenValues, measure_claims, to_csv, to_markdown
 from cocoa_engine.studies.fitting.measured import span_risks
-from cocoa_engine.studies.signal.segments import TeacherForced, force
+from cocoa_engine.studies.signal.segments import force
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 WORDS = ("Rome", " shines", ".", " Boats", " sail", " slowly", " home", " again", ".")
@@ -120,45 +119,6 @@ def test_the_command(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert "lead to the error" in result.stdout
     assert "calibrated risk" in result.stdout
     assert out.read_text(encoding="utf-8").startswith("units,rule,score")
-
-
-def test_an_interrupted_command_continues_from_its_cache(
-    engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    run = _command(engine, monkeypatch)
-    data, folder = tmp_path / "mushroom.en.jsonl", tmp_path / "cache"
-    row = {"lang": "EN", "model_output_text": "Anna wrote some long books.", "hard_labels": [[0, 4]]}
-    lines = [json.dumps({"id": str(n), "model_input": f"Who {n}?", **row}) for n in range(3)]
-    data.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    fed: list[str] = []
-    values_of = TokenValues.of
-
-    def counted(forced: TeacherForced, risks: Any = None) -> TokenValues:
-        if len(fed) == 2 and interrupt:
-            raise KeyboardInterrupt
-        fed.append(forced.record.id)
-        return values_of(forced, risks)
-
-    monkeypatch.setattr(TokenValues, "of", counted)
-    options = ["claims", "--data", str(data), "--format", "mushroom", "--draws", "20"]
-    interrupt = True
-    stopped = run(*options, "--cache", str(folder))
-    assert stopped.exit_code != 0
-    (file,) = folder.glob("claims-*.jsonl")
-    assert "2 of 3 were done; they are kept in" in " ".join(stopped.stderr.split())
-    with file.open("a", encoding="utf-8") as written:
-        written.write('{"answer": "cut o')
-    interrupt = False
-    resumed = run(*options, "--cache", str(folder))
-    assert resumed.exit_code == 0, resumed.stderr
-    assert sorted(fed) == ["0", "1", "2"]
-    assert run(*options, "--cache", str(folder)).stdout == resumed.stdout == run(*options).stdout
-    assert len(fed) == 6
-    other = run(*options, "--cache", str(folder), "--gamma", "0.2")
-    assert other.exit_code == 0
-    assert len(list(folder.glob("claims-*.jsonl"))) == 2
-    file.write_text("nothing of ours\n", encoding="utf-8")
-    assert "did not write" in run(*options, "--cache", str(folder)).stderr
 
 
 def _command(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,12 +25,12 @@ from cocoa_engine.calibration.features import (
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import Question
 from cocoa_engine.decoding.answer_history import preceding
-from cocoa_engine.equations import mean_pooled
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.methods import METHODS
 from cocoa_engine.model.prompts import Prompt
 from cocoa_engine.results import Generation
-from cocoa_engine.studies.answering import generated
+from cocoa_engine.studies.answer_cache import AnswerCache
+from cocoa_engine.studies.answering import answered
 from cocoa_engine.studies.fitting.fit import Floats32, LabelledFeatures
 from cocoa_engine.studies.signal.indicators import Layers
 from cocoa_engine.studies.signal.segments import Segment, TeacherForced, answer, spans
@@ -77,9 +77,7 @@ def labelled_features(
             found["answer"].add(features, forced.record.label, group)
         if forced.record.spans is not None:
             for segment in spans(forced):
-                state = (
-                    mean_pooled(forced.profile.states[read, segment.start : segment.end]).numpy() if states else None
-                )
+                state = forced.profile.mean_state(read, segment.start, segment.end).numpy() if states else None
                 found["span"].add(_span_features(segment, layers, branches), segment.hallucinated > 0, group, state)
     return {level: rows.labelled(level) for level, rows in found.items() if rows.labels}
 
@@ -113,6 +111,7 @@ def own_answers(
     questions: Sequence[Question],
     config: CocoaConfig,
     *,
+    cache: AnswerCache | None = None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> LabelledFeatures:
     """The features of a model's own answers to questions. An answer that contains no known answer is hallucinated.
@@ -123,16 +122,28 @@ def own_answers(
         engine: the engine with the model.
         questions: the questions.
         config: the settings of the decodes.
+        cache: answers to questions that were asked before.
         advance: called with the number of questions answered since the last call.
     """
-    return labelled_answers(generated(engine, questions, question_prompts(engine, questions), config, advance=advance))
+    prompts = question_prompts(engine, questions)
+    return labelled_answers(answered(engine, questions, prompts, config, answer_values, cache=cache, advance=advance))
 
 
-def labelled_answers(answers: Iterable[tuple[Question, Generation]]) -> LabelledFeatures:
-    """The features of answers to questions. An answer that contains no known answer is hallucinated."""
+def answer_values(generation: Generation) -> dict[str, Any]:
+    """The text and the features of an answer, as plain values. An empty answer has no features."""
+    return {"text": generation.text, "features": answer_features(generation) if generation.spans else None}
+
+
+def labelled_answers(answers: Iterable[tuple[Question, Mapping[str, Any]]]) -> LabelledFeatures:
+    """The features of answers to questions. An answer that contains no known answer is hallucinated.
+
+    Args:
+        answers: each question with the :func:`answer_values` of its answer. Empty answers are left out.
+    """
     rows = Rows()
-    for question, generation in answers:
-        rows.add(answer_features(generation), not question.is_right(generation.text), question.group)
+    for question, values in answers:
+        if values["features"] is not None:
+            rows.add(values["features"], not question.is_right(values["text"]), question.group)
     return rows.labelled("answer")
 
 

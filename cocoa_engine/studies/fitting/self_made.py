@@ -14,16 +14,17 @@ from itertools import islice
 from random import Random
 from typing import TYPE_CHECKING
 
-from cocoa_engine.calibration.features import Level, answer_features
+from cocoa_engine.calibration.features import Level
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import Question
 from cocoa_engine.errors import CalibrationError
-from cocoa_engine.studies.answering import generated
+from cocoa_engine.studies.answer_cache import AnswerCache
+from cocoa_engine.studies.answering import answered
 from cocoa_engine.studies.fitting.fit import LabelledFeatures
-from cocoa_engine.studies.fitting.measured import Rows, labelled_features, request_prompt
+from cocoa_engine.studies.fitting.measured import Rows, answer_values, labelled_features, request_prompt
 from cocoa_engine.studies.fitting.planted import planted_errors
 from cocoa_engine.studies.invented import passages
-from cocoa_engine.studies.signal.segments import force
+from cocoa_engine.studies.signal.segments import Fed, force
 
 if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine
@@ -156,6 +157,8 @@ def self_made_features(
     *,
     chat: bool = False,
     seed: int = 0,
+    cache: AnswerCache | None = None,
+    fed: Fed | None = None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> dict[Level, LabelledFeatures]:
     """The features and labels of a model's answers to made questions, and of the spans of texts with planted errors.
@@ -166,13 +169,15 @@ def self_made_features(
         config: the settings of the decodes.
         chat: feed the texts through the model's chat template. Questions always use it if there is one.
         seed: seed of the texts.
+        cache: answers to questions that were asked before.
+        fed: texts that were fed before.
         advance: called with the number of questions answered since the last call.
     """
     rows = Rows()
     prompts = [request_prompt(engine, one.request) for one in made]
-    for one, generation in generated(engine, made, prompts, config, advance=advance):
-        if generation.spans:
-            rows.add(answer_features(generation), not one.is_right(generation.text), one.question.group)
+    for one, values in answered(engine, made, prompts, config, answer_values, cache=cache, advance=advance):
+        if values["features"] is not None:
+            rows.add(values["features"], not one.is_right(values["text"]), one.question.group)
     texts = planted_errors(len(made) // 2, seed)
-    found = labelled_features(force(engine, texts, config, chat=chat), config, engine.num_layers)
+    found = labelled_features(force(engine, texts, config, chat=chat, cache=fed), config, engine.num_layers)
     return {**found, "answer": rows.labelled("answer")} if rows.labels else found

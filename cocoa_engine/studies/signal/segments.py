@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import LabelledText
-from cocoa_engine.scoring.text_profile import LayerProfile, Profiler, TextProfile
+from cocoa_engine.scoring.text_profile import LayerProfile, Profiler, TokenProfile
 
 if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine
@@ -27,7 +27,7 @@ class TeacherForced:
     """
 
     record: LabelledText
-    profile: TextProfile
+    profile: TokenProfile
     ends: list[int]
     without_source: TeacherForced | None = None
 
@@ -52,6 +52,16 @@ class Segment:
     supported: int
 
 
+class Fed(Protocol):
+    """Answers that were fed before, such as :class:`~cocoa_engine.studies.signal.kept_profile.ProfileCache`."""
+
+    def get(self, record: LabelledText) -> TeacherForced | None:
+        """An answer; `None` if it was not fed before."""
+
+    def add(self, forced: TeacherForced) -> None:
+        """Keep an answer."""
+
+
 def force(
     engine: CocoaEngine,
     records: Iterable[LabelledText],
@@ -59,6 +69,7 @@ def force(
     *,
     chat: bool = False,
     without_source: bool = False,
+    cache: Fed | None = None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> Iterator[TeacherForced]:
     """Feed labelled answers to a model, each after its prompt. Consecutive answers share the encoding of their prompt.
@@ -69,6 +80,7 @@ def force(
         config: the settings. ``gamma`` and ``max_candidates`` define which tokens compete.
         chat: ask through the model's chat template instead of as text to continue.
         without_source: also feed each answer after its prompt without the source.
+        cache: answers that were fed before are taken from here, and others are added.
         advance: called with the number of answers fed since the last call.
 
     Raises:
@@ -78,22 +90,38 @@ def force(
     profiler = Profiler(engine.session, config, None if calibrator is None else calibrator.heads)
     for _, same in groupby(records, key=lambda record: record.prompt):
         batch = list(same)
-        prompt = _prompt(engine, batch[0], chat)
-        # a plain prompt ends with a colon, so a space has to follow; offsets count from the answer's first letter
-        leads = ["" if chat or record.text[0].isspace() else " " for record in batch]
-        texts = [lead + record.text for lead, record in zip(leads, batch, strict=True)]
-        profiles = profiler(prompt, texts)
-        ids = [profile.token_ids for profile in profiles]
-        sourceless: Sequence[TextProfile | None] = [None] * len(batch)
-        if without_source:
-            sourceless = profiler(_prompt(engine, batch[0].without_source(), chat), ids)
-        for record, lead, text, profile, other in zip(batch, leads, texts, profiles, sourceless, strict=True):
-            dropped = text[0].isspace() and not profile.text[:1].isspace()  # by the tokenizer
-            shift = len(lead) - dropped
-            ends = [min(max(end - shift, 0), len(record.text)) for end in profile.ends]
-            forced_other = None if other is None else TeacherForced(record, other, ends)
-            yield TeacherForced(record, profile, ends, forced_other)
+        known = {} if cache is None else {record: found for record in batch if (found := cache.get(record)) is not None}
+        if missing := [record for record in batch if record not in known]:
+            fed = _fed(engine, profiler, missing, chat=chat, without_source=without_source)
+            if cache is not None:
+                for one in fed:
+                    cache.add(one)
+            known |= {one.record: one for one in fed}
+        yield from (known[record] for record in batch)
         advance(len(batch))
+
+
+def _fed(
+    engine: CocoaEngine, profiler: Profiler, batch: Sequence[LabelledText], *, chat: bool, without_source: bool
+) -> list[TeacherForced]:
+    """Feed answers to one prompt."""
+    prompt = _prompt(engine, batch[0], chat)
+    # a plain prompt ends with a colon, so a space has to follow; offsets count from the answer's first letter
+    leads = ["" if chat or record.text[0].isspace() else " " for record in batch]
+    texts = [lead + record.text for lead, record in zip(leads, batch, strict=True)]
+    profiles = profiler(prompt, texts)
+    ids = [profile.token_ids for profile in profiles]
+    sourceless: Sequence[TokenProfile | None] = [None] * len(batch)
+    if without_source:
+        sourceless = profiler(_prompt(engine, batch[0].without_source(), chat), ids)
+    found = []
+    for record, lead, text, profile, other in zip(batch, leads, texts, profiles, sourceless, strict=True):
+        dropped = text[0].isspace() and not profile.text[:1].isspace()  # by the tokenizer
+        shift = len(lead) - dropped
+        ends = [min(max(end - shift, 0), len(record.text)) for end in profile.ends]
+        forced_other = None if other is None else TeacherForced(record, other, ends)
+        found.append(TeacherForced(record, profile, ends, forced_other))
+    return found
 
 
 def _prompt(engine: CocoaEngine, record: LabelledText, chat: bool) -> str | list[int]:
@@ -114,15 +142,20 @@ def spans(forced: TeacherForced) -> Iterator[Segment]:
     span ends at its own next risk point. It also ends before a token that is not the most probable one, because
     branches continue with the most probable token.
     """
-    count = len(forced.profile.token_ids)
-    cuts = [at for at in range(count) if at == 0 or begins_span(forced.profile, at)]
-    for start, end in zip(cuts, [*cuts[1:], count], strict=True):
+    for start, end in span_ranges(forced.profile):
         segment = _segment(forced, start, end)
         if segment.hallucinated + segment.supported:
             yield segment
 
 
-def begins_span(profile: TextProfile, at: int) -> bool:
+def span_ranges(profile: TokenProfile) -> list[tuple[int, int]]:
+    """The tokens of each span, the end exclusive; see :func:`spans`. Together the spans cover the text."""
+    count = len(profile.token_ids)
+    cuts = [at for at in range(count) if at == 0 or begins_span(profile, at)]
+    return list(zip(cuts, [*cuts[1:], count], strict=True))
+
+
+def begins_span(profile: TokenProfile, at: int) -> bool:
     """Whether several tokens compete at a position, or the text's token is not the most probable one."""
     return profile.competing[at] > 1 or profile.gaps[at] > 0
 

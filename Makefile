@@ -1,6 +1,6 @@
 # Everything on a fresh machine with Python >= 3.10 and a package index:
 #   make demo    ask the embedded model a question and see where its answer may be wrong
-#   make test    lint, type-check, check the layers and run all tests
+#   make test    lint, type-check, check the layers and run all tests but those that need more installed
 #   make check   the same with the fast tests only (about two minutes on two cores)
 #   make docs    build the documentation site into site/
 #   make wheel   build the wheel, install it with each extra alone, and use it
@@ -12,6 +12,7 @@
 #   make audit   look the locked packages up in the list of known vulnerabilities
 #   make conformance  run suites that others wrote against the server (about ten minutes, needs npm)
 #   make ray     test what runs on a Ray cluster, on one of this machine (about six minutes; Ray is 641 MB)
+#   make processors  test the kernels for ARM and for other kinds of x86-64 (two minutes; needs their compilers)
 #   make sbom    write dist/sbom.cdx.json: what the tests ran with, as a CycloneDX bill of materials
 
 PYTHON ?= python3
@@ -44,7 +45,7 @@ BROWSER = @{ command -v chromium || command -v chromium-browser || command -v go
 	apt-get -qq install -y --no-install-recommends chromium; } >/dev/null 2>&1; } \
 	|| echo "No Chromium: the tests that look at pages are skipped."
 
-.PHONY: demo lint check test docs wheel floors test-floors bench lock audit sbom conformance ray architectures fuzz clean
+.PHONY: demo lint check test docs wheel floors test-floors bench lock audit sbom conformance ray processors architectures fuzz clean
 
 demo: $(VENV)/.demo
 	$(BIN)/cocoa ask "Who wrote Pride and Prejudice?" --compare greedy --details --stop .
@@ -59,7 +60,10 @@ check: lint
 	$(PYTEST) -m "not slow"
 
 test: lint
-	$(PYTEST)
+	$(PYTEST) -m "not processors"
+
+processors: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/execution/native/test_processors.py -rs
 
 wheel: | $(BIN)/python
 	$(BIN)/python tests/installation/check_wheel.py

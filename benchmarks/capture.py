@@ -33,7 +33,8 @@ def _steps(bench: Bench, name: str, runtime: Runtime) -> dict[str, Any]:
                 summed = states if summed is None else summed + states
         return STEPS
 
-    found = with_and_without(bench, f"capture, {name}", (WITH, WITHOUT), steps, 10 * bench.settings.rounds)
+    rounds = bench.settings.units * bench.settings.rounds
+    found = with_and_without(bench, f"capture, {name}", (WITH, WITHOUT), steps, rounds)
     after.close()
     return found
 

@@ -45,6 +45,7 @@ class Settings:
         batches: batch sizes.
         candidates: values of ``max_candidates``.
         answers: number of scored answers.
+        units: factor of the number of rounds of comparisons of single steps.
     """
 
     model: str | None = None
@@ -58,6 +59,7 @@ class Settings:
     batches: tuple[int, ...] = (1, 2, 4, 8, 16)
     candidates: tuple[int, ...] = (1, 2, 3, 5, 8)
     answers: int = 100
+    units: int = 10
 
     def quick(self) -> Settings:
         """Minimal sizes that still run all code. The timings are meaningless."""
@@ -72,4 +74,5 @@ class Settings:
             batches=(1, 2),
             candidates=(1, 3),
             answers=8,
+            units=1,
         )

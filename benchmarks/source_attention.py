@@ -28,9 +28,8 @@ def _steps(bench: Bench, length: int) -> dict[str, Any]:
             after.step(1, capturing=True, source=source)
         return STEPS
 
-    found = with_and_without(
-        bench, f"source attention, prompt of {length} tokens", (WITH, WITHOUT), steps, 40 * bench.settings.rounds
-    )
+    rounds = 4 * bench.settings.units * bench.settings.rounds
+    found = with_and_without(bench, f"source attention, prompt of {length} tokens", (WITH, WITHOUT), steps, rounds)
     after.close()
     return found
 

@@ -15,6 +15,7 @@ from cocoa_engine.methods.retrieval_heads import source_heads
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.spans import Measured
 from tests.architectures.small_configs import small_model
+from tests.helpers.attention import attention_weights, mass_on_prompt, source_attention
 from tests.helpers.reference import Figures, FullForward, Reference, ReferenceGeneration
 from tests.helpers.tiny_models import VOCAB_SIZE, tiny_tokenizer
 
@@ -176,19 +177,17 @@ def _attention(engine: CocoaEngine) -> str:
         return "none"
     for length in LENGTHS:
         prompt = _prompt(0, length)
+        if len(prompt) == 1:  # it has no source
+            continue
         answer = engine.generate(prompt, max_new_tokens=8, gamma=0.2)
-        found, given = (_source_attention(one) for one in (answer, engine.score(prompt, answer.token_ids)))
-        if len(prompt) > 1 and not found and not given:
+        found, given = map(source_attention, (answer, engine.score(prompt, answer.token_ids)))
+        if not found and not given:
             return "not seen"
         weights = _from_weights(engine.model, heads, prompt, answer.token_ids)
         for expected in (given, given if weights is None else weights):
-            if len(prompt) > 1 and not _alike(found, expected):
+            if not _alike(found, expected):
                 raise DifferentError(f"source attention {found}, expected {expected}")
     return "seen"
-
-
-def _source_attention(answer: Generation) -> list[float]:
-    return [value for span in answer.spans for value in span.token_source_attention]
 
 
 def _alike(found: list[float], expected: list[float]) -> bool:
@@ -197,24 +196,18 @@ def _alike(found: list[float], expected: list[float]) -> bool:
     )
 
 
-@torch.no_grad()
 def _from_weights(
     model: Any, heads: Sequence[tuple[int, int]], prompt: list[int], text: list[int]
 ) -> list[float] | None:
     """The mean mass on the prompt after its first token; `None` if the model does not return all weights."""
-    usual = model.config._attn_implementation
     try:
-        model.set_attn_implementation("eager")
-        layers = model(torch.tensor([[*prompt, *text]]), output_attentions=True).attentions
-        start = len(prompt)
+        layers = attention_weights(model, [*prompt, *text])
         sinks = any(name.endswith("sinks") for name, _ in model.named_parameters())
         if sinks and torch.allclose(layers[-1].sum(-1), torch.ones(())):
             return None  # the share of the sinks is left out
-        return torch.stack([layers[at][0, head, start:, 1:start].sum(-1) for at, head in heads]).mean(dim=0).tolist()
+        return mass_on_prompt(layers, heads, len(prompt))
     except Exception:  # errors of many types
         return None
-    finally:
-        model.set_attn_implementation(usual)
 
 
 def difference(actual: Generation, expected: ReferenceGeneration) -> float:

@@ -173,12 +173,17 @@ def test_real_model(engine, real_forward, names, settings):
         assert answer.usage.prompt_tokens == len(ids)
 
 
+OTHER_WAYS = [Runtime(forward="modules"), Runtime(linears="packed"), Runtime(linears="transposed")]
+
+
 @pytest.mark.parametrize(
-    "runtime",
-    [Runtime(forward="modules"), Runtime(linears="packed"), Runtime(linears="transposed")],
-    ids=["modules", "packed", "transposed"],
+    ("names", "settings", "runtime"),
+    [
+        # each way with two groups of prompts and settings, or one
+        pytest.param(*group.values, OTHER_WAYS[number % len(OTHER_WAYS)], id=str(group.id))
+        for number, group in enumerate(REAL_GROUPS)
+    ],
 )
-@pytest.mark.parametrize(("names", "settings"), REAL_GROUPS)
 def test_real_model_run_in_other_ways(engine, real_forward, names, settings, runtime):
     """What the reference meets has been passed over by the test before."""
     config = CocoaConfig(**{"max_new_tokens": 5, "max_candidates": 3, "max_span_tokens": 4, **settings})

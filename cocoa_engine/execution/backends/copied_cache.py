@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, StepOutput, TokenTree, only_paths
 from cocoa_engine.execution.forward.observed_attention import observed_attention
-from cocoa_engine.execution.forward.source_attention import of_segments, passages_of_segments, probe_of
+from cocoa_engine.execution.forward.source_attention import of_segments, probe_of
 from cocoa_engine.model.hidden_states import CaptureSpec, capture
 from cocoa_engine.model.language_model import LanguageModel
 
@@ -97,8 +97,7 @@ class CopiedCache(Backend[CopiedTree]):
             torch.stack(logits),
             torch.stack(hidden, dim=1),
             early_logits,
-            of_segments([(probe, 1) for probe in probes]),
-            passages_of_segments([(probe, 1) for probe in probes]),
+            *of_segments([(probe, 1) for probe in probes]),
         )
 
     def _forward(self, token_ids: Sequence[int], start: int, cache: Cache | None) -> Any:

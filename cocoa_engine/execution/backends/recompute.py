@@ -12,7 +12,6 @@ from cocoa_engine.execution.forward.observed_attention import observed_attention
 from cocoa_engine.execution.forward.source_attention import (
     SourceProbe,
     of_segments,
-    passages_of_segments,
     probe_of,
 )
 from cocoa_engine.model.hidden_states import CaptureSpec, capture
@@ -59,8 +58,7 @@ class Recompute(Backend[RecomputedTree]):
                     torch.cat([each.logits for each in fed]),
                     torch.cat([each.hidden for each in fed], dim=1),
                     torch.cat(others, dim=1) if others else None,
-                    of_segments([(probe, 1) for probe in probes]),
-                    passages_of_segments([(probe, 1) for probe in probes]),
+                    *of_segments([(probe, 1) for probe in probes]),
                 )
             )
         return outputs

@@ -28,7 +28,7 @@ from cocoa_engine.execution.forward.linears import (
     gated,
     is_plain,
 )
-from cocoa_engine.execution.forward.source_attention import of_segments, passages_of_segments
+from cocoa_engine.execution.forward.source_attention import of_segments
 from cocoa_engine.execution.forward.windows import Windows
 from cocoa_engine.execution.native.layers import DecoderLayer, Layers
 from cocoa_engine.execution.native.operators import can_multiply, is_readable, unpack
@@ -219,7 +219,7 @@ class Lean(Forward):
         else:
             last, states, early = self.decode(token_ids, cos, sin, attention, capture, local)
             probes = [(segment.source, segment.width) for segment in segments]
-            source, passages = of_segments(probes), passages_of_segments(probes)
+            source, passages = of_segments(probes)
         if capture is None:
             ends = torch.tensor([segment.width for segment in segments]).cumsum(0) - 1
             return PassOutput(self.logits(last[ends]), None)

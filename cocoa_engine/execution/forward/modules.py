@@ -24,7 +24,7 @@ from cocoa_engine.execution.forward.linears import (
     is_plain,
 )
 from cocoa_engine.execution.forward.observed_attention import observed_attention
-from cocoa_engine.execution.forward.source_attention import of_segments, passages_of_segments
+from cocoa_engine.execution.forward.source_attention import of_segments
 from cocoa_engine.execution.forward.windows import Windows
 from cocoa_engine.model import hidden_states
 from cocoa_engine.model.experts import SeparateExperts, are_experts
@@ -93,7 +93,7 @@ class Modules(Forward):
         if captured is None:
             return PassOutput(logits[_last_rows(segments, kept)], None)
         probes = [(segment.source, segment.width) for segment in segments]
-        source, passages = of_segments(probes), passages_of_segments(probes)
+        source, passages = of_segments(probes)
         hidden, others = captured.stacked(logits.device)[:, 0], None if early is None else early[:, 0]
         return PassOutput(
             logits,

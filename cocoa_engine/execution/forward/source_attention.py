@@ -141,12 +141,19 @@ def probe_of(heads: Heads, prompt_tokens: int, passages: Sequence[range] = ()) -
     return SourceProbe(heads, source, passages) if heads and source else None
 
 
-def of_segments(probes: Sequence[tuple[SourceProbe | None, int]]) -> Tensor | None:
-    """The source attention of all tokens of a pass, ``[T]``; `None` if nothing was measured.
+def of_segments(probes: Sequence[tuple[SourceProbe | None, int]]) -> tuple[Tensor | None, Tensor | None]:
+    """The attention of all tokens of a pass on their source, ``[T]``, and on each of its passages, ``[T, P]``.
+
+    P is the largest number of passages of a segment. Further columns of a segment with fewer passages are 0. Either
+    result is `None` if nothing was measured, the second one also if no segment has passages.
 
     Args:
         probes: the probe of each segment and its number of tokens. Segments without a probe get zeros.
     """
+    return _means(probes), _of_passages(probes)
+
+
+def _means(probes: Sequence[tuple[SourceProbe | None, int]]) -> Tensor | None:
     means = [None if probe is None else probe.mean() for probe, _ in probes]
     known = next((mean for mean in means if mean is not None), None)
     if known is None:
@@ -156,15 +163,7 @@ def of_segments(probes: Sequence[tuple[SourceProbe | None, int]]) -> Tensor | No
     )
 
 
-def passages_of_segments(probes: Sequence[tuple[SourceProbe | None, int]]) -> Tensor | None:
-    """The attention of all tokens of a pass on the passages of their own sequence, ``[T, P]``.
-
-    P is the largest number of passages of a segment. Further columns of a segment with fewer passages are 0. The result
-    is `None` if no segment has passages, or if nothing was measured.
-
-    Args:
-        probes: as for :func:`of_segments`.
-    """
+def _of_passages(probes: Sequence[tuple[SourceProbe | None, int]]) -> Tensor | None:
     found = [None if probe is None else probe.of_passages() for probe, _ in probes]
     known = [one for one in found if one is not None]
     if not known:

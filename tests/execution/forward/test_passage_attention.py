@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.execution.forward.source_attention import SourceProbe, passages_of_segments
+from cocoa_engine.execution.forward.source_attention import SourceProbe, of_segments
 from cocoa_engine.model.passages import Passages
 from tests.helpers.backends import PROMPTS, made
 from tests.helpers.inside import use_backend
@@ -149,11 +149,11 @@ def test_segments_without_passages_get_zeros() -> None:
     probe, bare = SourceProbe([(0, 1)], range(1, 5), [range(1, 3)]), SourceProbe([(0, 1)], range(1, 5))
     for each, width in ((probe, 2), (bare, 3)):
         each.add(0, torch.randn(4, width, 8), torch.randn(2, 10, 8), None, scale=0.3)
-    found = passages_of_segments([(bare, 3), (None, 1), (probe, 2)])
+    _, found = of_segments([(bare, 3), (None, 1), (probe, 2)])
     own = probe.of_passages()
     assert found is not None
     assert own is not None
     assert found.shape == (6, 1)
     assert found[:4].abs().max() == 0
     assert torch.equal(found[4:], own)
-    assert passages_of_segments([(bare, 3)]) is None
+    assert of_segments([(bare, 3)])[1] is None

@@ -14,6 +14,7 @@ from cocoa_engine.execution.forward.source_attention import SourceProbe, source_
 from cocoa_engine.methods.retrieval_heads import SOURCE_HEADS, known_heads, source_heads
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.scoring.text_profile import Profiler
+from tests.helpers.attention import attention_weights, mass_on_prompt, source_attention
 from tests.helpers.backends import PROMPTS, made
 from tests.helpers.in_threads import join, start
 from tests.helpers.inside import use_backend
@@ -31,20 +32,7 @@ def config_of(model: PreTrainedModel, folder: Path) -> CocoaConfig:
 
 def eager(model: PreTrainedModel, token_ids: list[int], prompt_tokens: int) -> list[float]:
     """The mean mass of the heads on the prompt after its first token, for each token after the prompt."""
-    usual = model.config._attn_implementation
-    model.set_attn_implementation("eager")
-    try:
-        with torch.no_grad():
-            weights = model(torch.tensor([token_ids]), output_attentions=True).attentions
-    finally:
-        model.set_attn_implementation(usual)
-    masses = [weights[layer][0, head, prompt_tokens:, 1:prompt_tokens].sum(-1) for layer, head in heads_of(model)]
-    values: list[float] = torch.stack(masses).mean(dim=0).tolist()
-    return values
-
-
-def measured(generation: Generation) -> list[float]:
-    return [value for span in generation.spans for value in span.token_source_attention]
+    return mass_on_prompt(attention_weights(model, token_ids), heads_of(model), prompt_tokens)
 
 
 @pytest.mark.slow
@@ -55,7 +43,7 @@ def test_it_is_the_mass_of_the_attention_weights(architecture: str, tmp_path: Pa
     answer = engine.generate(PROMPT)
     assert any(span.candidates for span in answer.spans)
     expected = eager(model, [*PROMPT, *answer.token_ids], len(PROMPT))
-    assert measured(answer) == pytest.approx(expected, abs=1e-4)
+    assert source_attention(answer) == pytest.approx(expected, abs=1e-4)
     assert 0 <= min(expected) < max(expected) <= 1  # 0 where a window has left the prompt
     for span in answer.spans:
         mean = sum(span.token_source_attention) / len(span.token_ids)
@@ -73,9 +61,11 @@ def test_every_backend_measures_the_same(kind: str, linear_backend: str, tmp_pat
         CocoaEngine(model, tiny_tokenizer(), config=config_of(model, tmp_path)), made(model, kind, linear_backend)
     )  # type: ignore[arg-type]
     for prompt, answer in zip(PROMPTS, engine.generate_batch(PROMPTS), strict=True):
-        assert measured(answer) == pytest.approx(eager(model, [*prompt, *answer.token_ids], len(prompt)), abs=1e-4)
+        assert source_attention(answer) == pytest.approx(
+            eager(model, [*prompt, *answer.token_ids], len(prompt)), abs=1e-4
+        )
     alone = engine.generate(PROMPT)
-    assert measured(alone) == pytest.approx(eager(model, [*PROMPT, *alone.token_ids], len(PROMPT)), abs=1e-4)
+    assert source_attention(alone) == pytest.approx(eager(model, [*PROMPT, *alone.token_ids], len(PROMPT)), abs=1e-4)
 
 
 @pytest.mark.slow
@@ -89,7 +79,9 @@ def test_backends_with_the_models_own_attention_measure_the_same(kind: str, arch
     )
     usual = model.config._attn_implementation
     for prompt, answer in zip(PROMPTS, engine.generate_batch(PROMPTS), strict=True):
-        assert measured(answer) == pytest.approx(eager(model, [*prompt, *answer.token_ids], len(prompt)), abs=1e-4)
+        assert source_attention(answer) == pytest.approx(
+            eager(model, [*prompt, *answer.token_ids], len(prompt)), abs=1e-4
+        )
     assert model.config._attn_implementation == usual
 
 
@@ -101,11 +93,11 @@ def test_given_texts(architecture: str, tmp_path: Path) -> None:
     text = [9, 40, 77, 12, 150, 3, 200]
     expected = eager(model, [*PROMPT, *text], len(PROMPT))
     usual = model.config._attn_implementation
-    assert measured(engine.score(PROMPT, text)) == pytest.approx(expected, abs=1e-4)
+    assert source_attention(engine.score(PROMPT, text)) == pytest.approx(expected, abs=1e-4)
     assert model.config._attn_implementation == usual
     one, two = engine.score(PROMPT, [text, text[:3]])
-    assert measured(one) == pytest.approx(expected, abs=1e-4)
-    assert measured(two) == pytest.approx(expected[:3], abs=1e-4)
+    assert source_attention(one) == pytest.approx(expected, abs=1e-4)
+    assert source_attention(two) == pytest.approx(expected[:3], abs=1e-4)
 
 
 def test_a_profile_has_it(tmp_path: Path) -> None:
@@ -123,7 +115,7 @@ def test_other_methods(method: str, tmp_path: Path) -> None:
     answer = engine.generate(PROMPT, method=method)
     contrasts = method in ("decore", "dola")  # the prompt's last token is fed as a step, and is not in the source
     expected = eager(model, [*PROMPT, *answer.token_ids], len(PROMPT))
-    found = measured(answer)
+    found = source_attention(answer)
     assert len(found) == len(answer.token_ids)
     if not contrasts:
         assert found == pytest.approx(expected, abs=1e-4)
@@ -136,7 +128,7 @@ def test_the_prefix_cache_changes_nothing(tmp_path: Path) -> None:
     prompt = [3 + 7 * number % 200 for number in range(200)]
     first, second = engine.generate(prompt), engine.generate(prompt)
     assert second.usage.cached_tokens
-    assert measured(second) == pytest.approx(measured(first), abs=1e-5)
+    assert source_attention(second) == pytest.approx(source_attention(first), abs=1e-5)
 
 
 def test_soft_caps_and_masks() -> None:
@@ -181,7 +173,7 @@ def test_methods_that_read_the_prompt_back_share_passes_with_others(tmp_path: Pa
         outcome.append(engine.generate(PROMPT))
     join([other])
     for answer in outcome:
-        assert measured(answer) == pytest.approx(measured(alone), abs=1e-4)
+        assert source_attention(answer) == pytest.approx(source_attention(alone), abs=1e-4)
         assert all(len(span.token_source_attention) == len(span.token_ids) for span in answer.spans)
 
 
@@ -235,6 +227,6 @@ def test_a_prompt_of_one_token_has_no_source(tmp_path: Path) -> None:
     model = tiny_model("llama")
     engine = CocoaEngine(model, tiny_tokenizer(), config=config_of(model, tmp_path))
     short, long = engine.generate_batch([[5], PROMPT])
-    assert measured(short) == measured(engine.generate([5])) == []
-    assert measured(engine.score([5], [6, 7])) == []
-    assert measured(long) == pytest.approx(measured(engine.generate(PROMPT)), abs=1e-5)
+    assert source_attention(short) == source_attention(engine.generate([5])) == []
+    assert source_attention(engine.score([5], [6, 7])) == []
+    assert source_attention(long) == pytest.approx(source_attention(engine.generate(PROMPT)), abs=1e-5)

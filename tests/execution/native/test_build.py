@@ -371,3 +371,11 @@ def test_a_model_in_bfloat16_says_the_same_by_kernels() -> None:
     ]
     kernels, stock = (scored.spans[0].token_log_probs for scored in firsts)
     assert kernels == pytest.approx(stock, abs=0.05)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="needs an x86-64 processor")
+@needs_kernels
+def test_x86_without_avx2_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(build.PROCESSORS, "x86_64", "-march=x86-64")
+    with pytest.raises(build._UnfitError, match="needs AVX2 or AVX-512"):
+        build._compile(build._compiler(), tmp_path)

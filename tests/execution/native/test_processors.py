@@ -1,5 +1,7 @@
 """The kernels for other processors: NEON of 64-bit ARM, cross-compiled and emulated, and every kind of x86-64.
 
+They compile the kernels seven times, which takes a minute and a half: ``make processors`` runs them, ``make test`` does
+not.
 Debian's packages ``g++-aarch64-linux-gnu``, ``qemu-user`` and ``clang`` have what these tests skip without.
 """
 
@@ -21,7 +23,7 @@ from cocoa_engine.execution.native.structures import KINDS
 from tests.helpers.emulated_kernels import DRIVER, EmulatedKernels
 from tests.helpers.libraries import forget
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.processors]
 
 LIMIT = 600.0  # seconds for one compilation, on a busy machine
 CROSS = {"gcc": ("aarch64-linux-gnu-g++",), "clang": ("clang++", "--target=aarch64-linux-gnu")}
@@ -204,11 +206,3 @@ def test_every_compiler_and_kind_of_x86_computes_the_same(
         check_rows_alone()
     finally:
         forget()
-
-
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="needs an x86-64 processor")
-@pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
-def test_x86_without_avx2_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(build.PROCESSORS, "x86_64", "-march=x86-64")
-    with pytest.raises(build._UnfitError, match="needs AVX2 or AVX-512"):
-        build._compile(build._compiler(), tmp_path)

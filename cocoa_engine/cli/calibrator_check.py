@@ -14,7 +14,7 @@ from cocoa_engine.calibration.features import Level
 from cocoa_engine.calibration.fitted_risk import FittedRisk
 from cocoa_engine.calibration.settings import Settings
 from cocoa_engine.cli.labelled_features import LabelledAnswers
-from cocoa_engine.cli.terminal import print_json
+from cocoa_engine.cli.terminal import print_json, print_note
 from cocoa_engine.cli.validation_report import ValidationReport, validation_table
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import Question
@@ -22,6 +22,7 @@ from cocoa_engine.errors import CalibrationError, ConfigError
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
+    from cocoa_engine.studies.fitting.fit import LabelledFeatures
 
 FITTED_SETTINGS = [name for name in Settings.model_fields if name != "branches"]
 """The settings that a calibrator was fitted with; whether there are branches follows from the method."""
@@ -97,13 +98,18 @@ def check_calibrator(
         engine = engine.without_calibrator().with_calibrator(known)
     direction = None if known.probe is None else direction_of(known.probe)
     found, _ = answers.measured(engine, config, level, states=direction is not None)
+    alike = {one: _all_are(items) for one, items in found.items() if items.labels.all() or not items.labels.any()}
+    found = {one: items for one, items in found.items() if one not in alike}
     checked = {
         one: validate(found[one], risks_of(risk, found[one], direction), draws=draws, seed=answers.seed)
         for one in LEVELS
         if one in found and (risk := _risk_of(known, one, answers.asked)) is not None
     }
     if not checked:
-        raise CalibrationError(f"{name} has no risk of a level that is labelled here.")
+        said = "; ".join(f"{one}s: {why}" for one, why in alike.items())
+        raise CalibrationError(f"{name} has no risk of a level that can be ranked here{said and f' ({said})'}.")
+    for one, why in alike.items():
+        print_note(f"{one}s are left out: {why}")
     verdicts = {one: verdict(validation, one) for one, validation in checked.items()}
     drawn = report.draw(checked)
     if report.json:
@@ -115,6 +121,10 @@ def check_calibrator(
         tables = [validation_table(validation, one) for one, validation in checked.items()]
         report.show(tables, drawn, [Text(one.sentence) for one in verdicts.values()])
     report.exit_if_poor(verdicts)
+
+
+def _all_are(items: LabelledFeatures) -> str:
+    return f"all are {'hallucinated' if items.labels.any() else 'supported'}"
 
 
 def _risk_of(known: RiskCalibrator, level: Level, asked: Sequence[Question]) -> FittedRisk | None:

@@ -407,6 +407,19 @@ def test_check_says_what_the_calibrator_was_not_fitted_for(
         assert cocoa(*check, "--gamma", "0.3", "--middle-layers", "10-20").exit_code == 0
 
 
+def test_check_leaves_out_what_has_one_class(cocoa: Cocoa, parts: Path, tmp_path: Path, engine: CocoaEngine) -> None:
+    """Every answer has a wrong part, so as wholes they cannot be ranked."""
+    fitted(model_name=engine.model_name).save(tmp_path / "risk.json")
+    check = ["calibrate", "--data", str(parts), "--check", str(tmp_path / "risk.json"), "--draws", "20", "--json"]
+    result = cocoa(*check)
+    assert result.exit_code == 0, result.output
+    assert list(json.loads(result.stdout)) == ["span"]
+    assert "answers are left out: all are hallucinated" in " ".join(result.stderr.split())
+    refused = cocoa(*check, "--level", "answer")
+    assert refused.exit_code == 2
+    assert "can be ranked here (answers: all are hallucinated)" in " ".join(refused.stderr.split())
+
+
 def test_a_warning_of_ours_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # put back afterwards
     monkeypatch.setattr(sys, "argv", ["cocoa", "--version"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -19,7 +20,10 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.request import capture_spec
 from cocoa_engine.engine import CocoaEngine
 from cocoa_engine.errors import PromptError, UnsupportedModelError
-from cocoa_engine.execution.backends.shared_cache import SharedCache, SharedTree
+from cocoa_engine.execution.backends.base import Backend, TokenTree
+from cocoa_engine.execution.backends.shared_cache import SharedTree
+from cocoa_engine.execution.forward.observed_attention import observed_attention
+from cocoa_engine.execution.forward.source_attention import Heads, SourceProbe, attention_weights
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, ScoredHead
 from cocoa_engine.model.generation_config import eos_token_ids
 from cocoa_engine.scoring.text_tree import opened
@@ -55,10 +59,10 @@ def find_retrieval_heads(
         PromptError: a text does not fit the context window.
     """
     backend = engine.session.backend
-    if not isinstance(backend, SharedCache) or not backend.masks_heads:
+    if not backend.sees_attention:
         raise UnsupportedModelError(
-            f"heads can be observed only if attention goes through transformers' AttentionInterface; this model runs "
-            f"with {backend.forward_name!r} (see `cocoa info`)."
+            f"heads can be observed only if attention goes through transformers' AttentionInterface; that of "
+            f"{engine.model_name} has code of its own."
         )
     model = engine.session.model
     num_heads = int(model.config.num_attention_heads)
@@ -121,21 +125,67 @@ def _positions(engine: CocoaEngine, prompt: list[int], needle: str) -> range:
     return range(start, end)
 
 
-def _answered(engine: CocoaEngine, backend: SharedCache, run: HiddenNeedle) -> tuple[Tensor, str]:
+class _MostAttended(SourceProbe):
+    """Notes the position that each head attends to most, by layer."""
+
+    def __init__(self, heads: Heads, seen: dict[int, Tensor]) -> None:
+        super().__init__(heads, range(0))
+        self._seen = seen
+
+    def add(
+        self,
+        layer: int,
+        query: Tensor,
+        keys: Tensor,
+        visible: Tensor | None,
+        *,
+        scale: float,
+        heads: Sequence[int] | None = None,
+        first: int = 0,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> None:
+        """Note the heads of one layer."""
+        heads = self.heads_of(layer) if heads is None else heads
+        weights = attention_weights(query, keys, heads, visible, scale=scale, softcap=softcap, sinks=sinks)
+        self._seen[layer] = weights[:, -1].argmax(-1).cpu() + first
+
+
+@contextmanager
+def _most_attended(backend: Backend, tree: TokenTree, heads: Heads, length: int) -> Iterator[dict[int, Tensor]]:
+    """The positions that the heads attend to most, by layer, in a step of one token inside the context.
+
+    Args:
+        backend: runs the model.
+        tree: the sequence.
+        heads: all heads of the model.
+        length: the number of tokens of the sequence, with that of the step.
+    """
+    seen: dict[int, Tensor] = {}
+    if backend.masks_heads:
+        assert isinstance(tree, SharedTree)
+        tree.probe = seen.__setitem__
+        yield seen
+        return
+    with observed_attention(backend.model, _MostAttended(heads, seen), rows=1, length=length):
+        yield seen
+
+
+def _answered(engine: CocoaEngine, backend: Backend, run: HiddenNeedle) -> tuple[Tensor, str]:
     """Answer greedily. Returns the score of each head, ``[L, heads]``, and the answer's text."""
     model = backend.model
     scores = torch.zeros(model.num_layers, int(model.config.num_attention_heads), dtype=torch.float64)
+    heads = [(layer, head) for layer in range(scores.shape[0]) for head in range(scores.shape[1])]
     prompt_ids = torch.tensor(run.prompt)
     ends = eos_token_ids(model.model, engine.tokenizer)
     reserve = 2 * len(run.needle) + 16
-    with opened(backend, run.prompt[:-1], reserve, capture_spec(model, CocoaConfig())) as tree:
-        assert isinstance(tree, SharedTree)
+    spec = capture_spec(model, CocoaConfig())._replace(source_heads=())  # nothing but the heads is observed
+    with opened(backend, run.prompt[:-1], reserve, spec) as tree:
         backend.prefill(tree)
         token_id, answer = run.prompt[-1], list[int]()
         while len(answer) < 2 * len(run.needle) + 8:
-            attended: dict[int, Tensor] = {}
-            tree.probe = lambda layer, positions, seen=attended: seen.__setitem__(layer, positions)
-            output = backend.step([(tree, [(token_id,)])])[0]
+            with _most_attended(backend, tree, heads, len(run.prompt) + len(answer)) as attended:
+                output = backend.step([(tree, [(token_id,)])])[0]
             tree.commit((token_id,))
             token_id = int(output.logits[0].argmax())
             if token_id in ends:
@@ -144,7 +194,7 @@ def _answered(engine: CocoaEngine, backend: SharedCache, run: HiddenNeedle) -> t
             for layer, positions in attended.items():
                 inside = (positions >= run.needle.start) & (positions < run.needle.stop)
                 copied = prompt_ids[positions.clamp(max=len(run.prompt) - 1)] == token_id
-                scores[layer] += (inside & copied) / len(run.needle)
+                scores[layer, : len(positions)] += (inside & copied) / len(run.needle)
     return scores.clamp(max=1), engine.decode(answer)
 
 

@@ -19,6 +19,8 @@ from cocoa_engine.studies import retrieval_heads
 from cocoa_engine.studies.haystack import NEEDLES, Needle
 from cocoa_engine.studies.retrieval_heads import find_retrieval_heads
 from tests.helpers.alike import assert_alike
+from tests.helpers.backends import made
+from tests.helpers.inside import use_backend
 from tests.helpers.prompts import PROMPTS
 from tests.helpers.reference import FullForward, Reference, assert_same
 from tests.helpers.rivals import RIVALS, config_of, heads_file, heads_of
@@ -281,6 +283,27 @@ def test_heads_score_what_they_copy(engine: CocoaEngine) -> None:
     assert float(mean.max()) > 0.3
     for head in found.heads:
         assert head.score == pytest.approx(float(mean[head.layer, head.head]), abs=1e-6), head
+
+
+@pytest.mark.parametrize("kind", ["masked_modules", "copied_cache", "recompute"])
+def test_heads_are_the_same_however_the_model_is_run(
+    engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Also with the model's own attention, which is observed where it is called."""
+    monkeypatch.setattr(retrieval_heads, "NEEDLES", NEEDLES[:1])
+    monkeypatch.setattr(retrieval_heads, "RECALLED", -1.0)
+    other = CocoaEngine(engine.model, engine.tokenizer)
+    use_backend(other, made(engine.model, kind, "stock"))
+    assert not other.session.backend.masks_heads
+    expected, found = (find_retrieval_heads(one, lengths=(32,), depths=(0.4,)) for one in (engine, other))
+    assert expected.heads[0].score > 0.1
+    by_head = {(head.layer, head.head): head.score for head in expected.heads}
+    assert {(head.layer, head.head): head.score for head in found.heads} == pytest.approx(by_head, abs=1e-6)
+
+
+def test_heads_of_an_attention_that_cannot_be_seen_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnsupportedModelError, match="has code of its own"):
+        find_retrieval_heads(CocoaEngine(tiny_model("mamba"), tiny_tokenizer()), lengths=(32,))
 
 
 def test_scores_of_heads_are_means_over_the_needles_found_again(monkeypatch: pytest.MonkeyPatch) -> None:

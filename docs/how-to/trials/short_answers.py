@@ -32,6 +32,7 @@ from cocoa_engine.config import MethodName
 from cocoa_engine.datasets import Question, read_questions
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, heads_of_model
 from cocoa_engine.studies.fitting.validation import ece_if_exact, expected_calibration_error, reliability
+from cocoa_engine.studies.signal.ranking import Bootstrap, Ranked
 
 QUESTIONS = Path(__file__).with_name("questions.jsonl")
 HISTORY = (
@@ -71,10 +72,12 @@ def main(path: Path, ask: str, limit: int, method: MethodName, max_new_tokens: i
     print(f"{sum(right)} of {len(right)} answers are right; {outside} are out of the domain of answer_risk")
     wrong, calibrated = [not one for one in right], answers[0].answer_risk is not None
     heads = heads_of_model(None, engine.session.model)
+    found_values: dict[str, list[float]] = {}
     for name, thresholds in TRIALS.items():
         if not calibrated and name in ("answer_risk", "short fit", "passage fit", "risk"):
             continue
         values = [value_of(answer, name, engine.calibrator, heads) for answer in answers]
+        found_values[name] = values
         print(f"{name:17} AUROC {roc_auc_score(wrong, values):.3f}")
         if name in ("answer_risk", "short fit", "passage fit"):
             found, exact = expected_calibration_error(reliability(values, wrong)), ece_if_exact(values)
@@ -85,6 +88,17 @@ def main(path: Path, ask: str, limit: int, method: MethodName, max_new_tokens: i
             show(name, values, right, threshold)
         passing = sorted(value for value, is_right in zip(values, right, strict=True) if is_right)
         show(name, values, right, passing[round(0.8 * len(passing))], "  <- 80 % of the right answers pass")
+    if calibrated:
+        compare(found_values, wrong, [question.group for question in questions])
+
+
+def compare(values: dict[str, list[float]], wrong: Sequence[bool], groups: Sequence[str]) -> None:
+    """Print how much better ``answer_risk`` ranks the answers than others do, with 95 % intervals over questions."""
+    bootstrap, labels = Bootstrap(groups, 1000, 0), [float(one) for one in wrong]
+    ranked = {name: Ranked(one, labels, [1 - label for label in labels]) for name, one in values.items()}
+    for name in ("risk", "-mean log p", "-min log p", "f_mlds"):
+        shown = bootstrap.difference(ranked["answer_risk"], ranked[name], "auroc").shown("+.3f")
+        print(f"AUROC of answer_risk minus that of {name}: {shown}")
 
 
 def messages(question: Question, ask: str, history: bool) -> list[dict[str, str]]:

@@ -26,7 +26,8 @@ PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-comp
 # Without bytecode on disk every process of the tests would compile torch and transformers anew.
 unexport PYTHONDONTWRITEBYTECODE
 # Two tests at once; each takes one thread.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+# Files in order: the last ones are short, and neither process waits long for the other.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # What shows that a version of another package is too old: the use of transformers, of the frameworks and of Typer.
 FLOOR_TESTS := tests/installation tests/model tests/engine tests/calibration tests/cli tests/rendering/test_plot.py \

@@ -114,7 +114,7 @@ def test_signal_of_parts(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
 def test_signal_by_the_mean_of_log_p(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
     found = {}
     for length in ("sum", "mean", "greedy_end"):
-        options = ("--span-log-prob", length, "--alpha", "0", "--draws", "20")
+        options = ("--span-log-prob", length, "--alpha", "0", "--draws", "20", "--cache", str(tmp_path / "cache"))
         assert cocoa("signal", "--data", str(parts), "--out", str(tmp_path / length), *options).exit_code == 0
         record = json.loads((tmp_path / length / "signal.json").read_text())
         alone = "sum" if length == "greedy_end" else length  # a given span has no rivals
@@ -363,6 +363,8 @@ def test_calibrate_chooses_a_threshold(cocoa: Cocoa, answers: Path, tmp_path: Pa
             "--draws",
             "20",
             "--overwrite",
+            "--cache",
+            str(tmp_path / "cache"),
         ]
         result = cocoa(*command, "--level", "answer", *options)
         assert result.exit_code == 0, result.output

@@ -68,7 +68,7 @@ def test_tiny_models_decode_as_the_formula_says(architecture: str, forward: Any,
 @pytest.mark.parametrize("method", RIVALS)
 def test_the_real_model_decodes_as_the_formula_says(engine: CocoaEngine, method: str, tmp_path: Path) -> None:
     full = FullForward(engine.model)
-    config = config_of(method, engine.model, tmp_path, max_new_tokens=6, max_candidates=3, max_span_tokens=4)
+    config = config_of(method, engine.model, tmp_path, max_new_tokens=4, max_candidates=3, max_span_tokens=3)
     reference = reference_of(method, full, engine.tokenizer, config)
     prompt = engine.encode(PROMPTS["question"])
     given = engine.encode(" a small town in the north.", add_special_tokens=False)
@@ -155,7 +155,7 @@ def test_the_weight_of_diver_does_as_the_formula_says(weight: float) -> None:
 
 @pytest.mark.parametrize("settings", [{"dola_layers": "low"}, {"dola_layers": "4,20", "dola_relative_top": 0.3}])
 def test_layers_of_dola_in_the_real_model(engine: CocoaEngine, settings: dict[str, Any]) -> None:
-    config = CocoaConfig(method="dola", max_new_tokens=6, **settings)
+    config = CocoaConfig(method="dola", max_new_tokens=4, **settings)
     reference = DolaReference(FullForward(engine.model), engine.tokenizer, config)
     prompt = engine.encode(PROMPTS["story"])
     expected = reference.generate(prompt)

@@ -638,7 +638,7 @@ def test_measurements_run(name: str, engine: CocoaEngine, tmp_path: Path, monkey
     """Tiny runs of the measurements that do not load a model again, without the memory of new processes."""
     monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **__: engine)
     monkeypatch.setattr(prompt_length, "peaks", lambda *_: {})
-    settings = replace(Settings(threads=torch.get_num_threads()).quick(), tokens=6)
+    settings = replace(Settings(threads=torch.get_num_threads()).quick(), tokens=4)
     bench = Bench(settings, Progress(disable=True))
     write(tmp_path / f"{name}.json", record(bench, import_module(f"benchmarks.{name}").measure(bench)))
     assert not written(name, read(tmp_path)).startswith(NOT_MEASURED)

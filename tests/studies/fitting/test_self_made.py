@@ -146,9 +146,9 @@ def test_a_model_without_right_answers_is_refused() -> None:
 @pytest.mark.slow
 def test_fitting_on_the_models_own_answers(engine: CocoaEngine) -> None:
     """On the real model: the set has answers of both classes, and its risk is in [0, 1]."""
-    fitted = RiskCalibrator.fit_self(engine, count=40, config=CocoaConfig(max_new_tokens=10), draws=20, folds=2)
+    fitted = RiskCalibrator.fit_self(engine, count=30, config=CocoaConfig(max_new_tokens=10), draws=20, folds=2)
     assert fitted.answer is not None
-    assert 0 < fitted.answer.validation.hallucinated < fitted.answer.validation.items == 40
+    assert 0 < fitted.answer.validation.hallucinated < fitted.answer.validation.items == 30
     assert "made by the model itself" in fitted.answer.data
     assert fitted.span is not None
     assert "planted errors" in fitted.span.data

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.output_files import write_file
 
 if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine
@@ -49,26 +49,24 @@ class AnswerCache:
             **settings,
         }
         self.file = folder / f"{what}-{_digest(conditions)[:16]}.jsonl"
-        self._known: dict[str, dict[str, Any]] = {}
+        self._offsets: dict[str, int] = {}  # of the lines: the values of many answers would fill the memory
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self.file.touch()
-            text = self.file.read_text(encoding="utf-8")
-            if text and not text.endswith("\n"):  # a line that was cut off
-                text = text[: text.rfind("\n") + 1]
-                write_file(self.file, text)
-        except (OSError, ValueError) as error:  # ValueError: not UTF-8
+            with self.file.open("r+b") as file:
+                self._find_lines(file)
+        except OSError as error:
             raise ConfigError(f"the cache {self.file} cannot be used: {error}") from error
-        for line in text.splitlines():
-            try:
-                row = json.loads(line)
-                self._known[row["answer"]] = row["values"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise ConfigError(f"the cache {self.file} has a line that it did not write; delete it.") from error
 
     def get(self, identity: Any) -> dict[str, Any] | None:
         """The values of an answer; `None` if it has not been measured."""
-        return self._known.get(_digest(identity))
+        offset = self._offsets.get(_digest(identity))
+        if offset is None:
+            return None
+        with self.file.open("rb") as file:
+            file.seek(offset)
+            values: dict[str, Any] = json.loads(file.readline())["values"]
+        return values
 
     def add(self, identity: Any, values: dict[str, Any]) -> None:
         """Keep the values of an answer, which must be plain.
@@ -78,11 +76,27 @@ class AnswerCache:
         """
         key = _digest(identity)
         try:
-            with self.file.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"answer": key, "values": values}) + "\n")
+            with self.file.open("ab") as file:
+                offset = file.seek(0, os.SEEK_END)
+                file.write(json.dumps({"answer": key, "values": values}).encode() + b"\n")
         except OSError as error:
             raise ConfigError(f"the cache {self.file} cannot be written to: {error.strerror}") from error
-        self._known[key] = values
+        self._offsets[key] = offset
+
+    def _find_lines(self, file: BinaryIO) -> None:
+        """Note where the line of each answer begins, and remove a last line that was cut off."""
+        offset = 0
+        for line in file:
+            if not line.endswith(b"\n"):
+                file.truncate(offset)
+                return
+            try:
+                row = json.loads(line)
+                self._offsets[row["answer"]] = offset
+                row["values"].keys()
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ConfigError(f"the cache {self.file} has a line that it did not write; delete it.") from error
+            offset += len(line)
 
 
 def _digest(value: Any) -> str:

@@ -125,7 +125,8 @@ def _prompts(engine: CocoaEngine, name: str, questions: Sequence[Question]) -> l
 
 
 def save_own(file: Path, answers: Sequence[tuple[Question, Generation]]) -> None:
-    """Write the features of the model's own answers and of their visible spans."""
+    """Write the features of the model's own answers and of their visible spans. Empty answers are left out."""
+    answers = [(question, answer) for question, answer in answers if answer.spans]
     _save(file, "answer", labelled_answers((question, answer_values(one)) for question, one in answers))
     spans = [(n, span) for n, (_, answer) in enumerate(answers) for span in answer.spans if span.text.strip()]
     features = [span_features(span)[: SPAN_FEATURES.index(PROBE_FEATURE)] for _, span in spans]

@@ -83,7 +83,7 @@ def check_calibrator(
         draws: number of bootstrap draws.
 
     Raises:
-        CalibrationError: it has no risk of a level that is labelled.
+        CalibrationError: it has no risk of a level that is labelled with both classes.
         Exit: a risk is poor, and ``report.strict``.
     """
     from cocoa_engine.studies.fitting.direction import direction_of

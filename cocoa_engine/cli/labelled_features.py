@@ -117,7 +117,7 @@ class LabelledAnswers:
             about["answer"] = f"{self.questions.name}, the model's own answers to {len(self.asked)} questions"
         if self.self_made:
             made = made_questions(self.texts, self.count or QUESTIONS, self.seed)
-            fed = None if self.cache is None else ProfileCache(self.cache, engine, config, chat=self.chat)
+            known = None if self.cache is None else ProfileCache(self.cache, engine, config, chat=self.chat)
             with progress("Answering questions", len(made), kept=kept) as advance:
                 found = self_made_features(
                     engine,
@@ -126,7 +126,7 @@ class LabelledAnswers:
                     chat=self.chat,
                     seed=self.seed,
                     cache=answers_kept,
-                    fed=fed,
+                    known=known,
                     advance=advance,
                 )
             about = about_self_made(found, len(made), len(self.texts))

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine
 
 
+VERSION = 1
+"""To be raised when other values are kept, or the same ones are measured in another way."""
+
+
 class AnswerCache:
     """Plain values of answers, in one file of JSON lines for each model and choice of settings.
 
@@ -26,8 +30,8 @@ class AnswerCache:
         folder: the folder of the file; it is created.
         what: what is measured, the beginning of the file's name.
         engine: the engine that measures.
-        config: the settings. Of these, only the heads whose source attention is measured count by themselves.
-        settings: the settings that the values depend on, as plain values.
+        config: the settings, which decide in which heads source attention is measured.
+        settings: whatever else the values depend on, as plain values.
 
     Raises:
         ConfigError: the folder or the file cannot be written to.
@@ -42,7 +46,10 @@ class AnswerCache:
 
         model, calibrator = engine.session.model, engine.calibrator_for(config)
         conditions = {
+            "version": VERSION,
             "model": model_digest(model),
+            "model_name": engine.model_name,  # the digest does not see all weights of quantised models
+            "tokenizer": _tokenizer_digest(engine.tokenizer),
             "dtype": dtype_name(model),
             "heads": source_heads(config.decore_heads, model, None if calibrator is None else calibrator.heads),
             "linears": engine.runtime.linears,
@@ -97,6 +104,13 @@ class AnswerCache:
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ConfigError(f"the cache {self.file} has a line that it did not write; delete it.") from error
             offset += len(line)
+
+
+def _tokenizer_digest(tokenizer: Any) -> str:
+    """A digest of how texts become tokens, and chats texts."""
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    rules = tokenizer.get_vocab() if fast is None else fast.to_str()
+    return _digest([type(tokenizer).__name__, rules, getattr(tokenizer, "chat_template", None)])
 
 
 def _digest(value: Any) -> str:

@@ -26,6 +26,7 @@ from cocoa_engine.execution.forward.observed_attention import observed_attention
 from cocoa_engine.execution.forward.source_attention import Heads, SourceProbe, attention_weights
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, ScoredHead
 from cocoa_engine.model.generation_config import eos_token_ids
+from cocoa_engine.model.language_model import attention_heads
 from cocoa_engine.scoring.text_tree import opened
 from cocoa_engine.studies.haystack import HAY, NEEDLES, Needle
 
@@ -55,7 +56,8 @@ def find_retrieval_heads(
         on_progress: called with the number of runs done and their total.
 
     Raises:
-        UnsupportedModelError: the model's attention cannot be observed, or the model recalls no needle.
+        UnsupportedModelError: the model's attention cannot be observed, its heads cannot be numbered, or the model
+            recalls no needle.
         PromptError: a text does not fit the context window.
     """
     backend = engine.session.backend
@@ -65,13 +67,16 @@ def find_retrieval_heads(
             f"{engine.model_name} has code of its own."
         )
     model = engine.session.model
-    num_heads = int(model.config.num_attention_heads)
+    num_heads = attention_heads(model.config)
+    if model.is_divided or num_heads is None:
+        why = "is divided among processes" if model.is_divided else "has another number of heads in each layer"
+        raise UnsupportedModelError(f"the heads of {engine.model_name} cannot be numbered: the model {why}.")
     total = torch.zeros(model.num_layers, num_heads, dtype=torch.float64)
     runs = [(length, depth, needle) for length in lengths for depth in depths for needle in NEEDLES]
     samples = 0
     for number, (length, depth, needle) in enumerate(runs):
         run = hide(engine, needle, length, depth)
-        scores, answer = _answered(engine, backend, run)
+        scores, answer = _answered(engine, backend, run, num_heads)
         if _recall(needle.text, answer) > RECALLED:
             total += scores
             samples += 1
@@ -167,15 +172,16 @@ def _most_attended(backend: Backend, tree: TokenTree, heads: Heads, length: int)
         tree.probe = seen.__setitem__
         yield seen
         return
-    with observed_attention(backend.model, _MostAttended(heads, seen), rows=1, length=length):
+    model = backend.model
+    with model.exclusive(), observed_attention(model, _MostAttended(heads, seen), rows=1, length=length):
         yield seen
 
 
-def _answered(engine: CocoaEngine, backend: Backend, run: HiddenNeedle) -> tuple[Tensor, str]:
+def _answered(engine: CocoaEngine, backend: Backend, run: HiddenNeedle, num_heads: int) -> tuple[Tensor, str]:
     """Answer greedily. Returns the score of each head, ``[L, heads]``, and the answer's text."""
     model = backend.model
-    scores = torch.zeros(model.num_layers, int(model.config.num_attention_heads), dtype=torch.float64)
-    heads = [(layer, head) for layer in range(scores.shape[0]) for head in range(scores.shape[1])]
+    scores = torch.zeros(model.num_layers, num_heads, dtype=torch.float64)
+    heads = [(layer, head) for layer in range(model.num_layers) for head in range(num_heads)]
     prompt_ids = torch.tensor(run.prompt)
     ends = eos_token_ids(model.model, engine.tokenizer)
     reserve = 2 * len(run.needle) + 16

@@ -19,9 +19,21 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # what is
 
     def send_400_response(self, msg: str) -> None:
         """Called by uvicorn for what its parser refuses."""
-        if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
+        if not self._answers:
             response = response_of(bad_request(_MALFORMED, None, "malformed_request"))
             response.headers["connection"] = "close"
             lines = [b"HTTP/1.1 400 Bad Request", *(name + b": " + value for name, value in response.raw_headers)]
             self.transport.write(b"\r\n".join([*lines, b"", bytes(response.body)]))
         self.transport.close()
+
+    @property
+    def _answers(self) -> bool:
+        """Whether an answer is under way, or the malformed request has got one, as one that is refused early has."""
+        if self.cycle is None:
+            return False
+        waiting = getattr(self, "pipeline", ())  # of httptools: requests that came before the earlier answer ended
+        complete = self.cycle.response_complete and not self.cycle.more_body
+        return bool(waiting) or (self.cycle.response_started and not complete)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Not said: uvicorn would advise to install web sockets, which this server does not have."""

@@ -40,7 +40,7 @@ class DrainingServer(uvicorn.Server):
         self._state: ServerState = app.state.cocoa
         settings = self._state.settings
         own = {"host": settings.host, "port": settings.port, "timeout_graceful_shutdown": CLOSING, "http": Connection}
-        # without web sockets, which get the answer of any other request
+        # web sockets are off: a request for one is answered as plain HTTP
         super().__init__(uvicorn.Config(app, **{"ws": "none", "log_config": _log_config(), **own, **options}))
         self._deadline: float | None = None
 

@@ -10,11 +10,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from cocoa_engine import CocoaEngine, Runtime
+from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
 from cocoa_engine.cli.app import app
-from cocoa_engine.datasets import Question
+from cocoa_engine.datasets import Question, read_labelled
 from cocoa_engine.scoring.text_profile import Profiler
-from cocoa_engine.studies.fitting.measured import request_prompt
+from cocoa_engine.studies.claims import TokenValues
+from cocoa_engine.studies.fitting.measured import request_prompt, span_risks
+from cocoa_engine.studies.signal.kept_profile import KeptProfile, ProfileCache
+from cocoa_engine.studies.signal.segments import force
+from tests.helpers.rivals import heads_file
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 WORDS = ("red", "blue", "old", "new", "big", "cold", "wet", "dry", "soft", "loud", "dark", "pale")
@@ -171,6 +175,50 @@ def test_a_self_made_set_is_kept(
     assert cocoa(*options, "--overwrite").exit_code == 0
     assert steps.prompts == measured
     assert out.read_text(encoding="utf-8") == written
+
+
+def test_kept_answers_have_the_risks_of_fed_ones(engine: CocoaEngine, data: dict[str, Path], tmp_path: Path) -> None:
+    """On the real model, with the heads and the features of its calibrator."""
+    config, calibrator = engine.config, engine.calibrator_for(engine.config)
+    assert calibrator is not None
+    records = read_labelled(data["texts"])[:3]
+    cache = ProfileCache(tmp_path, engine, config, chat=False)
+    fed, kept = [list(force(engine, records, config, cache=cache)) for _ in range(2)]
+    for one, other in zip(fed, kept, strict=True):
+        assert not isinstance(one.profile, KeptProfile)
+        assert isinstance(other.profile, KeptProfile)
+        risks = span_risks(one, calibrator, config, engine.num_layers)
+        assert risks == span_risks(other, calibrator, config, engine.num_layers)
+        assert risks
+        assert TokenValues.of(one, risks) == TokenValues.of(other, risks)
+
+
+def test_other_conditions_have_other_files(tiny: CocoaEngine, tmp_path: Path) -> None:
+    config = tiny.config
+
+    def file(engine: CocoaEngine = tiny, config: CocoaConfig = config, **options: Any) -> Path:
+        return ProfileCache(tmp_path, engine, config, **{"chat": False, **options}).file
+
+    other_template = tiny_tokenizer()
+    other_template.chat_template = "{{ messages[0].content }}"
+    other_tokens = tiny_tokenizer()
+    other_tokens.add_tokens(["house"])
+    heads = heads_file(tmp_path, tiny.num_layers, 4, [(1, 2)])
+    files = [
+        file(),
+        file(chat=True),
+        file(without_source=True),
+        file(layer=2),
+        file(config=config.replace(gamma=0.2)),
+        file(config=config.replace(max_candidates=3)),
+        file(config=config.replace(decore_heads=heads)),
+        file(CocoaEngine(tiny.model, other_template, model_name="tiny")),
+        file(CocoaEngine(tiny.model, other_tokens, model_name="tiny")),
+        file(CocoaEngine(tiny.model, tiny.tokenizer, model_name="other")),
+        file(CocoaEngine(tiny_model("llama", seed=7, max_position_embeddings=2048), tiny.tokenizer, model_name="tiny")),
+    ]
+    assert len(set(files)) == len(files)
+    assert file() == files[0] == file(config=config.replace(alpha=1.0, max_new_tokens=3))
 
 
 def test_where_spans_end_is_not_kept(cocoa: Callable[..., Result], data: dict[str, Path], tmp_path: Path) -> None:

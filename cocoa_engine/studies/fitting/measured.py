@@ -139,11 +139,16 @@ def labelled_answers(answers: Iterable[tuple[Question, Mapping[str, Any]]]) -> L
 
     Args:
         answers: each question with the :func:`answer_values` of its answer. Empty answers are left out.
+
+    Raises:
+        CalibrationError: all answers are empty.
     """
     rows = Rows()
     for question, values in answers:
         if values["features"] is not None:
             rows.add(values["features"], not question.is_right(values["text"]), question.group)
+    if not rows.labels:
+        raise CalibrationError("all answers of the model are empty, so nothing can be fitted or evaluated on them.")
     return rows.labelled("answer")
 
 

@@ -24,7 +24,7 @@ from cocoa_engine.studies.fitting.fit import LabelledFeatures
 from cocoa_engine.studies.fitting.measured import Rows, answer_values, labelled_features, request_prompt
 from cocoa_engine.studies.fitting.planted import planted_errors
 from cocoa_engine.studies.invented import passages
-from cocoa_engine.studies.signal.segments import Fed, force
+from cocoa_engine.studies.signal.segments import KnownAnswers, force
 
 if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine
@@ -158,7 +158,7 @@ def self_made_features(
     chat: bool = False,
     seed: int = 0,
     cache: AnswerCache | None = None,
-    fed: Fed | None = None,
+    known: KnownAnswers | None = None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> dict[Level, LabelledFeatures]:
     """The features and labels of a model's answers to made questions, and of the spans of texts with planted errors.
@@ -170,7 +170,7 @@ def self_made_features(
         chat: feed the texts through the model's chat template. Questions always use it if there is one.
         seed: seed of the texts.
         cache: answers to questions that were asked before.
-        fed: texts that were fed before.
+        known: texts that were fed before.
         advance: called with the number of questions answered since the last call.
     """
     rows = Rows()
@@ -179,5 +179,5 @@ def self_made_features(
         if values["features"] is not None:
             rows.add(values["features"], not one.is_right(values["text"]), one.question.group)
     texts = planted_errors(len(made) // 2, seed)
-    found = labelled_features(force(engine, texts, config, chat=chat, cache=fed), config, engine.num_layers)
+    found = labelled_features(force(engine, texts, config, chat=chat, cache=known), config, engine.num_layers)
     return {**found, "answer": rows.labelled("answer")} if rows.labels else found

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import LabelledText
+from cocoa_engine.errors import ConfigError
 from cocoa_engine.scoring.text_profile import LayerProfile, TokenProfile
 from cocoa_engine.studies.answer_cache import AnswerCache
 from cocoa_engine.studies.signal.segments import TeacherForced, span_ranges
@@ -96,7 +97,8 @@ class KeptProfile(TokenProfile):
             **{name: values[name] for name in _LISTS},
             of_tokens=LayerProfile(*map(_tensor, values["of_tokens"])),
             of_spans={
-                one: LayerProfile(*(values[:, at : at + 1] for values in of_spans)) for at, one in enumerate(ranges)
+                one: LayerProfile(*(values[:, at : at + 1].contiguous() for values in of_spans))
+                for at, one in enumerate(ranges)
             },
             states={} if states is None else {one: states[at] for at, one in enumerate(ranges)},
             layer=values["layer"],
@@ -141,12 +143,19 @@ class ProfileCache:
         return self._answers.file
 
     def get(self, record: LabelledText) -> TeacherForced | None:
-        """An answer; `None` if it was not fed before."""
+        """An answer; `None` if it was not fed before.
+
+        Raises:
+            ConfigError: the file has a line that this class did not write.
+        """
         values = self._answers.get(_identity(record))
         if values is None:
             return None
-        profiles = [KeptProfile.from_plain(one) for one in values["profiles"]]
-        first, *other = [TeacherForced(record, profile, values["ends"]) for profile in profiles]
+        try:
+            profiles = [KeptProfile.from_plain(one) for one in values["profiles"]]
+            first, *other = [TeacherForced(record, profile, values["ends"]) for profile in profiles]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"the cache {self.file} has a line that it did not write; delete it.") from error
         return TeacherForced(record, first.profile, first.ends, *other)
 
     def add(self, forced: TeacherForced) -> None:

@@ -52,7 +52,7 @@ class Segment:
     supported: int
 
 
-class Fed(Protocol):
+class KnownAnswers(Protocol):
     """Answers that were fed before, such as :class:`~cocoa_engine.studies.signal.kept_profile.ProfileCache`."""
 
     def get(self, record: LabelledText) -> TeacherForced | None:
@@ -69,7 +69,7 @@ def force(
     *,
     chat: bool = False,
     without_source: bool = False,
-    cache: Fed | None = None,
+    cache: KnownAnswers | None = None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> Iterator[TeacherForced]:
     """Feed labelled answers to a model, each after its prompt. Consecutive answers share the encoding of their prompt.

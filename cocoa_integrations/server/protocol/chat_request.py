@@ -99,9 +99,9 @@ class ChatRequest(DecodingRequest):
         Raises:
             ApiError: one of them is not valid. It names the parameter.
         """
-        names = [_function(tool).get("name") for tool in self.tools or ()]
+        names = [name for tool in self.tools or () if isinstance(name := _function(tool).get("name"), str)]
         if twice := [name for name in names if names.count(name) > 1]:
-            raise bad_request(f"tools: {short_repr(twice[0])} is the name of several; give each its own", "tools")
+            raise bad_request(f"two tools have the name {short_repr(twice[0])}; give each its own", "tools")
         strict = any(bool(_function(tool).get("strict")) for tool in self.tools or ())
         try:
             return ToolRequest.of(
@@ -159,11 +159,12 @@ def entries_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
 def template_variables(given: Mapping[str, Any] | None, engine: CocoaEngine) -> dict[str, Any]:
     """``chat_template_kwargs`` of a request.
 
-    A variable that the template does not have may be off or empty, as ``enable_thinking`` that clients turn off for
-    every model.
+    Variables that the template does not have are accepted if their value is false or empty: some clients send
+    ``enable_thinking=False`` to every model.
 
     Raises:
-        ApiError: they are not variables of a template, or the template of the model does not have one that is on.
+        ApiError: they are not variables of a template; or the model's template does not have one of them, whose value
+            is neither false nor empty.
     """
     if wrong := [name for name in given or () if name in NOT_VARIABLES]:
         raise bad_request(

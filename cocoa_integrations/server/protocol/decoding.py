@@ -133,7 +133,7 @@ class DecodingRequest(BaseModel):
     stop: str | list[str] | None = None
     frequency_penalty: Any = None
     presence_penalty: Any = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, Real] | None = None
     cocoa: CocoaOptions | None = None
     _of_other_servers: dict[str, Any] = PrivateAttr(default_factory=dict)
 

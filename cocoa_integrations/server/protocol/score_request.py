@@ -20,7 +20,7 @@ from cocoa_integrations.server.protocol.chat_request import (
     size_of,
     template_variables,
 )
-from cocoa_integrations.server.protocol.decoding import REFUSED, DecodingRequest, Refused
+from cocoa_integrations.server.protocol.decoding import REFUSED, DecodingRequest, Refused, Whole
 from cocoa_integrations.server.protocol.prompt_logprobs import score_one
 from cocoa_integrations.server.protocol.risk_fields import RiskFields, max_risk_of
 from cocoa_integrations.server.settings import ServerSettings
@@ -42,7 +42,7 @@ REFUSED_IN_SCORE: Refused = {
 class ScoreRequest(DecodingRequest):
     """The body of a request for the risk of given texts after one prompt."""
 
-    prompt: str | list[int] | None = Field(None, description="The prompt, as text or token ids.")
+    prompt: str | list[Whole] | None = Field(None, description="The prompt, as text or token ids.")
     messages: list[Message] | None = Field(None, description="The prompt as a conversation; the texts are answers.")
     text: str | None = None
     texts: list[str] | None = Field(None, description="Several texts, each after the same prompt.")

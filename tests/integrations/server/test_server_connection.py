@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cocoa_integrations.server import create_app
+from cocoa_integrations.server import ServerSettings, create_app
 from tests.helpers.inside import assert_idle
 from tests.helpers.served import CHAT, Speaker, speaker
 
@@ -63,6 +63,19 @@ def test_what_is_not_http_gets_the_error_of_the_protocol(ask: Callable[[str], An
     assert "HTTP" in error.pop("message")
     assert error == {"type": "invalid_request_error", "param": None, "code": "malformed_request"}
     assert ask(f"GET /health HTTP/1.1\r\n{HOST}Connection: close\r\n\r\n")[0] == 200
+
+
+def test_a_request_that_was_answered_before_it_was_malformed_gets_no_second_answer(
+    listen: Callable[..., Any], tiny: Speaker
+) -> None:
+    address = listen(create_app(tiny, ServerSettings(max_body_bytes=10))).url.removeprefix("http://").split(":")
+    with socket.create_connection((address[0], int(address[1])), timeout=60) as opened:
+        opened.sendall(f"POST {CHAT} HTTP/1.1\r\n{HOST}{JSON}{CHUNKED}\r\n14\r\n{'x' * 20}\r\n".encode())
+        answer = opened.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 413 ")
+        opened.sendall(b"no size\r\n")
+        answer += b"".join(iter(lambda: opened.recv(65536), b""))
+    assert answer.count(b"HTTP/1.1 ") == 1
 
 
 @pytest.mark.parametrize(("path", "status", "code"), [(CHAT, 405, "method_not_allowed"), ("/ws", 404, "not_found")])

@@ -206,6 +206,7 @@ class CocoaEngine(DecodingModel):
         config: CocoaConfig | None = None,
         source: Source | None = None,
         divide: bool = False,
+        cancellation: Cancellation | None = None,
         **settings: Any,
     ) -> Generation: ...
 
@@ -218,6 +219,7 @@ class CocoaEngine(DecodingModel):
         config: CocoaConfig | None = None,
         source: Source | None = None,
         divide: bool = False,
+        cancellation: Cancellation | None = None,
         **settings: Any,
     ) -> list[Generation]: ...
 
@@ -229,6 +231,7 @@ class CocoaEngine(DecodingModel):
         config: CocoaConfig | None = None,
         source: Source | None = None,
         divide: bool = False,
+        cancellation: Cancellation | None = None,
         **settings: Any,
     ) -> Generation | list[Generation]:
         """Measure log-probability and disagreement of a given text after a prompt, by teacher forcing.
@@ -245,6 +248,7 @@ class CocoaEngine(DecodingModel):
             divide: divide the text at its risk points, as decoding divides an answer, so that each part has a risk of
                 its own. With a calibrator of spans, the candidates at the risk points are grown for it; the usage does
                 not count that.
+            cancellation: lets another thread end the call before its next forward pass.
             **settings: as for :meth:`generate`.
 
         Returns:
@@ -255,10 +259,13 @@ class CocoaEngine(DecodingModel):
             ConfigError: as for :meth:`generate`; or ``divide`` with a method that reads a text several times.
             PromptError: prompt or text is empty, or the two do not fit the context window.
             NonFiniteLogitsError: the model's logits are NaN.
+            RequestCancelledError: the call was cancelled by ``cancellation``.
         """
         settled = self._settings(config, settings)
         measure = partial(self._risk.measure, settled, source, given=True)
-        scored = given_texts.score(self.session, prompt, text, settled, measure, source, divide=divide)
+        scored = given_texts.score(
+            self.session, prompt, text, settled, measure, source, divide=divide, cancellation=cancellation
+        )
         self._risk.warn_of_domain(*(scored if isinstance(scored, list) else [scored]))
         return scored
 

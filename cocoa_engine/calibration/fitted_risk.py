@@ -24,6 +24,9 @@ PROBABILITY_THRESHOLD = 0.5
 LARGEST = 1e6
 """Features are cut to this absolute value. Those that are measured are far below it, unless they are infinite."""
 
+STEEPEST = 1e6
+"""The largest intercept, and the largest weight of an unscaled feature. Those that are fitted are far below it."""
+
 
 class Isotonic(Part):
     """A non-decreasing map from [0, 1] to [0, 1]: linear between its knots, constant outside them."""
@@ -95,6 +98,13 @@ class FittedRisk(Part):
             largest += abs(weight) * ((LARGEST + abs(mean)) / scale)
         if not math.isfinite(largest):
             raise ValueError("a weight, mean or intercept is too large, or a scale too small, for a finite risk")
+        steepest = max(
+            (abs(weight) / scale for weight, scale in zip(self.weights, self.scales, strict=True)), default=0
+        )
+        if max(abs(self.intercept), steepest) > STEEPEST:
+            raise ValueError(
+                f"the intercept and each weight / scale are at most {STEEPEST:g}: the risk would be constant"
+            )
         return self
 
     def __call__(self, features: Sequence[float]) -> float:

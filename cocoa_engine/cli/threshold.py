@@ -21,6 +21,7 @@ from cocoa_engine.cli.terminal import output, print_json
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets.own_prompts import read_own_prompts
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.optional import quiet_torchao
 from cocoa_engine.rendering.wording import SOURCES
 
 if TYPE_CHECKING:
@@ -56,8 +57,16 @@ def threshold(
     """Show what a threshold on the risk would stop: the share of your answers and spans, right and wrong ones."""
     thresholds = _numbers(at)
     lines = read_own_prompts(prompts)
-    from cocoa_engine.studies.answering import answers_cache
-    from cocoa_engine.studies.stopped_shares import Answer, by_answer, by_span, common_source, measure, require_scale
+    with quiet_torchao():
+        from cocoa_engine.studies.answering import answers_cache
+        from cocoa_engine.studies.stopped_shares import (
+            Answer,
+            by_answer,
+            by_span,
+            common_source,
+            measure,
+            require_scale,
+        )
 
     answers = [Answer.of(one.measured, one.is_right(one.measured.text)) for one in lines if one.measured is not None]
     common_source(answers, thresholds)  # refuse bad thresholds before the work

@@ -20,7 +20,9 @@ def verdict(answer: Answer) -> str:
         on = "" if answer.calibrated_on is None else f"; calibrated on {_short(answer.calibrated_on)}"
         outside = answer.answer_out_of_domain and on
         unlike = " This answer is unlike those, so the probability may be unreliable." if outside else ""
-        return safe(f"Whole answer: {risk}{on}.{unlike}")
+        raw = SOURCES[answer.risk_source] if answer.risk_source in RAW and answer.risk_source else None
+        parts = "" if raw is None else f" The risk of parts is {raw}, which is not a probability."
+        return safe(f"Whole answer: {risk}{on}.{unlike}{parts}")
     if answer.risk_source is None:
         return "There is nothing to measure in this answer."
     source = SOURCES[answer.risk_source]

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.branch import Branch
 from cocoa_engine.decoding.distributions import TokenOutput, source_values
@@ -52,13 +53,15 @@ class CandidateGrower:
     Args:
         session: the model and its backend.
         config: the settings of risk points, branches and scores. The method is replaced by ``"cocoa-sig"``.
+        cancellation: ends the calls before their next forward pass.
 
     Raises:
         ConfigError: the layers do not fit the model.
     """
 
-    def __init__(self, session: Session, config: CocoaConfig) -> None:
+    def __init__(self, session: Session, config: CocoaConfig, cancellation: Cancellation | None = None) -> None:
         self._session = session
+        self._cancellation = cancellation or Cancellation()
         self._config = config.replace(method="cocoa-sig")
         self._capture = capture_spec(session.model, self._config)
         self._eos = eos_token_ids(session.model.model, session.tokens.settings)
@@ -79,6 +82,7 @@ class CandidateGrower:
 
         Raises:
             NonFiniteLogitsError: the model's logits are NaN or infinite.
+            RequestCancelledError: the call was cancelled.
         """
         ids = [list(text) for text in texts]
         found: dict[int, list[list[Candidate]]] = {}
@@ -160,6 +164,7 @@ class CandidateGrower:
         width = self._backend.paths_per_step
         for start in range(0, len(paths), width):
             some = paths[start : start + width]
+            self._cancellation.check()
             output = self._backend.step([(tree, some)])[0]
             source = source_values(output)
             for row, (path, following) in enumerate(zip(some, self._top(output.logits), strict=True)):

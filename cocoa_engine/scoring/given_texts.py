@@ -8,6 +8,7 @@ from typing import cast
 
 from cocoa_engine.calibration import RiskCalibrator
 from cocoa_engine.calibration.risk_measure import RiskMeasure
+from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.answer_history import AnswerHistory
 from cocoa_engine.decoding.branch import DecidedSpan
@@ -38,13 +39,14 @@ def score(
     source: Source | None = None,
     *,
     divide: bool = False,
+    cancellation: Cancellation | None = None,
 ) -> Generation | list[Generation]:
     """Score a text, or each of several texts; see :meth:`CocoaEngine.score`.
 
     Args:
         measure: says how risks are computed. It may run the model, and is called after everything was checked.
     """
-    scorer = _Scorer(session, prompt, config, measure, source)
+    scorer = _Scorer(session, prompt, config, measure, source, cancellation or Cancellation())
     if not divide:
         return scorer.many(text) if is_many(text) else scorer.one(text)
     if is_many(text):
@@ -62,8 +64,10 @@ class _Scorer:
         config: CocoaConfig,
         measure: Callable[[], RiskMeasure],
         source: Source | None,
+        cancellation: Cancellation,
     ) -> None:
         self._session, self._config, self._how = session, config, measure
+        self._cancellation = cancellation
         capture_spec(session.model, config)  # checks that the settings fit the model
         self._prompt = prompt
         self._before = prompt_ids(session.model, session.tokens, prompt)
@@ -95,7 +99,7 @@ class _Scorer:
         spans = score_divided(self._session.model, self._before, ids, self._config, self._plain, *self._measured)
         grown: Sequence[list[Candidate]] = [[] for _ in ids]
         if self._calibrator is not None and self._calibrator.span is not None and METHODS[method].branches:
-            (grown,) = CandidateGrower(self._session, self._config)(self._before, [ids])
+            (grown,) = CandidateGrower(self._session, self._config, self._cancellation)(self._before, [ids])
         candidates, start = [], 0
         for span in spans:
             candidates.append(grown[start])
@@ -108,7 +112,17 @@ class _Scorer:
         self._choose_measure()
         lengths = [GivenText(ids, len(shown)) for ids, shown in given]
         backend, config = self._session.backend, self._config
-        scored = self._by_method(score_texts(backend, self._before, lengths, config, self._plain, *self._measured))
+        scored = self._by_method(
+            score_texts(
+                backend,
+                self._before,
+                lengths,
+                config,
+                self._plain,
+                *self._measured,
+                cancellation=self._cancellation,
+            )
+        )
         return [
             self._generation(shown, [one.decided], one.forward_passes)
             for (_, shown), one in zip(given, scored, strict=True)
@@ -122,6 +136,7 @@ class _Scorer:
             CalibrationError: it cannot give what the calibrator needs.
         """
         session, config = self._session, self._config
+        self._cancellation.check()  # what follows runs the model
         self._measure = self._how()
         self._calibrator = calibrator = self._measure.calibrator
         self._capture = capture_spec(session.model, config, calibrator)
@@ -158,7 +173,8 @@ class _Scorer:
         """The texts with the configured method's score. Some methods need more forward passes for it."""
         if not METHODS[self._config.method].needs_own_passes:
             return scored
-        return rescored(self._session.backend, self._before, scored, self._config, self._capture)
+        backend, config = self._session.backend, self._config
+        return rescored(backend, self._before, scored, config, self._capture, self._cancellation)
 
     def _generation(
         self,

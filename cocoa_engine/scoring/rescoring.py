@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from cocoa_engine.calibration.risk_measure import reaches
+from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.span_scoring import log_prob_and_score
 from cocoa_engine.equations import span_log_prob
@@ -41,7 +42,12 @@ def rescore(span: Span, config: CocoaConfig) -> Span:
 
 
 def rescored(
-    backend: Backend, prompt: list[int], scored: Sequence[ScoredText], config: CocoaConfig, capture: CaptureSpec
+    backend: Backend,
+    prompt: list[int],
+    scored: Sequence[ScoredText],
+    config: CocoaConfig,
+    capture: CaptureSpec,
+    cancellation: Cancellation | None = None,
 ) -> list[ScoredText]:
     """Replace the scores of texts by the configured method's, and add its forward passes to theirs.
 
@@ -52,13 +58,13 @@ def rescored(
     texts = [decided.token_ids for decided, _ in scored]
     result = []
     if isinstance(method, ContrastingMethod):
-        found = _contrasts(backend, method, prompt, texts, config, capture)
+        found = _contrasts(backend, method, prompt, texts, config, capture, cancellation)
         for (decided, passes), (contrasts, more) in zip(scored, found, strict=True):
             score = span_log_prob(contrasts, config.span_log_prob)
             result.append(ScoredText(replace(decided, score=score), passes + more))
         return result
     read_back = [GivenText([*text, *prompt], 0) for text in ([], *texts)]
-    without, *after = score_texts(backend, prompt, read_back, config, capture)
+    without, *after = score_texts(backend, prompt, read_back, config, capture, cancellation=cancellation)
     log_prob_without = sum(without.decided.token_log_probs)
     for (decided, passes), read in zip(scored, after, strict=True):
         pmi = sum(read.decided.token_log_probs[len(decided.token_ids) :]) - log_prob_without
@@ -75,6 +81,7 @@ def _contrasts(
     texts: Sequence[list[int]],
     config: CocoaConfig,
     capture: CaptureSpec,
+    cancellation: Cancellation | None,
 ) -> list[tuple[list[float], int]]:
     """The contrasts of each text's tokens, with no token excluded as implausible, and the forward passes they took.
 
@@ -85,7 +92,7 @@ def _contrasts(
     width = max(1, backend.paths_per_step // (1 + len(capture.early)))  # rows of logits for every layer
     contrasts: list[list[float]] = [[] for _ in texts]
     passes = [0] * len(texts)
-    with TextTree(backend, prompt[:-1], fed, capture, rows_per_step=width) as tree:
+    with TextTree(backend, prompt[:-1], fed, capture, rows_per_step=width, cancellation=cancellation) as tree:
         for group in tree.groups():
             for step in group.steps():
                 assert step.output.others is not None

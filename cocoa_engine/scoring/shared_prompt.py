@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cocoa_engine.calibration import RiskCalibrator
+from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.branch import DecidedSpan, passage_means
 from cocoa_engine.decoding.span_scoring import log_prob_and_score, mlds
@@ -56,6 +57,8 @@ def score_texts(
     capture: CaptureSpec,
     passages: Sequence[range] = (),
     calibrator: RiskCalibrator | None = None,
+    *,
+    cancellation: Cancellation | None = None,
 ) -> list[ScoredText]:
     """Score each text as one span after ``prompt``, as :func:`.score_text` does for one text.
 
@@ -69,7 +72,8 @@ def score_texts(
         return [ScoredText(_alone(backend, prompt, texts, number, *more), 1) for number in range(len(texts))]
     reader = StateReader.of(capture, calibrator)
     scored: dict[int, ScoredText] = {}
-    with TextTree(backend, prompt, [text.token_ids for text in texts], capture, passages=passages) as tree:
+    ids = [text.token_ids for text in texts]
+    with TextTree(backend, prompt, ids, capture, passages=passages, cancellation=cancellation) as tree:
         for group in tree.groups():
             measured = _measure(group, config.top_logprobs)
             if not all(-float("inf") < value <= 0 for one in measured for value in one.tokens.log_probs):

@@ -15,6 +15,7 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
+from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.execution.backends import Backend, Path, StepOutput, TokenTree
 from cocoa_engine.model.hidden_states import CaptureSpec
 
@@ -79,7 +80,9 @@ class TextGroup:
         texts: dict[int, list[int]],
         first: Tensor | None,
         rows_per_step: int,
+        cancellation: Cancellation,
     ) -> None:
+        self._cancellation = cancellation
         self._backend, self._tree, self._first, self._width = backend, tree, first, rows_per_step
         self._paths = prefixes(texts.values())
         self._ranks = {path: rank for rank, path in enumerate(self._paths)}
@@ -91,6 +94,7 @@ class TextGroup:
         ranks, before = self._ranks, self._first
         for start in range(0, len(self._paths), self._width):
             fed = self._paths[start : start + self._width]
+            self._cancellation.check()
             passes_before = self._tree.forward_passes
             output = self._backend.step([(self._tree, fed)])[0]
             # Only a group of one text takes several steps, so a step's first path extends the last path before it.
@@ -128,6 +132,7 @@ class TextTree:
         capture: the hidden states that every step returns.
         rows_per_step: the maximum number of tokens in a step. Default: the backend's ``paths_per_step``.
         passages: the positions of passages of the prompt whose attention mass is measured.
+        cancellation: ends the work before its next forward pass.
 
     Attributes:
         prompt_passes: the number of forward passes of the prompt.
@@ -142,8 +147,9 @@ class TextTree:
         *,
         rows_per_step: int | None = None,
         passages: Sequence[range] = (),
+        cancellation: Cancellation | None = None,
     ) -> None:
-        self._passages = passages
+        self._passages, self._cancellation = passages, cancellation or Cancellation()
         self._backend, self._prompt, self._texts, self._capture = backend, prompt, texts, capture
         self._width = rows_per_step or backend.paths_per_step
         self._numbers = list(groups(texts, self._width))
@@ -169,7 +175,7 @@ class TextTree:
         """Iterate over the groups. The tokens of a group are dropped when the next group is requested."""
         for numbers in self._numbers:
             texts = {number: self._texts[number] for number in numbers}
-            yield TextGroup(self._backend, self._tree, texts, self._first, self._width)
+            yield TextGroup(self._backend, self._tree, texts, self._first, self._width, self._cancellation)
             self._tree.drop_branches()
 
 

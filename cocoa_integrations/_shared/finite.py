@@ -15,8 +15,12 @@ def finite(value: float | None) -> float | None:
 
 
 def is_unmeasured(span: dict[str, Any]) -> bool:
-    """Whether the risk of an entry of ``cocoa_spans`` was not measured. One that is not finite is flagged."""
-    return span["risk"] is None and not span.get("flagged")
+    """Whether the risk of an entry of ``cocoa_spans`` was not measured, as after a prompt without a source.
+
+    A risk that was measured and is not finite is `None` too.
+    """
+    source = span.get("risk_source", "source_attention")
+    return span["risk"] is None and not span.get("flagged") and source == "source_attention"
 
 
 def severity(value: float | None) -> float:

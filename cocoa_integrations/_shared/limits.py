@@ -277,6 +277,8 @@ class Limit:
             ConfigError: there is no default, or the risks of the answer are on another scale.
         """
         source, metric = report.get("risk_source"), self.metric_for(report)
+        if metric == "answer_risk":
+            self.value(report)  # refuses a report without it
         if metric == "risk" and source in ("f_mlds", "con_mlds"):
             raise ConfigError(
                 f"the risk of this answer is its raw MLDS, because risk={source!r} was set; give metric={source!r} "
@@ -321,7 +323,7 @@ class Limit:
 
     def _reached_by(self, span: dict[str, Any]) -> bool:
         if self.threshold is None:
-            return bool(span.get("flagged"))
+            return bool(span.get("flagged")) or math.isinf(metric_of(span, "risk"))
         return reaches(metric_of(span, self._metric_of_spans), self.threshold)
 
     def with_marks(

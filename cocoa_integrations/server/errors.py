@@ -127,15 +127,15 @@ def naming(error: Exception, param: str | None) -> ApiError:
 
 
 @contextmanager
-def of_prompt(param: str) -> Iterator[None]:
-    """Name the parameter of the prompt in errors of the prompt.
+def of_prompt(param: str, kind: type[CocoaError] = PromptError) -> Iterator[None]:
+    """Name the parameter of the prompt, or another one, in errors of a kind.
 
     Raises:
-        ApiError: instead of a :class:`~cocoa_engine.PromptError`.
+        ApiError: instead of such an error.
     """
     try:
         yield
-    except PromptError as error:
+    except kind as error:
         raise naming(error, param) from None
 
 

@@ -5,6 +5,7 @@ FastAPI's own ``BaseHTTPMiddleware`` would hide from a route that its client has
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Collection, Sequence
 from hmac import compare_digest
@@ -14,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cocoa_integrations.server.errors import ApiError, api_error, log_unexpected, response_of
+from cocoa_integrations.server.errors import ApiError, api_error, log_unexpected, response_of, shutting_down
 
 
 class UnexpectedErrors:
@@ -47,6 +48,10 @@ class UnexpectedErrors:
             if begun:
                 raise
             await response_of(api_error(error))(scope, receive, send)
+        except asyncio.CancelledError:  # the server stops, and does not wait for a long forward pass
+            if not begun:
+                await response_of(shutting_down(retry_after=1))(scope, receive, send)
+            raise
 
 
 class TrustedHosts:

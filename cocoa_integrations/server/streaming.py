@@ -123,16 +123,17 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events."""
-        async with self._resources:
-            start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-            try:
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        try:
+            # released before the end of the response, after which the server says that the client has gone
+            async with self._resources:
                 await self._sent(send, start)
                 async for one in self._events:
                     await self._sent(send, {"type": "http.response.body", "body": one, "more_body": True})
-                await self._sent(send, {"type": "http.response.body", "body": b"", "more_body": False})
-            except asyncio.TimeoutError:
-                logger.warning("a stream ended: its client read nothing for %g seconds", self._write_timeout)
-                self._on_stalled()
+            await self._sent(send, {"type": "http.response.body", "body": b"", "more_body": False})
+        except asyncio.TimeoutError:
+            logger.warning("a stream ended: its client read nothing for %g seconds", self._write_timeout)
+            self._on_stalled()
 
     async def _sent(self, send: Send, message: Message) -> None:
         """Send a message.

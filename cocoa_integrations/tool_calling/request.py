@@ -100,6 +100,13 @@ def _tool(number: int, tool: Any) -> dict[str, Any]:
             "a local model can call functions only"
         )
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
+    for name, value, kinds, takes in (
+        ("parameters", parameters, Mapping, "a JSON schema"),
+        ("description", function.get("description"), (str, type(None)), "a text"),
+        ("strict", function.get("strict"), (bool, type(None)), "true or false"),
+    ):
+        if not isinstance(value, kinds):
+            raise ConfigError(f"tools: {name} of number {number} takes {takes}, not {short_repr(value)}")
     json_rule({"description": function.get("description"), "parameters": parameters})  # refuses what JSON cannot hold
     return {"type": "function", "function": {"description": "", **function, "parameters": parameters}}
 
@@ -108,7 +115,10 @@ def _choice(given: Any, names: Sequence[str]) -> str:
     """``"auto"``, ``"none"``, ``"required"`` or a tool's name."""
     if isinstance(given, Mapping):
         inner = given.get("function", given)
-        given = inner["name"] if isinstance(inner, Mapping) and "name" in inner else given.get("type")
+        named = inner["name"] if isinstance(inner, Mapping) and "name" in inner else given.get("type")
+        if named is None:
+            raise ConfigError(f"tool_choice: a dict names a function or a type (got {short_repr(given)})")
+        given = named
     if given in names:
         return str(given)
     if given is None or given is False or given == "auto":
@@ -124,7 +134,7 @@ def _schema(response_format: Any) -> tuple[dict[str, Any] | None, bool]:
     """The schema of the answer, and whether it is part of the prompt."""
     given = response_format if isinstance(response_format, Mapping) else {"type": response_format}
     kind, schema = given.get("type"), given.get("schema")
-    if kind is None or kind == "text":
+    if response_format is None or kind == "text":
         return None, False
     if kind == "json_object" and (schema is None or isinstance(schema, Mapping)):
         return _json(schema or {"type": "object"}), False

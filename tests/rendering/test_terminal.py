@@ -75,6 +75,9 @@ def test_the_verdict_comes_first_and_the_claims_to_check_beneath() -> None:
     assert first.strip() == "Whole answer: 71 % likely wrong; calibrated on questions about a passage."
     unlike = " ".join(drawn(report([whole.model_copy(update={"answer_out_of_domain": True})])).split())
     assert "about a passage. This answer is unlike those, so the probability may be unreliable." in unlike
+    raw = generation(("It is", 0.4), (" low", 3.1), risk_source="f_mlds")
+    raw = raw.model_copy(update={"answer_risk": 0.714})
+    assert raw.verdict.endswith("71 % likely wrong. The risk of parts is raw fMLDS, which is not a probability.")
 
 
 def test_a_claim_has_one_colour_in_any_view() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cocoa_engine import Cancellation, CocoaConfig, CocoaEngine, Generation, SpanStream, Timeline
+from cocoa_engine.errors import ConfigError
 from cocoa_engine.model.callables import Processor
 from cocoa_integrations._shared.logprobs import TokenLogprobs, openai_logprobs
 from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY
@@ -83,9 +84,12 @@ class ChatJob:
         """
         with of_prompt("messages"):
             messages, template_kwargs = plan.prompt(entries)
+        schemas = "response_format" if plan.request.schema is not None else "tools"
+        with of_prompt(schemas, ConfigError):
+            constraints = plan.processors()
         options = {
             "template_kwargs": template_kwargs,
-            "logits_processor": [*processors, *plan.processors()],
+            "logits_processor": [*processors, *constraints],
             "cancellation": cancellation,
             "source": source or None,
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from transformers import PreTrainedTokenizerBase
@@ -15,7 +15,7 @@ from cocoa_engine.errors import ConfigError
 from cocoa_engine.safe_text import short_repr, shortened
 from cocoa_integrations._shared.chat_template import ChatTemplateOptions, names
 from cocoa_integrations.server.errors import at_most, bad_request
-from cocoa_integrations.server.protocol.decoding import REFUSED, DecodingRequest, Refused, Whole
+from cocoa_integrations.server.protocol.decoding import REFUSED, DecodingRequest, Flag, Refused, Whole
 from cocoa_integrations.server.settings import ServerSettings
 from cocoa_integrations.tool_calling import ToolRequest
 
@@ -55,16 +55,17 @@ class Message(BaseModel):
 class ChatRequest(DecodingRequest):
     """The body of a request for chat completions."""
 
+    of_other_routes: ClassVar[Mapping[str, str]] = dict.fromkeys(("prompt", "echo", "suffix"), "give messages alone")
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: Whole | None = None
-    logprobs: bool | None = None
+    logprobs: Flag | None = None
     top_logprobs: Whole | None = Field(None, ge=0, le=20)
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
+    parallel_tool_calls: Flag | None = None
     response_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    continue_final_message: bool = False
+    continue_final_message: Flag = False
     audio: Any = None
     modalities: Any = None
     functions: Any = None

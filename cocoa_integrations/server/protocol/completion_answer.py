@@ -100,7 +100,7 @@ class CompletionJob:
         if self.logprobs is None:
             return text, []
         self.cancellation.check()
-        return text, prompt_logprobs(self.engine, self.token_ids, self.logprobs)
+        return text, prompt_logprobs(self.engine, self.token_ids, self.logprobs, self.cancellation)
 
     def answer(self, number: int, config: CocoaConfig) -> Answered:
         """Decode one whole answer.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
 
@@ -11,7 +11,7 @@ from cocoa_engine import CocoaConfig
 from cocoa_engine.safe_text import short_repr
 from cocoa_integrations.server.errors import at_most, bad_request
 from cocoa_integrations.server.protocol.chat_request import require_shallow
-from cocoa_integrations.server.protocol.decoding import REFUSED, DecodingRequest, Refused, Whole
+from cocoa_integrations.server.protocol.decoding import REFUSED, DecodingRequest, Flag, Refused, Whole
 from cocoa_integrations.server.settings import ServerSettings
 
 REFUSED_IN_COMPLETIONS: Refused = {
@@ -26,8 +26,25 @@ TextOrIds = str | list[int]
 class CompletionRequest(DecodingRequest):
     """The body of a request for completions."""
 
+    of_other_routes: ClassVar[Mapping[str, str]] = {
+        "max_completion_tokens": "give max_tokens",
+        "top_logprobs": "give logprobs",
+        **dict.fromkeys(
+            (
+                "messages",
+                "response_format",
+                "tools",
+                "tool_choice",
+                "functions",
+                "chat_template_kwargs",
+                "continue_final_message",
+                "reasoning_effort",
+            ),
+            "/v1/chat/completions has it",
+        ),
+    }
     prompt: str | list[str] | list[int] | list[list[int]]
-    echo: bool | None = None
+    echo: Flag | None = None
     logprobs: Whole | None = Field(None, ge=0, le=20)
     best_of: Any = None
     suffix: Any = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -48,6 +48,14 @@ OF_OTHER_SERVERS = {
     "min_tokens": _BIAS,
     "ignore_eos": _BIAS,
     "length_penalty": "give cocoa.span_log_prob",
+    **dict.fromkeys(
+        ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "grammar"),
+        "give response_format",
+    ),
+    **dict.fromkeys(("bad_words", "allowed_token_ids"), _BIAS),
+    "use_beam_search": INSTEAD["num_beams"],
+    "chat_template": "the template is the model's",
+    "documents": "give chat_template_kwargs",
 }
 """Parameters of other servers for local models that are not supported, and what to do instead."""
 
@@ -55,7 +63,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     **WITHOUT_EFFECT,
     **dict.fromkeys(("min_tokens", "no_repeat_ngram_size"), (0,)),
     **dict.fromkeys(("stop_token_ids", "bad_words_ids", "suppress_tokens", "stop_sequences", "stop_strings"), ([],)),
-    **dict.fromkeys(("ignore_eos", "do_sample"), (False,)),
+    **dict.fromkeys(("ignore_eos", "do_sample", "use_beam_search"), (False,)),
     "length_penalty": (1,),
 }
 
@@ -68,6 +76,14 @@ def _number(value: Any) -> Any:
 
 Whole = Annotated[int, BeforeValidator(_number)]
 Real = Annotated[float, BeforeValidator(_number)]
+Flag = Annotated[bool, Field(strict=True)]
+
+_NUMBERS = frozenset(
+    name
+    for name, field in CocoaConfig.model_fields.items()
+    if {int, float} & {field.annotation, *get_args(field.annotation)}
+)
+"""Settings that are numbers, and nothing else but `None`."""
 
 Refused = Mapping[str, tuple[tuple[Any, ...], str]]
 """By the name of a parameter: the values that ask for what happens anyway, and what to do instead."""
@@ -85,7 +101,7 @@ class CocoaOptions(DecodeSettings):
         "both",
         description="Where the answer has its risk: in the `message` (or `delta`), in `logprobs`, in both, or nowhere.",
     )
-    candidates: bool = Field(False, description="Whether each span lists the candidates that competed in it.")
+    candidates: Flag = Field(False, description="Whether each span lists the candidates that competed in it.")
     source: list[str] | None = Field(
         None,
         max_length=MOST_PASSAGES,
@@ -112,7 +128,7 @@ class CocoaOptions(DecodeSettings):
 class StreamOptions(BaseModel):
     """``stream_options`` of a request."""
 
-    include_usage: bool | None = None
+    include_usage: Flag | None = None
 
 
 class DecodingRequest(BaseModel):
@@ -122,7 +138,7 @@ class DecodingRequest(BaseModel):
 
     model: str | None = None
     n: Whole | None = Field(None, ge=1)
-    stream: bool | None = None
+    stream: Flag | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Whole | None = None
     temperature: Real | None = None
@@ -135,7 +151,10 @@ class DecodingRequest(BaseModel):
     presence_penalty: Any = None
     logit_bias: dict[str, Real] | None = None
     cocoa: CocoaOptions | None = None
+    of_other_routes: ClassVar[Mapping[str, str]] = {}
+    """Parameters that only other routes have, and what to do instead."""
     _of_other_servers: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _of_other_routes: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -144,6 +163,8 @@ class DecodingRequest(BaseModel):
         if isinstance(given, Mapping):
             names = OF_OTHER_SERVERS.keys() - cls.model_fields.keys()
             made._of_other_servers = {name: given[name] for name in sorted(names & given.keys())}
+            names = cls.of_other_routes.keys() & given.keys()
+            made._of_other_routes = {name: given[name] for name in sorted(names)}
         return made
 
     @property
@@ -183,6 +204,9 @@ class DecodingRequest(BaseModel):
         for name, value in self._of_other_servers.items():
             if value is not None and value not in _NEUTRAL.get(name, ()):
                 raise bad_request(f"{name}={short_repr(value)} is not supported; {OF_OTHER_SERVERS[name]}", name)
+        for name, value in self._of_other_routes.items():
+            if value and value not in (*_NEUTRAL.get(name, ()), {"type": "text"}, "none", "auto"):
+                raise bad_request(f"{name}={short_repr(value)} has no effect here; {self.of_other_routes[name]}", name)
         if self.stream_options is not None and not self.streams:
             raise bad_request("stream_options is given without stream; leave it out, or set stream", "stream_options")
         at_most(self.answers, limits.max_n, "n")
@@ -241,6 +265,9 @@ class DecodingRequest(BaseModel):
     def _settings(self) -> dict[str, tuple[str, Any]]:
         """By the name of a setting, the parameter that gives it, and its value."""
         found = {name: (f"cocoa.{name}", value) for name, value in self.options.given().items()}
+        for name, (param, value) in found.items():
+            if name in _NUMBERS and isinstance(value, (bool, str)):
+                raise bad_request(f"{param}: the value must be a number (got {short_repr(value)})", param)
         for param, setting in SAME_SETTING.items():
             value = getattr(self, param, None)
             if value is None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -20,7 +20,7 @@ from cocoa_integrations.server.protocol.chat_request import (
     size_of,
     template_variables,
 )
-from cocoa_integrations.server.protocol.decoding import REFUSED, DecodingRequest, Refused, Whole
+from cocoa_integrations.server.protocol.decoding import REFUSED, DecodingRequest, Flag, Refused, Whole
 from cocoa_integrations.server.protocol.prompt_logprobs import score_one
 from cocoa_integrations.server.protocol.risk_fields import RiskFields, max_risk_of
 from cocoa_integrations.server.settings import ServerSettings
@@ -38,10 +38,27 @@ REFUSED_IN_SCORE: Refused = {
     "stream_options": ((), _NOT_DECODED),
 }
 
+_OF_DECODING = frozenset(("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop", "max_risk"))
+
 
 class ScoreRequest(DecodingRequest):
     """The body of a request for the risk of given texts after one prompt."""
 
+    of_other_routes: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        (
+            "max_completion_tokens",
+            "logprobs",
+            "top_logprobs",
+            "response_format",
+            "tools",
+            "tool_choice",
+            "functions",
+            "reasoning_effort",
+            "continue_final_message",
+            "echo",
+        ),
+        _NOT_DECODED,
+    )
     prompt: str | list[Whole] | None = Field(None, description="The prompt, as text or token ids.")
     messages: list[Message] | None = Field(None, description="The prompt as a conversation; the texts are answers.")
     text: str | None = None
@@ -49,7 +66,7 @@ class ScoreRequest(DecodingRequest):
     source: str | list[str] | None = Field(
         None, description="Passages that the prompt contains. Each span then has its attention on them."
     )
-    divide: bool = Field(
+    divide: Flag = Field(
         True, description="Divide each text at its risk points, so that each part has a risk. Otherwise it is one span."
     )
     chat_template_kwargs: dict[str, Any] | None = None
@@ -86,6 +103,9 @@ class ScoreRequest(DecodingRequest):
             ):
                 instead = "give source" if name == "source" else "the entries of the texts have all of the risk"
                 raise bad_request(f"cocoa.{name} has no effect here; {instead}", f"cocoa.{name}")
+        for name in _OF_DECODING & self.options.given().keys():
+            if self.options.given()[name] != CocoaConfig.model_fields[name].default:
+                raise bad_request(f"cocoa.{name} has no effect here; {_NOT_DECODED}", f"cocoa.{name}")
         at_most(len(self.given), limits.max_prompts, "texts")
         at_most(len(self.messages or ()), limits.max_messages, "messages")
         characters = sum(map(len, self.given)) + len(self.prompt or ()) + sum(map(size_of, self.messages or ()))
@@ -119,7 +139,7 @@ def scored(
         body: the request.
         engine: the engine.
         config: the settings.
-        cancellation: ends the work before the next text.
+        cancellation: ends the work before its next forward pass.
 
     Raises:
         ApiError: the prompt or a text is not valid.
@@ -132,7 +152,12 @@ def scored(
         ids = body.prompt_ids(engine)
         # a text prompt stays a text: it is divided into tokens together with the text after it
         prompt: Any = body.prompt if isinstance(body.prompt, str) else ids
-        options: dict[str, Any] = {"config": config, "source": body.passages, "divide": body.divide}
+        options: dict[str, Any] = {
+            "config": config,
+            "source": body.passages,
+            "divide": body.divide,
+            "cancellation": cancellation,
+        }
         if len(texts) > 1 and not body.divide:
             cancellation.check()
             generations = engine.score(prompt, texts, **options)

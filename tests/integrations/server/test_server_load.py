@@ -172,6 +172,16 @@ def serves(port: int) -> bool:
 
 
 @pytest.mark.slow
+def test_streams_that_are_read_to_their_end_are_not_cancelled(listen: Callable[..., Any], endless: Speaker) -> None:
+    """The server tells the app of a disconnect after the last chunk, too."""
+    url = listen(create_app(endless)).url
+    for _ in range(5):
+        assert httpx.post(url + CHAT, json={**SHORT, "stream": True}, timeout=PATIENCE).text.endswith("[DONE]\n\n")
+    lines = httpx.get(url + "/metrics", timeout=PATIENCE).text.splitlines()
+    counted = [line for line in lines if line.startswith("cocoa:cancelled_total{")]
+    assert [line for line in counted if not line.endswith(" 0.0")] == []
+
+
 def test_a_killed_server_is_an_error_for_its_clients_and_serves_again_at_once(endless: Speaker) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -440,7 +440,6 @@ def nested(depth: int) -> Any:
         ({"max_tools": 1}, {"tools": [{"type": "function", "function": {"name": "f"}}] * 2}, "tools"),
         ({"max_answer_tokens": 50}, {"max_tokens": 51}, "max_tokens"),
         ({"max_answer_tokens": 50}, {"cocoa": {"max_new_tokens": 51}}, "cocoa.max_new_tokens"),
-        ({"max_answer_tokens": 50}, {"cocoa": {"max_new_tokens": "51"}}, "cocoa.max_new_tokens"),
         ({"max_candidates": 10}, {"cocoa": {"max_candidates": 11}}, "cocoa.max_candidates"),
         ({"max_span_tokens": 10}, {"cocoa": {"max_span_tokens": 11}}, "cocoa.max_span_tokens"),
         ({"max_json_depth": 5}, {"chat_template_kwargs": nested(5)}, "chat_template_kwargs"),

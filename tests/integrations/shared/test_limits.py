@@ -71,6 +71,11 @@ def test_the_answer_as_a_whole() -> None:
         limit.reached(report([0.9]))
 
 
+def test_a_missing_answer_risk_is_said_also_without_a_number() -> None:
+    with pytest.raises(ConfigError, match="no calibrator for answers"):
+        Limit(metric="answer_risk").reached(report([0.9], threshold=0.6))
+
+
 def test_without_a_metric_the_risk_of_the_answer_is_compared_where_there_is_one() -> None:
     limit, whole = Limit(), {"answer_risk": 0.75, "answer_threshold": 0.7}
     assert limit.reached(report([0.1], threshold=0.6, **whole))

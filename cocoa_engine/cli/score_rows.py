@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cocoa_engine.cli.terminal import on_interrupt
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets.files import read_parquet, read_text
 from cocoa_engine.errors import CocoaError, DataError
@@ -97,16 +98,20 @@ def writing(out: Path) -> Iterator[Callable[[str], None]]:
     if _is_parquet(out):
         need("pyarrow.parquet", extra="eval", what="writing parquet files")
     with draft_of(out) as draft, draft.open("w", encoding="utf-8") as file:
+        rows, rest = 0, draft.with_name(f"{out.name}.incomplete")
 
         def write(line: str) -> None:
+            nonlocal rows
             file.write(line + "\n")
             file.flush()
+            rows += 1
 
         try:
-            yield write
+            with on_interrupt(lambda: f"{rows} rows are kept in {rest}" if rows else "no row was scored"):
+                yield write
         except BaseException:
-            if draft.is_file() and file.tell():
-                draft.replace(draft.with_name(f"{out.name}.incomplete"))
+            if draft.is_file() and rows:
+                draft.replace(rest)
             raise
         if _is_parquet(out):
             file.close()

@@ -83,14 +83,14 @@ class ServerState:
             message = _MESSAGES[self.phase]
             raise ApiError(503, message, kind=SERVER, code=f"model_{self.phase}", retry_after=retry_after)
 
-    def open_call(self, request: Request, answers: int = 1) -> AbstractAsyncContextManager[Call]:
+    def open_call(self, request: Request, answers: int = 1, param: str = "n") -> AbstractAsyncContextManager[Call]:
         """A call of the engine within the context; see :meth:`Calls.opened`.
 
         Raises:
             ApiError: the model is not loaded, or the server shuts down.
             EngineBusyError: the engine has as many calls as it runs and queues.
         """
-        return self.calls.opened(self.engine, request.receive, answers)
+        return self.calls.opened(self.engine, request.receive, answers, param)
 
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:

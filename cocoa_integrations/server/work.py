@@ -97,20 +97,23 @@ class Calls:
         return len(self._open)
 
     @asynccontextmanager
-    async def opened(self, engine: CocoaEngine, receive: Receive, answers: int) -> AsyncIterator[Call]:
+    async def opened(
+        self, engine: CocoaEngine, receive: Receive, answers: int, param: str = "n"
+    ) -> AsyncIterator[Call]:
         """A call within the context. Leaving the context ends its work.
 
         Args:
             engine: the engine.
             receive: of the request, whose body has been read. It tells when the client goes.
             answers: the number of answers that the call asks for.
+            param: the parameter that asks for them.
 
         Raises:
             EngineBusyError: the engine has as many calls as it runs and queues.
             ApiError: the call alone has more answers.
         """
         most = engine.runtime.max_batch_size + engine.runtime.max_queue
-        at_most(answers, most, "n")
+        at_most(answers, most, param, "answers")
         if self.answers + answers > most:
             raise EngineBusyError(
                 f"the server is busy: it decodes or queues {self.answers} answers, of at most {most}; try again later"

@@ -179,7 +179,9 @@ def test_scored_rows_replace_a_file_when_all_are_scored(
 
     with monkeypatch.context() as patched:
         patched.setattr(tiny, "score", score_then_ctrl_c)
-        assert cocoa("score", "--rows", str(labelled), "--out", str(out)).exit_code == 130
+        stopped = cocoa("score", "--rows", str(labelled), "--out", str(out))
+        assert stopped.exit_code == 130
+    assert f"1 rows are kept in {out}.incomplete" in " ".join(stopped.stderr.split())
     assert out.read_text() == "kept"
     (row,) = (tmp_path / f"out.{suffix}.incomplete").read_text().splitlines()
     assert "risk" in json.loads(row)

@@ -31,7 +31,8 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     record = Record(state, "text_completion", body, config, envelope.fields, body.prompts)
     configs = [config_of_answer(config, number) for number in range(body.answers)]
     async with AsyncExitStack() as resources:
-        call = await resources.enter_async_context(state.open_call(request, body.answers * len(body.prompts)))
+        count, param = body.answers * len(body.prompts), "prompt" if body.answers == 1 else "n"
+        call = await resources.enter_async_context(state.open_call(request, count, param))
         jobs = CompletionJob.all_of(body, engine, call.cancellation, allow_logprobs=settings.risk_in_logprobs)
         fields = jobs[0].fields
         if not body.streams:

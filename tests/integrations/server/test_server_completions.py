@@ -82,6 +82,13 @@ async def test_many_prompts_and_answers(tiny: Speaker) -> None:
     assert [choice["text"] for choice in by_ids["choices"]] == expected
 
 
+async def test_more_prompts_than_are_decoded_or_queued_are_named() -> None:
+    app = create_app(speaker(max_batch_size=1, max_queue=0))
+    response = await post(app, {"prompt": ["a", "b"], "max_tokens": 1}, "/v1/completions")
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
+    assert "2 answers is above the server's limit of 1" in response.json()["error"]["message"]
+
+
 async def test_a_stream_is_the_answer_span_by_span(tiny: Speaker) -> None:
     expected = tiny.generate(TEXT, config=CocoaConfig(max_new_tokens=LIMIT))
     *spans, last, usage = await chunks(tiny, stream_options={"include_usage": True})

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from pydantic import TypeAdapter
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -20,7 +21,9 @@ from cocoa_engine.cli.terminal import output, print_json, print_note
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import rule_without_rivals
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.methods import METHODS
 from cocoa_engine.rendering.documents import render
+from cocoa_engine.rendering.terminal import check_list
 from cocoa_engine.rendering.wording import SOURCES, visible
 from cocoa_engine.results import Generation
 
@@ -65,8 +68,8 @@ def score(
 ) -> None:
     """Score a text after a prompt: its log-probability, its layer disagreement and the method's score.
 
-    With --html or --rows, each text is divided at its risk points, as an answer would be, so that its claims and
-    sentences have a risk of their own.
+    For the verdict and the claims to check, and with --html or --rows, each text is divided at its risk points, as an
+    answer would be, so that its claims and sentences have a risk of their own.
     """
     given = text or []
     if (rows is None) != (out is None):
@@ -109,8 +112,12 @@ def score(
     generation = engine.score(prompt, given[0], config=config)
     if json:
         print_json(generation.model_dump_json())
-    else:
-        output(no_color).print(_statistics(generation))
+        return
+    parts: list[Text | Table] = [_statistics(generation)]
+    if not METHODS[config.method].needs_own_passes:
+        divided = engine.score(prompt, given[0], config=config, divide=True)
+        parts = [Text(divided.verdict), check_list(divided.check_these()), Text(), *parts]
+    output(no_color).print(Group(*parts))
 
 
 def _statistics(generation: Generation) -> Table:
@@ -119,7 +126,7 @@ def _statistics(generation: Generation) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
-    table.add_column(style="dim")
+    table.add_column(style="dim", overflow="fold")
     rule = rule_without_rivals(config.span_log_prob)
     table.add_row("log p", f"{span.log_prob:.4f}", f"{rule} over {len(span.token_ids)} tokens, in nats")
     table.add_row("self-information", f"{span.self_information:.4f}", "-log p")

@@ -107,11 +107,11 @@ def _numbers(given: str | None) -> list[float]:
 
 
 def _table(title: str, rows: Sequence[Row], *, labelled: bool) -> Table:
-    table = Table(title=title, title_justify="left", title_style="", box=None, padding=(0, 2, 0, 0))
+    table = Table(title=title, title_justify="left", title_style="", box=None, padding=(0, 1, 0, 0))
     by_span = any(row.spans is not None for row in rows)
     headings = ["threshold", "answers stopped", *(["spans stopped"] if by_span else [])]
     for heading in [*headings, *(["right stopped", "wrong passed"] if labelled else [])]:
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", overflow="fold")
     for row in rows:
         counts = [row.answers, *([row.spans] if by_span else [])]
         table.add_row(

@@ -75,7 +75,7 @@ def validation_table(found: Validation, unit: str) -> Group:
     folds = f"; {found.division}" if found.division else ""
     table.title = f"{found.items} {unit}s of {found.prompts} prompts, {found.hallucinated} hallucinated{folds}"
     for name in ("", "AUROC", "risk minus that"):
-        table.add_column(name, no_wrap=True)
+        table.add_column(name, overflow="fold")
     table.add_row("calibrated risk", _interval(found.auroc), "")
     for name, baseline in found.rivals.items():
         table.add_row(name, _interval(baseline.auroc), _interval(baseline.difference, "+.3f"))

@@ -41,6 +41,9 @@ def test_score_by_a_rival(cocoa: Cocoa, engine: CocoaEngine) -> None:
 def test_score_shows_every_figure(cocoa: Cocoa, engine: CocoaEngine) -> None:
     span = engine.score(PROMPT, TEXT, span_log_prob="mean").spans[0]
     result = cocoa("score", "--prompt", PROMPT, "--text", TEXT, "--span-log-prob", "mean")
+    divided = engine.score(PROMPT, TEXT, span_log_prob="mean", divide=True)
+    assert " ".join(result.stdout.split()).startswith(divided.verdict)
+    assert result.stdout.count("\n1. ") == bool(divided.check_these())
     rows = {line[:16].strip(): line[16:].split() for line in result.stdout.splitlines()}
     assert rows["log p"][:4] == [f"{span.log_prob:.4f}", "mean", "over", str(len(span.token_ids))]
     assert rows["self-information"][0] == f"{-span.log_prob:.4f}"

@@ -93,15 +93,13 @@ class FittedRisk(Part):
             raise ValueError("scales must be above 0")
         if self.domain is not None and len(self.domain.centre) != len(self.features):
             raise ValueError("domain: the centre must have a number for each feature")
-        largest = abs(self.intercept)
+        largest = steepest = abs(self.intercept)
         for weight, mean, scale in zip(self.weights, self.means, self.scales, strict=True):
+            steepest = max(steepest, abs(weight) / scale)
             largest += abs(weight) * ((LARGEST + abs(mean)) / scale)
         if not math.isfinite(largest):
             raise ValueError("a weight, mean or intercept is too large, or a scale too small, for a finite risk")
-        steepest = max(
-            (abs(weight) / scale for weight, scale in zip(self.weights, self.scales, strict=True)), default=0
-        )
-        if max(abs(self.intercept), steepest) > STEEPEST:
+        if steepest > STEEPEST:
             raise ValueError(
                 f"the intercept and each weight / scale are at most {STEEPEST:g}: the risk would be constant"
             )

@@ -23,7 +23,7 @@ from cocoa_engine.errors import PromptError, UnsupportedModelError
 from cocoa_engine.execution.backends.base import Backend, TokenTree
 from cocoa_engine.execution.backends.shared_cache import SharedTree
 from cocoa_engine.execution.forward.observed_attention import observed_attention
-from cocoa_engine.execution.forward.source_attention import Heads, SourceProbe, attention_weights
+from cocoa_engine.execution.forward.source_attention import Heads, SourceProbe
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, ScoredHead
 from cocoa_engine.model.generation_config import eos_token_ids
 from cocoa_engine.model.language_model import attention_heads
@@ -137,22 +137,8 @@ class _MostAttended(SourceProbe):
         super().__init__(heads, range(0))
         self._seen = seen
 
-    def add(
-        self,
-        layer: int,
-        query: Tensor,
-        keys: Tensor,
-        visible: Tensor | None,
-        *,
-        scale: float,
-        heads: Sequence[int] | None = None,
-        first: int = 0,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> None:
-        """Note the heads of one layer."""
-        heads = self.heads_of(layer) if heads is None else heads
-        weights = attention_weights(query, keys, heads, visible, scale=scale, softcap=softcap, sinks=sinks)
+    def take(self, layer: int, weights: Tensor, first: int) -> None:
+        """Note the positions of one layer."""
         self._seen[layer] = weights[:, -1].argmax(-1).cpu() + first
 
 

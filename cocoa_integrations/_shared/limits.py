@@ -155,6 +155,19 @@ def has_answer_risk(report: dict[str, Any]) -> bool:
     return report.get("answer_threshold") is not None and any(not is_reasoning(one) for one in report["spans"])
 
 
+def _require_answer_risk(report: dict[str, Any]) -> None:
+    """Refuse a report without a risk of the answer as a whole.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if not has_answer_risk(report):
+        raise ConfigError(
+            "this answer has no answer_risk, because its model has no calibrator for answers; fit one with `cocoa "
+            "calibrate --questions`, or compare metric='risk', the risk of its spans"
+        )
+
+
 def kind_of(metric: str, report: dict[str, Any]) -> tuple[str, str | None]:
     """What a value of a report is. Values of different kinds have no order: neither of them is riskier.
 
@@ -263,11 +276,7 @@ class Limit:
         """
         if self.metric_for(report) != "answer_risk":
             return highest(report["spans"], self._metric_of_spans, self.unit)
-        if not has_answer_risk(report):
-            raise ConfigError(
-                "this answer has no answer_risk, because its model has no calibrator for answers; fit one with `cocoa "
-                "calibrate --questions`, or compare metric='risk', the risk of its spans"
-            )
+        _require_answer_risk(report)
         return severity(report["answer_risk"])
 
     def threshold_for(self, report: dict[str, Any]) -> float:
@@ -278,7 +287,7 @@ class Limit:
         """
         source, metric = report.get("risk_source"), self.metric_for(report)
         if metric == "answer_risk":
-            self.value(report)  # refuses a report without it
+            _require_answer_risk(report)
         if metric == "risk" and source in ("f_mlds", "con_mlds"):
             raise ConfigError(
                 f"the risk of this answer is its raw MLDS, because risk={source!r} was set; give metric={source!r} "

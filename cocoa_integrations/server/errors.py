@@ -127,8 +127,8 @@ def naming(error: Exception, param: str | None) -> ApiError:
 
 
 @contextmanager
-def of_prompt(param: str, kind: type[CocoaError] = PromptError) -> Iterator[None]:
-    """Name the parameter of the prompt, or another one, in errors of a kind.
+def of_parameter(param: str, kind: type[CocoaError] = PromptError) -> Iterator[None]:
+    """Name a parameter in errors of a kind, by default in those of the prompt.
 
     Raises:
         ApiError: instead of such an error.

@@ -9,11 +9,7 @@ from torch import Tensor
 
 from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, StepOutput, TokenTree, only_paths
 from cocoa_engine.execution.forward.observed_attention import observed_attention
-from cocoa_engine.execution.forward.source_attention import (
-    SourceProbe,
-    of_segments,
-    probe_of,
-)
+from cocoa_engine.execution.forward.source_attention import SourceProbe, of_segments, probe_of
 from cocoa_engine.model.hidden_states import CaptureSpec, capture
 
 

@@ -118,10 +118,20 @@ class SourceProbe:
         """
         heads = self.heads_of(layer) if heads is None else heads
         weights = attention_weights(query, keys, heads, visible, scale=scale, softcap=softcap, sinks=sinks)
+        self.take(layer, weights, first)
+
+    def take(self, layer: int, weights: Tensor, first: int) -> None:
+        """Take the weights of one layer.
+
+        Args:
+            layer: its number.
+            weights: ``[heads, W, S]`` float32.
+            first: the position of the first of the S keys.
+        """
         ranges = [slice(max(0, one.start - first), max(0, one.stop - first)) for one in (self.source, *self.passages)]
         mass = torch.stack([weights[..., one].sum(dim=-1).sum(dim=0) for one in ranges])
         self._total = mass if self._total is None else self._total + mass.to(self._total.device)
-        self._measured += len(heads)
+        self._measured += len(weights)
 
     def mean(self) -> Tensor | None:
         """The mass on the source, the mean over the heads added, ``[W]`` float32; `None` if no layer was added."""

@@ -12,7 +12,7 @@ from cocoa_engine.model.callables import Processor
 from cocoa_integrations._shared.logprobs import TokenLogprobs, openai_logprobs
 from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY
 from cocoa_integrations._shared.reasoning import Split
-from cocoa_integrations.server.errors import of_prompt
+from cocoa_integrations.server.errors import of_parameter
 from cocoa_integrations.server.protocol.risk_fields import RiskFields
 from cocoa_integrations.tool_calling import Call, Plan, Reading, new_id, parts_of_report
 from cocoa_integrations.tool_calling.streaming import CallDelta, GrowingAnswer, Piece
@@ -82,10 +82,10 @@ class ChatJob:
         Raises:
             CocoaError: see :class:`Plan`.
         """
-        with of_prompt("messages"):
+        with of_parameter("messages"):
             messages, template_kwargs = plan.prompt(entries)
         schemas = "response_format" if plan.request.schema is not None else "tools"
-        with of_prompt(schemas, ConfigError):
+        with of_parameter(schemas, ConfigError):
             constraints = plan.processors()
         options = {
             "template_kwargs": template_kwargs,
@@ -98,7 +98,7 @@ class ChatJob:
     def answer(self, index: int, config: CocoaConfig) -> Answered:
         """Decode one whole answer."""
         timeline = Timeline()
-        with of_prompt("messages"):
+        with of_parameter("messages"):
             generation = self.plan.engine.chat(self.messages, config=config, timeline=timeline, **self.options)
         return self._answered(index, generation, timeline)
 
@@ -172,7 +172,7 @@ class ChatStream:
         tokens = TokenLogprobs(plan.engine) if self._fields.logprobs else None
         role = [self._choice({"role": "assistant", "content": ""})]
         timeline = Timeline()
-        with of_prompt("messages"):
+        with of_parameter("messages"):
             stream = plan.engine.stream_chat(job.messages, config=self._config, timeline=timeline, **job.options)
         with stream:
             self._stream = stream

@@ -13,7 +13,7 @@ from cocoa_engine.model.callables import Processor
 from cocoa_integrations._shared.logprobs import TokenLogprobs
 from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY
 from cocoa_integrations._shared.reasoning import Split
-from cocoa_integrations.server.errors import of_prompt
+from cocoa_integrations.server.errors import of_parameter
 from cocoa_integrations.server.protocol.chat_answer import FINISH_REASONS, Answered
 from cocoa_integrations.server.protocol.completion_request import CompletionRequest, TextOrIds
 from cocoa_integrations.server.protocol.prompt_logprobs import prompt_logprobs
@@ -109,7 +109,7 @@ class CompletionJob:
             number: the number of the answer among those to this prompt.
             config: its settings.
         """
-        with of_prompt("prompt"):
+        with of_parameter("prompt"):
             text, entries = self.echoed
             if self.only_echo:
                 return self._echo(number, config, text, entries)
@@ -182,7 +182,7 @@ class CompletionStream:
             ApiError: the prompt is not valid.
         """
         job, fields = self._job, self._job.fields
-        with of_prompt("prompt"):
+        with of_parameter("prompt"):
             text, entries = job.echoed
             if job.only_echo:
                 self.answered = job.answer(self._number, self._config)

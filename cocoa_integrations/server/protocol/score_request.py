@@ -103,8 +103,8 @@ class ScoreRequest(DecodingRequest):
             ):
                 instead = "give source" if name == "source" else "the entries of the texts have all of the risk"
                 raise bad_request(f"cocoa.{name} has no effect here; {instead}", f"cocoa.{name}")
-        for name in _OF_DECODING & self.options.given().keys():
-            if self.options.given()[name] != CocoaConfig.model_fields[name].default:
+        for name, value in self.options.given().items():
+            if name in _OF_DECODING and value != CocoaConfig.model_fields[name].default:
                 raise bad_request(f"cocoa.{name} has no effect here; {_NOT_DECODED}", f"cocoa.{name}")
         at_most(len(self.given), limits.max_prompts, "texts")
         at_most(len(self.messages or ()), limits.max_messages, "messages")
@@ -159,11 +159,9 @@ def scored(
             "cancellation": cancellation,
         }
         if len(texts) > 1 and not body.divide:
-            cancellation.check()
             generations = engine.score(prompt, texts, **options)
         else:
             for text in texts:
-                cancellation.check()
                 generations.append(score_one(engine, prompt, text, **options))
     except PromptError as error:
         of_prompt = "prompt" if body.messages is None else "messages"

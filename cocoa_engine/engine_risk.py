@@ -20,7 +20,7 @@ from cocoa_engine.results import Generation
 
 UNLIKE = (
     "an answer is unlike those that the calibrator was fitted on (out_of_domain). Its risks may be meaningless. Fit a "
-    "calibrator on answers like yours (cocoa calibrate), or use none (calibrator=None)."
+    "calibrator on answers like yours (cocoa calibrate), or use none (calibrator=None, or --calibrator none)."
 )
 """The warning of answers outside the calibrator's domain."""
 

@@ -14,8 +14,8 @@ def main() -> None:
 
     answer = engine.chat([{"role": "user", "content": "Who wrote the novel Dune?"}], max_new_tokens=40)
     print("answer:", answer.text)
-    riskiest = max(answer.spans, key=lambda span: span.risk or 0.0)
-    print(f"riskiest span: {riskiest.text!r} with risk {riskiest.risk:.2f}")
+    for claim in answer.check_these():
+        print(f"check {claim.text!r}: risk {claim.risk:.2f}, competing: {', '.join(claim.competing) or 'nothing'}")
 
     for span in answer.spans:
         for number, candidate in enumerate(span.candidates):

@@ -18,9 +18,9 @@ TOKEN_THRESHOLD = 0.9
 """The risk from which a span is flagged by its least probable token: a token of probability 0.1 or less."""
 
 
-RANK_THRESHOLD = 0.9
-"""The risk from which a span is flagged by its source attention: it is among the tenth of the model's spans that attend
-least to their source."""
+RANK_THRESHOLD = 0.95
+"""The risk from which a span is flagged by its source attention: it is among the twentieth of the model's spans that
+attend least to their source. Of 108 right answers about a passage, 82 % have no such span."""
 
 THRESHOLDS: dict[RiskSource, float] = {"source_attention": RANK_THRESHOLD, "token_probability": TOKEN_THRESHOLD}
 

@@ -16,7 +16,7 @@ from cocoa_engine.cli.export import Html, Svg, check_writable, write
 from cocoa_engine.cli.live_answer import decode_live
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Calibrator, Details, Json, LoadOptions, Model, NoColor, with_options
-from cocoa_engine.cli.prompting import Question, Raw, System, ask_engine, read_question
+from cocoa_engine.cli.prompting import Question, Raw, Sources, System, ask_engine, read_request
 from cocoa_engine.cli.terminal import can_redraw, output, print_json, print_note
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
@@ -43,6 +43,7 @@ def ask(
     model: Model = None,
     calibrator: Calibrator = None,
     system: System = None,
+    source: Sources = None,
     raw: Raw = False,
     compare: Annotated[
         str | None,
@@ -71,7 +72,7 @@ def ask(
     risk reaches the value.
     """
     compared_config = config.replace(method=compare) if compare is not None else None
-    question = read_question(prompt, system=system, raw=raw)
+    request = read_request(prompt, system=system, raw=raw, sources=source)
     check_writable(svg=svg, html=html)
     limit = None if fail_on_risk is None else _limit(fail_on_risk, config)
     engine = load_engine(model, loading, calibrator)
@@ -80,14 +81,13 @@ def ask(
     plain = not (console.is_terminal or compared_config or table or no_color)
 
     def decode(settings: CocoaConfig, spans: list[Span]) -> Generation:
-        with ask_engine(engine, question, system, raw, settings) as stream:
+        with ask_engine(engine, request, settings) as stream:
             draw = partial(spans_text, marks=marks)
             return decode_live(stream, console, spans, draw, draws=not json and can_redraw(console))
 
     decoded: list[Span] = []
     try:
         generation = decode(config, decoded)
-        compared = decode(compared_config, []) if compared_config else None
     except KeyboardInterrupt:
         if plain and not json:
             print("".join(span.text for span in decoded))
@@ -100,9 +100,15 @@ def ask(
             print_note(f"the answer above is incomplete: {len(decoded)} spans were decoded{unwritten}")
         raise
 
+    compared, interrupt = None, None
+    try:
+        compared = decode(compared_config, []) if compared_config else None
+    except KeyboardInterrupt as error:  # the first answer is complete
+        interrupt = error
     generations = [generation, compared] if compared else [generation]
-    if json and compared:
-        print_json(f'{{"answer": {answer_json(generation)}, "compared": {answer_json(compared)}}}')
+    if json and compared_config:
+        other = "null" if compared is None else answer_json(compared)
+        print_json(f'{{"answer": {answer_json(generation)}, "compared": {other}}}')
     elif json:
         print_json(answer_json(generation))
     elif plain:
@@ -114,9 +120,12 @@ def ask(
     else:
         console.print(report(generations, table=table, marks=marks))
     if svg:
-        write(svg, picture(generations, title=question, table=table))
+        write(svg, picture(generations, title=request.question, table=table))
     if html:
-        write(html, render(generations, "html", title=question))
+        write(html, render(generations, "html", title=request.question))
+    if interrupt is not None:
+        print_note(f"the answer of {compare} was not complete; that of {config.method} is kept")
+        raise interrupt
     if limit == AUTO:
         limit = threshold_of(generation)
     if isinstance(limit, float) and reaches(found := risk_of(generation), limit):

@@ -15,10 +15,10 @@ from rich.text import Text
 from cocoa_engine.cli.conversation import Conversation
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, NoColor, with_options
-from cocoa_engine.cli.prompting import System
+from cocoa_engine.cli.prompting import System, read_source
 from cocoa_engine.cli.terminal import can_redraw, describe_error, output, print_note
 from cocoa_engine.config import CocoaConfig, MethodName
-from cocoa_engine.errors import ChatTemplateError, ConfigError, DataError, PromptError
+from cocoa_engine.errors import ChatTemplateError, ConfigError, PromptError
 from cocoa_engine.messages import unknown
 from cocoa_engine.rendering.terminal import check_list
 from cocoa_engine.rendering.wording import count
@@ -133,12 +133,7 @@ def _why(conversation: Conversation, _: str) -> Text | str:
 def _source(conversation: Conversation, name: str) -> str:
     if not name:
         return f"{count(conversation.drop_added(), 'file')} taken back."
-    try:
-        text = Path(name).expanduser().read_text(encoding="utf-8").strip()
-    except (OSError, ValueError) as error:
-        raise DataError(f"{name} cannot be read: {error}") from error
-    if not text:
-        raise DataError(f"{name} is empty")
+    text = read_source(Path(name).expanduser())
     conversation.add_passage(text)
     return f"The next question begins with {safe(name)} ({len(text):,} characters)."
 

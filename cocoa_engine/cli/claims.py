@@ -10,7 +10,7 @@ import typer
 from cocoa_engine.cli.dataset_options import Cache, Chat, DataPath, Draws, Format, Prompts, Seed, read, teacher_forced
 from cocoa_engine.cli.export import check_writable, write
 from cocoa_engine.cli.loading import load_engine
-from cocoa_engine.cli.options import LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.terminal import output
 from cocoa_engine.config import CocoaConfig
 
@@ -33,17 +33,18 @@ def claims(
         Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Also write the table as CSV.")
     ] = None,
     model: Model = None,
+    calibrator: Calibrator = None,
     no_color: NoColor = False,
 ) -> None:
     """Measure on labelled answers how well claims and sentences point at errors, beside spans and random claims."""
     records = read(data, format, prompts, seed)
     check_writable(data, out=out)
-    engine = load_engine(model, loading)
+    engine = load_engine(model, loading, calibrator)
     from cocoa_engine.studies.claims import TokenValues, measure_claims, to_csv, to_markdown
     from cocoa_engine.studies.fitting.measured import span_risks
 
-    calibrator = engine.calibrator_for(config)
-    fitted = calibrator if calibrator is not None and calibrator.span is not None and calibrator.probe is None else None
+    applying = engine.calibrator_for(config)
+    fitted = applying if applying is not None and applying.span is not None and applying.probe is None else None
 
     def values_of(forced: TeacherForced) -> TokenValues:
         # after a prompt of one token there is no source

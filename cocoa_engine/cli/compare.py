@@ -13,12 +13,13 @@ from rich.text import Text
 from cocoa_engine.cli.export import Html, check_writable, write
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Calibrator, Details, Json, LoadOptions, Model, NoColor, with_options
-from cocoa_engine.cli.prompting import Question, Raw, System, ask_engine, read_question
-from cocoa_engine.cli.terminal import on_interrupt, output, print_json
+from cocoa_engine.cli.prompting import Question, Raw, Sources, System, ask_engine, read_request
+from cocoa_engine.cli.terminal import output, print_json, print_note
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.rendering.documents import render
 from cocoa_engine.rendering.terminal import report
+from cocoa_engine.rendering.wording import count
 from cocoa_engine.results import Generation
 
 
@@ -33,6 +34,7 @@ def compare(
     model: Model = None,
     calibrator: Calibrator = None,
     system: System = None,
+    source: Sources = None,
     raw: Raw = False,
     table: Details = False,
     json: Json = False,
@@ -41,25 +43,34 @@ def compare(
 ) -> None:
     """Answer a question with several methods and show the answers side by side, with the differences marked."""
     configs = [config.replace(method=method) for method in _methods(methods)]
-    question = read_question(prompt, system=system, raw=raw)
+    request = read_request(prompt, system=system, raw=raw, sources=source)
     check_writable(html=html)
     engine = load_engine(model, loading, calibrator)
     progress = Console(stderr=True, quiet=not sys.stderr.isatty())
     generations: list[Generation] = []
-    with on_interrupt("the answers were not complete; they are lost"):
+    interrupt: KeyboardInterrupt | None = None
+    try:
         for one in configs:
-            with progress.status(Text(f"{one.method} …")), ask_engine(engine, question, system, raw, one) as stream:
+            with progress.status(Text(f"{one.method} …")), ask_engine(engine, request, one) as stream:
                 for _ in stream:
                     pass
             assert stream.generation is not None
             generations.append(stream.generation)
+    except KeyboardInterrupt as error:
+        if not generations:
+            print_note("no answer was complete")
+            raise
+        interrupt = error
     if json:
         print_json(TypeAdapter(list[Generation]).dump_json(generations).decode())
     else:
         console = output(no_color)
         console.print(report(generations, table=table, marks=console.color_system is None))
     if html:
-        write(html, render(generations, "html", title=question))
+        write(html, render(generations, "html", title=request.question))
+    if interrupt is not None:
+        print_note(f"{len(generations)} of {count(len(configs), 'answer')} were complete and are kept")
+        raise interrupt
 
 
 def _methods(given: str) -> list[str]:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -101,10 +101,10 @@ def teacher_forced(
 
 
 @contextmanager
-def progress(what: str, total: int, *, kept: Path | None = None) -> Iterator[Callable[[int], None]]:
+def progress(what: str, total: int, *, kept: Path | Literal["shown"] | None = None) -> Iterator[Callable[[int], None]]:
     """A progress bar on stderr if that is a terminal. Yields a function that advances it.
 
-    After Ctrl-C, a note says how much was measured, and whether it is lost or kept in a file.
+    After Ctrl-C, a note says how much was measured, and whether it is lost, kept in a file, or shown by the caller.
     """
     done = 0
 
@@ -113,7 +113,10 @@ def progress(what: str, total: int, *, kept: Path | None = None) -> Iterator[Cal
         done += count
         bar.advance(task, count)
 
-    fate = "they are lost, and nothing was written" if kept is None else f"they are kept in {kept}"
+    if kept == "shown":
+        fate = "the output is of these"
+    else:
+        fate = "they are lost, and nothing was written" if kept is None else f"they are kept in {kept}"
     note = on_interrupt(lambda: f"{what.lower()}: {done} of {total} were done; {fate}")
     with note, Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(what, total=total)

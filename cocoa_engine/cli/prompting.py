@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.errors import ChatTemplateError, ConfigError, PromptError
+from cocoa_engine.errors import ChatTemplateError, ConfigError, DataError, PromptError
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine, SpanStream
@@ -16,21 +19,96 @@ if TYPE_CHECKING:
 Question = Annotated[
     str | None, typer.Argument(help="The question. Without it, or with -, it is read from stdin.", show_default=False)
 ]
+Sources = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--source",
+        metavar="FILE",
+        help="Put the text of a file before the prompt, as a passage to answer from, and measure how much the answer "
+        "attends to it. Repeatable.",
+        show_default=False,
+    ),
+]
 System = Annotated[str | None, typer.Option(help="A system message before the question.")]
 Raw = Annotated[
     bool, typer.Option("--raw", help="Continue the prompt as plain text, without the model's chat template.")
 ]
 
 
-def read_question(given: str | None, *, system: str | None, raw: bool) -> str:
-    """The question from the command line or from stdin.
+@dataclass(frozen=True)
+class Request:
+    """What a command asks the engine.
+
+    Attributes:
+        question: the question.
+        system: a system message before it.
+        raw: whether it is continued as plain text.
+        sources: the texts of the files of ``--source``, which come before the question.
+    """
+
+    question: str
+    system: str | None = None
+    raw: bool = False
+    sources: Sequence[str] = ()
+
+    @property
+    def prompt(self) -> str:
+        """The sources and the question."""
+        return with_sources(self.sources, self.question)
+
+
+def with_sources(sources: Sequence[str], prompt: str) -> str:
+    """A prompt with passages before it."""
+    return "\n\n".join([*sources, prompt])
+
+
+def read_request(given: str | None, *, system: str | None, raw: bool, sources: Sequence[Path] | None) -> Request:
+    """What is asked, with the question from the command line or from stdin.
 
     Raises:
         ConfigError: a system message is combined with ``--raw``.
+        DataError: a source cannot be read, or is empty.
         PromptError: there is no question, or it is not text.
+    """
+    require_chat(system, raw=raw)
+    return Request(_read_question(given), system, raw, read_sources(sources))
+
+
+def require_chat(system: str | None, *, raw: bool) -> None:
+    """Refuse a system message with ``--raw``.
+
+    Raises:
+        ConfigError: both are given.
     """
     if raw and system is not None:
         raise ConfigError("--system needs the chat template, which --raw does not use: give only one of them")
+
+
+def read_sources(files: Sequence[Path] | None) -> list[str]:
+    """The texts of the files of ``--source``.
+
+    Raises:
+        DataError: one cannot be read, or is empty.
+    """
+    return [read_source(file) for file in files or ()]
+
+
+def read_source(file: Path) -> str:
+    """The text of a passage.
+
+    Raises:
+        DataError: the file cannot be read, or is empty.
+    """
+    try:
+        text = file.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path that contains a NUL character
+        raise DataError(f"{file} cannot be read: {error}") from error
+    if not text:
+        raise DataError(f"{file} is empty")
+    return text
+
+
+def _read_question(given: str | None) -> str:
     # sys.stdin is None if the shell closed it
     if given in (None, "-") and (sys.stdin is None or (given is None and sys.stdin.isatty())):
         raise PromptError("there is no question: give one as the argument, or pipe it into stdin")
@@ -44,17 +122,22 @@ def read_question(given: str | None, *, system: str | None, raw: bool) -> str:
     return prompt
 
 
-def ask_engine(engine: CocoaEngine, prompt: str, system: str | None, raw: bool, config: CocoaConfig) -> SpanStream:
+def ask_engine(engine: CocoaEngine, request: Request, config: CocoaConfig) -> SpanStream:
     """Start the decode and return the stream of spans.
 
     Raises:
         ChatTemplateError: the model has no chat template.
     """
-    if raw:
-        return engine.stream(prompt, config=config)
+    if request.raw:
+        return engine.stream(request.prompt, config=config, source=request.sources or None)
     if not engine.has_chat_template:
         raise ChatTemplateError(
             f"{engine.model_name} has no chat template: use --raw to continue the prompt as plain text"
         )
+    return engine.stream_chat(chat_of(request.prompt, request.system), config=config, source=request.sources or None)
+
+
+def chat_of(question: str, system: str | None) -> list[dict[str, str]]:
+    """The messages that ask a question."""
     messages = [{"role": "system", "content": system}] if system is not None else []
-    return engine.stream_chat([*messages, {"role": "user", "content": prompt}], config=config)
+    return [*messages, {"role": "user", "content": question}]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from pydantic import TypeAdapter
@@ -15,6 +15,7 @@ from rich.text import Text
 from cocoa_engine.cli.export import Html, check_writable, write
 from cocoa_engine.cli.loading import declared_options, load_engine
 from cocoa_engine.cli.options import OTHER_METHODS, Calibrator, Json, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.prompting import Sources, read_sources, with_sources
 from cocoa_engine.cli.ray_options import Actors, NumCpus, NumGpus, Ray, runner_of
 from cocoa_engine.cli.score_rows import score_rows
 from cocoa_engine.cli.terminal import output, print_json, print_note
@@ -38,6 +39,7 @@ def score(
     text: Annotated[
         list[str] | None, typer.Option(help="The text to score. Repeatable; each text is one row.", show_default=False)
     ] = None,
+    source: Sources = None,
     model: Model = None,
     calibrator: Calibrator = None,
     json: Json = False,
@@ -74,10 +76,11 @@ def score(
     given = text or []
     if (rows is None) != (out is None):
         raise ConfigError("--rows and --out go together: the rows to score, and the file for their risk")
-    if rows is not None and (prompt is not None or given or html is not None or json):
-        raise ConfigError("--rows has the prompts and texts: leave --prompt, --text, --html and --json out")
+    if rows is not None and (prompt is not None or given or source or html is not None or json):
+        raise ConfigError("--rows has the prompts and texts: leave --prompt, --text, --source, --html and --json out")
     if rows is None and (prompt is None or not given):
         raise ConfigError("give --prompt and --text, or --rows and --out")
+    sources = read_sources(source)
     runner = runner_of("score", ray, actors=actors, num_cpus=num_cpus, num_gpus=num_gpus)
     if ray and rows is None:
         raise ConfigError("--ray is for many rows: give --rows and --out")
@@ -100,22 +103,24 @@ def score(
         return
     assert prompt is not None
     assert engine is not None
+    before = with_sources(sources, prompt)
+    options: dict[str, Any] = {"config": config, "source": sources or None}
     if html is not None:
-        write(html, render(engine.score(prompt, given, config=config, divide=True), "html", title=prompt))
+        write(html, render(engine.score(before, given, divide=True, **options), "html", title=prompt))
     if len(given) > 1:
-        generations = engine.score(prompt, given, config=config)
+        generations = engine.score(before, given, **options)
         if json:
             print_json(TypeAdapter(list[Generation]).dump_json(generations).decode())
         else:
             output(no_color).print(_rows(generations))
         return
-    generation = engine.score(prompt, given[0], config=config)
+    generation = engine.score(before, given[0], **options)
     if json:
         print_json(generation.model_dump_json())
         return
     parts: list[Text | Table] = [_statistics(generation)]
     if not METHODS[config.method].needs_own_passes:
-        divided = engine.score(prompt, given[0], config=config, divide=True)
+        divided = engine.score(before, given[0], divide=True, **options)
         parts = [Text(divided.verdict), check_list(divided.check_these()), Text(), *parts]
     output(no_color).print(Group(*parts))
 

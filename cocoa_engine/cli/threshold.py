@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group
@@ -16,16 +16,16 @@ from rich.text import Text
 from cocoa_engine.cli.dataset_options import Cache, progress
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Calibrator, Json, LoadOptions, Model, NoColor, with_options
-from cocoa_engine.cli.prompting import Raw
+from cocoa_engine.cli.prompting import Raw, System, require_chat
 from cocoa_engine.cli.terminal import output, print_json
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets.own_prompts import read_own_prompts
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.optional import quiet_torchao
-from cocoa_engine.rendering.wording import SOURCES
+from cocoa_engine.rendering.wording import SOURCES, count
 
 if TYPE_CHECKING:
-    from cocoa_engine.studies.stopped_shares import Row
+    from cocoa_engine.studies.stopped_shares import Answer, Row
 
 
 @with_options(*(name for name in CocoaConfig.model_fields if name != "max_risk"))
@@ -49,51 +49,84 @@ def threshold(
     ] = None,
     model: Model = None,
     calibrator: Calibrator = None,
+    system: System = None,
     raw: Raw = False,
     cache: Cache = None,
     json: Json = False,
     no_color: NoColor = False,
 ) -> None:
-    """Show what a threshold on the risk would stop: the share of your answers and spans, right and wrong ones."""
+    """Show what a threshold on the risk would stop: the share of your answers and spans, right and wrong ones.
+
+    The default is what a gate without a number compares with. After Ctrl-C, the tables are of the answers so far.
+    """
+    require_chat(system, raw=raw)
     thresholds = _numbers(at)
     lines = read_own_prompts(prompts)
     with quiet_torchao():
         from cocoa_engine.studies.answering import answers_cache
-        from cocoa_engine.studies.stopped_shares import (
-            Answer,
-            by_answer,
-            by_span,
-            common_source,
-            measure,
-            require_scale,
-        )
+        from cocoa_engine.studies.stopped_shares import Answer, common_source, measure, require_scale
 
     answers = [Answer.of(one.measured, one.is_right(one.measured.text)) for one in lines if one.measured is not None]
     common_source(answers, thresholds)  # refuse bad thresholds before the work
+    interrupt: KeyboardInterrupt | None = None
     if asked := [one for one in lines if one.measured is None]:
         require_scale(config.risk, thresholds)
         engine = load_engine(model, loading, calibrator)
         kept = None if cache is None else answers_cache(cache, "risks", engine, config)
-        with progress("Answering", len(asked), kept=None if kept is None else kept.file) as advance:
-            answers += measure(engine, asked, config, raw=raw, cache=kept, advance=advance)
-    source = common_source(answers, thresholds)
-    spans, wholes = by_span(answers, thresholds), by_answer(answers, thresholds)
+        try:
+            with progress("Answering", len(asked), kept="shown" if kept is None else kept.file) as advance:
+                for answer in measure(engine, asked, config, system=system, raw=raw, cache=kept, advance=advance):
+                    answers.append(answer)
+        except KeyboardInterrupt as error:
+            if not answers:
+                raise
+            interrupt = error
     if json:
-        rows = {"span": [row.record() for row in spans], "answer": [row.record() for row in wholes]}
-        print_json(dumps({"answers": len(answers), "risk_source": source, **rows}))
-        return
-    labelled = sum(one.right is not None for one in answers)
+        print_json(dumps(_record(answers, thresholds)))
+    else:
+        output(no_color).print(Group(*_tables(answers, thresholds)))
+    if interrupt is not None:
+        raise interrupt
+
+
+def _record(answers: Sequence[Answer], thresholds: Sequence[float]) -> dict[str, Any]:
+    """The rows as plain values."""
+    from cocoa_engine.studies.stopped_shares import by_answer, by_default, by_span, common_source
+
+    default = {
+        name: None if row is None else row.record()
+        for name, row in zip(("span", "answer"), by_default(answers), strict=True)
+    }
+    return {
+        "answers": len(answers),
+        "risk_source": common_source(answers, thresholds),
+        "default": default,
+        "span": [row.record() for row in by_span(answers, thresholds)],
+        "answer": [row.record() for row in by_answer(answers, thresholds)],
+    }
+
+
+def _tables(answers: Sequence[Answer], thresholds: Sequence[float]) -> list[Table | Text]:
+    """The tables of spans and of whole answers, and what they mean."""
+    from cocoa_engine.studies.stopped_shares import by_answer, by_default, by_span, common_source
+
+    source, labelled = common_source(answers, thresholds), sum(one.right is not None for one in answers)
     what = f" ({SOURCES[source]})" if source in SOURCES else ""
-    title = f"Risk of spans{what}, {len(answers)} answers"
-    parts: list[Table | Text] = [_table(title, spans, labelled=bool(labelled))]
+    default, default_of_whole = by_default(answers)
+    rows, wholes = by_span(answers, thresholds), by_answer(answers, thresholds)
+    title = f"Risk of spans{what}, {count(len(answers), 'answer')}"
+    parts: list[Table | Text] = [_table(title, default, rows, labelled=bool(labelled))]
     if wholes:
-        parts.append(_table("Risk of whole answers", wholes, labelled=bool(labelled)))
+        parts.append(_table("Risk of whole answers", default_of_whole, wholes, labelled=bool(labelled)))
+    if default is not None:
+        gate = "risk of whole answers" if default_of_whole is not None else "risk of spans"
+        parts.append(Text(f"A gate without a number compares the {gate} with the default."))
     if not thresholds:
-        parts.append(Text("These thresholds stop at most 50 %, 25 %, 10 % and 5 % of the answers, where one does."))
+        parts.append(Text("The suggested thresholds stop at most 50 %, 25 %, 10 % and 5 % of the answers."))
     if labelled:
         wrong = sum(one.right is False for one in answers)
         parts.append(Text(f"{wrong} of {labelled} answers with a known answer are wrong: they do not contain it."))
-    output(no_color).print(Group(*parts))
+    return parts
 
 
 def _numbers(given: str | None) -> list[float]:
@@ -106,16 +139,21 @@ def _numbers(given: str | None) -> list[float]:
     return numbers
 
 
-def _table(title: str, rows: Sequence[Row], *, labelled: bool) -> Table:
+def _table(title: str, default: Row | None, rows: Sequence[Row], *, labelled: bool) -> Table:
     table = Table(title=title, title_justify="left", title_style="", box=None, padding=(0, 1, 0, 0))
     by_span = any(row.spans is not None for row in rows)
     headings = ["threshold", "answers stopped", *(["spans stopped"] if by_span else [])]
     for heading in [*headings, *(["right stopped", "wrong passed"] if labelled else [])]:
         table.add_column(heading, justify="right", overflow="fold")
-    for row in rows:
+    for row in [*([] if default is None else [default]), *rows]:
         counts = [row.answers, *([row.spans] if by_span else [])]
         table.add_row(
-            f"{row.threshold:.4f}",
+            _name(row, is_default=row is default),
             *map(str, [*counts, *([row.right_stopped, row.wrong_passed] if labelled else [])]),
         )
     return table
+
+
+def _name(row: Row, *, is_default: bool) -> str:
+    number = "" if row.threshold is None else f"{row.threshold:.4f}"
+    return f"default {number}".strip() if is_default else number

@@ -16,12 +16,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cocoa_engine.datasets.files import field, plain_text, read_json_lines, read_text
 from cocoa_engine.datasets.questions import Question
 from cocoa_engine.errors import DataError
 from cocoa_engine.safe_text import short_repr
+
+
+class MeasuredSpan(NamedTuple):
+    """A span of an answer that was measured before.
+
+    Attributes:
+        text: its text.
+        risk: its risk; `None` if it was not measured.
+        flagged: whether the risk reaches its default threshold; `None` if that is not known.
+    """
+
+    text: str
+    risk: float | None
+    flagged: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -30,24 +44,36 @@ class MeasuredAnswer:
 
     Attributes:
         text: its text.
-        spans: the text and the risk of each span; the risk is `None` if it was not measured.
+        spans: its spans.
         answer_risk: the risk of the answer as a whole; `None` without a calibrator for answers.
         risk_source: where the risks of spans come from; `None` if that is not known.
+        threshold: the default threshold of spans; `None` if it is not known.
+        answer_threshold: the default threshold of ``answer_risk``; `None` if it is not known.
     """
 
     text: str
-    spans: tuple[tuple[str, float | None], ...]
+    spans: tuple[MeasuredSpan, ...]
     answer_risk: float | None
     risk_source: str | None = None
+    threshold: float | None = None
+    answer_threshold: float | None = None
 
 
 @dataclass(frozen=True)
 class OwnPrompt:
-    """One line: a request, or an answer that was measured before, with the known answers if there are any."""
+    """One line: a request, or an answer that was measured before, with the known answers if there are any.
+
+    Attributes:
+        request: the text that the model is asked.
+        measured: the answer that was measured before.
+        known: the known answers.
+        context: the passage of the request that the answer should come from.
+    """
 
     request: str
     measured: MeasuredAnswer | None
     known: tuple[str, ...]
+    context: str | None = None
 
     def is_right(self, answer: str) -> bool | None:
         """Whether an answer contains a known answer; `None` without known answers."""
@@ -74,7 +100,7 @@ def read_own_prompts(path: str | Path) -> list[OwnPrompt]:
 def _read(row: Mapping[str, Any], where: str) -> OwnPrompt:
     if "spans" in row:
         return _measured(row, where)
-    known = _known(row.get("answers", row.get("answer")), where)
+    known, context = _known(row.get("answers", row.get("answer")), where), None
     if "prompt" in row:
         request = field(row, "prompt", str, where)
     elif "question" in row:
@@ -84,7 +110,7 @@ def _read(row: Mapping[str, Any], where: str) -> OwnPrompt:
         raise DataError(f"{where}: a line has a prompt, a question, or the spans of a measured answer.")
     if not request.strip():
         raise DataError(f"{where}: the prompt is empty.")
-    return OwnPrompt(request, None, known)
+    return OwnPrompt(request, None, known, context if context is None or context.strip() else None)
 
 
 def _measured(row: Mapping[str, Any], where: str) -> OwnPrompt:
@@ -94,11 +120,19 @@ def _measured(row: Mapping[str, Any], where: str) -> OwnPrompt:
     for span in field(row, "spans", list, where):
         if not isinstance(span, Mapping) or "risk" not in span:
             raise DataError(f"{where}: a span has no risk.")
-        spans.append((plain_text(span.get("text", "?"), "text", where), _risk(span, where)))
+        flagged = span["flagged"] if isinstance(span.get("flagged"), bool) else None
+        spans.append(MeasuredSpan(plain_text(span.get("text", "?"), "text", where), _risk(span, where), flagged))
     whole = row.get("answer_risk")
+    thresholds = [row.get(name) for name in ("threshold", "answer_threshold")]
     sources = [row.get("risk_source"), *(span.get("risk_source") for span in row["spans"])]
     source = next((one for one in sources if isinstance(one, str)), None)
-    measured = MeasuredAnswer(text, tuple(spans), None if whole is None else _number(whole, where), source)
+    measured = MeasuredAnswer(
+        text,
+        tuple(spans),
+        None if whole is None else _number(whole, where),
+        source,
+        *(None if one is None else _number(one, where) for one in thresholds),
+    )
     return OwnPrompt("", measured, _known(given, where))
 
 
@@ -113,7 +147,7 @@ def _number(value: Any, where: str) -> float:
     try:
         return float("nan" if value is None else value)
     except (TypeError, ValueError):
-        raise DataError(f"{where}: the risk {short_repr(value)} is not a number.") from None
+        raise DataError(f"{where}: the risk or threshold {short_repr(value)} is not a number.") from None
 
 
 def _known(value: Any, where: str) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.model.passages import Source
 from cocoa_engine.model.prompts import Prompt
 from cocoa_engine.results import Generation
 from cocoa_engine.studies.answer_cache import AnswerCache
@@ -23,6 +24,7 @@ def generated(
     prompts: Sequence[Prompt],
     config: CocoaConfig,
     *,
+    source: Sequence[Source | None] | None = None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> Iterator[tuple[ItemT, Generation]]:
     """Each item with the model's answer to its prompt.
@@ -32,12 +34,14 @@ def generated(
         items: what is asked, such as questions.
         prompts: the prompt of each item.
         config: the settings. ``max_risk`` is left out: only complete answers can be judged.
+        source: the passages of each prompt, as for :meth:`~cocoa_engine.CocoaEngine.generate_batch`.
         advance: called with the number of prompts answered since the last call.
     """
     config, size = config.replace(max_risk=None), engine.runtime.max_batch_size
     for start in range(0, len(items), size):
         batch = slice(start, start + size)
-        generations = engine.generate_batch(prompts[batch], config=config)
+        passages = None if source is None else source[batch]
+        generations = engine.generate_batch(prompts[batch], config=config, source=passages)
         yield from zip(items[batch], generations, strict=True)
         advance(len(generations))
 
@@ -49,27 +53,32 @@ def answered(
     config: CocoaConfig,
     values_of: Callable[[Generation], dict[str, Any]],
     *,
+    source: Sequence[Sequence[str] | None] | None = None,
     cache: AnswerCache | None = None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> Iterator[tuple[ItemT, dict[str, Any]]]:
-    """Each item with plain values of the model's answer to its prompt.
+    """Each item with plain values of the model's answer to its prompt, in order, each as soon as it is known.
 
     Args:
-        engine, items, prompts, config: as for :func:`generated`.
+        engine, items, prompts, config, source: as for :func:`generated`.
         values_of: measures an answer.
         cache: values of prompts that were answered before are taken from here, and others are added.
         advance: called with the number of prompts answered since the last call.
     """
-    known = [None if cache is None else cache.get(prompt) for prompt in prompts]
+    passages = [None] * len(prompts) if source is None else list(source)
+    identities = [prompt if one is None else [prompt, one] for prompt, one in zip(prompts, passages, strict=True)]
+    known = [None if cache is None else cache.get(one) for one in identities]
     missing = [number for number, values in enumerate(known) if values is None]
     advance(len(known) - len(missing))
-    for number, generation in generated(engine, missing, [prompts[at] for at in missing], config, advance=advance):
-        values = known[number] = values_of(generation)
-        if cache is not None:
-            cache.add(prompts[number], values)
-    for item, found in zip(items, known, strict=True):
-        assert found is not None
-        yield item, found
+    asked, of_asked = [prompts[at] for at in missing], [passages[at] for at in missing]
+    answers = generated(engine, missing, asked, config, source=of_asked, advance=advance)
+    for number, (item, values) in enumerate(zip(items, known, strict=True)):
+        if values is None:
+            _, generation = next(answers)
+            values = values_of(generation)
+            if cache is not None:
+                cache.add(identities[number], values)
+        yield item, values
 
 
 def answers_cache(folder: Path, what: str, engine: CocoaEngine, config: CocoaConfig) -> AnswerCache:

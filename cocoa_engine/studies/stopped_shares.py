@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from cocoa_engine.calibration.risk_measure import reaches
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.datasets.own_prompts import MeasuredAnswer, OwnPrompt
-from cocoa_engine.errors import ConfigError
+from cocoa_engine.datasets.own_prompts import MeasuredAnswer, MeasuredSpan, OwnPrompt
+from cocoa_engine.errors import ChatTemplateError, ConfigError
 from cocoa_engine.model.prompts import Prompt
 from cocoa_engine.rendering.scale import RAW
 from cocoa_engine.results import Generation
@@ -32,19 +33,35 @@ class Answer:
         whole: the risk of the answer as a whole; `None` without a calibrator for answers.
         right: whether it is right; `None` if that is not known.
         risk_source: where the risks of spans come from; `None` if that is not known.
+        flagged: whether each risk of ``spans`` reaches its default threshold; `None` if that is not known.
+        threshold: the default threshold of spans; `None` if it is not known.
+        whole_threshold: the default threshold of ``whole``; `None` if it is not known.
     """
 
     spans: tuple[float, ...]
     whole: float | None
     right: bool | None
     risk_source: str | None = None
+    flagged: tuple[bool, ...] | None = None
+    threshold: float | None = None
+    whole_threshold: float | None = None
 
     @classmethod
     def of(cls, measured: MeasuredAnswer, right: bool | None) -> Answer:
         """The risks of a measured answer."""
-        visible = tuple(_finite(risk) for text, risk in measured.spans if text.strip() and risk is not None)
-        whole = None if measured.answer_risk is None else _finite(measured.answer_risk)
-        return cls(visible, whole, right, measured.risk_source)
+        visible = [
+            (_finite(one.risk), one.flagged) for one in measured.spans if one.text.strip() and one.risk is not None
+        ]
+        known = [flagged or math.isinf(risk) for risk, flagged in visible if flagged is not None]
+        return cls(
+            tuple(risk for risk, _ in visible),
+            None if measured.answer_risk is None else _finite(measured.answer_risk),
+            right,
+            measured.risk_source,
+            tuple(known) if len(known) == len(visible) else None,
+            measured.threshold,
+            measured.answer_threshold,
+        )
 
 
 @dataclass(frozen=True)
@@ -63,13 +80,13 @@ class Row:
     """What one threshold does.
 
     Attributes:
-        threshold: the threshold; a risk that reaches it is stopped.
+        threshold: the threshold; a risk that reaches it is stopped. `None`: each answer has a default of its own.
         answers: answers that are stopped.
         spans: spans that reach it; `None` for the risk of whole answers.
         right_stopped, wrong_passed: of the answers with known answers.
     """
 
-    threshold: float
+    threshold: float | None
     answers: Count
     spans: Count | None
     right_stopped: Count
@@ -85,38 +102,49 @@ def measure(
     prompts: Sequence[OwnPrompt],
     config: CocoaConfig,
     *,
+    system: str | None = None,
     raw: bool = False,
     cache: AnswerCache | None = None,
     advance: Callable[[int], None] = lambda count: None,
-) -> list[Answer]:
-    """Answer prompts and return the risks, in order.
+) -> Iterator[Answer]:
+    """Answer prompts and yield the risks, in order.
 
     Args:
         engine: the engine.
         prompts: the prompts; none that was measured before.
         config: the settings. ``max_risk`` is left out, so that answers are complete.
+        system: a system message before each prompt.
         raw: continue the prompts as plain text, also if the model has a chat template.
         cache: answers to prompts that were asked before.
         advance: called with the number of prompts answered since the last call.
+
+    Raises:
+        ChatTemplateError: there is a system message, and the model has no chat template.
     """
-    chat, found = engine.has_chat_template and not raw, []
+    chat = engine.has_chat_template and not raw
+    if system is not None and not chat:
+        raise ChatTemplateError(f"{engine.model_name} has no chat template, which a system message needs")
+    before = [] if system is None else [{"role": "system", "content": system}]
     asked: list[Prompt] = [
-        engine.encode_chat([{"role": "user", "content": one.request}]) if chat else one.request for one in prompts
+        engine.encode_chat([*before, {"role": "user", "content": one.request}]) if chat else one.request
+        for one in prompts
     ]
-    for one, values in answered(engine, prompts, asked, config, _values, cache=cache, advance=advance):
-        spans = tuple((text, risk) for text, risk in values["spans"])
-        measured = MeasuredAnswer(values["text"], spans, values["answer_risk"], values["risk_source"])
-        found.append(Answer.of(measured, one.is_right(measured.text)))
-    return found
+    source = [None if one.context is None else [one.context] for one in prompts]
+    for one, values in answered(engine, prompts, asked, config, _values, source=source, cache=cache, advance=advance):
+        spans = tuple(MeasuredSpan(*span) for span in values["spans"])
+        measured = MeasuredAnswer(**{**values, "spans": spans})
+        yield Answer.of(measured, one.is_right(measured.text))
 
 
 def _values(generation: Generation) -> dict[str, Any]:
     """What a threshold is compared with, as plain values."""
     return {
         "text": generation.text,
-        "spans": [(span.text, span.risk) for span in generation.spans],
+        "spans": [(span.text, span.risk, span.flagged) for span in generation.spans],
         "answer_risk": generation.answer_risk,
         "risk_source": generation.risk_source,
+        "threshold": generation.threshold,
+        "answer_threshold": generation.answer_threshold,
     }
 
 
@@ -174,6 +202,29 @@ def by_answer(answers: Sequence[Answer], thresholds: Sequence[float] = ()) -> li
     return [_row(threshold, known, risks, None) for threshold in (thresholds or suggested(risks)) if known]
 
 
+def by_default(answers: Sequence[Answer]) -> tuple[Row | None, Row | None]:
+    """What gates do without a number: the rows of the default thresholds of spans and of whole answers.
+
+    A row is `None` if the answers have no such threshold.
+    """
+    spans = whole = None
+    flagged = [one.flagged for one in answers if one.flagged is not None and one.threshold is not None]
+    if answers and len(flagged) == len(answers):
+        of_spans = Count(sum(map(sum, flagged)), sum(map(len, flagged)))
+        spans = _stopped(_common(one.threshold for one in answers), answers, [any(one) for one in flagged], of_spans)
+    known = [one for one in answers if one.whole is not None]
+    if known and all(one.whole_threshold is not None for one in known):
+        stopped = [reaches(one.whole, one.whole_threshold) for one in known]
+        whole = _stopped(_common(one.whole_threshold for one in known), known, stopped, None)
+    return spans, whole
+
+
+def _common(thresholds: Iterable[float | None]) -> float | None:
+    """The only one of these thresholds; `None` if there are several."""
+    found = set(thresholds)
+    return found.pop() if len(found) == 1 else None
+
+
 def suggested(risks: Sequence[float]) -> list[float]:
     """The lowest thresholds, to four decimals, that stop at most :data:`SHARES` of the answers with these risks."""
     found: dict[float, None] = {}
@@ -187,7 +238,10 @@ def suggested(risks: Sequence[float]) -> list[float]:
 
 
 def _row(threshold: float, answers: Sequence[Answer], risks: Sequence[float], spans: Count | None) -> Row:
-    stopped = [risk >= threshold for risk in risks]
+    return _stopped(threshold, answers, [risk >= threshold for risk in risks], spans)
+
+
+def _stopped(threshold: float | None, answers: Sequence[Answer], stopped: Sequence[bool], spans: Count | None) -> Row:
     right = [stop for one, stop in zip(answers, stopped, strict=True) if one.right is True]
     wrong = [stop for one, stop in zip(answers, stopped, strict=True) if one.right is False]
     return Row(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cocoa_engine import __version__
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations._shared.finite import finite
-from cocoa_integrations._shared.limits import SOURCES, Limit, highest, metric_of, visible_spans
+from cocoa_integrations._shared.limits import SOURCES, Limit, highest, measured_units
 from cocoa_integrations._shared.tracing import is_traced
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Scoring:
     Attributes:
         name: the name of the score.
         threshold: the risk from which the label is ``fail``; below it is ``pass``. Without one there is no label.
-        explain: whether the explanation quotes the riskiest span.
+        explain: whether the explanation quotes the riskiest claim.
 
     Raises:
         ConfigError: the name is empty, or the threshold is not a finite number.
@@ -57,13 +57,14 @@ class Scoring:
         return "fail" if self.score(report) >= self.threshold else "pass"
 
     def explanation(self, report: dict[str, Any]) -> str:
-        """What the score is, and the riskiest span."""
+        """What the score is, and the riskiest claim."""
         kind = SOURCES.get(report.get("risk_source") or "", "source unknown")
-        spans = visible_spans(report["spans"])
-        if not self.explain or not spans:
-            return f"highest risk of any span ({kind})"
-        riskiest = max(spans, key=lambda span: metric_of(span, "risk"))
-        return f"highest risk of any span ({kind}); the riskiest is {riskiest['text'].strip()!r}"
+        score = f"highest risk of any span ({kind})"
+        claims = measured_units(report["spans"], "risk", "claim") if self.explain else []
+        riskiest = max(claims, key=lambda claim: claim["value"], default={})
+        if "text" not in riskiest:  # a compact report has no texts
+            return score
+        return f"{score}; the riskiest claim is {riskiest['text'].strip()!r}"
 
 
 def emit_event(

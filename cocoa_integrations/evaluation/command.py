@@ -10,7 +10,7 @@ from typer.core import TyperCommand
 
 from cocoa_engine.cli.dataset_options import short_name
 from cocoa_engine.cli.loading import declared_options, load_engine
-from cocoa_engine.cli.options import LoadOptions, Model, with_options
+from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, with_options
 from cocoa_engine.cli.ray_options import Actors, NumCpus, NumGpus, Ray, runner_of
 from cocoa_engine.cli.terminal import on_interrupt
 from cocoa_engine.config import CocoaConfig
@@ -54,6 +54,7 @@ def evaluate(
         ),
     ] = None,
     model: Model = None,
+    calibrator: Calibrator = None,
     methods: Annotated[str, typer.Option(help="Decoding methods, comma-separated.")] = "greedy,cocoa,cocoa-sig",
     metrics: Annotated[str, typer.Option("--metric", help="MLDS metrics, comma-separated.")] = "f_mlds",
     alphas: Annotated[str, typer.Option("--alpha", help="Penalty weights, comma-separated.")] = "2.5",
@@ -91,8 +92,8 @@ def evaluate(
 
     def load() -> Any:
         if runner is None:
-            return load_engine(model, loading)
-        return runner(declared_options(model, loading), **share, threads=loading.threads)
+            return load_engine(model, loading, calibrator)
+        return runner(declared_options(model, loading, calibrator), **share, threads=loading.threads)
 
     chosen = find_task(task)
     out = out or Path(f"{chosen.name}-{short_name(model)}")
@@ -110,7 +111,8 @@ def evaluate(
             config=config,
             # without --forward, --threads and --device-map, which change results only by rounding
             model={"name": model or MODEL_NAME, "dtype": loading.dtype}
-            | ({} if loading.weights == "stored" else {"weights": loading.weights}),
+            | ({} if loading.weights == "stored" else {"weights": loading.weights})
+            | ({} if calibrator is None else {"calibrator": str(calibrator)}),
             data=describe_data(data, shuffle=shuffle),
             limit=limit,
             paper_model=paper_model,

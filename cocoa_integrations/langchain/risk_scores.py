@@ -52,7 +52,7 @@ class RiskScores(BaseCallbackHandler, ReceivesSpans):
         project: the LangSmith project that the runs are sent to. Default: that of the environment.
         name: the name of the score.
         threshold: the risk from which the label is ``fail``; below it is ``pass``. Without one there is no label.
-        explain: whether the explanation quotes the riskiest span of the answer.
+        explain: whether the explanation quotes the riskiest claim of the answer.
         logger_provider: the provider of OpenTelemetry's logger. Default: the global one.
 
     Raises:

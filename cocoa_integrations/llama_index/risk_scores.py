@@ -26,7 +26,7 @@ class RiskScores(BaseEventHandler):
     Args:
         name: the name of the score.
         threshold: the risk from which the label is ``fail``; below it is ``pass``. Without one there is no label.
-        explain: whether the explanation quotes the riskiest span of the answer.
+        explain: whether the explanation quotes the riskiest claim of the answer.
         logger_provider: the provider of the logger. Default: OpenTelemetry's global one.
 
     Raises:

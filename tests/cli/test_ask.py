@@ -301,6 +301,50 @@ def interrupted(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> str:
     return "".join(span.text for span in whole.spans[:2])
 
 
+PASSAGES = ("The lighthouse was built in 1874.", "The ferry leaves at nine.")
+
+
+@pytest.fixture
+def passages(tmp_path: Path) -> list[str]:
+    """Options with two files of passages."""
+    options = []
+    for number, text in enumerate(PASSAGES):
+        (tmp_path / f"{number}.txt").write_text(f"{text}\n", encoding="utf-8")
+        options += ["--source", str(tmp_path / f"{number}.txt")]
+    return options
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_passages_stand_before_the_question(cocoa: Cocoa, engine: CocoaEngine, passages: list[str], raw: bool) -> None:
+    question, source = "When was the lighthouse built?", list(PASSAGES)
+    prompt = "\n\n".join([*source, question])
+    expected = (
+        engine.generate(prompt, max_new_tokens=12, source=source)
+        if raw
+        else engine.chat(messages(prompt), max_new_tokens=12, source=source)
+    )
+    result = cocoa("ask", question, *passages, "--json", *SHORT, *(["--raw"] if raw else []))
+    assert Generation.model_validate_json(result.stdout) == expected
+    assert all(len(span.passage_attention or ()) == 2 for span in expected.spans)
+    if raw:
+        scored = cocoa("score", "--prompt", question, "--text", " In 1874.", *passages, "--json")
+        text = engine.score(prompt, " In 1874.", source=source)
+        assert Generation.model_validate_json(scored.stdout) == text
+    else:
+        compared = cocoa("compare", question, *passages, "--methods", "cocoa-sig,greedy", "--json", *SHORT)
+        assert Generation.model_validate(json.loads(compared.stdout)[0]) == expected
+
+
+@pytest.mark.parametrize("command", [["ask", QUESTION], ["score", "--prompt", "a", "--text", "b"]])
+def test_a_passage_that_cannot_be_read(cocoa: Cocoa, tmp_path: Path, command: list[str], loads: list[object]) -> None:
+    (tmp_path / "empty.txt").write_text(" \n")
+    for name, words in (("empty.txt", "is empty"), ("missing.txt", "cannot be read")):
+        result = cocoa(*command, "--source", str(tmp_path / name))
+        assert result.exit_code == 2
+        assert words in " ".join(result.stderr.split())
+    assert not loads
+
+
 def test_ctrl_c_leaves_what_was_decoded(cocoa: Cocoa, interrupted: str) -> None:
     result = cocoa("ask", QUESTION, *SHORT)
     assert result.exit_code == 130

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from json import loads
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
 from typer.testing import Result
 
-from cocoa_engine import CocoaEngine, Generation
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation
 
 Cocoa = Callable[..., Result]
 
@@ -50,6 +53,47 @@ def test_page_of_a_comparison(cocoa: Cocoa, engine: CocoaEngine, tmp_path: Path,
     assert cocoa(*command, QUESTION, "--html", str(page), *SHORT).exit_code == 0
     greedy, cocoa_sig = expected(engine, "greedy", "cocoa-sig")
     assert page.read_text(encoding="utf-8") == greedy.to_html(compared=[cocoa_sig], title=QUESTION)
+
+
+@pytest.mark.parametrize("json", [False, True])
+def test_complete_answers_survive_an_interrupt(
+    cocoa: Cocoa, engine: CocoaEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, json: bool
+) -> None:
+    stream, page = engine.stream_chat, tmp_path / "page.html"
+
+    def until_ctrl_c(messages: Any, *, config: CocoaConfig, **options: Any) -> Any:
+        if config.method == "cocoa":
+            raise KeyboardInterrupt
+        return stream(messages, config=config, **options)
+
+    monkeypatch.setattr(engine, "stream_chat", until_ctrl_c)
+    options = [QUESTION, *SHORT, "--html", str(page), *(["--json"] if json else [])]
+    (greedy,) = expected(engine, "greedy")
+    compared = cocoa("compare", "--methods", "greedy,cocoa", *options)
+    asked = cocoa("ask", "--method", "greedy", "--compare", "cocoa", *options)
+    assert (compared.exit_code, asked.exit_code) == (130, 130)
+    assert "1 of 2 answers were complete" in compared.stderr
+    assert "the answer of cocoa was not complete; that of greedy is kept" in " ".join(asked.stderr.split())
+    assert page.read_text(encoding="utf-8") == greedy.to_html(title=QUESTION)
+    if json:
+        assert TypeAdapter(list[Generation]).validate_json(compared.stdout) == [greedy]
+        assert loads(asked.stdout)["answer"]["text"] == greedy.text
+        assert loads(asked.stdout)["compared"] is None
+    else:
+        for result in (compared, asked):
+            assert greedy.text in re.sub(r"\[(.*?)\|\d\]", r"\1", " ".join(result.stdout.split()))
+
+
+def test_nothing_is_shown_where_no_answer_was_complete(
+    cocoa: Cocoa, engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ctrl_c(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "stream_chat", ctrl_c)
+    result = cocoa("compare", QUESTION, *SHORT)
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert "no answer was complete" in result.stderr
 
 
 def test_page_of_an_answer(cocoa: Cocoa, engine: CocoaEngine, tmp_path: Path) -> None:

@@ -6,15 +6,26 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from cocoa_engine import CocoaEngine
+from cocoa_engine import CocoaConfig, CocoaEngine
 from cocoa_engine.cli.app import app
-from cocoa_engine.datasets.own_prompts import read_own_prompts
-from cocoa_engine.errors import DataError
-from cocoa_engine.studies.stopped_shares import SHARES, Answer, Count, by_answer, by_span, suggested
+from cocoa_engine.cli.prompting import require_chat
+from cocoa_engine.datasets.own_prompts import MeasuredAnswer, MeasuredSpan, read_own_prompts
+from cocoa_engine.errors import ConfigError, DataError
+from cocoa_engine.studies.stopped_shares import (
+    SHARES,
+    Answer,
+    Count,
+    by_answer,
+    by_default,
+    by_span,
+    measure,
+    suggested,
+)
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 Cocoa = Callable[..., Result]
@@ -79,6 +90,78 @@ def test_prompts_are_answered(cocoa: Cocoa, tmp_path: Path) -> None:
     shown = cocoa("threshold", "--prompts", str(tmp_path / "prompts.txt"), "--max-new-tokens", "4").stdout
     assert "2 answers" in shown
     assert "right" not in shown
+
+
+def test_the_first_row_is_the_default(cocoa: Cocoa, tmp_path: Path) -> None:
+    rows = [{**row, "threshold": 0.6, "answer_threshold": 0.5 + number / 10} for number, row in enumerate(MEASURED[:4])]
+    for row in rows:
+        row["spans"] = [{**span, "flagged": span["risk"] >= 0.6} for span in row["spans"]]  # type: ignore[attr-defined]
+    file = written(tmp_path / "answers.jsonl", rows)
+    found = json.loads(cocoa("threshold", "--prompts", file, "--at", "0.3", "--json").stdout)["default"]
+    assert found["span"]["threshold"] == 0.6
+    assert found["span"]["answers"] == {"number": 2, "of": 4}
+    assert found["span"]["spans"] == {"number": 2, "of": 5}
+    assert found["span"]["right_stopped"] == {"number": 1, "of": 2}
+    assert found["answer"]["threshold"] is None  # the answers have different ones
+    assert found["answer"]["answers"] == {"number": 1, "of": 2}
+    shown = cocoa("threshold", "--prompts", file, "--at", "0.3").stdout
+    assert "default 0.6000" in shown
+    assert "compares the risk of whole answers with the default" in " ".join(shown.split())
+    without = json.loads(cocoa("threshold", "--prompts", written(tmp_path / "a.jsonl", MEASURED), "--json").stdout)
+    assert without["default"] == {"span": None, "answer": None}
+
+
+def test_an_unmeasured_risk_is_not_flagged_and_a_risk_that_is_no_number_is() -> None:
+    spans = (MeasuredSpan("a", None, False), MeasuredSpan("b", math.nan, False), MeasuredSpan("c", 0.1, False))
+    answer = Answer.of(MeasuredAnswer("abc", spans, None, threshold=0.5), None)
+    assert answer.flagged == (True, False)
+    (row, _) = by_default([answer])
+    assert row is not None
+    assert (row.answers, row.spans) == (Count(1, 1), Count(1, 2))
+
+
+def test_the_context_of_a_line_is_the_source_and_a_system_message_comes_first(
+    engine: CocoaEngine, tmp_path: Path
+) -> None:
+    rows: list[dict[str, object]] = [
+        {"question": "When was it built?", "context": "The lighthouse was built in 1874."},
+        {"prompt": "Hello"},
+    ]
+    prompts = read_own_prompts(written(tmp_path / "prompts.jsonl", rows))
+    config = CocoaConfig(max_new_tokens=6)
+    for system, before in ((None, []), ("Be brief.", [{"role": "system", "content": "Be brief."}])):
+        found = list(measure(engine, prompts, config, system=system))
+        for one, answer in zip(prompts, found, strict=True):
+            chat = [*before, {"role": "user", "content": one.request}]
+            source = None if one.context is None else [one.context]
+            expected = engine.chat(chat, config=config, source=source)
+            assert answer.whole == pytest.approx(expected.answer_risk, abs=1e-4)
+            assert answer.whole_threshold == expected.answer_threshold
+            assert answer.spans == pytest.approx([span.risk for span in expected.spans if span.text.strip()], abs=1e-4)
+    with pytest.raises(ConfigError, match="--system"):
+        require_chat("Be brief.", raw=True)
+
+
+def test_an_interrupted_command_shows_the_answers_so_far(
+    cocoa: Cocoa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered: list[int] = []
+    generate_batch = CocoaEngine.generate_batch
+
+    def until_ctrl_c(engine: CocoaEngine, prompts: Any, **options: Any) -> Any:
+        if answered:
+            raise KeyboardInterrupt
+        answered.append(len(prompts))
+        return generate_batch(engine, prompts, **options)
+
+    monkeypatch.setattr(CocoaEngine, "generate_batch", until_ctrl_c)
+    (tmp_path / "prompts.txt").write_text("\n".join(f"Hello {number}" for number in range(200)))
+    result = cocoa("threshold", "--prompts", str(tmp_path / "prompts.txt"), "--max-new-tokens", "1", "--json")
+    assert result.exit_code == 130
+    assert 0 < json.loads(result.stdout)["answers"] == answered[0] < 200
+    assert f"{answered[0]} of 200 were done; the output is of these" in " ".join(result.stderr.split())
+    nothing = cocoa("threshold", "--prompts", str(tmp_path / "prompts.txt"), "--json")
+    assert (nothing.exit_code, nothing.stdout) == (130, "")
 
 
 def test_suggested_thresholds_stop_at_most_their_share() -> None:

@@ -22,7 +22,7 @@ def test_engine(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda: engine)  # loaded already
     runpy.run_path(str(EXAMPLES / "engine.py"), run_name="__main__")
     out = capsys.readouterr().out
-    for part in ("answer: ", "riskiest span: ", "kept", "greedy's", "stream: [", "batch:", "score:", "' Paris.'"):
+    for part in ("answer: ", "check '", "kept", "greedy's", "stream: [", "batch:", "score:", "' Paris.'"):
         assert part in out
 
 

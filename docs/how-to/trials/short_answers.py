@@ -49,7 +49,7 @@ TRIALS: dict[str, tuple[float, ...]] = {
     "passage fit": (),
     "risk": (0.4, 0.5, 0.6, 0.7),
     "token_probability": (0.8, TOKEN_THRESHOLD, 0.95, 0.98),
-    "source_attention": (0.8, RANK_THRESHOLD, 0.95, 0.98),
+    "source_attention": (0.8, 0.9, RANK_THRESHOLD, 0.98),
     "self_information": (2.0, 3.0, 4.0),
     "f_mlds": (0.5, 0.9, 0.95, 1.0),
     "-mean log p": (),

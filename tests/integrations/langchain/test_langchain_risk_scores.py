@@ -161,7 +161,7 @@ def test_opentelemetry_gets_an_event_in_the_span_of_the_run(
     assert event.event_name == "gen_ai.evaluation.result"
     attributes = dict(event.attributes)
     assert attributes.pop("gen_ai.evaluation.explanation").startswith(
-        "highest risk of any span (1 - p of the least probable token); the riskiest"
+        "highest risk of any span (1 - p of the least probable token)"
     )
     assert attributes == {
         "gen_ai.evaluation.name": "hallucination_risk",

@@ -303,16 +303,23 @@ ONCE void dot_block(const Linear<W>& job, long row, long out) {
     dot_products<ROWS, BLOCK>(job, row, out);
 }
 
+// The outputs of a tile of weights that are converted to 16 lanes. Found by measurement.
+constexpr int tile_outputs(int rows) {
+    if (LANES < 16) return TILE_OUTS;
+    return rows == 4 ? 4 : rows >= 5 && rows <= 7 ? 3 : 2;
+}
+
 // Computes a range of outputs for all rows. While the inputs fit into the first-level cache, the weights are read in
 // memory order and memory bandwidth is the only limit. More rows share a block of weights that stays in the cache. With
 // fast 16-lane loads the inputs may take little more than half of the cache, because prefetched weights take the rest
-// (found by measurement). With fewer lanes, tiles read the weights, and the inputs may come from the second-level cache.
+// (found by measurement). With fewer lanes, or with weights of half the size, memory is not the only limit: tiles read
+// the weights, and the inputs may come from the second-level cache.
 template <typename W>
 void few_rows(const Linear<W>& job, long from, long to) {
     constexpr bool CONVERTED = sizeof(W) < sizeof(float);
-    if (LANES < 16 && job.rows <= ROWS_AT_ONCE && job.rows * job.in <= 2 * FIRST_CACHE) {
+    if ((LANES < 16 || CONVERTED) && job.rows <= ROWS_AT_ONCE && job.rows * job.in <= 2 * FIRST_CACHE) {
         pick<ROWS_AT_ONCE>(0, job.rows, [&](long row, auto n) INLINE_LAMBDA {
-            from = tiles<n.value, TILE_OUTS>(job, row, from, to);
+            from = tiles<n.value, tile_outputs(n.value)>(job, row, from, to);
             dot_outputs<n.value>(job, row, from, to);
         });
         return;

@@ -47,7 +47,7 @@ TRIALS: dict[str, tuple[float, ...]] = {
     "answer_risk": (0.4, 0.5, 0.6, 0.7),
     "short fit": (),
     "passage fit": (),
-    "risk": (0.4, 0.5, 0.6, 0.7),
+    "risk": (0.2, 0.4, 0.5, 0.6, 0.7),
     "token_probability": (0.8, TOKEN_THRESHOLD, 0.95, 0.98),
     "source_attention": (0.8, 0.9, RANK_THRESHOLD, 0.98),
     "self_information": (2.0, 3.0, 4.0),

@@ -62,8 +62,8 @@ def attention_weights(
             ``[heads, W, 1]``, those of each token.
     """
     groups = query.shape[0] // keys.shape[0]
-    own_keys = torch.stack([keys[head // groups] for head in heads])  # [n, S, head_dim]
-    scores = torch.stack([query[head] for head in heads]) @ own_keys.transpose(1, 2) * scale  # [n, W, S]
+    # one product for each head, because a batch of them would need a copy of the keys
+    scores = torch.stack([query[head] @ keys[head // groups].T for head in heads]) * scale  # [n, W, S]
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if visible is not None:

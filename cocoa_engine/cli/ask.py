@@ -27,7 +27,7 @@ from cocoa_engine.rendering.terminal import report, spans_text
 from cocoa_engine.results import Generation
 from cocoa_engine.safe_text import short_repr
 from cocoa_engine.spans import Span
-from cocoa_engine.units import riskiest
+from cocoa_engine.units import MeasuredText, riskiest
 
 TOO_RISKY = 3
 """The exit code of ``--fail-on-risk``."""
@@ -161,7 +161,8 @@ def risk_of(generation: Generation) -> float:
     """The risk of an answer as a whole; without a calibrator for answers, that of its riskiest claim, or else 0."""
     if generation.answer_risk is not None:
         return generation.answer_risk
-    return riskiest(claim.risk for claim in generation.claims) or 0.0
+    units = MeasuredText(generation.text, generation.spans).compared("claim")
+    return riskiest(one.risk for one in units) or 0.0
 
 
 def answer_json(generation: Generation) -> str:

@@ -158,7 +158,10 @@ def threshold_of(generation: Generation) -> float | None:
 
 
 def risk_of(generation: Generation) -> float:
-    """The risk of an answer as a whole; without a calibrator for answers, that of its riskiest claim, or else 0."""
+    """The risk of an answer as a whole; without a calibrator for answers, that of its riskiest claim.
+
+    In an answer without claims it is that of its riskiest sentence; 0 without text.
+    """
     if generation.answer_risk is not None:
         return generation.answer_risk
     units = MeasuredText(generation.text, generation.spans).compared("claim")

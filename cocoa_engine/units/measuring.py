@@ -80,12 +80,13 @@ class MeasuredText:
     def compared(self, level: Literal["claim", "sentence"]) -> list[Unit]:
         """The claims or sentences, as a threshold is compared with them.
 
-        A span that is in no claim, such as punctuation, is added if its risk is not a finite number.
+        In an answer without claims, its sentences take their place, so that it does not pass unseen. A span that is in
+        no claim, such as punctuation, is added if its risk is not a finite number.
 
         Args:
             level: ``claim`` or ``sentence``.
         """
-        if level == "sentence":
+        if level == "sentence" or not self.claims:
             return self.sentences
         within = {number for claim in self.claims for number in claim.spans}
         shift = self._offset + self._skipped

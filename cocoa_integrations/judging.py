@@ -70,7 +70,7 @@ class AnswerJudge:
 
     How far it goes (SmolLM2-135M-Instruct, ``docs/explanation/signal.md``; AUROC of 0.5 is chance): the raw fMLDS of
     given texts has an AUROC of 0.50 to 0.56 by span, and 0.49 by answer on TruthfulQA. A calibrated risk has 0.58 to
-    0.81 by span on the data set that it was fitted on, and the embedded calibrator 0.657 for whole answers to NQ-Swap
+    0.81 by span on the data set that it was fitted on, and the embedded calibrator 0.710 for whole answers to NQ-Swap
     questions, which the model wrote itself. It hardly carries over to other kinds of text. Fit a calibrator on judged
     answers like yours, and check it, before a verdict decides anything.
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from cocoa_engine.cli.terminal import on_interrupt
@@ -119,11 +120,21 @@ def writing(out: Path) -> Iterator[Callable[[str], None]]:
 
 
 def risk_of_row(generation: Generation) -> dict[str, Any]:
-    """The output of one answer as plain values. A number that is not finite is `None`."""
+    """The output of one answer as plain values. A number that is not finite is `None`.
+
+    The attention is the mean over the spans with visible text.
+    """
+    visible = [span for span in generation.spans if span.text.strip()]
     return {
         "verdict": verdict(generation),
         "answer_risk": _finite(generation.answer_risk),
+        "answer_threshold": generation.answer_threshold,
+        "max_risk": _finite(generation.max_risk),
+        "threshold": generation.threshold,
         "risk_source": generation.risk_source,
+        "out_of_domain": generation.out_of_domain,
+        "source_attention": _mean(span.source_attention for span in visible),
+        "passage_attention": _mean(mean(span.passage_attention) for span in visible if span.passage_attention),
         "check": [{**one.model_dump(), "risk": _finite(one.risk)} for one in generation.check_these()],
         "sentences": [{"start": one.start, "end": one.end, "risk": _finite(one.risk)} for one in generation.sentences],
     }
@@ -164,6 +175,12 @@ def _line(row: dict[str, Any]) -> str:
     except RecursionError:
         return json.dumps({"error": row["error"]}, ensure_ascii=False)
     return text
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """The mean of the measured values; `None` without any."""
+    known = [value for value in values if value is not None]
+    return _finite(mean(known)) if known else None
 
 
 def _finite(value: float | None) -> float | None:

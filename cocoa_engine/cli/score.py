@@ -17,12 +17,11 @@ from cocoa_engine.cli.loading import declared_options, load_engine
 from cocoa_engine.cli.options import OTHER_METHODS, Calibrator, Json, LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.prompting import Sources, read_sources, with_sources
 from cocoa_engine.cli.ray_options import Actors, NumCpus, NumGpus, Ray, runner_of
-from cocoa_engine.cli.score_rows import score_rows
+from cocoa_engine.cli.score_rows import divides, score_rows
 from cocoa_engine.cli.terminal import output, print_json, print_note
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import rule_without_rivals
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.methods import METHODS
 from cocoa_engine.rendering.documents import render
 from cocoa_engine.rendering.terminal import check_list
 from cocoa_engine.rendering.wording import SOURCES, visible
@@ -71,7 +70,8 @@ def score(
     """Score a text after a prompt: its log-probability, its layer disagreement and the method's score.
 
     For the verdict and the claims to check, and with --html or --rows, each text is divided at its risk points, as an
-    answer would be, so that its claims and sentences have a risk of their own.
+    answer would be, so that its claims and sentences have a risk of their own. Methods such as dola, which read a text
+    several times, score it as one span.
     """
     given = text or []
     if (rows is None) != (out is None):
@@ -106,7 +106,7 @@ def score(
     before = with_sources(sources, prompt)
     options: dict[str, Any] = {"config": config, "source": sources or None}
     if html is not None:
-        write(html, render(engine.score(before, given, divide=True, **options), "html", title=prompt))
+        write(html, render(engine.score(before, given, divide=divides(config), **options), "html", title=prompt))
     if len(given) > 1:
         generations = engine.score(before, given, **options)
         if json:
@@ -119,7 +119,7 @@ def score(
         print_json(generation.model_dump_json())
         return
     parts: list[Text | Table] = [_statistics(generation)]
-    if not METHODS[config.method].needs_own_passes:
+    if divides(config):
         divided = engine.score(before, given[0], divide=True, **options)
         parts = [Text(divided.verdict), check_list(divided.check_these()), Text(), *parts]
     output(no_color).print(Group(*parts))

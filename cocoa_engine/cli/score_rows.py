@@ -13,6 +13,7 @@ from cocoa_engine.cli.terminal import on_interrupt
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets.files import read_parquet, read_text
 from cocoa_engine.errors import CocoaError, DataError
+from cocoa_engine.methods import METHODS
 from cocoa_engine.optional import need
 from cocoa_engine.output_files import draft_of
 from cocoa_engine.rendering.verdict import verdict
@@ -78,7 +79,11 @@ def scored_row(engine: CocoaEngine, number: int, line: str, config: CocoaConfig)
         row = _row(line)
         source = row.get("source")
         scored = engine.score(
-            row["prompt"], row["text"], config=config, divide=True, source=None if source is None else [source]
+            row["prompt"],
+            row["text"],
+            config=config,
+            divide=divides(config),
+            source=None if source is None else [source],
         )
         row["risk"] = risk_of_row(scored)
     except (CocoaError, ValueError, RecursionError) as error:
@@ -117,6 +122,11 @@ def writing(out: Path) -> Iterator[Callable[[str], None]]:
         if _is_parquet(out):
             file.close()
             _to_parquet(draft)
+
+
+def divides(config: CocoaConfig) -> bool:
+    """Whether the method scores the parts of a text; `dola`, `decore` and `diver` score it as one span."""
+    return not METHODS[config.method].needs_own_passes
 
 
 def risk_of_row(generation: Generation) -> dict[str, Any]:

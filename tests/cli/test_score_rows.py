@@ -60,6 +60,22 @@ def test_rows_keep_what_they_have_and_their_errors(tiny: CocoaEngine, tmp_path: 
         assert "risk" not in row
 
 
+@pytest.mark.parametrize("method", ["dola", "diver"])
+def test_a_method_that_divides_no_text_scores_it_as_one_span(tiny: CocoaEngine, tmp_path: Path, method: Any) -> None:
+    given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    given.write_text(json.dumps(ROWS[0]), encoding="utf-8")
+    assert score_rows(tiny, given, out, CocoaConfig(method=method)) == (0, 1)
+    scored = tiny.score("abc def", " ghi jkl mno.", method=method, source=["abc"])
+    assert json.loads(out.read_text(encoding="utf-8"))["risk"] == risk_of_row(scored)
+
+
+def test_a_page_by_a_method_that_divides_no_text(cocoa: Cocoa, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    result = cocoa("score", "--method", "dola", "--prompt", "The capital is", "--text", " Paris.", "--html", str(page))
+    assert result.exit_code == 0, result.stderr
+    assert "Paris" in page.read_text(encoding="utf-8")
+
+
 def test_values_are_valid_json() -> None:
     risky = generation(("Rome", float("nan")), (" is old", 0.2))
     json.dumps(risk_of_row(risky), allow_nan=False)

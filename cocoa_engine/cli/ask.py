@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
-from json import dumps, loads
 from typing import Annotated, Final, Literal
 
 import typer
-from pydantic import BaseModel
 
 from cocoa_engine.calibration.risk_measure import reaches
+from cocoa_engine.cli.answer_json import answer_json
 from cocoa_engine.cli.export import Html, Svg, check_writable, write
 from cocoa_engine.cli.live_answer import decode_live
 from cocoa_engine.cli.loading import load_engine
@@ -166,18 +164,3 @@ def risk_of(generation: Generation) -> float:
         return generation.answer_risk
     units = MeasuredText(generation.text, generation.spans).compared("claim")
     return riskiest(one.risk for one in units) or 0.0
-
-
-def answer_json(generation: Generation) -> str:
-    """An answer as JSON, with its verdict, claims and sentences, and the claims to check."""
-    units: dict[str, Sequence[BaseModel]] = {
-        "check": generation.check_these(),
-        "claims": generation.claims,
-        "sentences": generation.sentences,
-    }
-    shown = {name: [loads(one.model_dump_json()) for one in found] for name, found in units.items()}
-    return dumps(
-        {**loads(generation.model_dump_json()), "verdict": generation.verdict, **shown},
-        ensure_ascii=False,
-        separators=(",", ":"),
-    )

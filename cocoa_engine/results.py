@@ -176,7 +176,7 @@ class Generation(BaseModel):
         return {**state, "__dict__": fields}
 
     def to_html(self, *, compared: Sequence[Generation] = (), title: str | None = None, full: bool = True) -> str:
-        """The answer as HTML, every span shaded by its risk.
+        """The answer as HTML, its riskiest claims shaded by their risk.
 
         Hovering over a span shows its scores and the candidates it competed with. The HTML is self-contained: it
         includes its styles, has no script and fetches nothing.

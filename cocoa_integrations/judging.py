@@ -7,16 +7,19 @@ sentence (:meth:`cocoa_engine.CocoaEngine.score`). LangChain, LlamaIndex and RAG
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from cocoa_engine import CocoaConfig, CocoaEngine, Generation
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Span
 from cocoa_engine.errors import ConfigError, PromptError
+from cocoa_integrations._shared.citations import find_in, spread
 from cocoa_integrations._shared.finite import severity
 from cocoa_integrations._shared.limits import SOURCES, Limit, metric_of
-from cocoa_integrations._shared.metadata import report_of, span_metadata
+from cocoa_integrations._shared.metadata import risk_report
 from cocoa_integrations._shared.workers import in_worker
 
 __all__ = ["AnswerJudge", "JudgeMeasure", "Judgement", "RagasRisk"]
@@ -67,7 +70,7 @@ class AnswerJudge:
 
     How far it goes (SmolLM2-135M-Instruct, ``docs/explanation/signal.md``; AUROC of 0.5 is chance): the raw fMLDS of
     given texts has an AUROC of 0.50 to 0.56 by span, and 0.49 by answer on TruthfulQA. A calibrated risk has 0.58 to
-    0.81 by span on the data set that it was fitted on, and the embedded calibrator 0.657 for whole answers to NQ-Swap
+    0.81 by span on the data set that it was fitted on, and the embedded calibrator 0.710 for whole answers to NQ-Swap
     questions, which the model wrote itself. It hardly carries over to other kinds of text. Fit a calibrator on judged
     answers like yours, and check it, before a verdict decides anything.
 
@@ -112,7 +115,8 @@ class AnswerJudge:
         Args:
             question: the question.
             answer: the answer.
-            contexts: the texts that it was written from, if any.
+            contexts: the texts that it was written from, if any. Those that the prompt has as they are count as its
+                source: the attention to each of them is measured.
 
         Raises:
             ConfigError: an argument is not text, or ``measure="answer_risk"`` and the engine has no calibrator for
@@ -125,19 +129,19 @@ class AnswerJudge:
             raise ConfigError("contexts takes a list of texts.")
         if not answer.strip():
             raise PromptError("the answer is empty; a judge needs the text of an answer.")
-        prompt = self._prompt(question, list(contexts or ()))
+        given = list(contexts or ())
+        prompt = self._prompt(question, given)
         before = self.engine.encode(prompt) if isinstance(prompt, str) else self.engine.encode_chat(prompt)
+        found = find_in(self.engine.decode(before), given)  # a prompt need not have every context as it is
+        source = [given[number].strip() for number in found] or None
         begins = isinstance(prompt, str) and not prompt[-1:].isspace() and not answer[:1].isspace()
-        whole = self.engine.score(before, f" {answer}" if begins else answer, config=self._config)
-        report = report_of(
-            self._sentences(before, answer, whole),
-            method=whole.config.method,
-            risk_source=whole.risk_source,
-            threshold=whole.threshold,
-            answer_risk=whole.answer_risk,
-            answer_threshold=whole.answer_threshold,
-            model_name=whole.model_name,
-        )
+        whole = self.engine.score(before, f" {answer}" if begins else answer, config=self._config, source=source)
+        judged = whole.model_copy(update={"text": answer, "spans": self._sentences(before, answer, whole, source)})
+        out_of_domain = whole.out_of_domain or judged.has_spans_out_of_domain
+        report = risk_report(judged.model_copy(update={"out_of_domain": out_of_domain}))
+        for span in report["spans"]:
+            if "passage_attention" in span:
+                span["passage_attention"] = spread(span["passage_attention"], found, len(given))
         measure = self._measure or ("mean_risk" if whole.answer_risk is None else "answer_risk")
         if measure == "answer_risk" and whole.answer_risk is None:
             raise ConfigError("measure='answer_risk' needs an engine with a calibrator for answers; use 'mean_risk'.")
@@ -152,35 +156,32 @@ class AnswerJudge:
         text = f"Context:\n{given}\n\nQuestion: {question}" if contexts else question
         return [{"role": "user", "content": text}] if self.engine.has_chat_template else f"{text}\nAnswer:"
 
-    def _sentences(self, before: list[int], answer: str, whole: Generation) -> list[dict[str, Any]]:
-        """An entry of ``cocoa_spans`` for each sentence. A token belongs to the sentence in which it ends."""
+    def _sentences(self, before: list[int], answer: str, whole: Generation, source: list[str] | None) -> list[Span]:
+        """A span for each sentence. A token belongs to the sentence in which it ends."""
+        (span,), ids = whole.spans, whole.token_ids
         lead = len(whole.text) - len(answer)  # the space that a plain prompt needs
+        token_ends = [max(end - lead, 0) for end in span.token_ends]
         ends = [match.end() for match in re.finditer(r"[.!?]+[\"')\]]*(?=\s)|(?=\n)", answer)]
         kept = [0]
         for end in ends:  # every sentence has visible text: a paragraph break is no sentence
             if answer[kept[-1] : end].strip() and answer[end:].strip():
                 kept.append(end)
-        track, cuts, offsets = self.engine.detokenizer(), [0], [0]
-        waiting = iter(kept[1:])
-        wanted = next(waiting, None)
-        for number, token_id in enumerate(whole.token_ids, 1):
-            track.push(token_id)
-            reached = len(track.text) - lead
-            while wanted is not None and reached >= wanted and number < len(whole.token_ids):
-                if number > cuts[-1]:
-                    cuts.append(number)
-                    offsets.append(reached)
-                wanted = next(waiting, None)
-        if len(cuts) == 1:
-            return [{**span_metadata(whole.spans[0], 0), "start": 0, "end": len(answer), "text": answer}]
-        offsets.append(len(answer))
-        entries = []
-        for number, (start, end) in enumerate(zip(cuts, [*cuts[1:], len(whole.token_ids)], strict=True)):
-            ids = whole.token_ids
-            span = self._of_spans.score([*before, *ids[:start]], ids[start:end], config=self._config).spans[0]
-            offset = {"start": offsets[number], "end": offsets[number + 1]}
-            entries.append({**span_metadata(span, number), **offset, "text": answer[offset["start"] : offset["end"]]})
-        return entries
+        cuts = [0]
+        for end in kept[1:]:
+            cut = bisect_left(token_ends, end) + 1
+            if cuts[-1] < cut < len(ids):
+                cuts.append(cut)
+        spans = []
+        for first, after in itertools.pairwise([*cuts, len(ids)]):
+            if len(cuts) > 1:
+                span = self._of_spans.score(
+                    [*before, *ids[:first]], ids[first:after], config=self._config, source=source
+                ).spans[0]
+            start = token_ends[first - 1] if first else 0
+            end = token_ends[after - 1] if after < len(ids) else len(answer)
+            placed = {"start": start, "end": end, "text": answer[start:end], "token_ends": token_ends[first:after]}
+            spans.append(span.model_copy(update=placed))
+        return spans
 
 
 class RagasRisk:

@@ -90,7 +90,8 @@ class SpanEntry(TypedDict):
     passage_attention: Annotated[
         NotRequired[list[float | None]],
         "Only where the passages of the prompt were given: the same for each passage, in their order. In a response of "
-        "LlamaIndex for each of its `source_nodes`, and `None` for one that was not in the prompt of the answer.",
+        "LlamaIndex for each of its `source_nodes`, in that of a judge for each of its contexts, and `None` for one "
+        "that was not in the prompt of the answer.",
     ]
     reaches_max_risk: Annotated[
         NotRequired[bool],

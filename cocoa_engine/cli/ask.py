@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
-from json import dumps, loads
 from typing import Annotated, Final, Literal
 
 import typer
-from pydantic import BaseModel
 
 from cocoa_engine.calibration.risk_measure import reaches
+from cocoa_engine.cli.answer_json import answer_json
 from cocoa_engine.cli.export import Html, Svg, check_writable, write
 from cocoa_engine.cli.live_answer import decode_live
 from cocoa_engine.cli.loading import load_engine
@@ -27,7 +25,7 @@ from cocoa_engine.rendering.terminal import report, spans_text
 from cocoa_engine.results import Generation
 from cocoa_engine.safe_text import short_repr
 from cocoa_engine.spans import Span
-from cocoa_engine.units import riskiest
+from cocoa_engine.units import MeasuredText, riskiest
 
 TOO_RISKY = 3
 """The exit code of ``--fail-on-risk``."""
@@ -158,22 +156,11 @@ def threshold_of(generation: Generation) -> float | None:
 
 
 def risk_of(generation: Generation) -> float:
-    """The risk of an answer as a whole; without a calibrator for answers, that of its riskiest claim, or else 0."""
+    """The risk of an answer as a whole; without a calibrator for answers, that of its riskiest claim.
+
+    In an answer without claims it is that of its riskiest sentence; 0 without text.
+    """
     if generation.answer_risk is not None:
         return generation.answer_risk
-    return riskiest(claim.risk for claim in generation.claims) or 0.0
-
-
-def answer_json(generation: Generation) -> str:
-    """An answer as JSON, with its verdict, claims and sentences, and the claims to check."""
-    units: dict[str, Sequence[BaseModel]] = {
-        "check": generation.check_these(),
-        "claims": generation.claims,
-        "sentences": generation.sentences,
-    }
-    shown = {name: [loads(one.model_dump_json()) for one in found] for name, found in units.items()}
-    return dumps(
-        {**loads(generation.model_dump_json()), "verdict": generation.verdict, **shown},
-        ensure_ascii=False,
-        separators=(",", ":"),
-    )
+    units = MeasuredText(generation.text, generation.spans).compared("claim")
+    return riskiest(one.risk for one in units) or 0.0

@@ -6,10 +6,10 @@ import sys
 from typing import Annotated
 
 import typer
-from pydantic import TypeAdapter
 from rich.console import Console
 from rich.text import Text
 
+from cocoa_engine.cli.answer_json import answer_json, answers_json
 from cocoa_engine.cli.export import Html, check_writable, write
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Calibrator, Details, Json, LoadOptions, Model, NoColor, with_options
@@ -62,7 +62,7 @@ def compare(
             raise
         interrupt = error
     if json:
-        print_json(TypeAdapter(list[Generation]).dump_json(generations).decode())
+        print_json(answers_json([answer_json(one) for one in generations]))
     else:
         console = output(no_color)
         console.print(report(generations, table=table, marks=console.color_system is None))

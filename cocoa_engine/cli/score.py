@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import TypeAdapter
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from cocoa_engine.cli.answer_json import answer_json, answers_json
 from cocoa_engine.cli.export import Html, check_writable, write
 from cocoa_engine.cli.loading import declared_options, load_engine
 from cocoa_engine.cli.options import OTHER_METHODS, Calibrator, Json, LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.prompting import Sources, read_sources, with_sources
 from cocoa_engine.cli.ray_options import Actors, NumCpus, NumGpus, Ray, runner_of
-from cocoa_engine.cli.score_rows import score_rows
+from cocoa_engine.cli.score_rows import divides, score_rows
 from cocoa_engine.cli.terminal import output, print_json, print_note
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import rule_without_rivals
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.methods import METHODS
 from cocoa_engine.rendering.documents import render
 from cocoa_engine.rendering.terminal import check_list
 from cocoa_engine.rendering.wording import SOURCES, visible
@@ -70,8 +70,9 @@ def score(
 ) -> None:
     """Score a text after a prompt: its log-probability, its layer disagreement and the method's score.
 
-    For the verdict and the claims to check, and with --html or --rows, each text is divided at its risk points, as an
-    answer would be, so that its claims and sentences have a risk of their own.
+    For the verdict and the claims to check, and with --html, --json or --rows, each text is divided at its risk points,
+    as an answer would be, so that its claims and sentences have a risk of their own. Methods such as dola, which read a
+    text several times, score it as one span.
     """
     given = text or []
     if (rows is None) != (out is None):
@@ -105,24 +106,22 @@ def score(
     assert engine is not None
     before = with_sources(sources, prompt)
     options: dict[str, Any] = {"config": config, "source": sources or None}
+    several, divided = len(given) > 1, list[Generation]()
+    if divides(config) and (html is not None or json or not several):
+        divided = engine.score(before, given, divide=True, **options)
+    generations = engine.score(before, given, **options) if several else [engine.score(before, given[0], **options)]
     if html is not None:
-        write(html, render(engine.score(before, given, divide=True, **options), "html", title=prompt))
-    if len(given) > 1:
-        generations = engine.score(before, given, **options)
-        if json:
-            print_json(TypeAdapter(list[Generation]).dump_json(generations).decode())
-        else:
-            output(no_color).print(_rows(generations))
-        return
-    generation = engine.score(before, given[0], **options)
+        write(html, render(divided or generations, "html", title=prompt))
     if json:
-        print_json(generation.model_dump_json())
-        return
-    parts: list[Text | Table] = [_statistics(generation)]
-    if not METHODS[config.method].needs_own_passes:
-        divided = engine.score(before, given[0], divide=True, **options)
-        parts = [Text(divided.verdict), check_list(divided.check_these()), Text(), *parts]
-    output(no_color).print(Group(*parts))
+        shown = [answer_json(one, other) for one, other in zip_longest(generations, divided)]
+        print_json(answers_json(shown) if several else shown[0])
+    elif several:
+        output(no_color).print(_rows(generations))
+    else:
+        parts: list[Text | Table] = [_statistics(generations[0])]
+        if divided:
+            parts = [Text(divided[0].verdict), check_list(divided[0].check_these()), Text(), *parts]
+        output(no_color).print(Group(*parts))
 
 
 def _statistics(generation: Generation) -> Table:
@@ -148,11 +147,12 @@ def _statistics(generation: Generation) -> Table:
 def _rows(generations: Sequence[Generation]) -> Table:
     """One row per text."""
     table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("text", overflow="fold")
-    for name in ("tokens", "log p", "ConMLDS", "fMLDS", "score"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("text", overflow="fold", min_width=8)
+    for name in ("risk", "tokens", "log p", "ConMLDS", "fMLDS", "score"):
+        table.add_column(name, justify="right", overflow="fold")
     for generation in generations:
         (span,) = generation.spans
         values = (span.log_prob, span.con_mlds, span.f_mlds, span.score)
-        table.add_row(Text(visible(span.text)), str(len(span.token_ids)), *(f"{value:.4f}" for value in values))
+        risk = "-" if span.risk is None else f"{span.risk:.4f}"
+        table.add_row(Text(visible(span.text)), risk, str(len(span.token_ids)), *(f"{value:.4f}" for value in values))
     return table

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from cocoa_engine.cli.terminal import on_interrupt
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets.files import read_parquet, read_text
 from cocoa_engine.errors import CocoaError, DataError
+from cocoa_engine.methods import METHODS
 from cocoa_engine.optional import need
 from cocoa_engine.output_files import draft_of
 from cocoa_engine.rendering.verdict import verdict
@@ -77,7 +79,11 @@ def scored_row(engine: CocoaEngine, number: int, line: str, config: CocoaConfig)
         row = _row(line)
         source = row.get("source")
         scored = engine.score(
-            row["prompt"], row["text"], config=config, divide=True, source=None if source is None else [source]
+            row["prompt"],
+            row["text"],
+            config=config,
+            divide=divides(config),
+            source=None if source is None else [source],
         )
         row["risk"] = risk_of_row(scored)
     except (CocoaError, ValueError, RecursionError) as error:
@@ -118,12 +124,27 @@ def writing(out: Path) -> Iterator[Callable[[str], None]]:
             _to_parquet(draft)
 
 
+def divides(config: CocoaConfig) -> bool:
+    """Whether the method scores the parts of a text; `dola`, `decore` and `diver` score it as one span."""
+    return not METHODS[config.method].needs_own_passes
+
+
 def risk_of_row(generation: Generation) -> dict[str, Any]:
-    """The output of one answer as plain values. A number that is not finite is `None`."""
+    """The output of one answer as plain values. A number that is not finite is `None`.
+
+    The attention is the mean over the spans with visible text.
+    """
+    visible = [span for span in generation.spans if span.text.strip()]
     return {
         "verdict": verdict(generation),
         "answer_risk": _finite(generation.answer_risk),
+        "answer_threshold": generation.answer_threshold,
+        "max_risk": _finite(generation.max_risk),
+        "threshold": generation.threshold,
         "risk_source": generation.risk_source,
+        "out_of_domain": generation.out_of_domain,
+        "source_attention": _mean(span.source_attention for span in visible),
+        "passage_attention": _mean(mean(span.passage_attention) for span in visible if span.passage_attention),
         "check": [{**one.model_dump(), "risk": _finite(one.risk)} for one in generation.check_these()],
         "sentences": [{"start": one.start, "end": one.end, "risk": _finite(one.risk)} for one in generation.sentences],
     }
@@ -164,6 +185,12 @@ def _line(row: dict[str, Any]) -> str:
     except RecursionError:
         return json.dumps({"error": row["error"]}, ensure_ascii=False)
     return text
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """The mean of the measured values; `None` without any."""
+    known = [value for value in values if value is not None]
+    return _finite(mean(known)) if known else None
 
 
 def _finite(value: float | None) -> float | None:

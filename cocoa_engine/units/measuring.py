@@ -2,7 +2,8 @@
 
 Rules, as measured on labelled answers by ``cocoa claims``: the risk of a word or a claim is the highest of its spans;
 the risk of a sentence is the mean of its three riskiest claims. The highest span alone, and the mean of all spans, each
-rank sentences worse on one of the data sets.
+rank sentences worse on one of the data sets. A sentence without claims, or with a span whose risk is not a finite
+number, has the highest risk of its spans.
 """
 
 from __future__ import annotations
@@ -76,6 +77,26 @@ class MeasuredText:
         """The sentences."""
         return [self._sentence(*sentence) for sentence in sentence_ranges(self._answer)]
 
+    def compared(self, level: Literal["claim", "sentence"]) -> list[Unit]:
+        """The claims or sentences, as a threshold is compared with them.
+
+        In an answer without claims, its sentences take their place, so that it does not pass unseen. A span that is in
+        no claim, such as punctuation, is added if its risk is not a finite number.
+
+        Args:
+            level: ``claim`` or ``sentence``.
+        """
+        if level == "sentence" or not self.claims:
+            return self.sentences
+        within = {number for claim in self.claims for number in claim.spans}
+        shift = self._offset + self._skipped
+        broken = [
+            self._unit(max(part.start - shift, 0), part.end - shift, "word")
+            for number, part in enumerate(self._parts)
+            if number not in within and self._is_visible(part) and not isfinite(part.risk or 0.0)
+        ]
+        return sorted([*self.claims, *broken], key=lambda unit: unit.start) if broken else self.claims
+
     def check_these(self, most: int = 3) -> list[Check]:
         """The riskiest claims, riskiest first. Claims as low as the lowest of the answer are left out.
 
@@ -121,8 +142,15 @@ class MeasuredText:
         """The tokens of each span with text of their own; none for spans whose tokens' ends are not known."""
         return [_tokens_of(part) for part in self._parts]
 
+    def _is_visible(self, part: Part) -> bool:
+        """Whether a span has text of the answer that is not white space."""
+        start = max(part.start - self._offset, self._skipped)
+        return bool(self._text[start : part.end - self._offset].strip())
+
     def _sentence(self, start: int, end: int) -> Unit:
         unit = self._unit(start, end, "sentence")
+        if not isfinite(unit.risk or 0.0):
+            return unit
         inside = [one.risk for one in self.claims if unit.start <= one.start < unit.end and one.risk is not None]
         return unit.model_copy(update={"risk": mean_of_riskiest(inside)}) if inside else unit
 
@@ -131,7 +159,7 @@ class MeasuredText:
         text = self._text[start:end]
         start, end = start + self._offset, end + self._offset
         numbers = self._numbers(start, end)
-        risk = riskiest([self._parts[number].risk for number in numbers])
+        risk = riskiest([part.risk for part in map(self._parts.__getitem__, numbers) if self._is_visible(part)])
         unit = Unit(text=text, start=start, end=end, kind=kind, risk=risk, spans=numbers)
         return unit if kind == "sentence" else unit.model_copy(update={"reasons": self._reasons(unit)})
 

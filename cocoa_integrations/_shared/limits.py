@@ -123,8 +123,9 @@ def require_unit(unit: str) -> None:
 def measured_units(spans: Sequence[dict[str, Any]], metric: Metric, unit: UnitLevel) -> list[dict[str, Any]]:
     """The spans with visible text, or the claims or sentences, each with the value of the metric as ``value``.
 
-    The value of a claim is the highest of its spans, that of a sentence the mean of its three highest claims. Where a
-    span of the report has no text, there are no claims and sentences, and the spans take their place.
+    The value of a claim is the highest of its spans, that of a sentence the mean of its three highest claims. In an
+    answer without claims the sentences take their place. A visible span whose value is not a finite number counts in
+    every unit. Where a span of the report has no text, the spans take the place of claims and sentences.
 
     Args:
         spans: entries of ``cocoa_spans``.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from cocoa_engine import Check, Generation, MeasuredText, Unit, UnitLevel
+from cocoa_engine import Check, Generation, MeasuredText, Unit
 from cocoa_integrations._shared.finite import finite
 from cocoa_integrations._shared.reasoning import CLOSING, Split
 
@@ -47,9 +47,11 @@ def sentence_entry(sentence: Unit) -> dict[str, Any]:
 
 
 def units_of_spans(
-    spans: Sequence[dict[str, Any]], level: UnitLevel, value: Callable[[dict[str, Any]], float | None]
+    spans: Sequence[dict[str, Any]],
+    level: Literal["claim", "sentence"],
+    value: Callable[[dict[str, Any]], float | None],
 ) -> list[Unit] | None:
-    """The claims or sentences of an answer, with the value of a metric as their risk.
+    """The claims or sentences of an answer, with the value of a metric as their risk, as thresholds are compared.
 
     Args:
         spans: consecutive entries of ``cocoa_spans`` that belong to the answer, not to its reasoning.
@@ -66,5 +68,4 @@ def units_of_spans(
     offset = parts[0].start if parts else 0
     tag = text.find(CLOSING) if any("part" in span for span in spans) else -1
     begin = offset + tag + len(CLOSING) if tag >= 0 else 0
-    units = MeasuredText(text, parts, begin=begin, offset=offset)
-    return units.claims if level == "claim" else units.sentences
+    return MeasuredText(text, parts, begin=begin, offset=offset).compared(level)

@@ -450,6 +450,10 @@ def test_the_risk_of_an_answer_is_that_as_a_whole_or_of_its_riskiest_claim() -> 
     assert risk_of(generation()) == 0.0
 
 
+def test_an_answer_without_claims_has_the_risk_of_its_sentences() -> None:
+    assert risk_of(generation(("Yes", 0.9), (", it is", 0.3), (".", 0.2))) == 0.9
+
+
 def test_details_are_shown_only_if_asked_for(cocoa: Cocoa) -> None:
     short = cocoa("ask", QUESTION, *SHORT, "--no-color")
     assert "fMLDS" not in short.stdout

@@ -29,6 +29,19 @@ def test_score_json_is_the_engines(cocoa: Cocoa, engine: CocoaEngine) -> None:
     assert Generation.model_validate_json(result.stdout) == engine.score(PROMPT, TEXT, alpha=1.0)
 
 
+def test_score_json_has_the_claims_of_the_divided_text(cocoa: Cocoa, engine: CocoaEngine) -> None:
+    text = " Paris, on the Seine. It is old."
+    shown = json.loads(cocoa("score", "--prompt", PROMPT, "--text", text, "--json").stdout)
+    divided = engine.score(PROMPT, text, divide=True)
+    assert shown["verdict"] == divided.verdict
+    units = {"check": divided.check_these(), "claims": divided.claims, "sentences": divided.sentences}
+    for name, found in units.items():
+        assert shown[name] == [unit.model_dump(mode="json", exclude={"spans"}) for unit in found]
+    assert len({claim["risk"] for claim in shown["claims"]}) > 1
+    by_dola = json.loads(cocoa("score", "--prompt", PROMPT, "--text", text, "--method", "dola", "--json").stdout)
+    assert {claim["risk"] for claim in by_dola["claims"]} == {by_dola["spans"][0]["risk"]}
+
+
 def test_score_by_a_rival(cocoa: Cocoa, engine: CocoaEngine) -> None:
     options = ["--method", "dola", "--dola-layers", "low", "--dola-relative-top", "0.5"]
     result = cocoa("score", "--prompt", PROMPT, "--text", TEXT, *options, "--json")
@@ -59,12 +72,14 @@ def test_score_of_several_texts(cocoa: Cocoa, engine: CocoaEngine) -> None:
     shown = json.loads(cocoa("score", *options, "--json").stdout)
     assert [Generation.model_validate(one) for one in shown] == expected
     heading, *rows = (line.split() for line in cocoa("score", *options).stdout.splitlines())
-    assert heading == ["text", "tokens", "log", "p", "ConMLDS", "fMLDS", "score"]
+    assert all(one["verdict"] and len(one["claims"]) <= 1 for one in shown)
+    assert heading == ["text", "risk", "tokens", "log", "p", "ConMLDS", "fMLDS", "score"]
     assert [row[0] for row in rows] == ["␣Paris.", "␣Berlin.", "\\n"]
     for row, generation in zip(rows, expected, strict=True):
         (span,) = generation.spans
-        assert row[1:4] == [str(len(span.token_ids)), f"{span.log_prob:.4f}", f"{span.con_mlds:.4f}"]
-        assert row[4:] == [f"{span.f_mlds:.4f}", f"{span.score:.4f}"]
+        assert row[1] == f"{span.risk:.4f}"
+        assert row[2:5] == [str(len(span.token_ids)), f"{span.log_prob:.4f}", f"{span.con_mlds:.4f}"]
+        assert row[5:] == [f"{span.f_mlds:.4f}", f"{span.score:.4f}"]
 
 
 def test_score_of_bad_input(cocoa: Cocoa) -> None:

@@ -31,6 +31,11 @@ def test_json_is_the_list_of_answers_and_the_model_is_loaded_once(
     result = cocoa("compare", QUESTION, "--json", "--methods", "cocoa-sig, greedy,cocoa", *SHORT)
     answers = TypeAdapter(list[Generation]).validate_json(result.stdout)
     assert answers == expected(engine, "cocoa-sig", "greedy", "cocoa")
+    for shown, answer in zip(TypeAdapter(list[dict[str, Any]]).validate_json(result.stdout), answers, strict=True):
+        assert shown["verdict"] == answer.verdict
+        assert shown["claims"] == [claim.model_dump(mode="json") for claim in answer.claims]
+        assert [one["text"] for one in shown["check"]] == [one.text for one in answer.check_these()]
+        assert [one["text"] for one in shown["sentences"]] == [one.text for one in answer.sentences]
     assert len(loads) == 1
 
 

@@ -41,7 +41,16 @@ def test_rows_keep_what_they_have_and_their_errors(tiny: CocoaEngine, tmp_path: 
     assert {key: first[key] for key in ROWS[0]} == ROWS[0]
     scored = tiny.score("abc def", " ghi jkl mno.", divide=True, source=["abc"])
     assert first["risk"] == risk_of_row(scored)
-    assert first["risk"]["verdict"].startswith("Not calibrated")
+    risk = first["risk"]
+    assert risk["verdict"].startswith("Not calibrated")
+    assert (risk["max_risk"], risk["threshold"], risk["out_of_domain"]) == (scored.max_risk, scored.threshold, False)
+    attention = [span.source_attention for span in scored.spans if span.text.strip()]
+    assert risk["source_attention"] == pytest.approx(sum(attention) / len(attention))
+    passage = [span.passage_attention[0] for span in scored.spans if span.text.strip()]
+    assert risk["passage_attention"] == pytest.approx(sum(passage) / len(passage))
+    without = risk_of_row(tiny.score("abc def", " ghi jkl mno.", divide=True))
+    assert without["passage_attention"] is None
+    assert without["max_risk"] > 0
     assert first["risk"]["sentences"][0]["end"] == len(" ghi jkl mno.")
     for number, (row, message) in enumerate(
         zip(rows[1:], ("empty", "'text' must be a text", "not a JSON object", "not in it", ""), strict=True), start=2
@@ -51,10 +60,27 @@ def test_rows_keep_what_they_have_and_their_errors(tiny: CocoaEngine, tmp_path: 
         assert "risk" not in row
 
 
+@pytest.mark.parametrize("method", ["dola", "diver"])
+def test_a_method_that_divides_no_text_scores_it_as_one_span(tiny: CocoaEngine, tmp_path: Path, method: Any) -> None:
+    given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    given.write_text(json.dumps(ROWS[0]), encoding="utf-8")
+    assert score_rows(tiny, given, out, CocoaConfig(method=method)) == (0, 1)
+    scored = tiny.score("abc def", " ghi jkl mno.", method=method, source=["abc"])
+    assert json.loads(out.read_text(encoding="utf-8"))["risk"] == risk_of_row(scored)
+
+
+def test_a_page_by_a_method_that_divides_no_text(cocoa: Cocoa, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    result = cocoa("score", "--method", "dola", "--prompt", "The capital is", "--text", " Paris.", "--html", str(page))
+    assert result.exit_code == 0, result.stderr
+    assert "Paris" in page.read_text(encoding="utf-8")
+
+
 def test_values_are_valid_json() -> None:
     risky = generation(("Rome", float("nan")), (" is old", 0.2))
     json.dumps(risk_of_row(risky), allow_nan=False)
     assert risk_of_row(risky)["check"][0]["text"] == "Rome"
+    assert risk_of_row(risky)["max_risk"] is None
 
 
 def test_a_file_without_rows_is_refused(tiny: CocoaEngine, tmp_path: Path) -> None:

@@ -42,6 +42,18 @@ def test_a_full_stop_stops_no_answer_by_claim() -> None:
         risk_gate(unit="claim").invoke(message())
 
 
+@pytest.mark.parametrize("unit", ["claim", "sentence"])
+def test_an_answer_without_claims_is_compared_by_its_sentences(unit: Any) -> None:
+    answer = generation(("Yes", 0.9), (", it is", 0.3), (".", 0.2))
+    report = {**risk_report(answer), "threshold": 0.8}
+    given = AIMessage(answer.text, response_metadata={"cocoa_risk": report})
+    assert max_risk(given, unit=unit) == 0.9
+    with pytest.raises(HallucinationRiskError, match=r"risk of 'Yes, it is\.' is 0\.9"):
+        risk_gate(unit=unit).invoke(given)
+    assert risk_gate(0.95, unit=unit).invoke(given).text == answer.text
+    assert risk_gate(unit=unit, on_risk="mark").invoke(given).text == "[[Yes, it is.]]"
+
+
 @pytest.mark.parametrize(
     ("unit", "threshold", "text"),
     [("claim", None, "The [[Seine]] is long."), ("sentence", 0.35, "[[The Seine is long.]]")],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +16,10 @@ from llama_index.core.base.response.schema import Response
 from llama_index.core.schema import NodeWithScore, TextNode
 from pydantic import TypeAdapter
 
-from cocoa_engine import CocoaEngine, ConfigError, PromptError
+from cocoa_engine import CalibrationWarning, CocoaEngine, ConfigError, PromptError
 from cocoa_engine.calibration.settings import Settings
 from cocoa_engine.scoring import given_texts
+from cocoa_integrations._shared.metadata import risk_report
 from cocoa_integrations.judging import AnswerJudge, RagasRisk
 from cocoa_integrations.langchain import ChatCocoa, risk_evaluator
 from cocoa_integrations.llama_index import CocoaLLM, RiskEvaluator
@@ -59,6 +61,58 @@ def test_sentences(quick: CocoaEngine) -> None:
     assert spans[0]["risk"] == pytest.approx(first.risk, abs=1e-4)
     assert AnswerJudge(quick, measure="max_risk").judge(QUESTION, ANSWER, CONTEXTS).risk == judged.report["max_risk"]
     assert judged.risk != AnswerJudge(quick).judge(QUESTION, ANSWER).risk  # the contexts matter
+
+
+def test_the_contexts_are_the_source(quick: CocoaEngine) -> None:
+    judged = AnswerJudge(quick).judge(QUESTION, ANSWER, CONTEXTS)
+    content = "Context:\nthe red one\n\nit rains\n\nQuestion: Who is it?"
+    prompt = quick.encode_chat([{"role": "user", "content": content}])
+    whole = quick.score(prompt, ANSWER, source=CONTEXTS)
+    assert judged.report["risk_source"] == whole.risk_source
+    first = quick.score(prompt, "It is Otto.", source=CONTEXTS).spans[0]
+    measured = [span["passage_attention"] for span in judged.report["spans"]]
+    assert measured[0] == pytest.approx(first.passage_attention, abs=1e-4)
+    assert all(len(values) == 2 and all(values) for values in measured)
+    assert judged.report.get("source_heads") == whole.source_heads == "spread"
+
+
+def test_a_model_with_known_heads_is_judged_by_its_attention_to_the_contexts(engine: CocoaEngine) -> None:
+    judge = AnswerJudge(engine.without_calibrator())
+    sources = [judge.judge(QUESTION, "Otto.", given).report["risk_source"] for given in (CONTEXTS, None)]
+    assert sources == ["source_attention", "token_probability"]
+
+
+def test_only_contexts_that_the_prompt_has_are_the_source(quick: CocoaEngine) -> None:
+    def second(question: str, contexts: list[str]) -> str:
+        return f"{contexts[1]}\n{question}\nAnswer:"
+
+    spans = AnswerJudge(quick, prompt=second).judge(QUESTION, ANSWER, ["no red one", *CONTEXTS[1:]]).report["spans"]
+    assert all(span["passage_attention"][0] is None and span["passage_attention"][1] for span in spans)
+    for prompt in (lambda question, _: question, lambda question, contexts: f"{contexts[0].upper()} {question}"):
+        report = AnswerJudge(quick, prompt=prompt).judge(QUESTION, ANSWER, CONTEXTS).report
+        assert report["risk_source"] == quick.score(QUESTION, ANSWER).risk_source
+        assert not any("passage_attention" in span for span in report["spans"])
+    for contexts in (["", "  "], []):
+        spans = AnswerJudge(quick).judge(QUESTION, ANSWER, contexts).report["spans"]
+        assert not any("passage_attention" in span for span in spans)
+
+
+def test_the_report_of_a_judge_has_what_other_reports_have(quick: CocoaEngine) -> None:
+    report = AnswerJudge(quick).judge(QUESTION, ANSWER, CONTEXTS).report
+    assert set(risk_report(quick.score(QUESTION, ANSWER, source=[QUESTION]))) <= set(report)
+    assert [(one["start"], one["end"]) for one in report["sentences"]] == [(0, 11), (12, 22), (23, 37)]
+    assert [one["risk"] for one in report["sentences"]] == [span["risk"] for span in report["spans"]]
+    assert report["check"]
+    for check in report["check"]:
+        (number,) = check["spans"]
+        assert ANSWER[check["start"] : check["end"]] == check["text"]
+        assert check["text"] in report["spans"][number]["text"]
+        assert check["risk"] == report["spans"][number]["risk"]
+    settings = Settings.of(quick.config, quick.num_layers)
+    for level in ("span", "answer"):
+        calibrator = fitted(model_name="quick", settings=settings, levels=(level,), domain=True)
+        with pytest.warns(CalibrationWarning, match="out_of_domain") if level == "answer" else nullcontext():
+            assert AnswerJudge(quick.with_calibrator(calibrator)).judge(QUESTION, ANSWER).report["out_of_domain"]
 
 
 def test_a_paragraph_break_is_no_sentence(quick: CocoaEngine) -> None:

@@ -15,6 +15,7 @@ from llama_index.core.base.response.schema import Response
 
 from cocoa_engine import CalibrationError, ContextLift, UnitLevel
 from cocoa_engine.calibration.risk_measure import reaches
+from cocoa_engine.cli.ask import risk_of
 from cocoa_integrations._shared.detail import compact_report
 from cocoa_integrations._shared.limits import Limit, highest
 from cocoa_integrations._shared.logprobs import openai_logprobs
@@ -204,6 +205,47 @@ def test_a_compact_report_tells_both_apart(risk: float) -> None:
 def test_claims_and_sentences_stop(risk: float, unit: UnitLevel) -> None:
     assert Limit(HIGH, unit=unit).reached(report_of(risk))
     assert not Limit(HIGH, unit=unit).reached(report_of(0.9))
+
+
+@NOT_FINITE
+@pytest.mark.parametrize("unit", ["claim", "sentence"])
+@pytest.mark.parametrize("where", ["It", ".", " Yes"])
+def test_a_risk_outside_all_claims_stops(risk: float, unit: UnitLevel, where: str) -> None:
+    texts = [" Yes", ", it", " is", "."] if where == " Yes" else ["It", " is by Frank", " Herbert", "."]
+    answer = generation(*((text, risk if where in (text, " Yes") else 0.1) for text in texts))
+    report = risk_report(answer.model_copy(update={"threshold": 0.6}))
+    message = AIMessage(answer.text, response_metadata={"cocoa_risk": report})
+    for limit in (Limit(HIGH, unit=unit), Limit(unit=unit)):
+        assert limit.reached(report)
+        assert limit.value(report) == math.inf
+    assert risk_gate(unit=unit, on_risk="abstain").invoke(message).content == "I don't know."
+    with pytest.raises(HallucinationRiskError, match="is inf"):
+        risk_gate(HIGH, unit=unit).invoke(message)
+    if unit == "claim" and where != " Yes":
+        marked = risk_gate(HIGH, unit=unit, on_risk="mark").invoke(message)
+        assert marked.content == answer.text.replace(where, f"[[{where}]]")
+    assert not math.isfinite(risk_of(answer))
+
+
+@NOT_FINITE
+@pytest.mark.parametrize("unit", ["claim", "sentence"])
+def test_white_space_and_an_unmeasured_risk_pass(risk: float, unit: UnitLevel) -> None:
+    answer = generation(("It", 0.2), (" is", 0.1), ("\n\n", risk), ("Dune", 0.3), (".", 0.2))
+    first = answer.spans[0].model_copy(update={"risk": None, "risk_source": "source_attention"})
+    report = risk_report(answer.model_copy(update={"spans": [first, *answer.spans[1:]]}))
+    assert not Limit(HIGH, unit=unit).reached(report)
+    assert Limit(HIGH, unit=unit).value(report) == 0.3
+
+
+@NOT_FINITE
+@pytest.mark.parametrize("unit", ["claim", "sentence"])
+def test_the_middleware_stops_a_risk_outside_all_claims(risk: float, unit: UnitLevel) -> None:
+    agents = pytest.importorskip("langchain.agents")
+    report = risk_report(generation(("Frank", 0.1), (" Herbert", 0.2), (".", risk)))
+    message = AIMessage("Frank Herbert.", response_metadata={"cocoa_risk": report})
+    model = GenericFakeChatModel(messages=iter([message]))
+    agent = agents.create_agent(model, tools=[], middleware=[RiskMiddleware(HIGH, unit=unit, on_risk="abstain")])
+    assert agent.invoke({"messages": [("user", "Who?")]})["messages"][-1].text == "I don't know."
 
 
 @NOT_FINITE

@@ -165,7 +165,9 @@ class RiskPoints:
 
 
 class Comparison:
-    """Several answers to one prompt: side by side, or one below the other on a narrow screen.
+    """Several answers to one prompt, each with its verdict above it and its claims to check beneath.
+
+    They stand side by side, or one below the other on a narrow screen.
 
     Args:
         answers: at least two.
@@ -177,6 +179,8 @@ class Comparison:
         scale = scale or RiskScale.of(span for one in answers for span in one.spans)
         differing = differences([one.text for one in answers])
         self.names = [Text(name, style="bold") for name in answer_names(answers)]
+        self.verdicts = [Text(verdict(one), style="bold") for one in answers]
+        self.checks = [check_list(one.check_these(MOST_SHADED)) for one in answers]
         self.answers = [
             _drawn(one, pieces(one, one.check_these(MOST_SHADED), scale, ranges), marks, compared=True)
             for one, ranges in zip(answers, differing, strict=True)
@@ -184,15 +188,17 @@ class Comparison:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Called by rich."""
+        space = [Text()] * len(self.answers)
+        rows = [self.names, self.verdicts, space, self.answers, space, self.checks]
         if options.max_width < NARROWEST_COLUMN * len(self.answers):
-            for number, (name, answer) in enumerate(zip(self.names, self.answers, strict=True)):
-                yield Group(*([Text()] if number else []), name, answer)
+            for number, parts in enumerate(zip(*rows, strict=True)):
+                yield Group(*([Text()] if number else []), *parts)
             return
         grid = Table.grid(padding=(0, 3, 0, 0), expand=True)
         for _ in self.answers:
             grid.add_column(ratio=1, overflow="fold")
-        grid.add_row(*self.names)
-        grid.add_row(*self.answers)
+        for row in rows:
+            grid.add_row(*row)
         yield grid
 
 
@@ -211,15 +217,11 @@ def report(answers: Sequence[Answer], *, table: bool = False, marks: bool = Fals
         parts = [Comparison(answers, scale=scale, marks=marks), Text()]
         if len({one.text for one in answers}) == 1:
             parts += [Text("The answers are the same.", style="bold"), Text()]
-        for one, name in zip(answers, answer_names(answers), strict=True):
-            parts += [Text(name, style="bold"), Text(verdict(one)), check_list(one.check_these(MOST_SHADED)), Text()]
+        differing = "{Words that another answer lacks}" if marks else "Words that all share are dim."
+        parts.append(Text(differing, style="dim"))
     else:
         parts = [Text(verdict(answers[0]), style="bold"), Text(), answer_text(answers[0], marks=marks), Text()]
         parts += [check_list(answers[0].check_these(MOST_SHADED))]
-    if several:
-        parts.append(
-            Text("{Words that another answer lacks}" if marks else "Words that all share are dim.", style="dim")
-        )
     if not table:
         return Group(*parts, *([reached_legend(marks)] if any_reached(answers) else []))
     for one, name in zip(answers, answer_names(answers), strict=True):

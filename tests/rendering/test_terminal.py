@@ -214,10 +214,13 @@ FIRST = generation(("Sound travels", 0.1), (" faster in water.", 0.9))
 OTHER = generation(("Sound travels faster in", 0.2), (" wood.", 0.9), method="greedy")
 
 
-def test_a_comparison_stands_side_by_side_with_its_differences_marked() -> None:
-    heading, text = drawn(Comparison([FIRST, OTHER], marks=True), 160).splitlines()
-    assert heading.split() == ["cocoa-sig", "greedy"]
-    assert " ".join(text.split()) == ("Sound travels [faster|3] in {[water|3]}. Sound travels faster in {[wood|3]}.")
+def test_a_comparison_stands_side_by_side_with_its_verdicts_first_and_its_differences_marked() -> None:
+    lines = drawn(Comparison([FIRST, OTHER], marks=True), 240).splitlines()
+    assert lines[0].split() == ["cocoa-sig", "greedy"]
+    assert lines[1].count("Not calibrated: shading compares parts") == 2
+    texts = " ".join(lines[3].split())
+    assert texts == "Sound travels [faster|3] in {[water|3]}. Sound travels faster in {[wood|3]}."
+    assert lines[5].count("Check these:") == 2
 
 
 def test_a_comparison_in_colour_dims_what_the_answers_share() -> None:
@@ -232,13 +235,39 @@ def test_a_comparison_in_colour_dims_what_the_answers_share() -> None:
 
 def test_a_comparison_too_wide_for_the_terminal_stands_one_below_the_other() -> None:
     lines = drawn(Comparison([FIRST, OTHER], marks=True), 50).splitlines()
+    verdict = [
+        "Not calibrated: shading compares parts of this ",
+        "model's answers (1 - p of the least probable ",
+        "token).",
+    ]
     assert lines == [
         "cocoa-sig",
+        *verdict,
+        "",
         "Sound travels [faster|3] in {[water|3]}.",
         "",
+        "Check these:",
+        "1. faster (0.90): the model was unsure",
+        "2. water (0.90): the model was unsure",
+        "",
         "greedy",
+        *verdict,
+        "",
         "Sound travels faster in {[wood|3]}.",
+        "",
+        "Check these:",
+        "1. wood (0.90): the model was unsure",
     ]
+
+
+@pytest.mark.parametrize("width", [50, 200])
+def test_the_verdicts_of_compared_answers_stand_above_their_texts_and_nowhere_else(width: int) -> None:
+    whole = FIRST.model_copy(update={"answer_risk": 0.714})
+    shown = drawn(report([whole, OTHER], marks=True), width)
+    for verdict, text in (("Whole answer: 71 %", "Sound travels [faster|3]"), ("Not calibrated", "{[wood|3]}")):
+        assert shown.count(verdict) == 1
+        assert shown.index(verdict) < shown.index(text)
+    assert shown.count("Check these:") == 2
 
 
 def test_equal_answers_are_said_to_be_so() -> None:

@@ -30,6 +30,7 @@ from cocoa_engine.rendering.wording import (
     candidate_values,
     describe_answer,
     describe_choice,
+    describe_different_kinds,
     describe_scale,
     mark,
     split_whitespace,
@@ -219,6 +220,8 @@ def report(answers: Sequence[Answer], *, table: bool = False, marks: bool = Fals
             parts += [Text("The answers are the same.", style="bold"), Text()]
         differing = "{Words that another answer lacks}" if marks else "Words that all share are dim."
         parts.append(Text(differing, style="dim"))
+        if (kinds := describe_different_kinds(answers)) is not None:
+            parts.append(Text(kinds))
     else:
         parts = [Text(verdict(answers[0]), style="bold"), Text(), answer_text(answers[0], marks=marks), Text()]
         parts += [check_list(answers[0].check_these(MOST_SHADED))]

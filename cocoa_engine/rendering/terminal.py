@@ -5,12 +5,13 @@ never read as rich markup, and its control characters are made visible. Risk has
 on yellow, and white on red. With ``marks=True``, for output without colour, levels are written into the text instead:
 ``[like this|2]``. A span that reached ``max_risk`` is white on purple, or ``[like this|0!]``; if it is white space,
 only ``marks=True`` shows it. In a comparison, text that the answers share is dimmed; with ``marks=True``, text that
-differs is put ``{in braces}``.
+differs is put ``{in braces}``, which nest with the brackets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -165,6 +166,25 @@ class RiskPoints:
                 yield Text("    " + ", ".join(f"{name} {value}" for name, value in named), style="dim")
 
 
+def marked(parts: Iterable[Piece]) -> str:
+    """The pieces of an answer with risk in brackets and differences in braces.
+
+    Both nest: braces are around the brackets if all text in the brackets differs, otherwise inside.
+    """
+    text = []
+    for (_, reached), group in groupby(parts, key=lambda one: (one.number, one.number is None and one.reached)):
+        found = list(group)
+        shown = [one for one in found if safe(one.text).strip()]
+        risk = mark(found[0].level, reached or any(one.reached for one in shown))
+        all_differ = bool(risk) and all(one.differs for one in shown)
+        written = "".join(safe(one.text) if all_differ else _in_braces(one) for one in found)
+        before, core, after = split_whitespace(written)
+        if core and risk:
+            core = f"{{[{core}|{risk}]}}" if all_differ else f"[{core}|{risk}]"
+        text += [before, core, after]
+    return "".join(text)
+
+
 class Comparison:
     """Several answers to one prompt, each with its verdict above it and its claims to check beneath.
 
@@ -254,20 +274,19 @@ def _append(text: Text, piece: str, level: int, marks: bool, style: str = "", re
 
 def _drawn(answer: Answer, parts: Sequence[Piece], marks: bool, *, compared: bool = False) -> Text:
     """The pieces of an answer; compared with another, those that the answers share are dim."""
+    if marks:
+        stopped = stopped_without_text(answer)
+        return Text(marked(parts) + ("" if stopped is None else f"[{visible(stopped)}|0!]"))
     text = Text()
     for one in parts:
         before, core, after = split_whitespace(safe(one.text))
-        risk = mark(one.level, one.reached) if one.last or one.number is None else ""
-        if marks:
-            if one.level or one.reached:
-                begins = one.first or one.number is None
-                core = f"{'[' if begins and core else ''}{core}{f'|{risk}]' if risk and core else ''}"
-            text.append(before + ("{" if one.differs and core else ""))
-            text.append(core + ("}" if one.differs and core else "") + after)
-            continue
         style = REACHED_STYLE if one.reached else STYLES[one.level]
         dim = "dim" if compared and not one.differs else ""
         text.append(before, style=dim).append(core, style=f"{dim} {style}".strip()).append(after, style=dim)
-    if marks and (stopped := stopped_without_text(answer)) is not None:
-        text.append(f"[{visible(stopped)}|0!]")
     return text
+
+
+def _in_braces(one: Piece) -> str:
+    """The text of a piece, in braces if it differs."""
+    before, core, after = split_whitespace(safe(one.text))
+    return f"{before}{{{core}}}{after}" if one.differs and core else before + core + after

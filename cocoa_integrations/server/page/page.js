@@ -16,7 +16,7 @@ class Column {
   constructor(name, body) {
     this.body = body;
     this.spans = [];
-    this.elements = [];
+    this.drawn = [];
     this.content = "";
     this.written = ""; // the generated text so far, reasoning included
     this.verdict = make("p", "cocoa-verdict", "Answering…");
@@ -55,11 +55,11 @@ class Column {
 
   add(span) {
     this.spans.push(span);
-    const { parts, element } = drawn(this.withoutTag(span));
-    this.elements.push(element);
+    const shown = drawn(this.withoutTag(span));
+    this.drawn.push(shown);
     const box = span.part === "reasoning" ? this.reasoning() : this.text;
-    if (element && !box.querySelector(".cocoa-span")) element.tabIndex = 0;
-    box.append(...parts);
+    if (shown.element && !box.querySelector(".cocoa-span")) shown.element.tabIndex = 0;
+    box.append(...shown.parts);
   }
 
   /** The span without the end of the reasoning, if it is the first one of the answer after it. */
@@ -98,7 +98,9 @@ class Column {
     this.raw = RAW.includes(report.risk_source);
     this.say(report.verdict);
     const found = report.check ?? [];
-    for (const place of found.flatMap((one) => one.spans ?? [])) this.elements[place]?.classList.add("listed");
+    const claims = [...found].sort((one, other) => one.start - other.start);
+    const places = new Set(found.flatMap((one) => one.spans ?? []));
+    for (const [place, one] of this.drawn.entries()) if (places.has(place)) shade(one, claims);
     this.text.classList.add("done");
     this.below.append(...this.checks(found));
     if (report.tool_calls?.length) this.below.append(...this.toolCalls(report.tool_calls));
@@ -113,7 +115,7 @@ class Column {
     const lines = found.map((one) => {
       const claim = make("button", "", make("bdi", "", safe(one.text)));
       claim.type = "button";
-      claim.addEventListener("click", () => this.elements[one.spans?.[0]]?.focus());
+      claim.addEventListener("click", () => this.drawn[one.spans?.[0]]?.element?.focus());
       const reasons = one.reasons?.length ? `: ${safe(one.reasons.join("; "))}` : "";
       return make("li", "", claim, ` (${number(one.risk, 2)})${reasons}`);
     });

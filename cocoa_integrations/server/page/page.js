@@ -198,7 +198,7 @@ async function ask(event) {
   event.preventDefault();
   if (running) return;
   card.hide();
-  $("problem").textContent = $("same").textContent = "";
+  $("problem").textContent = $("same").textContent = $("kinds").textContent = "";
   let columns;
   try {
     const methods = [...new Set([$("method").value, $("compared").value].filter(Boolean))];
@@ -219,6 +219,10 @@ async function ask(event) {
   $("stop").disabled = true;
   const texts = columns.filter((column) => column.report).map((column) => column.content);
   if (texts.length > 1 && texts.every((text) => text === texts[0])) $("same").textContent = "The answers are the same.";
+  const kinds = [...new Set(columns.map((column) => column.report?.risk_source).filter(Boolean))];
+  if (kinds.length < 2) return;
+  const named = kinds.map((kind) => DATA.sources[kind] ?? kind).join("; ");
+  $("kinds").textContent = safe(`The risks of these answers are of different kinds, so do not compare them: ${named}.`);
 }
 
 /** Shows the name of the model, once it is loaded and the key is right. */

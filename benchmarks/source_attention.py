@@ -12,16 +12,23 @@ from cocoa_engine import Runtime
 WITH, WITHOUT = "with source attention", "without"
 LONGEST = 2048
 STEPS = 4  # per unit of work
+FORWARDS = {"": Runtime(), ", HF modules": Runtime(forward="modules")}
 
 
 def measure(bench: Bench) -> dict[str, Any]:
-    """Seconds of a one-token step of the lean forward pass, after prompts of several lengths."""
+    """Seconds of a one-token step after prompts of several lengths, by the lean pass and through HF's modules."""
     lengths = [length for length in bench.settings.lengths if length <= LONGEST]
-    return {"lengths": {str(length): _steps(bench, length) for length in lengths}}
+    return {
+        "lengths": {
+            f"{length:,}{forward}": _steps(bench, length, runtime)
+            for forward, runtime in FORWARDS.items()
+            for length in lengths
+        }
+    }
 
 
-def _steps(bench: Bench, length: int) -> dict[str, Any]:
-    after = Steps(bench, Runtime(), length)
+def _steps(bench: Bench, length: int, runtime: Runtime) -> dict[str, Any]:
+    after = Steps(bench, runtime, length)
 
     def steps(source: bool) -> int:
         for _ in range(STEPS):

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from cocoa_engine.cli.dataset_options import Chat, DataPath, Format, Seed, progress
+from cocoa_engine.cli.dataset_options import Cache, Chat, DataPath, Format, Seed, progress
 from cocoa_engine.cli.export import Overwrite, check_drawable, check_writable, reserved
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, with_options
@@ -32,6 +32,7 @@ def alpha(
         Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Write the scatter plot to FILE.")
     ] = None,
     seed: Seed = 0,
+    cache: Cache = None,
     overwrite: Overwrite = False,
     model: Model = None,
     json: Json = False,
@@ -46,12 +47,14 @@ def alpha(
     with reserved(*([plot] if plot else []), overwrite=overwrite):
         engine = load_engine(model, loading)
         from cocoa_engine.studies.alpha import collect, draw, suggest
+        from cocoa_engine.studies.answering import answers_cache
 
         asked: Sequence[str | Sequence[int]] = [
             engine.encode_chat([{"role": "user", "content": one.question}]) if chat else one.prompt for one in questions
         ]
-        with progress("Answering", len(asked)) as advance:
-            candidates = collect(engine, asked, config, advance=advance)
+        kept = None if cache is None else answers_cache(cache, "alpha", engine, config)
+        with progress("Answering", len(asked), kept=None if kept is None else kept.file) as advance:
+            candidates = collect(engine, asked, config, cache=kept, advance=advance)
         found = suggest(candidates)
         if plot:
             draw(candidates, found, config.metric, plot)

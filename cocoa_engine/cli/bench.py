@@ -15,11 +15,12 @@ from rich.text import Text
 
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import OTHER_METHODS, Json, LoadOptions, Model, NoColor, with_options
-from cocoa_engine.cli.terminal import on_interrupt, output, print_json
+from cocoa_engine.cli.terminal import output, print_json, print_note
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError, PromptError
+from cocoa_engine.rendering.wording import count
 from cocoa_engine.spans import Usage
-from cocoa_engine.studies.timing import Spread, Turn, interleave, ratio, timed
+from cocoa_engine.studies.timing import Spread, Turn, measured_rounds, ratio, timed
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
@@ -52,7 +53,8 @@ def bench(
 ) -> None:
     """Measure the time per token of decoding methods and of Hugging Face's greedy decoding, in turns.
 
-    Questions are asked as a chat if the model has a chat template, otherwise the model continues them.
+    Questions are asked as a chat if the model has a chat template, otherwise the model continues them. After Ctrl-C,
+    the table is of the finished rounds.
     """
     questions = list(prompt or QUESTIONS)
     if not all(question.strip() for question in questions):
@@ -69,18 +71,30 @@ def bench(
         decoder(prompts[0])
     for warm_up in usages.values():
         warm_up.clear()
-    lost = on_interrupt("the measurements so far are lost")
-    with lost, Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("Measuring", total=rounds * len(prompts) * len(decoders))
-        per_token = interleave(decoders, [prompts] * rounds, lambda: progress.advance(task))
+    finished: list[dict[str, float]] = []
+    interrupt: KeyboardInterrupt | None = None
+    try:
+        with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+            task = progress.add_task("Measuring", total=rounds * len(prompts) * len(decoders))
+            finished.extend(measured_rounds(decoders, [prompts] * rounds, lambda: progress.advance(task)))
+    except KeyboardInterrupt as error:
+        if not finished:
+            print_note("no round was finished")
+            raise
+        interrupt = error
 
-    record = _record(engine, per_token, usages, tokens, len(prompts))
+    per_token = {name: [one[name] for one in finished] for name in decoders}
+    of_rounds = {name: all_of[: len(finished) * len(prompts)] for name, all_of in usages.items()}
+    record = _record(engine, per_token, of_rounds, tokens, len(prompts), rounds)
     if json:
         print_json(dumps(record, ensure_ascii=False))
-        return
-    console = output(no_color)
-    console.print(_table(record))
-    console.print(Text(record["on"], style="dim"))
+    else:
+        console = output(no_color)
+        console.print(_table(record))
+        console.print(Text(record["on"], style="dim"))
+    if interrupt is not None:
+        print_note(f"{len(finished)} of {count(rounds, 'round')} were finished; the output is of these")
+        raise interrupt
 
 
 def _by_name(config: CocoaConfig, methods: str) -> dict[str, CocoaConfig]:
@@ -125,6 +139,7 @@ def _record(
     usages: dict[str, list[Usage]],
     tokens: int,
     prompts: int,
+    rounds: int,
 ) -> dict[str, Any]:
     from cocoa_engine.studies.machine import describe, one_line
 
@@ -143,6 +158,7 @@ def _record(
         "linears": info.linears,
         "tokens": tokens,
         "prompts": prompts,
+        "rounds": rounds,
         "base": BASE,
         "decoders": decoders,
         "machine": machine,
@@ -157,7 +173,8 @@ def _per_kept_token(usages: Sequence[Usage]) -> dict[str, float]:
 
 
 def _table(record: dict[str, Any]) -> Table:
-    rounds = len(record["decoders"][BASE]["seconds_per_token"])
+    finished, asked = len(record["decoders"][BASE]["seconds_per_token"]), record["rounds"]
+    rounds = asked if finished == asked else f"{finished} of {asked}, incomplete"
     title = f"Per kept token, median (prompts: {record['prompts']}, new tokens: {record['tokens']}, rounds: {rounds})"
     table = Table(title=title, title_justify="left", title_style="", box=None, padding=(0, 2, 0, 0))
     table.add_column("decoder", no_wrap=True)

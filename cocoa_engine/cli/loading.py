@@ -17,6 +17,9 @@ from cocoa_engine.runtime import Runtime
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
 
+NO_CALIBRATOR = Path("none")
+"""The value of ``--calibrator`` that loads none."""
+
 
 def load_engine(
     model: str | None, options: LoadOptions, calibrator: Path | None = None, **of_runtime: Any
@@ -71,4 +74,4 @@ def _calibrator(given: Path | None) -> str | None:
     """The option ``--calibrator``: by default ``"auto"``; `None` for the word none."""
     if given is None:
         return "auto"
-    return None if str(given) == "none" else str(given)
+    return None if given == NO_CALIBRATOR else str(given)

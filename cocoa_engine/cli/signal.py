@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from json import dumps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 from rich.markdown import Markdown
@@ -30,6 +30,7 @@ from cocoa_engine.datasets import detect_format
 from cocoa_engine.errors import ConfigError, DataError
 from cocoa_engine.optional import need
 from cocoa_engine.output_files import write_file
+from cocoa_engine.studies.signal.record import Level, plot_names
 
 
 @with_options("alpha", "gamma", "max_candidates", "max_span_tokens", "span_log_prob", "middle_layers", "final_layer")
@@ -73,7 +74,8 @@ def signal(
         raise ConfigError("--boundaries divides each answer anew, which --cache cannot keep: leave one of them out")
     if boundaries and all(record.spans is None for record in records):
         raise DataError("these answers are labelled as wholes, so span boundaries cannot be compared.")
-    with reserved(out / "signal.json", out / "signal.md", overwrite=overwrite):
+    plots = [name for level in get_args(Level) for name in plot_names(level)]
+    with reserved(*(out / name for name in ("signal.json", "signal.md", *plots)), overwrite=overwrite):
         engine = load_engine(model, loading)
         from cocoa_engine.studies.signal.boundaries import BoundaryScores, with_boundary_scores
         from cocoa_engine.studies.signal.indicators import Layers

@@ -28,6 +28,7 @@ from cocoa_engine.rendering.wording import (
     candidate_values,
     describe_answer,
     describe_choice,
+    describe_different_kinds,
     describe_kind,
     describe_risk,
     describe_scale,
@@ -87,6 +88,8 @@ def fragment(answers: Sequence[Answer], *, title: str | None = None) -> str:
         parts.append('<p>Words that another answer lacks are <span class="cocoa-differs">marked</span>.</p>')
         if len({one.text for one in answers}) == 1:
             parts.append("<p><strong>The answers are the same.</strong></p>")
+        if (kinds := describe_different_kinds(answers)) is not None:
+            parts.append(f"<p>{_text(kinds)}</p>")
     return '<div class="cocoa-risk">' + "\n".join(parts) + "\n</div>"
 
 

@@ -17,6 +17,7 @@ from cocoa_engine.rendering.wording import (
     candidate_values,
     describe_answer,
     describe_choice,
+    describe_different_kinds,
     describe_risk,
     describe_scale,
     mark,
@@ -39,7 +40,8 @@ def document(answers: Sequence[Answer], *, title: str | None = None) -> str:
     sections = (
         f"## {_escaped(name)}\n\n{to_markdown(one)}" for one, name in zip(answers, answer_names(answers), strict=True)
     )
-    return "\n\n".join([*heading, *sections])
+    kinds = describe_different_kinds(answers)
+    return "\n\n".join([*heading, *sections, *([] if kinds is None else [_escaped(kinds) + "\n"])])
 
 
 def to_markdown(answer: Answer) -> str:

@@ -5,12 +5,13 @@ never read as rich markup, and its control characters are made visible. Risk has
 on yellow, and white on red. With ``marks=True``, for output without colour, levels are written into the text instead:
 ``[like this|2]``. A span that reached ``max_risk`` is white on purple, or ``[like this|0!]``; if it is white space,
 only ``marks=True`` shows it. In a comparison, text that the answers share is dimmed; with ``marks=True``, text that
-differs is put ``{in braces}``.
+differs is put ``{in braces}``, which nest with the brackets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -30,6 +31,7 @@ from cocoa_engine.rendering.wording import (
     candidate_values,
     describe_answer,
     describe_choice,
+    describe_different_kinds,
     describe_scale,
     mark,
     split_whitespace,
@@ -164,8 +166,29 @@ class RiskPoints:
                 yield Text("    " + ", ".join(f"{name} {value}" for name, value in named), style="dim")
 
 
+def marked(parts: Iterable[Piece]) -> str:
+    """The pieces of an answer with risk in brackets and differences in braces.
+
+    Both nest: braces are around the brackets if all text in the brackets differs, otherwise inside.
+    """
+    text = []
+    for (_, reached), group in groupby(parts, key=lambda one: (one.number, one.number is None and one.reached)):
+        found = list(group)
+        shown = [one for one in found if safe(one.text).strip()]
+        risk = mark(found[0].level, reached or any(one.reached for one in shown))
+        all_differ = bool(risk) and all(one.differs for one in shown)
+        written = "".join(safe(one.text) if all_differ else _in_braces(one) for one in found)
+        before, core, after = split_whitespace(written)
+        if core and risk:
+            core = f"{{[{core}|{risk}]}}" if all_differ else f"[{core}|{risk}]"
+        text += [before, core, after]
+    return "".join(text)
+
+
 class Comparison:
-    """Several answers to one prompt: side by side, or one below the other on a narrow screen.
+    """Several answers to one prompt, each with its verdict above it and its claims to check beneath.
+
+    They stand side by side, or one below the other on a narrow screen.
 
     Args:
         answers: at least two.
@@ -177,6 +200,8 @@ class Comparison:
         scale = scale or RiskScale.of(span for one in answers for span in one.spans)
         differing = differences([one.text for one in answers])
         self.names = [Text(name, style="bold") for name in answer_names(answers)]
+        self.verdicts = [Text(verdict(one), style="bold") for one in answers]
+        self.checks = [check_list(one.check_these(MOST_SHADED)) for one in answers]
         self.answers = [
             _drawn(one, pieces(one, one.check_these(MOST_SHADED), scale, ranges), marks, compared=True)
             for one, ranges in zip(answers, differing, strict=True)
@@ -184,15 +209,17 @@ class Comparison:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Called by rich."""
+        space = [Text()] * len(self.answers)
+        rows = [self.names, self.verdicts, space, self.answers, space, self.checks]
         if options.max_width < NARROWEST_COLUMN * len(self.answers):
-            for number, (name, answer) in enumerate(zip(self.names, self.answers, strict=True)):
-                yield Group(*([Text()] if number else []), name, answer)
+            for number, parts in enumerate(zip(*rows, strict=True)):
+                yield Group(*([Text()] if number else []), *parts)
             return
         grid = Table.grid(padding=(0, 3, 0, 0), expand=True)
         for _ in self.answers:
             grid.add_column(ratio=1, overflow="fold")
-        grid.add_row(*self.names)
-        grid.add_row(*self.answers)
+        for row in rows:
+            grid.add_row(*row)
         yield grid
 
 
@@ -211,15 +238,13 @@ def report(answers: Sequence[Answer], *, table: bool = False, marks: bool = Fals
         parts = [Comparison(answers, scale=scale, marks=marks), Text()]
         if len({one.text for one in answers}) == 1:
             parts += [Text("The answers are the same.", style="bold"), Text()]
-        for one, name in zip(answers, answer_names(answers), strict=True):
-            parts += [Text(name, style="bold"), Text(verdict(one)), check_list(one.check_these(MOST_SHADED)), Text()]
+        differing = "{Words that another answer lacks}" if marks else "Words that all share are dim."
+        parts.append(Text(differing, style="dim"))
+        if (kinds := describe_different_kinds(answers)) is not None:
+            parts.append(Text(kinds))
     else:
         parts = [Text(verdict(answers[0]), style="bold"), Text(), answer_text(answers[0], marks=marks), Text()]
         parts += [check_list(answers[0].check_these(MOST_SHADED))]
-    if several:
-        parts.append(
-            Text("{Words that another answer lacks}" if marks else "Words that all share are dim.", style="dim")
-        )
     if not table:
         return Group(*parts, *([reached_legend(marks)] if any_reached(answers) else []))
     for one, name in zip(answers, answer_names(answers), strict=True):
@@ -249,20 +274,19 @@ def _append(text: Text, piece: str, level: int, marks: bool, style: str = "", re
 
 def _drawn(answer: Answer, parts: Sequence[Piece], marks: bool, *, compared: bool = False) -> Text:
     """The pieces of an answer; compared with another, those that the answers share are dim."""
+    if marks:
+        stopped = stopped_without_text(answer)
+        return Text(marked(parts) + ("" if stopped is None else f"[{visible(stopped)}|0!]"))
     text = Text()
     for one in parts:
         before, core, after = split_whitespace(safe(one.text))
-        risk = mark(one.level, one.reached) if one.last or one.number is None else ""
-        if marks:
-            if one.level or one.reached:
-                begins = one.first or one.number is None
-                core = f"{'[' if begins and core else ''}{core}{f'|{risk}]' if risk and core else ''}"
-            text.append(before + ("{" if one.differs and core else ""))
-            text.append(core + ("}" if one.differs and core else "") + after)
-            continue
         style = REACHED_STYLE if one.reached else STYLES[one.level]
         dim = "dim" if compared and not one.differs else ""
         text.append(before, style=dim).append(core, style=f"{dim} {style}".strip()).append(after, style=dim)
-    if marks and (stopped := stopped_without_text(answer)) is not None:
-        text.append(f"[{visible(stopped)}|0!]")
     return text
+
+
+def _in_braces(one: Piece) -> str:
+    """The text of a piece, in braces if it differs."""
+    before, core, after = split_whitespace(safe(one.text))
+    return f"{before}{{{core}}}{after}" if one.differs and core else before + core + after

@@ -88,6 +88,14 @@ def describe_scale(answers: Sequence[Answer], scale: RiskScale) -> str:
     return f"Risk, 0 to 1 ({named}):"
 
 
+def describe_different_kinds(answers: Sequence[Answer]) -> str | None:
+    """A warning for answers whose risks are of different kinds; `None` if they are of one kind."""
+    kinds = {one.risk_source: SOURCES[one.risk_source] for one in answers if one.risk_source is not None}
+    if len(kinds) < 2:
+        return None
+    return f"The risks of these answers are of different kinds, so do not compare them: {'; '.join(kinds.values())}."
+
+
 def describe_answer(answer: Answer) -> str:
     """One line: the size and cost of an answer, why it ended, and its risk as a whole if there is one."""
     usage = answer.usage

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from cocoa_engine.decoding.span_scoring import ranking_mlds
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.optional import need
 from cocoa_engine.output_files import draft_of
+from cocoa_engine.results import Generation
+from cocoa_engine.studies.answer_cache import AnswerCache
+from cocoa_engine.studies.answering import answered
 
 if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine
@@ -52,7 +55,7 @@ def collect(
     prompts: Sequence[str | Sequence[int]],
     config: CocoaConfig,
     *,
-    batch_size: int = 4,
+    cache: AnswerCache | None = None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> list[CandidateScale]:
     """Decode prompts with alpha = 1 and collect every candidate of every risk point.
@@ -61,20 +64,19 @@ def collect(
         engine: the engine with the model.
         prompts: texts or token ids.
         config: the settings; alpha is replaced.
-        batch_size: prompts decoded together.
+        cache: the candidates of prompts that were answered before are taken from here, and others are added.
         advance: called with the number of prompts answered since the last call.
     """
     settings = config.replace(alpha=1.0)
-    found = []
-    for start in range(0, len(prompts), batch_size):
-        some = list(prompts[start : start + batch_size])
-        for generation in engine.generate_batch(some, config=settings):
-            for span in generation.spans:
-                for candidate in span.candidates:
-                    mlds = ranking_mlds(settings, candidate.con_mlds, candidate.f_mlds)
-                    found.append(CandidateScale(mlds, abs(candidate.log_prob)))
-        advance(len(some))
-    return found
+
+    def candidates_of(generation: Generation) -> dict[str, Any]:
+        candidates = [one for span in generation.spans for one in span.candidates]
+        return {
+            "candidates": [(ranking_mlds(settings, one.con_mlds, one.f_mlds), abs(one.log_prob)) for one in candidates]
+        }
+
+    asked = answered(engine, prompts, prompts, settings, candidates_of, cache=cache, advance=advance)
+    return [CandidateScale(*one) for _, values in asked for one in values["candidates"]]
 
 
 def suggest(candidates: Sequence[CandidateScale]) -> AlphaRange:

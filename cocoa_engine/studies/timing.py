@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 Case = TypeVar("Case")
@@ -41,12 +41,12 @@ def timed(work: Callable[[Case], float]) -> Callable[[Case], Turn]:
     return competitor
 
 
-def interleave(
+def measured_rounds(
     competitors: Mapping[str, Callable[[Case], Turn]],
     rounds: Iterable[Sequence[Case]],
     after_turn: Callable[[], None] = lambda: None,
-) -> dict[str, list[float]]:
-    """Time every competitor on every case of every round.
+) -> Iterator[dict[str, float]]:
+    """Time every competitor on every case of every round. Yields the seconds per unit of each, round by round.
 
     Competitors take turns case by case, so that a busy machine slows all of them alike. The order rotates, so that no
     competitor always runs with the caches that the same other one left.
@@ -55,12 +55,8 @@ def interleave(
         competitors: the competitors by name.
         rounds: the cases of each round.
         after_turn: called after every turn, to show progress.
-
-    Returns:
-        Seconds per unit of each competitor, one value per round.
     """
     names = list(competitors)
-    per_unit: dict[str, list[float]] = {name: [] for name in names}
     turns = 0
     for cases in rounds:
         seconds, units = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
@@ -72,9 +68,18 @@ def interleave(
                 seconds[name] += turn.seconds
                 units[name] += turn.units
                 after_turn()
-        for name in names:
-            per_unit[name].append(seconds[name] / units[name])
-    return per_unit
+        yield {name: seconds[name] / units[name] for name in names}
+
+
+def interleave(
+    competitors: Mapping[str, Callable[[Case], Turn]],
+    rounds: Iterable[Sequence[Case]],
+    after_turn: Callable[[], None] = lambda: None,
+) -> dict[str, list[float]]:
+    """The seconds per unit of each competitor, one value per round. The arguments are those of
+    :func:`measured_rounds`."""
+    found = list(measured_rounds(competitors, rounds, after_turn))
+    return {name: [one[name] for one in found] for name in competitors}
 
 
 def ratio(values: Sequence[float], base: Sequence[float]) -> Spread:

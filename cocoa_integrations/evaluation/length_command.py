@@ -7,11 +7,14 @@ from typing import Annotated
 
 import typer
 
-from cocoa_engine.cli.loading import load_engine
+from cocoa_engine.cli.loading import NO_CALIBRATOR, load_engine
 from cocoa_engine.cli.options import LoadOptions, Model, with_options
+from cocoa_engine.cli.terminal import on_interrupt
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.model.embedded import MODEL_NAME
+from cocoa_engine.optional import quiet_torchao
+from cocoa_integrations.evaluation.command import Markdown
 from cocoa_integrations.evaluation.progress import progress_bar
 
 _SHARED = ("gamma", "max_candidates", "max_span_tokens", "span_boundary", "middle_layers", "final_layer",
@@ -29,12 +32,15 @@ def length_rules(
     rules: Annotated[str | None, typer.Option(help="Rules (span_log_prob), comma-separated. Default: all.")] = None,
     prompts: Annotated[int | None, typer.Option(min=1, help="Maximum number of prompts of each task.")] = None,
     shuffle: Annotated[int | None, typer.Option(help="Seed for shuffling the samples before --prompts.")] = None,
+    markdown: Markdown = False,
 ) -> None:
     """Compare rules for candidates of unequal length with greedy decoding, on the data files of several tasks."""
-    from cocoa_integrations.evaluation.data import describe_data, load_samples
-    from cocoa_integrations.evaluation.folder import TABLE
-    from cocoa_integrations.evaluation.length_rules import RULES, make_rule_arms, study
-    from cocoa_integrations.evaluation.tasks import find_task
+    with quiet_torchao():
+        from cocoa_integrations.evaluation.data import describe_data, load_samples
+        from cocoa_integrations.evaluation.length_rules import RULES, make_rule_arms, study
+        from cocoa_integrations.evaluation.length_table import report
+        from cocoa_integrations.evaluation.table_text import show
+        from cocoa_integrations.evaluation.tasks import find_task
 
     arms = make_rule_arms(_list(methods), RULES if rules is None else _list(rules))
     files: dict[str, Path] = {}
@@ -46,9 +52,10 @@ def length_rules(
     tasks = [
         (find_task(name), load_samples(name, path, limit=prompts, shuffle=shuffle)) for name, path in files.items()
     ]
-    with progress_bar("length rules") as (begin, advance):
-        study(
-            lambda: load_engine(model, loading),
+    kept = on_interrupt(f"the finished samples are kept in {out}: repeat the command to resume")
+    with kept, progress_bar("length rules") as (begin, advance):
+        results = study(
+            lambda: load_engine(model, loading, NO_CALIBRATOR),
             tasks,
             arms,
             out,
@@ -59,7 +66,7 @@ def length_rules(
             begin=begin,
             advance=advance,
         )
-    print((out / TABLE).read_text(encoding="utf-8"), end="")
+    show(report(results), as_markdown=markdown)
 
 
 def _list(given: str) -> list[str]:

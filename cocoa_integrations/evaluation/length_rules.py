@@ -23,8 +23,9 @@ from cocoa_engine.studies.machine import describe
 from cocoa_engine.studies.replay import KnownStep, Replay
 from cocoa_integrations.evaluation.arms import Arm, make_arms
 from cocoa_integrations.evaluation.folder import RESULTS, TABLE, RunFolder, append_lines, open_folder, read_lines
-from cocoa_integrations.evaluation.length_table import answers_csv, summarise, table
+from cocoa_integrations.evaluation.length_table import answers_csv, report, summarise
 from cocoa_integrations.evaluation.run import identity, require_same_samples, shared_settings
+from cocoa_integrations.evaluation.table_text import markdown
 from cocoa_integrations.evaluation.tasks import EvalTask, Sample
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def study(
             }
             for name, text in (
                 (RESULTS, dumps(results, indent=2) + "\n"),
-                (TABLE, table(results)),
+                (TABLE, markdown(report(results))),
                 (ANSWERS, answers_csv(rows_of)),
             ):
                 write_file(out / name, text)

@@ -1,4 +1,4 @@
-"""The results of the study of length rules: means, paired differences to greedy decoding, and a Markdown table."""
+"""The results of the study of length rules: means, paired differences to greedy decoding, and tables."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from cocoa_engine.studies.signal.ranking import Interval, interval
 from cocoa_integrations.evaluation import metrics
+from cocoa_integrations.evaluation.table_text import Cell, Report, Table
 from cocoa_integrations.evaluation.tasks import EvalTask
 
 DRAWS = 10_000
@@ -89,21 +90,18 @@ def answers_csv(rows: Mapping[str, Rows]) -> str:
     return written.getvalue()
 
 
-def table(results: Mapping[str, Any]) -> str:
-    """The results as Markdown: one table for each task."""
-    return "\n".join(_task_table(name, found) for name, found in results["tasks"].items())
+def report(results: Mapping[str, Any]) -> Report:
+    """The results as one table for each task."""
+    tables = [_task_table(name, found) for name, found in results["tasks"].items()]
+    return Report("length rules", "each method with each rule, and greedy decoding", tables)
 
 
-def _task_table(name: str, found: Mapping[str, Any]) -> str:
+def _task_table(name: str, found: Mapping[str, Any]) -> Table:
     from cocoa_integrations.evaluation.tasks import TASKS
 
     columns = TASKS[name].columns
     headings = [part for column in columns for part in (column.heading, "minus greedy (95 %)")]
-    lines = [
-        f"## {name}, {found['prompts']} prompts\n",
-        "| arm | " + " | ".join(headings) + " | empty | only here | rejected | not greedy's answer | tokens |",
-        "| --- | " + "---: | " * (len(headings) + 5),
-    ]
+    rows = []
     for arm, values in found["arms"].items():
         cells = []
         for column in columns:
@@ -114,8 +112,13 @@ def _task_table(name: str, found: Mapping[str, Any]) -> str:
             mean = column.scale * of_metric["mean"]
             cells += [f"{mean:.{column.decimals}f}", "" if arm == BASELINE else shown.shown(f"+.{column.decimals}f")]
         cells += [str(values[key]) for key in ("empty", "lost", "rejected", "differ")]
-        lines.append(f"| {' | '.join([arm, *cells, format(values['tokens'], '.1f')])} |")
-    return "\n".join(lines) + "\n"
+        rows.append([Cell(text) for text in (arm, *cells, format(values["tokens"], ".1f"))])
+    return Table(
+        ["arm", *headings, "empty", "only here", "rejected", "not greedy's answer", "tokens"],
+        rows,
+        f"{name}, {found['prompts']} prompts",
+        left=1,
+    )
 
 
 def _scaled(value: float | None, scale: float) -> float | None:

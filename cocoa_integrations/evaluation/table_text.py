@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table as RichTable
@@ -87,14 +87,22 @@ def show(report: Report, *, as_markdown: bool = False) -> None:
         draw(report, console)
 
 
+_UNLIMITED = 10_000
+
+
 def draw(report: Report, console: Console) -> None:
-    """Draw a report on a console. Emphasised cells also have an asterisk, for output without colour."""
+    """Draw a report on a console, with nothing cut off. Emphasised cells also have an asterisk, for output without
+    colour."""
     parts: list[RenderableType] = [Text.assemble((safe(report.name), "bold"), f", {safe(report.description)}")]
     for table in report.tables:
         drawn = RichTable(title=_shown(table.caption) if table.caption else None, title_justify="left", title_style="")
         for number, heading in enumerate(table.headings):
-            drawn.add_column(_shown(heading), justify="left" if number < table.left else "right")
+            justify: Literal["left", "right"] = "left" if number < table.left else "right"
+            drawn.add_column(_shown(heading), justify=justify, overflow="fold")
         for row in table.rows:
             drawn.add_row(*(_shown(f"{cell.text}*", "bold green") if cell.bold else _shown(cell.text) for cell in row))
+        unlimited = console.options.update_width(_UNLIMITED)
+        if console.measure(drawn, options=unlimited).minimum > console.width:  # words would be cut
+            drawn.padding = 0
         parts.append(drawn)
     console.print(Group(*parts, *map(_shown, report.notes)))

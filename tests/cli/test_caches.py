@@ -95,6 +95,7 @@ COMMANDS: dict[str, tuple[list[str], int]] = {
     "calibrate": (["calibrate", "--data", "{texts}", *FITS, "--out", "{out}/risk.json"], 12),
     "calibrate with a probe": (["calibrate", "--data", "{texts}", "--probe", *FITS, "--out", "{out}/risk.json"], 12),
     "calibrate on questions": (["calibrate", "--questions", "{questions}", *FITS, "--out", "{out}/risk.json"], 12),
+    "alpha": (["alpha", "--data", "{texts}", "--max-new-tokens", "6", "--json"], 12),
     "threshold": (["threshold", "--prompts", "{questions}", "--max-new-tokens", "6", "--json"], 12),
 }
 

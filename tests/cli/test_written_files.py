@@ -248,6 +248,18 @@ def test_results_are_not_overwritten(
     assert models == []
 
 
+@pytest.mark.parametrize("name", ["signal.md", "auroc-span.svg", "scores-answer.svg", "auroc-character.svg"])
+def test_plots_of_a_signal_study_are_not_overwritten(
+    cocoa: Cocoa, models: list[str | None], labelled: Path, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_text("kept")
+    refused = cocoa("signal", "--data", str(labelled), "--out", str(tmp_path))
+    assert refused.exit_code == 2
+    assert f"{name} exists" in " ".join(refused.stderr.split())
+    assert (tmp_path / name).read_text() == "kept"
+    assert models == []
+
+
 def test_a_reliability_curve_is_not_overwritten(cocoa: Cocoa, labelled: Path, tmp_path: Path) -> None:
     (tmp_path / "risk-span.svg").write_text("kept")
     refused = cocoa("calibrate", "--data", str(labelled), "--out", str(tmp_path / "risk.json"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from html import unescape
 from xml.etree import ElementTree
 
 import pytest
@@ -19,6 +21,22 @@ def test_every_format_shows_both_answers_and_the_title(format):
     document = FIRST.render(format, compared=[OTHER], title="Which city?")
     for part in ("Paris", "Rome", "Which", "greedy", "cocoa-sig"):
         assert part in document
+
+
+@pytest.mark.parametrize("format", DOCUMENTS)
+def test_every_format_says_where_risks_are_not_comparable(format):
+    def words(*answers):
+        document = answers[0].render(format, compared=answers[1:])
+        return " ".join(unescape(re.sub("<.*?>", " ", document)).split())
+
+    probability = generation((" Rome", 0.7), (" is it.", 0.1), risk_source="calibrator")
+    warning = (
+        "The risks of these answers are of different kinds, so do not compare them: "
+        "1 - p of the least probable token; estimated probability."
+    )
+    assert words(FIRST, OTHER, probability).count(warning) == 1
+    assert "different kinds" not in words(FIRST, OTHER, generation())
+    assert "different kinds" not in words(FIRST)
 
 
 def test_the_shorthands_write_the_same_documents():

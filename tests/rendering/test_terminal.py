@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import io
 import math
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from cocoa_engine import Candidate, CocoaEngine
+from cocoa_engine import Candidate, CocoaEngine, Generation
+from cocoa_engine.rendering.differences import Range
+from cocoa_engine.rendering.highlights import pieces
 from cocoa_engine.rendering.scale import RiskScale
 from cocoa_engine.rendering.terminal import (
     STYLES,
     Comparison,
     answer_text,
     legend,
+    marked,
     report,
     risk_point_table,
     spans_text,
 )
+from cocoa_engine.safe_text import safe
+from cocoa_engine.units import Check
 from tests.helpers.made_up_answers import figures, generation, stopped
 
 LEVELS = generation(
@@ -214,10 +220,56 @@ FIRST = generation(("Sound travels", 0.1), (" faster in water.", 0.9))
 OTHER = generation(("Sound travels faster in", 0.2), (" wood.", 0.9), method="greedy")
 
 
-def test_a_comparison_stands_side_by_side_with_its_differences_marked() -> None:
-    heading, text = drawn(Comparison([FIRST, OTHER], marks=True), 160).splitlines()
-    assert heading.split() == ["cocoa-sig", "greedy"]
-    assert " ".join(text.split()) == ("Sound travels [faster|3] in {[water|3]}. Sound travels faster in {[wood|3]}.")
+def test_a_comparison_stands_side_by_side_with_its_verdicts_first_and_its_differences_marked() -> None:
+    lines = drawn(Comparison([FIRST, OTHER], marks=True), 240).splitlines()
+    assert lines[0].split() == ["cocoa-sig", "greedy"]
+    assert lines[1].count("Not calibrated: shading compares parts") == 2
+    texts = " ".join(lines[3].split())
+    assert texts == "Sound travels [faster|3] in {[water|3]}. Sound travels faster in {[wood|3]}."
+    assert lines[5].count("Check these:") == 2
+
+
+def test_a_claim_that_differs_in_part_has_the_braces_inside() -> None:
+    first = generation(("The", 0.1), (" post-World", 0.9), (" era", 0.1))
+    other = generation(("The", 0.1), (" pre-war", 0.1), (" era", 0.1))
+    assert Comparison([first, other], marks=True).answers[0].plain == "The [{post}-{World}|3] era"
+
+
+@st.composite
+def marked_answers(draw: st.DrawFn) -> tuple[Generation, list[Check], list[Range]]:
+    """An answer, claims to check, and ranges that differ; the claims and the ranges may cut each other."""
+    text = draw(st.text(alphabet="ab -\n\x1c", min_size=1, max_size=16))
+
+    def ranges() -> list[Range]:
+        at = draw(st.lists(st.integers(0, len(text)), unique=True, max_size=8).map(sorted))
+        return list(zip(at[::2], at[1::2], strict=False))
+
+    risks = st.sampled_from([0.1, 0.3, 0.6, 0.9])
+    checks = [Check(text=text[start:end], start=start, end=end, risk=draw(risks)) for start, end in ranges()]
+    at = draw(st.integers(0, len(text)))
+    answer = draw(st.sampled_from([generation, stopped]))((text[:at], 0.1), (text[at:], 0.8))
+    return answer, draw(st.permutations(checks)), ranges()
+
+
+@given(marked_answers())
+def test_brackets_and_braces_nest(made: tuple[Generation, list[Check], list[Range]]) -> None:
+    answer, checks, differing = made
+    text = marked(pieces(answer, checks, RiskScale(), differing))
+    opened: list[str] = []
+    in_braces: list[bool] = []  # of each character of the answer
+    for one in re.findall(r"[{}\[]|\|\d?!?\]|.", text, re.DOTALL):
+        if one in ("{", "["):
+            assert one not in opened
+            opened.append(one)
+        elif one in ("}", "]") or len(one) > 1:
+            assert opened.pop() == ("{" if one == "}" else "[")
+        else:
+            in_braces.append("{" in opened)
+    assert not opened
+    assert "".join(re.findall(r"[ab\s\u241c-]", text)) == safe(answer.text)
+    for at, one in enumerate(safe(answer.text)):
+        if not one.isspace():
+            assert in_braces[at] == any(low <= at < high for low, high in differing)
 
 
 def test_a_comparison_in_colour_dims_what_the_answers_share() -> None:
@@ -232,13 +284,39 @@ def test_a_comparison_in_colour_dims_what_the_answers_share() -> None:
 
 def test_a_comparison_too_wide_for_the_terminal_stands_one_below_the_other() -> None:
     lines = drawn(Comparison([FIRST, OTHER], marks=True), 50).splitlines()
+    verdict = [
+        "Not calibrated: shading compares parts of this ",
+        "model's answers (1 - p of the least probable ",
+        "token).",
+    ]
     assert lines == [
         "cocoa-sig",
+        *verdict,
+        "",
         "Sound travels [faster|3] in {[water|3]}.",
         "",
+        "Check these:",
+        "1. faster (0.90): the model was unsure",
+        "2. water (0.90): the model was unsure",
+        "",
         "greedy",
+        *verdict,
+        "",
         "Sound travels faster in {[wood|3]}.",
+        "",
+        "Check these:",
+        "1. wood (0.90): the model was unsure",
     ]
+
+
+@pytest.mark.parametrize("width", [50, 200])
+def test_the_verdicts_of_compared_answers_stand_above_their_texts_and_nowhere_else(width: int) -> None:
+    whole = FIRST.model_copy(update={"answer_risk": 0.714})
+    shown = drawn(report([whole, OTHER], marks=True), width)
+    for verdict, text in (("Whole answer: 71 %", "Sound travels [faster|3]"), ("Not calibrated", "{[wood|3]}")):
+        assert shown.count(verdict) == 1
+        assert shown.index(verdict) < shown.index(text)
+    assert shown.count("Check these:") == 2
 
 
 def test_equal_answers_are_said_to_be_so() -> None:

@@ -12,7 +12,7 @@ from cocoa_engine.optional import need
 from cocoa_engine.output_files import draft_of
 from cocoa_engine.studies.signal.indicators import Layers, composites
 from cocoa_engine.studies.signal.items import Items
-from cocoa_engine.studies.signal.record import Level, LevelRecord, SignalRecord
+from cocoa_engine.studies.signal.record import Level, LevelRecord, SignalRecord, plot_names
 
 
 def draw(record: SignalRecord, items: Mapping[Level, Items], config: CocoaConfig, folder: Path) -> list[Path]:
@@ -24,13 +24,15 @@ def draw(record: SignalRecord, items: Mapping[Level, Items], config: CocoaConfig
     need("matplotlib", extra="risk", what="drawing")
     files = []
     for level, one in record["levels"].items():
-        files.append(_ranking(level, one, folder))
-        if level != "character":
-            files.append(_scores(items[level], config, folder))
+        ranking, *scores = (folder / name for name in plot_names(level))
+        _ranking(level, one, ranking)
+        for path in scores:
+            _scores(items[level], config, path)
+        files += [ranking, *scores]
     return files
 
 
-def _ranking(level: str, one: LevelRecord, folder: Path) -> Path:
+def _ranking(level: str, one: LevelRecord, path: Path) -> None:
     """The AUROC of each score with its bootstrap interval."""
     from matplotlib.figure import Figure
 
@@ -45,13 +47,11 @@ def _ranking(level: str, one: LevelRecord, folder: Path) -> Path:
     axes.axvline(0.5, color="grey", linestyle=":")
     axes.set_yticks(range(len(rows)), [name for name, _ in rows])
     axes.set_xlabel(f"AUROC by {level}, 95 % bootstrap interval over prompts")
-    path = folder / f"auroc-{level}.svg"
     with draft_of(path) as draft:
         figure.savefig(draft)
-    return path
 
 
-def _scores(items: Items, config: CocoaConfig, folder: Path) -> Path:
+def _scores(items: Items, config: CocoaConfig, path: Path) -> None:
     """Histograms of the four composite scores for supported and hallucinated items."""
     from matplotlib.figure import Figure
 
@@ -65,7 +65,5 @@ def _scores(items: Items, config: CocoaConfig, folder: Path) -> Path:
         axes.set_xlabel("score")
         axes.set_ylabel(f"share of {items.level}s")
     figure.axes[0].legend()
-    path = folder / f"scores-{items.level}.svg"
     with draft_of(path) as draft:
         figure.savefig(draft)
-    return path

@@ -12,6 +12,11 @@ if TYPE_CHECKING:  # which imports torch
 Level = Literal["answer", "span", "character"]
 
 
+def plot_names(level: Level) -> list[str]:
+    """The files of a level's plots. The scores of characters are not drawn: there are too many."""
+    return [f"auroc-{level}.svg", *([] if level == "character" else [f"scores-{level}.svg"])]
+
+
 class IntervalRecord(TypedDict):
     """An estimate with its bootstrap interval, see :class:`~cocoa_engine.studies.signal.ranking.Interval`."""
 

@@ -16,7 +16,7 @@ class Column {
   constructor(name, body) {
     this.body = body;
     this.spans = [];
-    this.elements = [];
+    this.drawn = [];
     this.content = "";
     this.written = ""; // the generated text so far, reasoning included
     this.verdict = make("p", "cocoa-verdict", "Answering…");
@@ -55,11 +55,11 @@ class Column {
 
   add(span) {
     this.spans.push(span);
-    const { parts, element } = drawn(this.withoutTag(span));
-    this.elements.push(element);
+    const shown = drawn(this.withoutTag(span));
+    this.drawn.push(shown);
     const box = span.part === "reasoning" ? this.reasoning() : this.text;
-    if (element && !box.querySelector(".cocoa-span")) element.tabIndex = 0;
-    box.append(...parts);
+    if (shown.element && !box.querySelector(".cocoa-span")) shown.element.tabIndex = 0;
+    box.append(...shown.parts);
   }
 
   /** The span without the end of the reasoning, if it is the first one of the answer after it. */
@@ -98,7 +98,9 @@ class Column {
     this.raw = RAW.includes(report.risk_source);
     this.say(report.verdict);
     const found = report.check ?? [];
-    for (const place of found.flatMap((one) => one.spans ?? [])) this.elements[place]?.classList.add("listed");
+    const claims = [...found].sort((one, other) => one.start - other.start);
+    const places = new Set(found.flatMap((one) => one.spans ?? []));
+    for (const [place, one] of this.drawn.entries()) if (places.has(place)) shade(one, claims);
     this.text.classList.add("done");
     this.below.append(...this.checks(found));
     if (report.tool_calls?.length) this.below.append(...this.toolCalls(report.tool_calls));
@@ -113,7 +115,7 @@ class Column {
     const lines = found.map((one) => {
       const claim = make("button", "", make("bdi", "", safe(one.text)));
       claim.type = "button";
-      claim.addEventListener("click", () => this.elements[one.spans?.[0]]?.focus());
+      claim.addEventListener("click", () => this.drawn[one.spans?.[0]]?.element?.focus());
       const reasons = one.reasons?.length ? `: ${safe(one.reasons.join("; "))}` : "";
       return make("li", "", claim, ` (${number(one.risk, 2)})${reasons}`);
     });
@@ -196,7 +198,7 @@ async function ask(event) {
   event.preventDefault();
   if (running) return;
   card.hide();
-  $("problem").textContent = $("same").textContent = "";
+  $("problem").textContent = $("same").textContent = $("kinds").textContent = "";
   let columns;
   try {
     const methods = [...new Set([$("method").value, $("compared").value].filter(Boolean))];
@@ -217,6 +219,10 @@ async function ask(event) {
   $("stop").disabled = true;
   const texts = columns.filter((column) => column.report).map((column) => column.content);
   if (texts.length > 1 && texts.every((text) => text === texts[0])) $("same").textContent = "The answers are the same.";
+  const kinds = [...new Set(columns.map((column) => column.report?.risk_source).filter(Boolean))];
+  if (kinds.length < 2) return;
+  const named = kinds.map((kind) => DATA.sources[kind] ?? kind).join("; ");
+  $("kinds").textContent = safe(`The risks of these answers are of different kinds, so do not compare them: ${named}.`);
 }
 
 /** Shows the name of the model, once it is loaded and the key is right. */

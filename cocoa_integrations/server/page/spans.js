@@ -37,20 +37,47 @@ function levelOf(span) {
 
 const number = (value, digits) => (value === null || value === undefined ? "–" : value.toFixed(digits));
 
-/** The parts of the page that show a span: the white space around it, and its text in the style of its level. */
+/** What shows a span: the nodes of its text, and its element, in the style of its level, without the white space around. */
 function drawn(span) {
   const core = span.text.trim();
   const start = core ? span.text.indexOf(core) : 0;
+  const texts = [span.text.slice(0, start), core, span.text.slice(start + core.length)];
+  const nodes = texts.map((text) => document.createTextNode(safe(text)));
+  const found = { end: span.end, texts, nodes, parts: nodes, element: null };
+  if (!core && !span.rivals?.length && !span.reaches_max_risk) return found;
   const blank = core ? "" : span.text.includes("\n") ? " cocoa-line" : span.text ? " cocoa-space" : " cocoa-end";
-  if (!core && !span.rivals?.length && !span.reaches_max_risk) return { parts: [safe(span.text)], element: null };
   const level = `cocoa-level-${levelOf(span)}`;
   const reached = span.reaches_max_risk ? " cocoa-reached" : "";
-  const element = make("span", `cocoa-span ${level}${blank}${reached}`, safe(core));
+  const element = make("span", `cocoa-span ${level}${blank}${reached}`, nodes[1]);
   element.tabIndex = -1;
   element.setAttribute("aria-describedby", "card");
   element.measured = span;
-  const before = safe(core ? span.text.slice(0, start) : "");
-  return { parts: [before, element, safe(span.text.slice(core ? start + core.length : 0))], element };
+  return { ...found, parts: [nodes[0], element, nodes[2]], element };
+}
+
+/** Shades the claims to check in a drawn span. Their offsets, in the order of the text, count code points. */
+function shade({ end, texts, nodes }, claims) {
+  let start = end - [...texts.join("")].length;
+  for (const [index, text] of texts.entries()) {
+    nodes[index].replaceWith(...cut([...text], start, claims));
+    start += [...text].length;
+  }
+}
+
+/** A text that begins at an offset, with each part of a claim in the style of the claim's level. */
+function cut(text, start, claims) {
+  const parts = [];
+  let at = 0;
+  for (const claim of claims) {
+    const low = Math.max(claim.start - start, at);
+    const high = Math.min(claim.end - start, text.length);
+    if (low >= high) continue;
+    const level = levelOf({ risk: claim.risk, flagged: true }); // a listed claim has a risk: null is NaN
+    parts.push(safe(text.slice(at, low).join("")));
+    parts.push(make("span", `claim cocoa-level-${level}`, safe(text.slice(low, high).join(""))));
+    at = high;
+  }
+  return [...parts, safe(text.slice(at).join(""))];
 }
 
 /** What the card says of a span. */

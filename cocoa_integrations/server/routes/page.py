@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request, Response
 from cocoa_engine import METHODS, CocoaConfig
 from cocoa_engine.rendering.html import style_sheet
 from cocoa_engine.rendering.scale import BOUNDS
+from cocoa_engine.rendering.wording import SOURCES
 from cocoa_integrations.server.lifecycle import state_of
 from cocoa_integrations.server.settings import ServerSettings
 
@@ -73,6 +74,7 @@ def document(settings: ServerSettings, config: CocoaConfig, nonce: str) -> str:
         "methods": list(METHODS),
         "method": config.method,
         "bounds": BOUNDS[1:-1],
+        "sources": SOURCES,
         "settings": [_field(name, config) for name in SETTINGS],
     }
     parts = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,14 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import Result
 
 from cocoa_engine import CocoaConfig, CocoaEngine
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations.evaluation import TASKS, load_samples
 from cocoa_integrations.evaluation.length_rules import RULES, make_rule_arms, study
-from cocoa_integrations.evaluation.length_table import paired_difference, summarise, table
+from cocoa_integrations.evaluation.length_table import paired_difference, report, summarise
 from cocoa_integrations.evaluation.run import shared_settings
+from cocoa_integrations.evaluation.table_text import draw, markdown
 from tests.helpers.eval_data import write_jsonl, write_truthfulqa
 from tests.helpers.forward_passes import record
 
@@ -109,12 +112,28 @@ def test_an_interrupted_run_has_results_and_goes_on(
     with pytest.raises(KeyboardInterrupt):
         study(engine, **arguments, advance=interrupt)
     table_of_one = (tmp_path / "out" / "table.md").read_text()
-    assert table_of_one.startswith("## nq, 1 prompts")
+    assert "\n\nnq, 1 prompts\n\n| arm |" in table_of_one
     counted: list[int] = []
     results = study(lambda: engine, **arguments, begin=lambda done, total: counted.extend((done, total)))
     assert counted == [2, 4]
     assert results["tasks"]["nq"]["prompts"] == 2
     assert study(lambda: pytest.fail("loaded"), **arguments) == results
+
+
+def test_ctrl_c_says_where_the_samples_are_and_no_calibrator_is_loaded(
+    cocoa: Cocoa, data: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {}
+
+    def ctrl_c(**given: Any) -> CocoaEngine:
+        options.update(given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", ctrl_c)
+    result = cocoa("length-rules", *data, "--out", tmp_path / "out")
+    assert result.exit_code == 130
+    assert f"are kept in {tmp_path / 'out'}: repeat the command to resume" in " ".join(result.stderr.split())
+    assert options["calibrator"] is None
 
 
 def test_what_is_given_is_checked_before_the_model_is_loaded(cocoa: Cocoa, data: list[str], tmp_path: Path) -> None:
@@ -163,4 +182,12 @@ def test_the_table_counts_what_a_rule_loses() -> None:
     assert [found["arms"][arm]["rejected"] for arm in texts] == [1, 1]
     assert [found["arms"][arm]["differ"] for arm in texts] == [0, 2]
     assert found["arms"]["cocoa-sig, sum"]["metrics"]["em"]["mean"] == pytest.approx(1 / 3)
-    assert "| cocoa-sig, sum | 33.33 | +0.00 (+0.00 – +0.00) | 0.5000 |" in table({"tasks": {"nq": found}})
+    tables = report({"tasks": {"nq": found}})
+    assert "| cocoa-sig, sum | 33.33 | +0.00 (+0.00 – +0.00) | 0.5000 |" in markdown(tables)
+    for width, whole in ((160, "+0.00 (+0.00 – +0.00)"), (80, "0.5000")):
+        console = Console(file=io.StringIO(), width=width, color_system=None)
+        draw(tables, console)
+        drawn = console.file.getvalue()  # type: ignore[attr-defined]
+        assert whole in drawn
+        assert "…" not in drawn
+        assert "| ---" not in drawn

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
+from cocoa_engine import CocoaEngine
 from cocoa_engine.rendering.scale import RiskScale
+from cocoa_engine.rendering.wording import describe_different_kinds
 from cocoa_integrations.server import create_app
 from tests.helpers.asked_page import PATIENCE, ROME, Site, ask, fill_more, watched
 from tests.helpers.chromium import needs_chromium
@@ -34,7 +36,7 @@ def test_spans_arrive_live_with_their_risk_and_the_verdict_is_first(page: Page, 
     expect(column.locator(".cocoa-text")).to_have_text(ROME)
     answer = site.engine.chat([{"role": "user", "content": SAY + ROME}], max_new_tokens=400)
     assert [f"cocoa-span cocoa-level-{RiskScale().level(span.risk)}" for span in answer.spans] == [
-        str(one.get_attribute("class")).removesuffix(" listed") for one in spans.all()
+        one.get_attribute("class") for one in spans.all()
     ]
     verdict, text = column.locator(".cocoa-verdict"), column.locator(".cocoa-text")
     expect(verdict).to_have_text(answer.verdict)
@@ -95,6 +97,7 @@ def test_two_methods_side_by_side(page: Page, site: Site) -> None:
     assert left["y"] == right["y"]
     assert left["x"] + left["width"] <= right["x"]
     expect(page.locator("#same")).to_have_text("The answers are the same.")
+    expect(page.locator("#kinds")).to_be_empty()
     for number, rows in enumerate((3, 0)):  # greedy decoding compares no candidates
         columns.nth(number).locator(".cocoa-span").nth(2).hover()
         expect(page.locator("#card")).to_contain_text("risk level 2")
@@ -112,6 +115,21 @@ def test_two_methods_side_by_side(page: Page, site: Site) -> None:
     page.select_option("#compared", "")
     ask(page, "Another.")
     expect(columns).to_have_count(1)
+
+
+def test_the_page_says_where_risks_are_not_comparable(context: BrowserContext, engine: CocoaEngine) -> None:
+    with served(create_app(engine)) as address:
+        page, problems = watched(context)
+        page.goto(address)
+        page.select_option("#compared", "greedy")
+        page.fill("#question", "Who wrote Dune?")
+        fill_more(page, {"max_tokens": 8})
+        page.click("#ask")
+        expect(page.locator("#ask")).to_be_enabled(timeout=PATIENCE)
+        answers = [engine.chat(WHO, method=method, max_new_tokens=8) for method in ("cocoa-sig", "greedy")]
+        expect(page.locator("#kinds")).to_have_text(describe_different_kinds(answers) or "")
+        expect(page.locator("#kinds")).to_contain_text("do not compare them: estimated probability; 1 - p of the least")
+        assert problems == []
 
 
 def test_stop_frees_the_engine(page: Page, site: Site) -> None:

@@ -8,21 +8,31 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
+from cocoa_engine.rendering.scale import RiskScale
+from cocoa_engine.safe_text import safe
 from tests.helpers.asked_page import ROME, Site, ask, watched
 from tests.helpers.chromium import needs_chromium
+from tests.helpers.obedient import SAY
 
 pytestmark = [pytest.mark.slow, needs_chromium]
 
 
-def test_a_finished_answer_shades_what_is_to_be_checked(page: Page) -> None:
-    column = ask(page, ROME)
-    look = "one => getComputedStyle(one).textDecorationLine"
-    spans = column.locator(".cocoa-text .cocoa-span:not(.cocoa-level-0)").all()
-    listed = [" listed" in str(one.get_attribute("class")) for one in spans]
-    assert True in listed
-    assert False in listed
-    assert [one.evaluate(look) == "underline" for one in spans] == listed
+@pytest.mark.parametrize("text", [ROME, f"🙂 \u202e{ROME} 🙂"])
+def test_a_finished_answer_shades_the_claims_to_check_and_nothing_else(page: Page, site: Site, text: str) -> None:
+    column = ask(page, text)
+    box, look = column.locator(".cocoa-text"), "one => getComputedStyle(one).textDecorationLine"
+    expect(box).to_have_text(safe(text))
+    answer = site.engine.chat([{"role": "user", "content": SAY + text}], max_new_tokens=400)
+    checks = sorted(answer.check_these(), key=lambda one: one.start)
+    assert any(answer.text[one.start : one.end] != "".join(answer.spans[at].text for at in one.spans) for one in checks)
+    claims, spans = box.locator(".claim"), box.locator(".cocoa-span:not(.cocoa-level-0)").all()
+    assert "".join(claims.all_text_contents()) == "".join(one.text for one in checks)
+    levels = [RiskScale().level(one.risk) for one in checks for _ in one.spans]
+    assert [one.get_attribute("class") for one in claims.all()] == [f"claim cocoa-level-{level}" for level in levels]
+    assert {one.evaluate(look) for one in claims.all()} == {"underline"}
+    assert {one.evaluate(look) for one in spans} == {"none"}
     page.check("#every")
+    assert {one.evaluate(look) for one in claims.all()} == {"none"}
     assert {one.evaluate(look) for one in spans} == {"underline"}
 
 
@@ -33,7 +43,7 @@ def test_levels_have_marks_besides_their_colour(page: Page) -> None:
       const { textDecorationLine, textDecorationStyle, textDecorationThickness } = getComputedStyle(one);
       return [textDecorationLine, textDecorationStyle, textDecorationThickness];
     }"""
-    shown = {level: column.locator(f".cocoa-level-{level}").first.evaluate(style) for level in range(4)}
+    shown = {level: column.locator(f".cocoa-span.cocoa-level-{level}").first.evaluate(style) for level in range(4)}
     assert shown[0][0] == "none"
     assert shown[1] == ["underline", "dotted", "1px"]
     assert shown[2] == ["underline", "solid", "2px"]
@@ -105,7 +115,7 @@ def test_text_is_readable_in_light_and_dark(browser: Browser, site: Site, scheme
     page.goto(site.address)
     column = ask(page, ROME)
     page.check("#every")
-    column.locator(".cocoa-level-3").first.focus()
+    column.locator(".cocoa-span.cocoa-level-3").first.focus()
     expect(page.locator("#card")).to_be_visible()
     found = page.evaluate(CONTRASTS)
     assert {"cocoa-level-0", "cocoa-level-3"} <= set(

@@ -53,6 +53,7 @@ ENGINE_MODULES = {
     "cocoa_engine.output_files",
     "cocoa_engine.rendering.html",  # the server's page looks like the document
     "cocoa_engine.rendering.scale",
+    "cocoa_engine.rendering.wording",  # and says the same
     "cocoa_engine.safe_text",
     "cocoa_engine.studies.machine",  # `cocoa eval` and `cocoa length-rules` are studies too
     "cocoa_engine.studies.replay",

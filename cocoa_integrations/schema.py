@@ -16,6 +16,7 @@ __all__ = [
     "ArgumentEntry",
     "CheckEntry",
     "CitationEntry",
+    "ClaimEntry",
     "PartEntry",
     "ReasoningEntry",
     "RiskReport",
@@ -168,12 +169,20 @@ class CheckEntry(TypedDict):
     spans: Annotated[NotRequired[list[int]], "Numbers of its spans. Not in a compact report."]
 
 
+class ClaimEntry(TypedDict):
+    """One entry of ``claims`` in ``cocoa_risk``."""
+
+    start: Annotated[int, "Offset of its first character in the generated text."]
+    end: Annotated[int, "Offset after its last character."]
+    risk: Annotated[float | None, "Highest risk of its spans."]
+
+
 class SentenceEntry(TypedDict):
     """One entry of ``sentences`` in ``cocoa_risk``."""
 
     start: Annotated[int, "Offset of its first character in the generated text."]
     end: Annotated[int, "Offset after its last character."]
-    risk: Annotated[float | None, "Mean risk of its three riskiest claims."]
+    risk: Annotated[float | None, "Mean risk of its three riskiest claims; without a claim, the highest of its spans."]
 
 
 class ArgumentEntry(TypedDict):
@@ -283,6 +292,11 @@ class RiskReport(RiskSummary):
         NotRequired[list[CheckEntry]],
         "The riskiest claims of the answer, riskiest first, at most three. Claims as low as the lowest are left out. "
         "Missing in a partial report.",
+    ]
+    claims: Annotated[
+        NotRequired[list[ClaimEntry]],
+        "All names, numbers, dates, short quotations and content words of the answer, in order. Not in a compact or a "
+        "partial report.",
     ]
     sentences: Annotated[
         NotRequired[list[SentenceEntry]], "The sentences of the answer, in order. Missing in a partial report."

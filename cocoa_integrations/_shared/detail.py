@@ -25,7 +25,7 @@ UNSET: dict[str, Any] = {"flagged": False, "reaches_max_risk": False, "candidate
 
 PARTS = ("reasoning", "answer")
 
-MEMBERS = ("spans", "check", "sentences", "tool_calls", "fields")
+MEMBERS = ("spans", "check", "claims", "sentences", "tool_calls", "fields")
 """The keys of a report that list its parts."""
 
 
@@ -56,7 +56,7 @@ class Stored:
 
 
 def compact_report(report: dict[str, Any], stored: Stored | None) -> dict[str, Any]:
-    """A ``cocoa_risk`` report without what can be derived from the rest of the answer.
+    """A ``cocoa_risk`` report without what can be derived from the rest of the answer, such as its ``claims``.
 
     A span has no ``flagged`` or ``reaches_max_risk`` if it is false, no ``candidates`` if there were none, no
     ``source_attention`` if it was not measured, and no ``con_mlds`` or ``f_mlds`` if it is the risk. Spans have no
@@ -67,7 +67,7 @@ def compact_report(report: dict[str, Any], stored: Stored | None) -> dict[str, A
         report: a report; it is not changed.
         stored: the texts that are stored with the report; ``None`` if there are none.
     """
-    compact = {**report, "compact": True}
+    compact = {**{key: value for key, value in report.items() if key != "claims"}, "compact": True}
     if "check" in report:
         compact["check"] = [
             {key: value for key, value in one.items() if key not in NOT_KEPT_OF_CHECKS and value != []}

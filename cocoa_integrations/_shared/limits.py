@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from cocoa_engine import Unit, UnitLevel
+from cocoa_engine import UnitLevel
 from cocoa_engine.errors import ConfigError, HallucinationRiskError
 from cocoa_engine.messages import unknown
 from cocoa_integrations._shared.finite import is_unmeasured, severity
 from cocoa_integrations._shared.metadata import is_reasoning
 from cocoa_integrations._shared.reasoning import CLOSING
-from cocoa_integrations._shared.units import units_of_spans
+from cocoa_integrations._shared.units import measured_text
 
 Metric = Literal["risk", "con_mlds", "f_mlds", "self_information"]
 """The values of a span that a threshold can be compared with; higher is riskier."""
@@ -132,15 +132,15 @@ def measured_units(spans: Sequence[dict[str, Any]], metric: Metric, unit: UnitLe
         metric: the value.
         unit: ``span``, ``claim`` or ``sentence``.
     """
-    found: list[Unit] | None = None
+    text = None
     if unit != "span":
         answer = [span for span in spans if not is_reasoning(span)]
-        found = units_of_spans(answer, unit, lambda span: metric_of(span, metric))
-    if found is None:
+        text = measured_text(answer, lambda span: metric_of(span, metric))
+    if unit == "span" or text is None:
         return [{**span, "value": metric_of(span, metric)} for span in visible_spans(spans)]
     return [
         {**one.model_dump(include={"text", "start", "end", "kind", "risk", "spans"}), "value": one.risk or 0.0}
-        for one in found
+        for one in text.compared(unit)
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from cocoa_engine import Check, Generation, MeasuredText, Unit
 from cocoa_integrations._shared.finite import finite
@@ -27,12 +27,13 @@ class _Part:
 
 
 def unit_entries(generation: Generation, split: Split | None = None) -> dict[str, Any]:
-    """``check`` and ``sentences`` of the ``cocoa_risk`` report of a complete answer, without its reasoning."""
+    """``check``, ``claims`` and ``sentences`` of the report of a complete answer, without its reasoning."""
     begin = 0 if split is None else split.answer_start
     units = MeasuredText(generation.text, generation.spans, begin=begin, has_source=not generation.closed_book)
     return {
         "check": [check_entry(check) for check in units.check_these()],
-        "sentences": [sentence_entry(sentence) for sentence in units.sentences],
+        "claims": unit_list(units.claims),
+        "sentences": unit_list(units.sentences),
     }
 
 
@@ -41,25 +42,22 @@ def check_entry(check: Check) -> dict[str, Any]:
     return {**check.model_dump(), "risk": finite(check.risk)}
 
 
-def sentence_entry(sentence: Unit) -> dict[str, Any]:
-    """One entry of ``sentences``."""
-    return {"start": sentence.start, "end": sentence.end, "risk": finite(sentence.risk)}
+def unit_list(units: Sequence[Unit]) -> list[dict[str, Any]]:
+    """The entries of ``claims`` or ``sentences``."""
+    return [{"start": one.start, "end": one.end, "risk": finite(one.risk)} for one in units]
 
 
-def units_of_spans(
-    spans: Sequence[dict[str, Any]],
-    level: Literal["claim", "sentence"],
-    value: Callable[[dict[str, Any]], float | None],
-) -> list[Unit] | None:
-    """The claims or sentences of an answer, with the value of a metric as their risk, as thresholds are compared.
+def measured_text(
+    spans: Sequence[dict[str, Any]], value: Callable[[dict[str, Any]], float | None]
+) -> MeasuredText | None:
+    """An answer whose claims and sentences have the value of a metric as their risk.
 
     Args:
         spans: consecutive entries of ``cocoa_spans`` that belong to the answer, not to its reasoning.
-        level: ``claim`` or ``sentence``.
         value: the value of an entry.
 
     Returns:
-        The units, or ``None`` if an entry has no text.
+        The answer, or ``None`` if an entry has no text.
     """
     if any("text" not in span for span in spans):
         return None
@@ -68,4 +66,4 @@ def units_of_spans(
     offset = parts[0].start if parts else 0
     tag = text.find(CLOSING) if any("part" in span for span in spans) else -1
     begin = offset + tag + len(CLOSING) if tag >= 0 else 0
-    return MeasuredText(text, parts, begin=begin, offset=offset).compared(level)
+    return MeasuredText(text, parts, begin=begin, offset=offset)

@@ -12,7 +12,7 @@ from typing import Any
 
 from cocoa_integrations._shared.finite import finite, is_unmeasured, severity
 from cocoa_integrations._shared.metadata import is_reasoning, report_of
-from cocoa_integrations._shared.units import sentence_entry, units_of_spans
+from cocoa_integrations._shared.units import measured_text, unit_list
 
 EMPTY = "Empty Response"
 """What LlamaIndex's synthesizers show instead of an empty answer."""
@@ -110,7 +110,7 @@ def merged_report(parts: Sequence[Part], reports: Sequence[dict[str, Any]]) -> d
         report["run_id"] = used[0]["run_id"]
     if reasoned := [each["reasoning"] for each in used if "reasoning" in each]:
         report["reasoning"] = _all_reasoning(reasoned)
-    report |= {"check": _checks(parts, reports), "sentences": _sentences(parts)}
+    report |= {"check": _checks(parts, reports), **_units(parts)}
     report["parts"] = [{"start": part.start, "end": part.end, "report": part.answer} for part in parts]
     return report
 
@@ -141,13 +141,15 @@ def _checks(parts: Sequence[Part], reports: Sequence[dict[str, Any]]) -> list[di
     return sorted(found, key=lambda one: -severity(one["risk"]))[:MOST_CHECKS]
 
 
-def _sentences(parts: Sequence[Part]) -> list[dict[str, Any]]:
-    """The sentences of all answers that the text shows."""
-    found = []
+def _units(parts: Sequence[Part]) -> dict[str, list[dict[str, Any]]]:
+    """The claims and sentences of all answers that the text shows."""
+    found: dict[str, list[dict[str, Any]]] = {"claims": [], "sentences": []}
     for part in parts:
-        entries = [entry for _, entry in part.spans if not is_reasoning(entry)]
-        found += units_of_spans(entries, "sentence", _risk) or []
-    return [sentence_entry(one) for one in found]
+        text = measured_text([entry for _, entry in part.spans if not is_reasoning(entry)], _risk)
+        if text is not None:
+            found["claims"] += unit_list(text.claims)
+            found["sentences"] += unit_list(text.sentences)
+    return found
 
 
 def _risk(span: dict[str, Any]) -> float | None:

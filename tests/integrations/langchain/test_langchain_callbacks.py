@@ -84,7 +84,7 @@ def test_a_stream_left_early_leaves_a_partial_report(
     assert chat_report["spans"] == get_spans(quick_answer)[:2]
     assert chat_report["max_risk"] == max(span["risk"] for span in chat_report["spans"])
     assert set(chat_report) == {*get_risk(quick_answer), "partial", "run_id"} - {
-        *("model_name", "check", "sentences", "source_heads")
+        *("model_name", "check", "claims", "sentences", "source_heads")
     }
     assert len(llm_report["spans"]) == 1
     assert risk.max_risk == max(chat_report["max_risk"], llm_report["max_risk"])

@@ -46,6 +46,7 @@ REPORT = {
     "spans": list,
     "risk_points": int,
     "check": list,
+    "claims": list,
     "sentences": list,
 }
 

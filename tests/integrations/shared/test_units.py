@@ -14,7 +14,7 @@ from cocoa_integrations._shared.detail import Stored, compact_report, expanded_r
 from cocoa_integrations._shared.limits import Limit, highest
 from cocoa_integrations._shared.metadata import risk_report
 from cocoa_integrations._shared.reasoning import split_generation
-from cocoa_integrations._shared.units import units_of_spans
+from cocoa_integrations._shared.units import measured_text
 from cocoa_integrations.llama_index.shown_text import merged_report, parts_of
 from cocoa_integrations.schema import RiskReport
 from tests.helpers.made_up_answers import generation
@@ -35,6 +35,11 @@ def test_a_report_lists_claims_to_check_and_sentences() -> None:
     assert full["check"][0]["spans"] == [0]
     assert [TEXT[one["start"] : one["end"]] for one in full["sentences"]] == ["The Seine is long.", "It ends."]
     assert [one["risk"] for one in full["sentences"]] == [pytest.approx(0.4), 0.3]
+    assert [(TEXT[one["start"] : one["end"]], one["risk"]) for one in full["claims"]] == [
+        ("Seine", 0.6),
+        ("long", 0.2),
+        ("ends", 0.3),
+    ]
     json.dumps(full)
 
 
@@ -43,6 +48,7 @@ def test_a_compact_report_keeps_them_small() -> None:
     compact = compact_report(full, Stored(TEXT))
     TypeAdapter(RiskReport).validate_python(compact)
     assert compact["sentences"] == full["sentences"]
+    assert "claims" not in compact
     assert compact["check"][0] == {
         **{key: full["check"][0][key] for key in ("text", "start", "end", "risk")},
         "reasons": ["the model was unsure"],
@@ -57,6 +63,7 @@ def test_the_reasoning_is_in_neither() -> None:
     whole = generation(("<think>Lyon", 0.9), ("?</think>", 0.9), ("\n\nParis", 0.4), (" shines.", 0.1))
     full = risk_report(whole, split_generation(whole, engine))
     assert [(one["text"], one["spans"]) for one in full["check"]] == [("Paris", [2])]
+    assert [whole.text[one["start"] : one["end"]] for one in full["claims"]] == ["Paris", "shines"]
     assert [whole.text[one["start"] : one["end"]] for one in full["sentences"]] == ["Paris shines."]
     assert highest(full["spans"], "risk", "claim") == 0.4
 
@@ -117,7 +124,7 @@ def test_a_value_that_is_no_number_reaches_every_threshold() -> None:
 def test_spans_stand_in_where_a_text_is_missing() -> None:
     """The text of a compact report's spans is lost with that of its message."""
     spans = [{key: value for key, value in span.items() if key != "text"} for span in report()["spans"]]
-    assert units_of_spans(spans, "claim", lambda span: span["risk"]) is None
+    assert measured_text(spans, lambda span: span["risk"]) is None
     assert Limit(0.95, unit="claim").reached(report(spans=spans))
 
 
@@ -135,6 +142,8 @@ def test_a_joint_report_has_those_of_its_answers() -> None:
     assert [shown[one["start"] : one["end"]] for one in joint["check"]] == ["Rome", "Seine", "ends"]
     assert [one["text"] for one in joint["check"]] == ["Rome", "Seine", "ends"]
     assert [joint["spans"][one["spans"][0]]["risk"] for one in joint["check"]] == [0.7, 0.6, 0.3]
+    claims = [(shown[one["start"] : one["end"]], one["risk"]) for one in joint["claims"]]
+    assert claims == [("Seine", 0.6), ("long", 0.2), ("ends", 0.3), ("Rome", 0.7), ("old", 0.2)]
     assert [shown[one["start"] : one["end"]] for one in joint["sentences"]] == [
         "The Seine is long.",
         "It ends.",

@@ -220,7 +220,8 @@ def _with_and_without(measured: Record, what: str, digits: int = 2) -> str:
     def rows() -> Iterator[Sequence[str]]:
         for name, found in measured.items():
             steps = [f"{1000 * Spread.of(seconds).median:.2f}" for seconds in found["seconds"].values()]
-            yield [name, *steps, spread(Spread(**found["with_to_without"]), digits)]
+            shown = f"{int(name):,}" if name.isdecimal() else name
+            yield [shown, *steps, spread(Spread(**found["with_to_without"]), digits)]
 
     return table([what, "with, ms", "without, ms", "with / without"], rows())
 

@@ -12,19 +12,14 @@ from cocoa_engine import Runtime
 WITH, WITHOUT = "with source attention", "without"
 LONGEST = 2048
 STEPS = 4  # per unit of work
-FORWARDS = {"": Runtime(), ", HF modules": Runtime(forward="modules")}
 
 
 def measure(bench: Bench) -> dict[str, Any]:
     """Seconds of a one-token step after prompts of several lengths, by the lean pass and through HF's modules."""
     lengths = [length for length in bench.settings.lengths if length <= LONGEST]
-    return {
-        "lengths": {
-            f"{length:,}{forward}": _steps(bench, length, runtime)
-            for forward, runtime in FORWARDS.items()
-            for length in lengths
-        }
-    }
+    lean = {str(length): _steps(bench, length, Runtime()) for length in lengths}
+    modules = {f"{length:,}, HF modules": _steps(bench, length, Runtime(forward="modules")) for length in lengths}
+    return {"lengths": lean | modules}
 
 
 def _steps(bench: Bench, length: int, runtime: Runtime) -> dict[str, Any]:

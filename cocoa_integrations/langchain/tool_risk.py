@@ -15,13 +15,15 @@ from langgraph.prebuilt.tool_node import ToolCallRequest
 from langgraph.types import Command
 
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.model.embedded import MODEL_NAME
 from cocoa_integrations._shared.limits import Limit, Metric, reaches, require_metric, value_of
 from cocoa_integrations.langchain.runnables import find_risk
 from cocoa_integrations.tool_calling import ROOT
 
 ARGUMENT_THRESHOLD = 0.2
-"""The calibrated risk from which an argument is too risky by default. Right arguments are mostly copied from the
-request, so that their risk is far below that of the words of an answer. Chosen on 22 requests (docs/how-to/trials)."""
+"""The calibrated risk from which an argument of the embedded model is too risky by default. Right arguments are mostly
+copied from the request, so that their risk is far below that of the words of an answer. Chosen on 22 requests
+(docs/how-to/trials)."""
 
 
 class RiskyToolCalls:
@@ -88,9 +90,8 @@ class RiskyToolCalls:
             ConfigError: there is no default, or the risks of the answer are on another scale.
         """
         threshold = self.limit.threshold_for(report)
-        if self.limit.threshold is None and report.get("risk_source") == "calibrator":
-            return min(threshold, ARGUMENT_THRESHOLD)
-        return threshold
+        measured = report.get("risk_source") == "calibrator" and report.get("model_name") == MODEL_NAME
+        return min(threshold, ARGUMENT_THRESHOLD) if measured and self.limit.threshold is None else threshold
 
     def description(self, tool_call: Mapping[str, Any] | ToolCall, state: Any, runtime: Any = None) -> str:
         """Which arguments of a call are risky, for the ``description`` of ``HumanInTheLoopMiddleware``."""
@@ -113,8 +114,8 @@ class ToolRiskMiddleware(AgentMiddleware[Any, Any]):
     call again. Calls without a report, such as those of another model, are run.
 
     Args:
-        threshold: the value from which an argument is too risky. Default: 0.2 for a calibrated risk, or ``threshold``
-            of the report of the answer if that is lower or the risk is not calibrated.
+        threshold: the value from which an argument is too risky. Default: ``threshold`` of the report of the answer,
+            the one chosen with a calibrator; for the embedded model's calibrated risk at most 0.2, as measured.
         metric: the value to compare, as in :func:`~cocoa_integrations.langchain.risk_gate`. Arguments in the same span
             have the same risk and MLDS; ``self_information`` (-log p, in nats) is computed from the tokens of the
             argument.

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.model.embedded import MODEL_NAME
 from cocoa_integrations.langchain import ChatCocoa, argument_risks, get_risk, max_risk
 
 agents = pytest.importorskip("langchain.agents")
@@ -233,14 +234,17 @@ def test_invalid_conditions_are_refused(options: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "source", "chosen", "expected"),
+    ("given", "model", "source", "chosen", "expected"),
     [
-        (None, "calibrator", 0.61, 0.2),
-        (None, "calibrator", 0.1, 0.1),
-        (None, "token_probability", 0.9, 0.9),
-        (0.5, "calibrator", 0.61, 0.5),
+        (None, MODEL_NAME, "calibrator", 0.61, 0.2),
+        (None, MODEL_NAME, "calibrator", 0.1, 0.1),
+        (None, "another", "calibrator", 0.61, 0.61),
+        (None, MODEL_NAME, "token_probability", 0.9, 0.9),
+        (0.5, MODEL_NAME, "calibrator", 0.61, 0.5),
     ],
 )
-def test_the_default_threshold_of_arguments(given: float | None, source: str, chosen: float, expected: float) -> None:
-    report = {"risk_source": source, "threshold": chosen, "spans": [{}]}
+def test_the_default_threshold_of_arguments(
+    given: float | None, model: str, source: str, chosen: float, expected: float
+) -> None:
+    report = {"risk_source": source, "threshold": chosen, "spans": [{}], "model_name": model}
     assert RiskyToolCalls(given).threshold_for(report) == expected

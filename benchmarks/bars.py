@@ -212,7 +212,7 @@ BARS = (
     Bar("capture of hidden states, with / without, lean forward pass", 1.02, "capture", _capture("lean")),
     Bar("capture of hidden states, with / without, through HF's modules", 1.02, "capture", _capture(MODULES)),
     Bar(
-        "source attention, with / without, at the worst length of the prompt",
+        "source attention, with / without, at the worst length of the prompt and forward pass",
         1.03,
         "source_attention",
         _source_attention,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -101,10 +101,11 @@ def teacher_forced(
 
 
 @contextmanager
-def progress(what: str, total: int, *, kept: Path | Literal["shown"] | None = None) -> Iterator[Callable[[int], None]]:
+def progress(what: str, total: int, *, kept: Path | None = None, note: bool = True) -> Iterator[Callable[[int], None]]:
     """A progress bar on stderr if that is a terminal. Yields a function that advances it.
 
-    After Ctrl-C, a note says how much was measured, and whether it is lost, kept in a file, or shown by the caller.
+    After Ctrl-C, a note says how much was measured, and whether it is lost or kept in a file. Without ``note`` there is
+    none, and the caller says it.
     """
     done = 0
 
@@ -113,12 +114,9 @@ def progress(what: str, total: int, *, kept: Path | Literal["shown"] | None = No
         done += count
         bar.advance(task, count)
 
-    if kept == "shown":
-        fate = "the output is of these"
-    else:
-        fate = "they are lost, and nothing was written" if kept is None else f"they are kept in {kept}"
-    note = on_interrupt(lambda: f"{what.lower()}: {done} of {total} were done; {fate}")
-    with note, Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+    fate = "they are lost, and nothing was written" if kept is None else f"they are kept in {kept}"
+    said = on_interrupt(lambda: f"{what.lower()}: {done} of {total} were done; {fate}") if note else nullcontext()
+    with said, Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(what, total=total)
         yield advance
 

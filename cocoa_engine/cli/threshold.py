@@ -17,7 +17,7 @@ from cocoa_engine.cli.dataset_options import Cache, progress
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Calibrator, Json, LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.prompting import Raw, System, require_chat
-from cocoa_engine.cli.terminal import output, print_json
+from cocoa_engine.cli.terminal import output, print_json, print_note
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets.own_prompts import read_own_prompts
 from cocoa_engine.errors import ConfigError
@@ -72,12 +72,15 @@ def threshold(
     if asked := [one for one in lines if one.measured is None]:
         require_scale(config.risk, thresholds)
         engine = load_engine(model, loading, calibrator)
-        kept = None if cache is None else answers_cache(cache, "risks", engine, config)
+        kept = None if cache is None else answers_cache(cache, "thresholds", engine, config)
         try:
-            with progress("Answering", len(asked), kept="shown" if kept is None else kept.file) as advance:
+            with progress("Answering", len(asked), note=False) as advance:
                 for answer in measure(engine, asked, config, system=system, raw=raw, cache=kept, advance=advance):
                     answers.append(answer)
         except KeyboardInterrupt as error:
+            fate = "" if kept is None else f"they are kept in {kept.file}; "
+            shown = "the output is of these" if answers else "there is no output"
+            print_note(f"answering: {len(answers)} of {len(lines)} were done; {fate}{shown}")
             if not answers:
                 raise
             interrupt = error

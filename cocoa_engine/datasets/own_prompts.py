@@ -13,6 +13,7 @@ decoded for it. The known answers, ``answer`` or ``answers``, are optional. An a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,7 +132,7 @@ def _measured(row: Mapping[str, Any], where: str) -> OwnPrompt:
         tuple(spans),
         None if whole is None else _number(whole, where),
         source,
-        *(None if one is None else _number(one, where) for one in thresholds),
+        *(None if one is None else _finite_number(one, where) for one in thresholds),
     )
     return OwnPrompt("", measured, _known(given, where))
 
@@ -146,8 +147,15 @@ def _number(value: Any, where: str) -> float:
     """A risk. ``None`` and the texts that stand for numbers that are not finite are NaN or infinite."""
     try:
         return float("nan" if value is None else value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # OverflowError: an integer of hundreds of digits
         raise DataError(f"{where}: the risk or threshold {short_repr(value)} is not a number.") from None
+
+
+def _finite_number(value: Any, where: str) -> float:
+    number = _number(value, where)
+    if not math.isfinite(number):
+        raise DataError(f"{where}: the threshold {short_repr(value)} is not a finite number.")
+    return number
 
 
 def _known(value: Any, where: str) -> tuple[str, ...]:

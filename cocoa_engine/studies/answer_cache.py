@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine
 
 
-VERSION = 2
+VERSION = 1
 """To be raised when other values are kept, or the same ones are measured in another way."""
 
 

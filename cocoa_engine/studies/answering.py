@@ -79,6 +79,7 @@ def answered(
             if cache is not None:
                 cache.add(identities[number], values)
         yield item, values
+    next(answers, None)  # the last answers are counted after they were taken
 
 
 def answers_cache(folder: Path, what: str, engine: CocoaEngine, config: CocoaConfig) -> AnswerCache:

@@ -129,11 +129,28 @@ def measure(
         engine.encode_chat([*before, {"role": "user", "content": one.request}]) if chat else one.request
         for one in prompts
     ]
-    source = [None if one.context is None else [one.context] for one in prompts]
+    source = _sources(engine, prompts, asked, config)
     for one, values in answered(engine, prompts, asked, config, _values, source=source, cache=cache, advance=advance):
         spans = tuple(MeasuredSpan(*span) for span in values["spans"])
         measured = MeasuredAnswer(**{**values, "spans": spans})
         yield Answer.of(measured, one.is_right(measured.text))
+
+
+def _sources(
+    engine: CocoaEngine, prompts: Sequence[OwnPrompt], asked: Sequence[Prompt], config: CocoaConfig
+) -> list[list[str] | None]:
+    """The passage of each prompt, as far as the model reads it as it is written.
+
+    No prompt has one if the risks of spans would be of two kinds, which no threshold fits.
+    """
+    read = [engine.decode(prompt) if isinstance(prompt, list) else prompt for prompt in asked]
+    found = [
+        [one.context] if one.context is not None and one.context.strip() in text else None
+        for one, text in zip(prompts, read, strict=True)
+    ]
+    calibrator = engine.calibrator_for(config)
+    of_one_kind = all(found) or (calibrator is not None and calibrator.span is not None)
+    return found if of_one_kind else [None] * len(found)
 
 
 def _values(generation: Generation) -> dict[str, Any]:

@@ -186,8 +186,8 @@ def kind_of(metric: str, report: dict[str, Any]) -> tuple[str, str | None]:
 class Limit:
     """A threshold for answers. An answer is too risky if one of its units, or the answer as a whole, reaches it.
 
-    Spans that contain only whitespace do not count. Claims have no punctuation or function words. A value that is not a
-    finite number reaches every threshold.
+    Spans that contain only whitespace do not count. Claims have no punctuation or function words; an answer without
+    claims is compared by its sentences. A value that is not a finite number reaches every threshold, wherever it is.
 
     Attributes:
         threshold: in the unit of the metric. `None` is the threshold that the report of the answer has: the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -112,7 +113,7 @@ def evaluate(
             # without --forward, --threads and --device-map, which change results only by rounding
             model={"name": model or MODEL_NAME, "dtype": loading.dtype}
             | ({} if loading.weights == "stored" else {"weights": loading.weights})
-            | ({} if calibrator is None else {"calibrator": str(calibrator)}),
+            | ({} if calibrator is None else {"calibrator": _identity(calibrator)}),
             data=describe_data(data, shuffle=shuffle),
             limit=limit,
             paper_model=paper_model,
@@ -121,6 +122,11 @@ def evaluate(
             advance=advance,
         )
     show(report(chosen, results, paper_model), as_markdown=markdown)
+
+
+def _identity(calibrator: Path) -> str:
+    """A digest of a calibrator's file, or the word that was given instead of a file."""
+    return sha256(calibrator.read_bytes()).hexdigest() if calibrator.is_file() else str(calibrator)
 
 
 def _list(given: str) -> list[str]:

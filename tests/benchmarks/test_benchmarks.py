@@ -186,7 +186,7 @@ def records() -> dict[str, Any]:
         "source_attention": {
             "lengths": {
                 size: {"seconds": {"with source attention": [0.03], "without": [0.03]}, "with_to_without": spread}
-                for size in ("256", "2048")
+                for size in ("256", "2048", "256, HF modules")
             }
         },
         "precision": {
@@ -520,7 +520,7 @@ def test_limits_of_the_bars() -> None:
         "CoCoA-SIG / HF `generate` greedy, batch of 8": (1.00, False),
         "capture of hidden states, with / without, lean forward pass": (1.02, False),
         "capture of hidden states, with / without, through HF's modules": (1.02, False),
-        "source attention, with / without, at the worst length of the prompt": (1.03, False),
+        "source attention, with / without, at the worst length of the prompt and forward pass": (1.03, False),
         "scoring 100 answers: times the prompt is read": (1.0, False),
         "scoring 100 answers: times faster than one by one": (3.0, True),
         "GGUF file: CoCoA-SIG / llama.cpp greedy": (1.25, False),

@@ -23,6 +23,7 @@ from cocoa_engine.studies.stopped_shares import (
     by_answer,
     by_default,
     by_span,
+    common_source,
     measure,
     suggested,
 )
@@ -162,6 +163,28 @@ def test_an_interrupted_command_shows_the_answers_so_far(
     assert f"{answered[0]} of 200 were done; the output is of these" in " ".join(result.stderr.split())
     nothing = cocoa("threshold", "--prompts", str(tmp_path / "prompts.txt"), "--json")
     assert (nothing.exit_code, nothing.stdout) == (130, "")
+    assert "there is no output" in nothing.stderr
+
+
+def test_lines_with_and_without_a_context_have_risks_of_one_kind(engine: CocoaEngine, tmp_path: Path) -> None:
+    context = "The lighthouse was built in 1874."
+    lines: list[dict[str, object]] = [{"question": "When?", "context": context}, {"prompt": "Hello"}]
+    config = CocoaConfig(max_new_tokens=4, method="greedy")  # the embedded calibrator does not apply
+    both = read_own_prompts(written(tmp_path / "both.jsonl", lines))
+    assert common_source(list(measure(engine, both, config))) == "token_probability"
+    alone = read_own_prompts(written(tmp_path / "alone.jsonl", lines[:1]))
+    assert common_source(list(measure(engine, alone, config))) == "source_attention"
+
+
+def test_a_context_that_the_model_reads_otherwise_is_no_source(
+    engine: CocoaEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[dict[str, object]] = [{"question": "When?", "context": "Cafe\u0301, built in 1874."}]
+    prompts = read_own_prompts(written(tmp_path / "prompts.jsonl", rows))
+    decode = engine.decode
+    monkeypatch.setattr(engine, "decode", lambda ids: decode(ids).replace("e\u0301", "\u00e9"))  # as Qwen normalises
+    (answer,) = measure(engine, prompts, CocoaConfig(max_new_tokens=4, method="greedy"))
+    assert answer.risk_source == "token_probability"
 
 
 def test_suggested_thresholds_stop_at_most_their_share() -> None:
@@ -183,6 +206,8 @@ def test_suggested_thresholds_stop_at_most_their_share() -> None:
         ('{"prompt": "a", "answer": 3}', "known answers"),
         ('{"text": "a", "spans": [{}]}', "a span has no risk"),
         ('{"text": "a", "spans": [{"risk": "high"}]}', "'high' is not a number"),
+        (f'{{"text": "a", "spans": [{{"risk": {10**400}}}]}}', "is not a number"),
+        ('{"text": "a", "spans": [], "threshold": "NaN"}', "'NaN' is not a finite number"),
         ("", "has no prompts"),
     ],
 )

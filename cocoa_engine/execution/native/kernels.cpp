@@ -223,7 +223,7 @@ INLINE void dot_products(const Linear<W>& job, long row, long out) {
     });
 }
 
-// A tile of OUTS outputs and ROWS rows, for 8 lanes. One output with few rows leaves the multipliers idle: each product
+// A tile of OUTS outputs and ROWS rows. One output with few rows leaves the multipliers idle: each product
 // waits for the sum before it, four cycles long, and needs a load of its own. OUTS sums of each row go on side by side,
 // and every vector of weights or inputs is loaded once. The weights of the tiles that follow are prefetched in memory
 // order, each line twice, because a processor drops prefetches while too many are under way.

@@ -42,8 +42,8 @@ def generated(
         batch = slice(start, start + size)
         passages = None if source is None else source[batch]
         generations = engine.generate_batch(prompts[batch], config=config, source=passages)
-        yield from zip(items[batch], generations, strict=True)
         advance(len(generations))
+        yield from zip(items[batch], generations, strict=True)
 
 
 def answered(
@@ -79,7 +79,6 @@ def answered(
             if cache is not None:
                 cache.add(identities[number], values)
         yield item, values
-    next(answers, None)  # the last answers are counted after they were taken
 
 
 def answers_cache(folder: Path, what: str, engine: CocoaEngine, config: CocoaConfig) -> AnswerCache:

@@ -143,11 +143,12 @@ def _sources(
 
     No prompt has one if the risks of spans would be of two kinds, which no threshold fits.
     """
-    read = [engine.decode(prompt) if isinstance(prompt, list) else prompt for prompt in asked]
-    found = [
-        [one.context] if one.context is not None and one.context.strip() in text else None
-        for one, text in zip(prompts, read, strict=True)
-    ]
+    found: list[list[str] | None] = []
+    for one, prompt in zip(prompts, asked, strict=True):
+        is_read = one.context is not None and one.context.strip() in (
+            engine.decode(prompt) if isinstance(prompt, list) else prompt
+        )
+        found.append([one.context] if one.context is not None and is_read else None)
     calibrator = engine.calibrator_for(config)
     of_one_kind = all(found) or (calibrator is not None and calibrator.span is not None)
     return found if of_one_kind else [None] * len(found)

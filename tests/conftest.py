@@ -18,6 +18,7 @@ import torch
 from hypothesis import settings
 
 from cocoa_engine import CocoaEngine
+from cocoa_engine.cli import unfinished
 from cocoa_engine.model import gguf_cache
 from cocoa_engine.model.embedded import MODEL_NAME, find_embedded_file
 
@@ -28,9 +29,10 @@ torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 @pytest.fixture(scope="session", autouse=True)
-def gguf_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What is made of the tests' random GGUF files is not kept beyond the run."""
+def cache_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What is made of the tests' random GGUF files, and what interrupted commands leave, is not kept beyond the run."""
     gguf_cache.FOLDER = str(tmp_path_factory.mktemp("gguf"))
+    unfinished.FOLDER = str(tmp_path_factory.mktemp("unfinished"))
 
 
 @pytest.fixture(scope="session")

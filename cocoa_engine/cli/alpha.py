@@ -15,6 +15,7 @@ from cocoa_engine.cli.export import Overwrite, check_drawable, check_writable, r
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.terminal import output, print_json
+from cocoa_engine.cli.unfinished import measured_answers
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import read_labelled, sample
 
@@ -22,6 +23,7 @@ from cocoa_engine.datasets import read_labelled, sample
 @with_options("metric", "gamma", "max_candidates", "max_span_tokens", "span_boundary", "span_log_prob",
               "middle_layers", "final_layer", "max_new_tokens")  # fmt: skip
 def alpha(
+    context: typer.Context,
     config: CocoaConfig,
     loading: LoadOptions,
     data: DataPath,
@@ -44,7 +46,7 @@ def alpha(
         check_writable(plot=plot)
     records = sample(read_labelled(data, format, both_classes=False), prompts, seed)
     questions = {record.group: record for record in records}.values()
-    with reserved(*([plot] if plot else []), overwrite=overwrite):
+    with reserved(*([plot] if plot else []), overwrite=overwrite), measured_answers(context, cache) as kept:
         engine = load_engine(model, loading)
         from cocoa_engine.studies.alpha import collect, draw, suggest
         from cocoa_engine.studies.answering import answers_cache
@@ -52,9 +54,9 @@ def alpha(
         asked: Sequence[str | Sequence[int]] = [
             engine.encode_chat([{"role": "user", "content": one.question}]) if chat else one.prompt for one in questions
         ]
-        kept = None if cache is None else answers_cache(cache, "alpha", engine, config)
-        with progress("Answering", len(asked), kept=None if kept is None else kept.file) as advance:
-            candidates = collect(engine, asked, config, cache=kept, advance=advance)
+        known = None if kept is None else answers_cache(kept, "alpha", engine, config)
+        with progress("Answering", len(asked), kept=kept) as advance:
+            candidates = collect(engine, asked, config, cache=known, advance=advance)
         found = suggest(candidates)
         if plot:
             draw(candidates, found, config.metric, plot)

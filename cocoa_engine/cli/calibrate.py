@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,6 +18,7 @@ from cocoa_engine.cli.export import Overwrite, check_drawable, reserved
 from cocoa_engine.cli.labelled_features import LabelledAnswers
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.unfinished import measured_answers
 from cocoa_engine.cli.validation_report import ValidationReport
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
@@ -25,6 +27,7 @@ from cocoa_engine.optional import need
 
 @with_options("method", *FITTED_SETTINGS, "max_new_tokens")
 def calibrate(
+    context: typer.Context,
     config: CocoaConfig,
     loading: LoadOptions,
     data: Annotated[Path | None, typer.Option(help="Labelled answers: a file or a folder.")] = None,
@@ -154,12 +157,13 @@ def calibrate(
         prompts=prompts,
         chat=chat,
         seed=seed,
-        cache=cache,
     )
     report = ValidationReport(plot, json, no_color, strict)
     levels: list[Level] = ["span", "answer"] if level is None else [level]
     files = [] if out is None else [out]
-    with reserved(*files, *(file for one in levels for file in report.plot_of(one)), overwrite=overwrite):
+    files += [file for one in levels for file in report.plot_of(one)]
+    with reserved(*files, overwrite=overwrite), measured_answers(context, cache) as kept:
+        answers = replace(answers, cache=kept)
         engine = load_engine(model, loading)
         if known is not None:
             check_calibrator(engine, config, known, str(check), answers, level, report, draws=draws)

@@ -12,6 +12,7 @@ from cocoa_engine.cli.export import check_writable, write
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.terminal import output
+from cocoa_engine.cli.unfinished import measured_answers
 from cocoa_engine.config import CocoaConfig
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 @with_options("gamma", "max_candidates")
 def claims(
+    context: typer.Context,
     config: CocoaConfig,
     loading: LoadOptions,
     data: DataPath,
@@ -39,27 +41,28 @@ def claims(
     """Measure on labelled answers how well claims and sentences point at errors, beside spans and random claims."""
     records = read(data, format, prompts, seed)
     check_writable(data, out=out)
-    engine = load_engine(model, loading, calibrator)
-    from cocoa_engine.studies.claims import TokenValues, measure_claims, to_csv, to_markdown
-    from cocoa_engine.studies.fitting.measured import span_risks
+    with measured_answers(context, cache) as kept:
+        engine = load_engine(model, loading, calibrator)
+        from cocoa_engine.studies.claims import TokenValues, measure_claims, to_csv, to_markdown
+        from cocoa_engine.studies.fitting.measured import span_risks
 
-    applying = engine.calibrator_for(config)
-    fitted = applying if applying is not None and applying.span is not None and applying.probe is None else None
+        applying = engine.calibrator_for(config)
+        fitted = applying if applying is not None and applying.span is not None and applying.probe is None else None
 
-    def values_of(forced: TeacherForced) -> TokenValues:
-        # after a prompt of one token there is no source
-        if fitted is None or (fitted.heads and not forced.profile.source_attention):
-            return TokenValues.of(forced)
-        return TokenValues.of(forced, span_risks(forced, fitted, config, engine.num_layers))
+        def values_of(forced: TeacherForced) -> TokenValues:
+            # after a prompt of one token there is no source
+            if fitted is None or (fitted.heads and not forced.profile.source_attention):
+                return TokenValues.of(forced)
+            return TokenValues.of(forced, span_risks(forced, fitted, config, engine.num_layers))
 
-    with teacher_forced(engine, records, config, chat=chat, cache=cache) as answers:
-        rows = measure_claims(map(values_of, answers), draws=draws, seed=seed)
-    if out is not None:
-        write(out, to_csv(rows))
-    console, text = output(no_color), to_markdown(rows)
-    if console.is_terminal:
-        from rich.markdown import Markdown  # of this command alone, and slow to import
+        with teacher_forced(engine, records, config, chat=chat, cache=kept) as answers:
+            rows = measure_claims(map(values_of, answers), draws=draws, seed=seed)
+        if out is not None:
+            write(out, to_csv(rows))
+        console, text = output(no_color), to_markdown(rows)
+        if console.is_terminal:
+            from rich.markdown import Markdown  # of this command alone, and slow to import
 
-        console.print(Markdown(text))
-    else:
-        console.print(text, soft_wrap=True)
+            console.print(Markdown(text))
+        else:
+            console.print(text, soft_wrap=True)

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from cocoa_engine.cli.terminal import on_interrupt
+from cocoa_engine.cli.unfinished import fate
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import FORMATS, LabelledText, checked, read_labelled, sample
 from cocoa_engine.errors import ConfigError, DataError
@@ -21,6 +22,7 @@ from cocoa_engine.model.embedded import MODEL_NAME
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
+    from cocoa_engine.studies.answer_cache import CacheFolder
     from cocoa_engine.studies.signal.segments import TeacherForced
 
 DataPath = Annotated[Path, typer.Option("--data", help="A labelled data set: a file or a folder.")]
@@ -40,7 +42,8 @@ Cache = Annotated[
         "--cache",
         metavar="FOLDER",
         file_okay=False,
-        help="Keep what is measured of each answer in this folder, and continue there after an interruption.",
+        help="Keep what is measured of each answer in this folder for good, for other commands too. Without it, an "
+        "interrupted command continues when it is given again.",
         show_default=False,
     ),
 ]
@@ -85,7 +88,7 @@ def teacher_forced(
     chat: bool,
     without_source: bool = False,
     layer: int | None = None,
-    cache: Path | None = None,
+    cache: CacheFolder | None = None,
 ) -> Iterator[Iterator[TeacherForced]]:
     """Feed answers as :func:`~cocoa_engine.studies.signal.segments.force` does, with a progress bar on stderr.
 
@@ -96,16 +99,18 @@ def teacher_forced(
 
     options: dict[str, Any] = {"chat": chat, "without_source": without_source}
     fed = None if cache is None else ProfileCache(cache, engine, config, layer=layer, **options)
-    with progress("Feeding answers", len(records), kept=None if fed is None else fed.file) as advance:
+    with progress("Feeding answers", len(records), kept=cache) as advance:
         yield force(engine, records, config, cache=fed, advance=advance, **options)
 
 
 @contextmanager
-def progress(what: str, total: int, *, kept: Path | None = None, note: bool = True) -> Iterator[Callable[[int], None]]:
+def progress(
+    what: str, total: int, *, kept: CacheFolder | None = None, note: bool = True
+) -> Iterator[Callable[[int], None]]:
     """A progress bar on stderr if that is a terminal. Yields a function that advances it.
 
-    After Ctrl-C, a note says how much was measured, and whether it is lost or kept in a file. Without ``note`` there is
-    none, and the caller says it.
+    After Ctrl-C, a note says how much was measured, and whether it is lost or ``kept`` in a folder. Without ``note``
+    there is none, and the caller says it.
     """
     done = 0
 
@@ -114,8 +119,7 @@ def progress(what: str, total: int, *, kept: Path | None = None, note: bool = Tr
         done += count
         bar.advance(task, count)
 
-    fate = "they are lost, and nothing was written" if kept is None else f"they are kept in {kept}"
-    said = on_interrupt(lambda: f"{what.lower()}: {done} of {total} were done; {fate}") if note else nullcontext()
+    said = on_interrupt(lambda: f"{what.lower()}: {done} of {total} were done; {fate(kept)}") if note else nullcontext()
     with said, Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(what, total=total)
         yield advance

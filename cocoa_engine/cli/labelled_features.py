@@ -15,6 +15,7 @@ from cocoa_engine.errors import CalibrationError
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
+    from cocoa_engine.studies.answer_cache import CacheFolder
     from cocoa_engine.studies.fitting.fit import LabelledFeatures
 
 
@@ -44,7 +45,7 @@ class LabelledAnswers:
     count: int | None
     chat: bool
     seed: int
-    cache: Path | None
+    cache: CacheFolder | None = None
 
     @classmethod
     def read(
@@ -58,7 +59,6 @@ class LabelledAnswers:
         prompts: int | None,
         chat: bool,
         seed: int,
-        cache: Path | None,
     ) -> LabelledAnswers:
         """Read the files. The arguments are options of ``cocoa calibrate``.
 
@@ -75,7 +75,6 @@ class LabelledAnswers:
             count=prompts,
             chat=chat,
             seed=seed,
-            cache=cache,
         )
 
     def measured(
@@ -102,7 +101,6 @@ class LabelledAnswers:
         Layers.of(config, engine.num_layers)  # refuse bad settings before the work
         asks = self.questions is not None or self.self_made
         answers_kept = answers_cache(self.cache, "answers", engine, config) if self.cache and asks else None
-        kept = None if answers_kept is None else answers_kept.file
         found: dict[Level, LabelledFeatures] = {}
         about: dict[Level, str] = {}
         if self.data is not None:
@@ -112,13 +110,13 @@ class LabelledAnswers:
             how = "as a chat" if self.chat else "plain prompts"
             about = dict.fromkeys(found, f"{self.data.name}, {len(self.records)} given answers, {how}")
         if self.questions is not None:
-            with progress("Answering questions", len(self.asked), kept=kept) as advance:
+            with progress("Answering questions", len(self.asked), kept=self.cache) as advance:
                 found["answer"] = own_answers(engine, self.asked, config, cache=answers_kept, advance=advance)
             about["answer"] = f"{self.questions.name}, the model's own answers to {len(self.asked)} questions"
         if self.self_made:
             made = made_questions(self.texts, self.count or QUESTIONS, self.seed)
             known = None if self.cache is None else ProfileCache(self.cache, engine, config, chat=self.chat)
-            with progress("Answering questions", len(made), kept=kept) as advance:
+            with progress("Answering questions", len(made), kept=self.cache) as advance:
                 found = self_made_features(
                     engine,
                     made,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from json import dumps
 from pathlib import Path
 from typing import Annotated, get_args
@@ -25,6 +26,7 @@ from cocoa_engine.cli.export import Overwrite, reserved
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.terminal import output
+from cocoa_engine.cli.unfinished import measured_answers
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import detect_format
 from cocoa_engine.errors import ConfigError, DataError
@@ -35,6 +37,7 @@ from cocoa_engine.studies.signal.record import Level, plot_names
 
 @with_options("alpha", "gamma", "max_candidates", "max_span_tokens", "span_log_prob", "middle_layers", "final_layer")
 def signal(
+    context: typer.Context,
     config: CocoaConfig,
     loading: LoadOptions,
     data: DataPath,
@@ -75,7 +78,9 @@ def signal(
     if boundaries and all(record.spans is None for record in records):
         raise DataError("these answers are labelled as wholes, so span boundaries cannot be compared.")
     plots = [name for level in get_args(Level) for name in plot_names(level)]
-    with reserved(*(out / name for name in ("signal.json", "signal.md", *plots)), overwrite=overwrite):
+    files = [out / name for name in ("signal.json", "signal.md", *plots)]
+    keeping = nullcontext() if boundaries else measured_answers(context, cache)
+    with reserved(*files, overwrite=overwrite), keeping as kept:
         engine = load_engine(model, loading)
         from cocoa_engine.studies.signal.boundaries import BoundaryScores, with_boundary_scores
         from cocoa_engine.studies.signal.indicators import Layers
@@ -85,7 +90,7 @@ def signal(
         from cocoa_engine.studies.signal.report import measure, to_markdown
 
         Layers.of(config, engine.num_layers)  # refuse bad settings before the work
-        with teacher_forced(engine, records, config, chat=chat, without_source=context_lift, cache=cache) as answers:
+        with teacher_forced(engine, records, config, chat=chat, without_source=context_lift, cache=kept) as answers:
             cuts = BoundaryScores()
             items = collect(with_boundary_scores(answers, engine, config, cuts) if boundaries else answers)
         about: About = {
@@ -103,7 +108,7 @@ def signal(
         write_file(out / "signal.json", dumps(record, indent=1, ensure_ascii=False) + "\n")
         text = to_markdown(record)
         write_file(out / "signal.md", text)
-        files = draw(record, items, config, out)
+        drawn = draw(record, items, config, out)
         console = output(no_color)
         console.print(Markdown(text) if console.is_terminal else text, soft_wrap=not console.is_terminal)
-        console.print(f"Written to {out}: signal.json, signal.md, {', '.join(file.name for file in files)}")
+        console.print(f"Written to {out}: signal.json, signal.md, {', '.join(file.name for file in drawn)}")

@@ -18,6 +18,7 @@ from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Calibrator, Json, LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.prompting import Raw, System, require_chat
 from cocoa_engine.cli.terminal import output, print_json, print_note
+from cocoa_engine.cli.unfinished import fate, measured_answers
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets.own_prompts import read_own_prompts
 from cocoa_engine.errors import ConfigError
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 @with_options(*(name for name in CocoaConfig.model_fields if name != "max_risk"))
 def threshold(
+    context: typer.Context,
     config: CocoaConfig,
     loading: LoadOptions,
     prompts: Annotated[
@@ -68,28 +70,29 @@ def threshold(
 
     answers = [Answer.of(one.measured, one.is_right(one.measured.text)) for one in lines if one.measured is not None]
     common_source(answers, thresholds)  # refuse bad thresholds before the work
-    interrupt: KeyboardInterrupt | None = None
-    if asked := [one for one in lines if one.measured is None]:
-        require_scale(config.risk, thresholds)
-        engine = load_engine(model, loading, calibrator)
-        kept = None if cache is None else answers_cache(cache, "thresholds", engine, config)
-        try:
-            with progress("Answering", len(asked), note=False) as advance:
-                for answer in measure(engine, asked, config, system=system, raw=raw, cache=kept, advance=advance):
-                    answers.append(answer)
-        except KeyboardInterrupt as error:
-            fate = "" if kept is None else f"they are kept in {kept.file}; "
-            shown = "the output is of these" if answers else "there is no output"
-            print_note(f"answering: {len(answers)} of {len(lines)} were done; {fate}{shown}")
-            if not answers:
-                raise
-            interrupt = error
-    if json:
-        print_json(dumps(_record(answers, thresholds)))
-    else:
-        output(no_color).print(Group(*_tables(answers, thresholds)))
-    if interrupt is not None:
-        raise interrupt
+    with measured_answers(context, cache) as kept:
+        interrupt: KeyboardInterrupt | None = None
+        if asked := [one for one in lines if one.measured is None]:
+            require_scale(config.risk, thresholds)
+            engine = load_engine(model, loading, calibrator)
+            known = None if kept is None else answers_cache(kept, "thresholds", engine, config)
+            try:
+                with progress("Answering", len(asked), note=False) as advance:
+                    for answer in measure(engine, asked, config, system=system, raw=raw, cache=known, advance=advance):
+                        answers.append(answer)
+            except KeyboardInterrupt as error:
+                shown = "the output is of these" if answers else "there is no output"
+                kept_too = f"; {fate(kept)}" if kept is not None and kept.answers() else ""
+                print_note(f"answering: {len(answers)} of {len(lines)} were done; {shown}{kept_too}")
+                if not answers:
+                    raise
+                interrupt = error
+        if json:
+            print_json(dumps(_record(answers, thresholds)))
+        else:
+            output(no_color).print(Group(*_tables(answers, thresholds)))
+        if interrupt is not None:
+            raise interrupt
 
 
 def _record(answers: Sequence[Answer], thresholds: Sequence[float]) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -20,6 +22,39 @@ VERSION = 1
 """To be raised when other values are kept, or the same ones are measured in another way."""
 
 
+@dataclass
+class CacheFolder:
+    """A folder for what is measured of answers.
+
+    Attributes:
+        path: the folder; it is created.
+        required: whether an error of its files is raised. Otherwise, nothing more is kept in it after the first one.
+        error: this error.
+    """
+
+    path: Path
+    required: bool = True
+    error: OSError | None = None
+
+    def answers(self) -> int:
+        """The number of answers in its files. A file that cannot be read has none."""
+        count = 0
+        for file in self.path.glob("*.jsonl"):
+            with suppress(OSError), file.open("rb") as lines:
+                count += sum(line.endswith(b"\n") for line in lines)
+        return count
+
+    def failed(self, file: Path, error: OSError) -> None:
+        """Note an error of a file.
+
+        Raises:
+            ConfigError: it is required.
+        """
+        if self.required:
+            raise ConfigError(f"the cache {file} cannot be used: {error.strerror or error}") from error
+        self.error = error
+
+
 class AnswerCache:
     """Plain values of answers, in one file of JSON lines for each model and choice of settings.
 
@@ -27,18 +62,18 @@ class AnswerCache:
     values identify an answer too, such as its prompt and its text.
 
     Args:
-        folder: the folder of the file; it is created.
+        folder: the folder of the file.
         what: what is measured, the beginning of the file's name.
         engine: the engine that measures.
         config: the settings, which decide in which heads source attention is measured.
         settings: whatever else the values depend on, as plain values.
 
     Raises:
-        ConfigError: the folder or the file cannot be written to.
+        ConfigError: the file is required, and cannot be written to or has a line of something else.
     """
 
     def __init__(
-        self, folder: Path, what: str, engine: CocoaEngine, config: CocoaConfig, settings: Mapping[str, Any]
+        self, folder: CacheFolder, what: str, engine: CocoaEngine, config: CocoaConfig, settings: Mapping[str, Any]
     ) -> None:
         from cocoa_engine.methods.retrieval_heads import source_heads
         from cocoa_engine.model.language_model import dtype_name
@@ -55,43 +90,59 @@ class AnswerCache:
             "linears": engine.runtime.linears,
             **settings,
         }
-        self.file = folder / f"{what}-{_digest(conditions)[:16]}.jsonl"
+        self.file = folder.path / f"{what}-{_digest(conditions)[:16]}.jsonl"
+        self._folder = folder
         self._offsets: dict[str, int] = {}  # of the lines: the values of many answers would fill the memory
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.path.mkdir(parents=True, exist_ok=True)
             self.file.touch()
             with self.file.open("r+b") as file:
                 self._find_lines(file)
         except OSError as error:
-            raise ConfigError(f"the cache {self.file} cannot be used: {error}") from error
+            folder.failed(self.file, error)
 
     def get(self, identity: Any) -> dict[str, Any] | None:
-        """The values of an answer; `None` if it has not been measured."""
+        """The values of an answer; `None` if it has not been measured.
+
+        Raises:
+            ConfigError: the file is required and cannot be read.
+        """
         offset = self._offsets.get(_digest(identity))
         if offset is None:
             return None
-        with self.file.open("rb") as file:
-            file.seek(offset)
-            values: dict[str, Any] = json.loads(file.readline())["values"]
+        try:
+            with self.file.open("rb") as file:
+                file.seek(offset)
+                line = file.readline()
+        except OSError as error:
+            self._folder.failed(self.file, error)
+            return None
+        values: dict[str, Any] = json.loads(line)["values"]
         return values
 
     def add(self, identity: Any, values: dict[str, Any]) -> None:
         """Keep the values of an answer, which must be plain.
 
         Raises:
-            ConfigError: the file cannot be written to.
+            ConfigError: the file is required and cannot be written to.
         """
+        if self._folder.error is not None:
+            return
         key = _digest(identity)
         try:
             with self.file.open("ab") as file:
                 offset = file.seek(0, os.SEEK_END)
                 file.write(json.dumps({"answer": key, "values": values}).encode() + b"\n")
         except OSError as error:
-            raise ConfigError(f"the cache {self.file} cannot be written to: {error.strerror}") from error
+            self._folder.failed(self.file, error)
+            return
         self._offsets[key] = offset
 
     def _find_lines(self, file: BinaryIO) -> None:
-        """Note where the line of each answer begins, and remove a last line that was cut off."""
+        """Note where the line of each answer begins, and remove a last line that was cut off.
+
+        If the file is not required, everything from a bad line on is removed: a power failure may have damaged it.
+        """
         offset = 0
         for line in file:
             if not line.endswith(b"\n"):
@@ -99,9 +150,12 @@ class AnswerCache:
                 return
             try:
                 row = json.loads(line)
-                self._offsets[row["answer"]] = offset
                 row["values"].keys()
+                self._offsets[row["answer"]] = offset
             except (ValueError, KeyError, TypeError, AttributeError) as error:
+                if not self._folder.required:
+                    file.truncate(offset)
+                    return
                 raise ConfigError(f"the cache {self.file} has a line that it did not write; delete it.") from error
             offset += len(line)
 
@@ -109,7 +163,8 @@ class AnswerCache:
 def _tokenizer_digest(tokenizer: Any) -> str:
     """A digest of how texts become tokens, and chats texts."""
     fast = getattr(tokenizer, "backend_tokenizer", None)
-    rules = tokenizer.get_vocab() if fast is None else fast.to_str()
+    # the tokens of some tokenizers in Python are bytes
+    rules = sorted(map(repr, tokenizer.get_vocab().items())) if fast is None else fast.to_str()
     return _digest([type(tokenizer).__name__, rules, getattr(tokenizer, "chat_template", None)])
 
 

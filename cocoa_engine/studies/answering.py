@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.model.passages import Source
 from cocoa_engine.model.prompts import Prompt
 from cocoa_engine.results import Generation
-from cocoa_engine.studies.answer_cache import AnswerCache
+from cocoa_engine.studies.answer_cache import AnswerCache, CacheFolder
 
 if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine
@@ -81,11 +80,11 @@ def answered(
         yield item, values
 
 
-def answers_cache(folder: Path, what: str, engine: CocoaEngine, config: CocoaConfig) -> AnswerCache:
+def answers_cache(folder: CacheFolder, what: str, engine: CocoaEngine, config: CocoaConfig) -> AnswerCache:
     """A cache of the model's answers with some settings, for :func:`answered`.
 
     Raises:
-        ConfigError: the folder or the file cannot be written to.
+        ConfigError: as for :class:`.AnswerCache`.
     """
     calibrator = engine.calibrator_for(config)
     settings = {

@@ -1,19 +1,28 @@
-"""``--cache``: an interrupted measurement says what it kept, continues there, and gives what it would have given."""
+"""An interrupted measurement says what it kept, continues there, and gives what it would have given.
+
+With ``--cache`` that is for good, without it until the same command has ended.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from typer.testing import CliRunner, Result
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
+from cocoa_engine.cli import unfinished
 from cocoa_engine.cli.app import app
 from cocoa_engine.datasets import Question, read_labelled
+from cocoa_engine.errors import ConfigError
 from cocoa_engine.scoring.text_profile import Profiler
+from cocoa_engine.studies.answer_cache import AnswerCache, CacheFolder, _tokenizer_digest
 from cocoa_engine.studies.claims import TokenValues
 from cocoa_engine.studies.fitting.measured import request_prompt, span_risks
 from cocoa_engine.studies.signal.kept_profile import KeptProfile, ProfileCache
@@ -56,7 +65,9 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
 def tiny() -> CocoaEngine:
     """Answers two prompts at a time."""
     model = tiny_model("llama", seed=6, max_position_embeddings=2048)
-    return CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(max_batch_size=2), model_name="tiny")
+    engine = CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(max_batch_size=2), model_name="tiny")
+    engine.generate("Hello", max_new_tokens=1)  # the kernels are loaded before tests choose another cache directory
+    return engine
 
 
 @pytest.fixture
@@ -127,7 +138,7 @@ def test_an_interrupted_command_continues_from_its_cache(
     done = len(kept.read_text(encoding="utf-8").splitlines())
     assert done > 0
     assert f"{done} of" in stopped.stderr
-    assert f"were done; they are kept in {kept}" in " ".join(stopped.stderr.split())
+    assert f"; they are kept in {folder}" in " ".join(stopped.stderr.split())
     with kept.open("a", encoding="utf-8") as file:
         file.write('{"answer": "cut o')
     steps.until = 10**6
@@ -183,7 +194,7 @@ def test_kept_answers_have_the_risks_of_fed_ones(engine: CocoaEngine, data: dict
     config, calibrator = engine.config, engine.calibrator_for(engine.config)
     assert calibrator is not None
     records = read_labelled(data["texts"])[:3]
-    cache = ProfileCache(tmp_path, engine, config, chat=False)
+    cache = ProfileCache(CacheFolder(tmp_path), engine, config, chat=False)
     fed, kept = [list(force(engine, records, config, cache=cache)) for _ in range(2)]
     for one, other in zip(fed, kept, strict=True):
         assert not isinstance(one.profile, KeptProfile)
@@ -198,7 +209,7 @@ def test_other_conditions_have_other_files(tiny: CocoaEngine, tmp_path: Path) ->
     config = tiny.config
 
     def file(engine: CocoaEngine = tiny, config: CocoaConfig = config, **options: Any) -> Path:
-        return ProfileCache(tmp_path, engine, config, **{"chat": False, **options}).file
+        return ProfileCache(CacheFolder(tmp_path), engine, config, **{"chat": False, **options}).file
 
     other_template = tiny_tokenizer()
     other_template.chat_template = "{{ messages[0].content }}"
@@ -227,3 +238,230 @@ def test_where_spans_end_is_not_kept(cocoa: Callable[..., Result], data: dict[st
     refused = cocoa("signal", "--data", data["texts"], "--boundaries", "--cache", tmp_path / "cache", "--out", out)
     assert refused.exit_code == 2
     assert "leave one of them out" in refused.stderr
+
+
+# --- without --cache
+
+
+@pytest.fixture
+def unfinished_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the unfinished commands in a cache directory of the test. It does not exist yet."""
+    monkeypatch.setenv("COCOA_CACHE_DIR", str(tmp_path / "own"))
+    monkeypatch.setattr(unfinished, "FOLDER", "unfinished")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "own" / "unfinished"
+
+
+def commands_in(folder: Path) -> list[Path]:
+    return [each for each in folder.glob("*") if each.is_dir()]
+
+
+@pytest.mark.parametrize("name", ["claims", "signal", "calibrate on questions", "alpha", "threshold"])
+def test_the_same_command_continues(
+    cocoa: Callable[..., Result],
+    data: dict[str, Path],
+    steps: Steps,
+    tmp_path: Path,
+    unfinished_folder: Path,
+    name: str,
+) -> None:
+    words, prompts = COMMANDS[name]
+    out = tmp_path / "out"
+    command = [word.format(**data, out=out) for word in words]
+
+    def written() -> dict[str, str]:
+        files = [file for file in out.glob("*") if file.suffix in (".json", ".md")]
+        return {file.name: file.read_text(encoding="utf-8") for file in files}
+
+    steps.until = 6
+    stopped = cocoa(*command)
+    assert (stopped.exit_code, written()) == (130, {})
+    (kept,) = commands_in(unfinished_folder)
+    (file,) = kept.glob("*.jsonl")
+    done = len(file.read_text(encoding="utf-8").splitlines())
+    assert f"{done} of {done * prompts // 6} were done; " in stopped.stderr
+    assert f"; they are kept in {kept}; give the same command again to continue" in stopped.stderr
+    steps.until = 10**6
+    resumed, files = cocoa(*command), written()
+    assert resumed.exit_code == 0, resumed.stderr
+    assert f"continuing an interrupted command: {done} measurements are in {kept}" in resumed.stderr
+    assert steps.prompts == prompts, "nothing is measured twice"
+    assert commands_in(unfinished_folder) == []
+    shutil.rmtree(out, ignore_errors=True)
+    whole = cocoa(*command)
+    assert (whole.stdout, written()) == (resumed.stdout, files)
+    assert "continuing" not in whole.stderr
+    assert steps.prompts == 2 * prompts
+    assert commands_in(unfinished_folder) == []
+
+
+ALPHA = ["alpha", "--max-new-tokens", "6", "--data"]
+
+
+def test_other_options_are_another_command(
+    cocoa: Callable[..., Result],
+    data: dict[str, Path],
+    steps: Steps,
+    tmp_path: Path,
+    unfinished_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps.until = 2
+    for options in ([], ["--gamma", "0.2"], ["--json"], ["--no-color"]):
+        steps.prompts = 0
+        assert cocoa(*ALPHA, data["texts"], *options).exit_code == 130
+    assert len(commands_in(unfinished_folder)) == 2, "how the output is shown makes no difference"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    steps.prompts = 0
+    assert cocoa(*ALPHA, data["texts"]).exit_code == 130
+    assert len(commands_in(unfinished_folder)) == 3
+
+
+def test_only_the_latest_commands_are_kept(
+    cocoa: Callable[..., Result],
+    data: dict[str, Path],
+    steps: Steps,
+    unfinished_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(unfinished, "KEPT", 2)
+    steps.until = 2
+    folders: list[Path] = []
+
+    def interrupted(gamma: float) -> None:
+        steps.prompts = 0
+        assert cocoa(*ALPHA, data["texts"], "--gamma", gamma).exit_code == 130
+        folders.extend(each for each in commands_in(unfinished_folder) if each not in folders)
+
+    for number, gamma in enumerate((0.1, 0.2, 0.4)):
+        interrupted(gamma)
+        os.utime(folders[number], (number, number))
+    assert sorted(commands_in(unfinished_folder)) == sorted(folders[1:])
+    with FileLock(folders[1] / unfinished.LOCK):  # as another process has it
+        interrupted(0.5)
+        assert sorted(commands_in(unfinished_folder)) == sorted(folders[1:])
+    interrupted(0.6)
+    assert sorted(commands_in(unfinished_folder)) == sorted(folders[3:])
+
+
+def test_nothing_is_left_of_a_command_that_measured_nothing(
+    cocoa: Callable[..., Result], data: dict[str, Path], steps: Steps, unfinished_folder: Path
+) -> None:
+    steps.until = 0
+    stopped = cocoa(*ALPHA, data["texts"])
+    assert stopped.exit_code == 130
+    assert "0 of 12 were done; they are lost" in stopped.stderr
+    assert commands_in(unfinished_folder) == []
+
+
+def test_a_poor_risk_is_a_result(
+    cocoa: Callable[..., Result], data: dict[str, Path], tmp_path: Path, unfinished_folder: Path
+) -> None:
+    rows = [json.loads(line) for line in data["texts"].read_text(encoding="utf-8").splitlines()]
+    for number, row in enumerate(rows):
+        del row["spans"]
+        row |= {"label": number // 2 % 2 == 0, "id": str(number), "text": "It is."}
+    data["texts"].write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    out = tmp_path / "risk.json"
+    poor = cocoa("calibrate", "--data", data["texts"], *FITS, "--strict", "--out", out)
+    assert (poor.exit_code, out.exists()) == (1, True), poor.output
+    assert commands_in(unfinished_folder) == []
+
+
+@pytest.mark.parametrize("why", ["a file", "not private", "held"])
+def test_without_a_folder_the_command_runs_all_the_same(
+    cocoa: Callable[..., Result], data: dict[str, Path], steps: Steps, tmp_path: Path, unfinished_folder: Path, why: str
+) -> None:
+    expected = cocoa(*ALPHA, data["texts"]).stdout
+    steps.until = 14
+    if why == "a file":
+        shutil.rmtree(tmp_path / "own")
+        (tmp_path / "own").touch()
+    elif why == "not private":
+        unfinished_folder.chmod(0o777)
+    else:
+        assert cocoa(*ALPHA, data["texts"]).exit_code == 130
+        steps.until += 2
+        (folder,) = commands_in(unfinished_folder)
+        lock = FileLock(folder / unfinished.LOCK)
+        lock.acquire(timeout=0)
+    stopped = cocoa(*ALPHA, data["texts"])
+    assert stopped.exit_code == 130
+    assert "2 of 12 were done; they are lost, and nothing was written" in stopped.stderr
+    steps.until = 10**6
+    before = steps.prompts
+    finished = cocoa(*ALPHA, data["texts"])
+    assert (finished.exit_code, finished.stdout, finished.stderr) == (0, expected, "")
+    assert steps.prompts == before + 12
+    if why == "held":
+        lock.release()
+        assert commands_in(unfinished_folder) == [folder]
+        assert "2 measurements" in cocoa(*ALPHA, data["texts"]).stderr
+
+
+def test_damage_is_measured_again(
+    cocoa: Callable[..., Result], data: dict[str, Path], steps: Steps, unfinished_folder: Path
+) -> None:
+    expected = cocoa(*ALPHA, data["texts"]).stdout
+    steps.until = 16
+    assert cocoa(*ALPHA, data["texts"]).exit_code == 130
+    (file,) = unfinished_folder.glob("*/*.jsonl")
+    first, _, third, fourth = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(first + bytes(40) + b"\n" + third + fourth)
+    steps.until = 10**6
+    finished = cocoa(*ALPHA, data["texts"])
+    assert (finished.exit_code, finished.stdout) == (0, expected)
+    assert steps.prompts == 16 + 11
+
+
+def test_a_folder_that_goes_away_ends_no_command(
+    cocoa: Callable[..., Result],
+    data: dict[str, Path],
+    steps: Steps,
+    unfinished_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = cocoa(*ALPHA, data["texts"]).stdout
+    generate_batch = CocoaEngine.generate_batch
+
+    def cleaned(engine: CocoaEngine, prompts: Any, **options: Any) -> Any:
+        shutil.rmtree(unfinished_folder, ignore_errors=True)
+        return generate_batch(engine, prompts, **options)
+
+    monkeypatch.setattr(CocoaEngine, "generate_batch", cleaned)
+    finished = cocoa(*ALPHA, data["texts"])
+    assert (finished.exit_code, finished.stdout) == (0, expected)
+    steps.until = steps.prompts + 4
+    assert "4 of 12 were done; they are lost" in cocoa(*ALPHA, data["texts"]).stderr
+
+
+def test_tokens_may_be_bytes() -> None:
+    """As those of tokenizers that are written in Python around tiktoken."""
+
+    class Tokenizer:
+        def __init__(self, *tokens: bytes) -> None:
+            self.tokens = tokens
+
+        def get_vocab(self) -> dict[bytes, int]:
+            return {token: number for number, token in enumerate(self.tokens)}
+
+    one, same, other = map(_tokenizer_digest, (Tokenizer(b"a", b"b"), Tokenizer(b"a", b"b"), Tokenizer(b"b", b"a")))
+    assert one == same != other
+
+
+def test_a_cache_that_was_asked_for_must_work(tiny: CocoaEngine, tmp_path: Path) -> None:
+    folders = CacheFolder(tmp_path / "asked"), CacheFolder(tmp_path / "own", required=False)
+    for folder in folders:
+        cache = AnswerCache(folder, "answers", tiny, tiny.config, {})
+        cache.add("one", {"value": 1})
+        shutil.rmtree(folder.path)
+        if folder.required:
+            with pytest.raises(ConfigError, match="cannot be used: No such file"):
+                cache.get("one")
+            with pytest.raises(ConfigError, match="cannot be used: No such file"):
+                cache.add("two", {"value": 2})
+        else:
+            assert cache.get("one") is None
+            cache.add("two", {"value": 2})
+            assert folder.error is not None

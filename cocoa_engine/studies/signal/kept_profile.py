@@ -16,7 +16,7 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import LabelledText
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.scoring.text_profile import LayerProfile, TokenProfile
-from cocoa_engine.studies.answer_cache import AnswerCache
+from cocoa_engine.studies.answer_cache import AnswerCache, CacheFolder
 from cocoa_engine.studies.signal.segments import TeacherForced, span_ranges
 
 if TYPE_CHECKING:
@@ -119,12 +119,12 @@ class ProfileCache:
         layer: the layer whose states are kept, for a probe.
 
     Raises:
-        ConfigError: the folder or the file cannot be written to.
+        ConfigError: as for :class:`.AnswerCache`.
     """
 
     def __init__(
         self,
-        folder: Path,
+        folder: CacheFolder,
         engine: CocoaEngine,
         config: CocoaConfig,
         *,
@@ -162,7 +162,7 @@ class ProfileCache:
         """Keep an answer.
 
         Raises:
-            ConfigError: the file cannot be written to.
+            ConfigError: the file is required and cannot be written to.
         """
         ranges = [(0, len(forced.ends)), *span_ranges(forced.profile)]
         found = [forced.profile, *([] if forced.without_source is None else [forced.without_source.profile])]

@@ -1,0 +1,130 @@
+"""What an interrupted command has measured: it is kept until the same command, given again, has ended."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+
+import typer
+from filelock import FileLock
+
+from cocoa_engine.cache_directory import cache_directory, is_private
+from cocoa_engine.cli.terminal import print_note
+from cocoa_engine.rendering.wording import count
+from cocoa_engine.studies.answer_cache import CacheFolder
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "unfinished"
+KEPT = 8
+"""The number of unfinished commands that are kept, those that were given last."""
+
+LOCK = ".lock"
+_LOCK_TIMEOUT = 10.0  # seconds to wait while another command begins or ends
+_OF_OUTPUT = ("overwrite", "json", "no_color", "debug")
+"""Options that change nothing that is measured: a command continues with or without them."""
+
+
+@contextmanager
+def measured_answers(context: typer.Context, cache: Path | None) -> Iterator[CacheFolder | None]:
+    """The folder in which a command keeps what it measures.
+
+    Without ``--cache`` it is one in the cache directory, for the same options in the same working directory. It is
+    removed when the block has ended without an error, or before anything was measured.
+
+    Args:
+        context: the command and its options.
+        cache: the folder of ``--cache``.
+
+    Yields:
+        The folder; `None` if it cannot be written, is not private, or another process measures the same.
+    """
+    if cache is not None:
+        yield CacheFolder(cache)
+        return
+    begun = _begin(context)
+    if begun is None:
+        yield None
+        return
+    folder, lock = begun
+    if known := folder.answers():
+        print_note(f"continuing an interrupted command: {count(known, 'measurement')} are in {folder.path}")
+    has_ended = False
+    try:
+        yield folder
+        has_ended = True
+    except typer.Exit:  # the results are written, and the exit code says what they are worth
+        has_ended = True
+        raise
+    finally:
+        _end(folder, lock, remove=has_ended or not folder.answers())
+
+
+def fate(kept: CacheFolder | None) -> str:
+    """What becomes of what was measured when Ctrl-C ends a command.
+
+    Args:
+        kept: the folder that :func:`measured_answers` yields.
+    """
+    if kept is None or not kept.answers():
+        return "they are lost, and nothing was written"
+    if kept.error is not None:
+        return f"some are lost, because {kept.path} could not be written to ({kept.error.strerror})"
+    again = "" if kept.required else "; give the same command again to continue"
+    return f"they are kept in {kept.path}{again}"
+
+
+def _begin(context: typer.Context) -> tuple[CacheFolder, FileLock] | None:
+    """The folder of a command and its lock, which this process has. Older folders are removed."""
+    try:
+        root = cache_directory() / FOLDER
+        folder = root / _name(context)
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not is_private(root):
+            raise PermissionError("other users can write to it")
+        with FileLock(root / LOCK, timeout=_LOCK_TIMEOUT):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            if not is_private(folder):
+                raise PermissionError("other users can write to it")
+            lock = FileLock(folder / LOCK)
+            lock.acquire(timeout=0)
+            os.utime(folder)
+            _remove_older(folder)
+    except (OSError, RuntimeError) as error:  # also a Timeout: another process has the lock
+        logger.info("what is measured is not kept in the cache directory: %s", error)
+        return None
+    return CacheFolder(folder, required=False), lock
+
+
+def _end(folder: CacheFolder, lock: FileLock, *, remove: bool) -> None:
+    """Release the folder of a command, and remove it. Another process cannot begin with it in between."""
+    with suppress(OSError, RuntimeError):
+        if remove:
+            with FileLock(folder.path.parent / LOCK, timeout=_LOCK_TIMEOUT):
+                lock.release()
+                shutil.rmtree(folder.path)
+    lock.release()
+
+
+def _remove_older(folder: Path) -> None:
+    """Remove the folders of commands that were given long ago. The caller has the lock of all folders."""
+    others = [each for each in folder.parent.iterdir() if each.is_dir() and each != folder]
+    others.sort(key=lambda each: each.stat().st_mtime, reverse=True)
+    for old in others[KEPT - 1 :]:
+        with suppress(OSError, RuntimeError):  # a Timeout too: a process measures
+            with FileLock(old / LOCK).acquire(timeout=0):
+                pass  # released first, because Windows removes no open file
+            shutil.rmtree(old)
+
+
+def _name(context: typer.Context) -> str:
+    """A digest of a command, its options and the working directory, which paths may be relative to."""
+    options = {name: value for name, value in context.params.items() if name not in _OF_OUTPUT}
+    command = [context.info_name, options, os.getcwd()]
+    return sha256(json.dumps(command, sort_keys=True, default=str).encode()).hexdigest()[:32]

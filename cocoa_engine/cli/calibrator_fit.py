@@ -19,6 +19,7 @@ from cocoa_engine.config import CocoaConfig
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
+    from cocoa_engine.studies.answer_cache import CacheFolder
 
 
 def fit_and_save(
@@ -61,7 +62,7 @@ def fit_and_save(
     )
     calibrator = calibrator_of(engine, config, fitted, probe=probe)
     calibrator.save(out)
-    kept = _reference_kept(engine, out) if answers.self_made else None
+    kept = _reference_kept(engine, out, answers.cache) if answers.self_made else None
     drawn = report.draw({one: risk.validation for one, risk in fitted.risks.items()})
     verdicts = {one: verdict(risk.validation, one) for one, risk in fitted.risks.items()}
     if report.json:
@@ -78,15 +79,20 @@ def fit_and_save(
     report.exit_if_poor(verdicts)
 
 
-def _reference_kept(engine: CocoaEngine, out: Path) -> Path | None:
+def _reference_kept(engine: CocoaEngine, out: Path, cache: CacheFolder | None) -> Path | None:
     """The file of the reference distribution of the model's source attention, if it was made."""
     from cocoa_engine.studies.source_reference import keep_reference
 
-    note = on_interrupt(f"{out} was written; the model's own source attention was not measured")
+    again = "" if cache is None else " to the end; give the same command with --overwrite to continue"
+    note = on_interrupt(f"{out} was written; the model's own source attention was not measured{again}")
     with note, Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("Measuring source attention", total=None)
         try:
-            return keep_reference(engine, on_progress=lambda done, total: bar.update(task, completed=done, total=total))
+            return keep_reference(
+                engine,
+                on_progress=lambda done, total: bar.update(task, completed=done, total=total),
+                cache=cache,
+            )
         except (OSError, RuntimeError) as error:
             print_note(f"the reference of the source attention cannot be kept in the cache directory: {error}")
             return None

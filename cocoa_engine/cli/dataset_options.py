@@ -125,6 +125,18 @@ def progress(
         yield advance
 
 
+def in_steps(advance: Callable[[int], None]) -> Callable[[int, int], None]:
+    """Advance a bar by what was done since the last call. Returns a function of the number done and the total."""
+    before = 0
+
+    def on_progress(done: int, total: int) -> None:
+        nonlocal before
+        advance(done - before)
+        before = done
+
+    return on_progress
+
+
 def make_folder(folder: Path) -> None:
     """Create a folder for results.
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
+from cocoa_engine.cli.dataset_options import Cache, in_steps, progress
 from cocoa_engine.cli.export import Overwrite, reserved
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import LoadOptions, Model, with_options
-from cocoa_engine.cli.terminal import on_interrupt
+from cocoa_engine.cli.unfinished import measured_answers
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.output_files import write_file
+
+if TYPE_CHECKING:
+    from cocoa_engine.methods.retrieval_heads import RetrievalHeads
 
 
 @with_options()
 def heads(
+    context: typer.Context,
     loading: LoadOptions,
     model: Model = None,
     out: Annotated[
@@ -44,6 +47,7 @@ def heads(
     prompts: Annotated[
         int, typer.Option(min=0, help="Prompts that the model answers for the reference distribution; 0: none.")
     ] = 60,
+    cache: Cache = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Find a model's retrieval heads, and how much they attend to a source. No labels are needed.
@@ -57,33 +61,39 @@ def heads(
         sizes = []
     if not sizes or min(sizes) < 1:
         raise ConfigError(f"--lengths takes whole numbers above 0, such as 256,512 (got {lengths!r})")
-    with reserved(*([] if out is None else [out]), overwrite=overwrite):
+    with reserved(*([] if out is None else [out]), overwrite=overwrite), measured_answers(context, cache) as kept:
         engine = load_engine(model, loading)
         from cocoa_engine.methods.retrieval_heads import keep, spread_heads_of
-        from cocoa_engine.studies.retrieval_heads import find_retrieval_heads  # imports torch
+        from cocoa_engine.studies.retrieval_heads import RUNS, find_retrieval_heads  # imports torch
         from cocoa_engine.studies.source_reference import with_reference
 
-        with Progress(console=Console(stderr=True)) as progress, on_interrupt("nothing was written"):
-            if spread:
-                spread_over = spread_heads_of(engine.session.model)
-                if spread_over is None:
-                    raise ConfigError("this model has no layer that attends to the whole prompt")
-                found = spread_over.model_copy(update={"model_name": engine.model_name})
-            else:
-                task = progress.add_task("needles", total=None)
-                found = find_retrieval_heads(
-                    engine, sizes, on_progress=lambda done, total: progress.update(task, completed=done, total=total)
-                )
-            if prompts:
-                answers = progress.add_task("answers", total=prompts)
-                found = with_reference(
-                    engine,
-                    found,
-                    prompts=prompts,
-                    on_progress=lambda done, total: progress.update(answers, completed=done, total=total),
-                )
+        if spread:
+            spread_over = spread_heads_of(engine.session.model)
+            if spread_over is None:
+                raise ConfigError("this model has no layer that attends to the whole prompt")
+            found = spread_over.model_copy(update={"model_name": engine.model_name})
+        else:
+            with progress("Needles", len(sizes) * RUNS, kept=kept) as advance:
+                found = find_retrieval_heads(engine, sizes, on_progress=in_steps(advance), cache=kept)
+        if prompts:
+            with progress("Answering", prompts, kept=kept) as advance:
+                found = with_reference(engine, found, prompts=prompts, on_progress=in_steps(advance), cache=kept)
         if out is not None:
             write_file(out, found.model_dump_json(indent=1) + "\n")
+        _show(found, spread=spread)
+        if out is not None:
+            print(f"Written to {out}.")
+        try:
+            file = keep(found, engine.session.model)
+        except (OSError, RuntimeError) as error:
+            raise ConfigError(
+                f"the heads cannot be kept in the cache directory ({error}). Set COCOA_CACHE_DIR to a folder that can "
+                "be written to, or give --out FILE and pass it as --decore-heads."
+            ) from None
+    print(f"Written to {file}. Engines of this model use it from now on.")
+
+
+def _show(found: RetrievalHeads, *, spread: bool) -> None:
     if spread:
         print(f"{len(found.heads)} heads of {found.model_name}, spread over layers {found.heads[0].layer} and above")
     else:
@@ -95,13 +105,3 @@ def heads(
             f"source attention of {found.reference_spans} own spans: 5 % below {low:.3f}, half below {middle:.3f}, "
             f"95 % below {high:.3f}"
         )
-    if out is not None:
-        print(f"Written to {out}.")
-    try:
-        file = keep(found, engine.session.model)
-    except (OSError, RuntimeError) as error:
-        raise ConfigError(
-            f"the heads cannot be kept in the cache directory ({error}). Set COCOA_CACHE_DIR to a folder that can be "
-            "written to, or give --out FILE and pass it as --decore-heads."
-        ) from None
-    print(f"Written to {file}. Engines of this model use it from now on.")

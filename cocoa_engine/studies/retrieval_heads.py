@@ -28,10 +28,14 @@ from cocoa_engine.methods.retrieval_heads import RetrievalHeads, ScoredHead
 from cocoa_engine.model.generation_config import eos_token_ids
 from cocoa_engine.model.language_model import attention_heads
 from cocoa_engine.scoring.text_tree import opened
+from cocoa_engine.studies.answer_cache import AnswerCache, CacheFolder
 from cocoa_engine.studies.haystack import HAY, NEEDLES, Needle
 
 LENGTHS = (256, 512, 1024)
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
+RUNS = len(DEPTHS) * len(NEEDLES)
+"""The number of needles that are hidden in texts of one length."""
+
 RECALLED = 0.5
 """A run counts if the ROUGE-1 recall of the needle in the answer is above this."""
 
@@ -46,6 +50,8 @@ def find_retrieval_heads(
     lengths: Sequence[int] = LENGTHS,
     depths: Sequence[float] = DEPTHS,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    cache: CacheFolder | None = None,
 ) -> RetrievalHeads:
     """Score every attention head of an engine's model.
 
@@ -54,11 +60,13 @@ def find_retrieval_heads(
         lengths: the lengths of the texts that needles are hidden in, in tokens.
         depths: the relative positions of the needle in the text, from 0 to 1.
         on_progress: called with the number of runs done and their total.
+        cache: a :class:`.CacheFolder` that keeps the scores of every run; runs that are in it are not repeated.
 
     Raises:
         UnsupportedModelError: the model's attention cannot be observed, its heads cannot be numbered, or the model
             recalls no needle.
         PromptError: a text does not fit the context window.
+        ConfigError: the cache is required, and cannot be read or written.
     """
     backend = engine.session.backend
     if not backend.sees_attention:
@@ -73,10 +81,18 @@ def find_retrieval_heads(
         raise UnsupportedModelError(f"the heads of {engine.model_name} cannot be numbered: the model {why}.")
     total = torch.zeros(model.num_layers, num_heads, dtype=torch.float64)
     runs = [(length, depth, needle) for length in lengths for depth in depths for needle in NEEDLES]
+    known = None if cache is None else AnswerCache(cache, "needles", engine, engine.config, {})
     samples = 0
     for number, (length, depth, needle) in enumerate(runs):
-        run = hide(engine, needle, length, depth)
-        scores, answer = _answered(engine, backend, run, num_heads)
+        prompt = _prompt(engine, needle, length, depth)
+        values = None if known is None else known.get([prompt, needle.text])
+        if values is None:
+            run = HiddenNeedle(prompt, _positions(engine, prompt, needle.text))
+            scores, answer = _answered(engine, backend, run, num_heads)
+            if known is not None:
+                known.add([prompt, needle.text], {"scores": scores.tolist(), "answer": answer})
+        else:
+            scores, answer = torch.tensor(values["scores"], dtype=torch.float64), values["answer"]
         if _recall(needle.text, answer) > RECALLED:
             total += scores
             samples += 1
@@ -100,6 +116,12 @@ def find_retrieval_heads(
 
 def hide(engine: CocoaEngine, needle: Needle, length: int, depth: float) -> HiddenNeedle:
     """A prompt of about ``length`` tokens that contains the needle, and the needle's positions."""
+    prompt = _prompt(engine, needle, length, depth)
+    return HiddenNeedle(prompt, _positions(engine, prompt, needle.text))
+
+
+def _prompt(engine: CocoaEngine, needle: Needle, length: int, depth: float) -> list[int]:
+    """A prompt of about ``length`` tokens that contains the needle."""
     hay = engine.encode(" ".join(HAY), add_special_tokens=False)
     hay = (hay * (length // len(hay) + 1))[:length]
     at = int(depth * len(hay))
@@ -116,7 +138,7 @@ def hide(engine: CocoaEngine, needle: Needle, length: int, depth: float) -> Hidd
         raise PromptError(
             f"a text of {length} tokens does not fit the model's context window of {window}; give shorter --lengths."
         )
-    return HiddenNeedle(prompt, _positions(engine, prompt, needle.text))
+    return prompt
 
 
 def _positions(engine: CocoaEngine, prompt: list[int], needle: str) -> range:

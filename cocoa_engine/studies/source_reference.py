@@ -10,13 +10,18 @@ import tempfile
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from cocoa_engine.config import CocoaConfig
 from cocoa_engine.engine import CocoaEngine
 from cocoa_engine.errors import UnsupportedModelError
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, heads_of_model, keep, spread_heads_of
 from cocoa_engine.output_files import write_file
+from cocoa_engine.results import Generation
+from cocoa_engine.studies.answer_cache import AnswerCache, CacheFolder
+from cocoa_engine.studies.answering import answered
 from cocoa_engine.studies.invented import Passage, passages
 
 PROMPTS = 60
@@ -38,6 +43,7 @@ def with_reference(
     prompts: int = PROMPTS,
     seed: int = 0,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
+    cache: CacheFolder | None = None,
 ) -> RetrievalHeads:
     """Measure the reference distribution of a model's source attention.
 
@@ -47,12 +53,15 @@ def with_reference(
         prompts: the number of prompts that the model answers.
         seed: seed of the invented passages.
         on_progress: called with the number of prompts answered and their total.
+        cache: a :class:`.CacheFolder` that keeps what is measured of every answer; prompts that are in it are not
+            answered again.
 
     Returns:
         The heads with ``reference`` and ``reference_spans``.
 
     Raises:
         UnsupportedModelError: the model's attention cannot be seen, or its answers have too few spans.
+        ConfigError: the cache is required, and cannot be read or written.
     """
     values: list[float] = []
     with tempfile.TemporaryDirectory(prefix="cocoa-heads-") as folder:
@@ -62,15 +71,16 @@ def with_reference(
             decore_heads=str(file), max_new_tokens=MAX_NEW_TOKENS, max_risk=None, method="cocoa-sig"
         )
         asked = [_encoded(engine, request) for request in islice(_requests(seed), prompts)]
-        size = engine.runtime.max_batch_size
-        for start in range(0, len(asked), size):
-            for answer in engine.generate_batch(asked[start : start + size], config=config):
-                values += [
-                    span.source_attention
-                    for span in answer.spans
-                    if span.source_attention is not None and any(letter.isalnum() for letter in span.text)
-                ]
-            on_progress(min(start + size, len(asked)), len(asked))
+        known = None if cache is None else _cache(cache, engine, config)
+        done = 0
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            on_progress(done, len(asked))
+
+        for _, measured in answered(engine, asked, asked, config, _attention, cache=known, advance=advance):
+            values += measured["source_attention"]
     if len(values) < MIN_SPANS:
         raise UnsupportedModelError(
             f"{engine.model_name} wrote {len(values)} spans with a known source attention in {prompts} answers; at "
@@ -81,8 +91,23 @@ def with_reference(
     return found.model_copy(update={"reference": rounded, "reference_spans": len(values)})
 
 
+def _attention(answer: Generation) -> dict[str, Any]:
+    """The source attention of the spans with letters or digits, as far as it is known."""
+    found = [span.source_attention for span in answer.spans if any(letter.isalnum() for letter in span.text)]
+    return {"source_attention": [value for value in found if value is not None]}
+
+
+def _cache(folder: CacheFolder, engine: CocoaEngine, config: CocoaConfig) -> AnswerCache:
+    """The cache of the answers. The file of the heads has another name each time, so the heads alone count."""
+    settings = config.model_dump(mode="json", exclude={"decore_heads"})
+    return AnswerCache(folder, "reference", engine, config, {"config": settings})
+
+
 def keep_reference(
-    engine: CocoaEngine, *, on_progress: Callable[[int, int], None] = lambda done, total: None
+    engine: CocoaEngine,
+    *,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    cache: CacheFolder | None = None,
 ) -> Path | None:
     """Measure the reference distribution of a model that has none, and keep it in the cache directory.
 
@@ -90,7 +115,7 @@ def keep_reference(
 
     Args:
         engine: as for :func:`with_reference`.
-        on_progress: likewise.
+        on_progress, cache: likewise.
 
     Returns:
         The file; `None` if the model has a reference distribution, or no attention that can be seen.
@@ -104,7 +129,7 @@ def keep_reference(
         return None
     named = found.model_copy(update={"model_name": engine.model_name})
     try:
-        measured = with_reference(engine, named, on_progress=on_progress)
+        measured = with_reference(engine, named, on_progress=on_progress, cache=cache)
     except UnsupportedModelError:
         return None
     return keep(measured, model)

@@ -22,6 +22,7 @@ from cocoa_engine.cli.app import app
 from cocoa_engine.datasets import Question, read_labelled
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.scoring.text_profile import Profiler
+from cocoa_engine.studies import retrieval_heads, source_reference
 from cocoa_engine.studies.answer_cache import AnswerCache, CacheFolder, _tokenizer_digest
 from cocoa_engine.studies.claims import TokenValues
 from cocoa_engine.studies.fitting.measured import request_prompt, span_risks
@@ -292,6 +293,95 @@ def test_the_same_command_continues(
     assert (whole.stdout, written()) == (resumed.stdout, files)
     assert "continuing" not in whole.stderr
     assert steps.prompts == 2 * prompts
+    assert commands_in(unfinished_folder) == []
+
+
+@pytest.fixture
+def few_needles(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Two depths of one needle, which count though the model recalls nothing. Lists the runs that were measured."""
+    measured: list[int] = []
+    answered = retrieval_heads._answered
+
+    def counted(engine: Any, backend: Any, run: Any, num_heads: int) -> Any:
+        measured.append(len(run.prompt))
+        return answered(engine, backend, run, num_heads)
+
+    monkeypatch.setattr(retrieval_heads, "_answered", counted)
+    monkeypatch.setattr(retrieval_heads, "NEEDLES", retrieval_heads.NEEDLES[:1])
+    monkeypatch.setattr(retrieval_heads, "RECALLED", -1.0)
+    monkeypatch.setattr(source_reference, "MIN_SPANS", 5)
+    return measured
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", [[], ["--cache", "cache"]])
+def test_heads_continue(
+    cocoa: Callable[..., Result],
+    steps: Steps,
+    few_needles: list[int],
+    tmp_path: Path,
+    unfinished_folder: Path,
+    given: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = tmp_path / "heads.json"
+    command = ["heads", "--lengths", "16,32", "--prompts", "6", "--out", out, *given]
+    hide = retrieval_heads._prompt
+    left = [3]
+
+    def until_ctrl_c(*args: Any) -> list[int]:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return hide(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(retrieval_heads, "_prompt", until_ctrl_c)
+        stopped = cocoa(*command)
+    assert stopped.exit_code == 130
+    assert "needles: 3 of 30 were done; they are kept in" in stopped.stderr
+    steps.until = 4
+    stopped = cocoa(*command)
+    assert (stopped.exit_code, out.exists()) == (130, False)
+    assert "answering: 4 of 6 were done; they are kept in" in stopped.stderr
+    steps.until = 10**6
+    finished = cocoa(*command)
+    assert finished.exit_code == 0, finished.stderr
+    assert len(few_needles) == 10
+    assert steps.prompts == 6
+    assert commands_in(unfinished_folder) == []
+    found = out.read_text(encoding="utf-8")
+    (kept,) = (tmp_path / "own" / "heads").glob("*.json")
+    assert kept.read_text(encoding="utf-8") == found
+    kept.unlink()
+    again = cocoa(*command, "--overwrite")
+    assert again.stdout == finished.stdout
+    assert out.read_text(encoding="utf-8") == found
+    assert (len(few_needles), steps.prompts) == ((10, 6) if given else (20, 12))
+
+
+@pytest.mark.slow
+def test_the_reference_of_a_calibrator_continues(
+    cocoa: Callable[..., Result], steps: Steps, tmp_path: Path, unfinished_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_reference, "MIN_SPANS", 5)
+    monkeypatch.setattr(source_reference, "MAX_NEW_TOKENS", 6)
+    out = tmp_path / "risk.json"
+    command = ["calibrate", "--self", "--prompts", "30", *FITS, "--level", "span", "--out", out]
+    assert cocoa(*command).exit_code == 0
+    (kept,) = (tmp_path / "own" / "heads").glob("*.json")
+    expected, total = json.loads(kept.read_text(encoding="utf-8"))["reference"], steps.prompts
+    for file in (kept, out, out.with_name("risk-span.svg")):
+        file.unlink()
+    steps.until = 2 * total - 20
+    stopped = cocoa(*command)
+    assert (stopped.exit_code, out.exists()) == (130, True)
+    assert "give the same command with --overwrite to continue" in stopped.stderr
+    steps.until = 10**6
+    assert cocoa(*command, "--overwrite").exit_code == 0
+    assert steps.prompts == 2 * total
+    # the engine is the same: prompts whose beginnings it remembers are read in other parts, and rounded otherwise
+    assert json.loads(kept.read_text(encoding="utf-8"))["reference"] == pytest.approx(expected, abs=1e-5)
     assert commands_in(unfinished_folder) == []
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from json import dumps
 from pathlib import Path
 from typing import Annotated, get_args
@@ -29,7 +28,7 @@ from cocoa_engine.cli.terminal import output
 from cocoa_engine.cli.unfinished import measured_answers
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import detect_format
-from cocoa_engine.errors import ConfigError, DataError
+from cocoa_engine.errors import DataError
 from cocoa_engine.optional import need
 from cocoa_engine.output_files import write_file
 from cocoa_engine.studies.signal.record import Level, plot_names
@@ -73,16 +72,13 @@ def signal(
     records = read(data, format, prompts, seed)
     if context_lift and (lacking := next((record for record in records if not record.source), None)):
         raise DataError(f"{lacking.id!r} has no source, so its context lift cannot be measured.")
-    if boundaries and cache is not None:
-        raise ConfigError("--boundaries divides each answer anew, which --cache cannot keep: leave one of them out")
     if boundaries and all(record.spans is None for record in records):
         raise DataError("these answers are labelled as wholes, so span boundaries cannot be compared.")
     plots = [name for level in get_args(Level) for name in plot_names(level)]
     files = [out / name for name in ("signal.json", "signal.md", *plots)]
-    keeping = nullcontext() if boundaries else measured_answers(context, cache)
-    with reserved(*files, overwrite=overwrite), keeping as kept:
+    with reserved(*files, overwrite=overwrite), measured_answers(context, cache) as kept:
         engine = load_engine(model, loading)
-        from cocoa_engine.studies.signal.boundaries import BoundaryScores, with_boundary_scores
+        from cocoa_engine.studies.signal.boundaries import BoundaryScores, boundaries_cache, with_boundary_scores
         from cocoa_engine.studies.signal.indicators import Layers
         from cocoa_engine.studies.signal.items import collect
         from cocoa_engine.studies.signal.plots import draw
@@ -90,9 +86,12 @@ def signal(
         from cocoa_engine.studies.signal.report import measure, to_markdown
 
         Layers.of(config, engine.num_layers)  # refuse bad settings before the work
-        with teacher_forced(engine, records, config, chat=chat, without_source=context_lift, cache=kept) as answers:
+        known = boundaries_cache(kept, engine, config, chat=chat) if kept is not None and boundaries else None
+        with teacher_forced(
+            engine, records, config, chat=chat, without_source=context_lift, cache=kept, also=known
+        ) as answers:
             cuts = BoundaryScores()
-            items = collect(with_boundary_scores(answers, engine, config, cuts) if boundaries else answers)
+            items = collect(with_boundary_scores(answers, engine, config, cuts, known) if boundaries else answers)
         about: About = {
             "data": data.name,
             "format": format or detect_format(data),

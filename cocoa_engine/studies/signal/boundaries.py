@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -16,8 +16,10 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import cocoa_sig
 from cocoa_engine.scoring.candidates import CandidateGrower, grown_length
 from cocoa_engine.spans import Candidate
+from cocoa_engine.studies.answer_cache import AnswerCache, CacheFolder
 from cocoa_engine.studies.signal.indicators import Layers
 from cocoa_engine.studies.signal.items import Floats
+from cocoa_engine.studies.signal.kept_profile import identity
 from cocoa_engine.studies.signal.ranking import Bootstrap, Ranked
 from cocoa_engine.studies.signal.record import BoundaryRow
 from cocoa_engine.studies.signal.segments import TeacherForced, begins_span, token_labels
@@ -49,22 +51,16 @@ class BoundaryScores:
     )
     spans: dict[Cut, int] = field(default_factory=lambda: dict.fromkeys(CUTS, 0))
 
-    def add(self, forced: TeacherForced, cutter: Cutter, layers: Layers, alpha: float) -> None:
-        """Add the tokens of an answer whose parts are labelled."""
+    def add(self, forced: TeacherForced, by_cut: dict[str, Any]) -> None:
+        """Add the tokens of an answer whose parts are labelled, with what :func:`scored` returns."""
         for hallucinated, supported in token_labels(forced):
             self.groups.append(forced.record.group)
             self.hallucinated.append(hallucinated)
             self.supported.append(supported)
         for cut in CUTS:
-            for start, end in cutter.spans(forced, cut):
-                profile = forced.profile.span(start, end)
-                con = float(profile.con_mlds(layers.window)[0])
-                f = float(profile.f_mlds(layers.window, layers.final)[0])
-                log_prob = sum(forced.profile.log_probs[start:end])
-                scores = (f, con, -log_prob, -log_prob / (end - start), -cocoa_sig(log_prob, f, alpha))
-                for score, value in zip(SCORES, scores, strict=True):
-                    self.values[cut][score] += [value] * (end - start)
-                self.spans[cut] += 1
+            self.spans[cut] += by_cut[cut]["spans"]
+            for score in SCORES:
+                self.values[cut][score] += by_cut[cut]["values"][score]
 
     def measure(self, *, draws: int, seed: int) -> dict[str, BoundaryRow]:
         """The AUROC of each score under each rule, with bootstrap intervals. Empty if a class is missing."""
@@ -83,6 +79,24 @@ class BoundaryScores:
             }
             for cut in CUTS
         }
+
+
+def scored(forced: TeacherForced, cutter: Cutter, layers: Layers, alpha: float) -> dict[str, Any]:
+    """By rule, the number of an answer's spans and the scores of its tokens, as plain values."""
+    found: dict[str, Any] = {}
+    for cut in CUTS:
+        spans, values = 0, {score: list[float]() for score in SCORES}
+        for start, end in cutter.spans(forced, cut):
+            profile = forced.profile.span(start, end)
+            con = float(profile.con_mlds(layers.window)[0])
+            f = float(profile.f_mlds(layers.window, layers.final)[0])
+            log_prob = sum(forced.profile.log_probs[start:end])
+            scores = (f, con, -log_prob, -log_prob / (end - start), -cocoa_sig(log_prob, f, alpha))
+            for score, value in zip(SCORES, scores, strict=True):
+                values[score] += [value] * (end - start)
+            spans += 1
+        found[cut] = {"spans": spans, "values": values}
+    return found
 
 
 class Cutter:
@@ -131,14 +145,40 @@ class Cutter:
 
 
 def with_boundary_scores(
-    answers: Iterable[TeacherForced], engine: CocoaEngine, config: CocoaConfig, cuts: BoundaryScores
+    answers: Iterable[TeacherForced],
+    engine: CocoaEngine,
+    config: CocoaConfig,
+    cuts: BoundaryScores,
+    cache: AnswerCache | None = None,
 ) -> Iterator[TeacherForced]:
-    """Pass answers through, and add those whose parts are labelled to ``cuts``."""
+    """Pass answers through, and add those whose parts are labelled to ``cuts``.
+
+    Args:
+        answers: the answers. Those that are in the cache may be without their hidden states.
+        engine: the engine that grows branches.
+        config: the settings.
+        cuts: receives the scores.
+        cache: a :func:`boundaries_cache`. Scores that are in it are not measured again.
+    """
     layers, cutter = Layers.of(config, engine.num_layers), Cutter(engine, config)
     for forced in answers:
+        values = None if cache is None else cache.get(identity(forced.record))
+        if values is None:
+            values = {} if forced.record.spans is None else scored(forced, cutter, layers, config.alpha)
+            if cache is not None:
+                cache.add(identity(forced.record), values)
         if forced.record.spans is not None:
-            cuts.add(forced, cutter, layers, config.alpha)
+            cuts.add(forced, values)
         yield forced
+
+
+def boundaries_cache(folder: CacheFolder, engine: CocoaEngine, config: CocoaConfig, *, chat: bool) -> AnswerCache:
+    """A cache of the scores of answers.
+
+    Raises:
+        ConfigError: as for :class:`.AnswerCache`.
+    """
+    return AnswerCache(folder, "boundaries", engine, config, {"config": config.model_dump(mode="json"), "chat": chat})
 
 
 def _floats(values: list[int]) -> Floats:

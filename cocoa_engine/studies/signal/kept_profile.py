@@ -117,6 +117,7 @@ class ProfileCache:
         chat: whether the answers follow a chat prompt.
         without_source: whether they are also fed without their source.
         layer: the layer whose states are kept, for a probe.
+        also: another cache of these answers. An answer that is not in it is fed again, for its hidden states.
 
     Raises:
         ConfigError: as for :class:`.AnswerCache`.
@@ -131,11 +132,12 @@ class ProfileCache:
         chat: bool,
         without_source: bool = False,
         layer: int | None = None,
+        also: AnswerCache | None = None,
     ) -> None:
         competing = {"gamma": config.gamma, "max_candidates": config.max_candidates}
         settings = {**competing, "chat": chat, "without_source": without_source, "layer": layer}
         self._answers = AnswerCache(folder, "fed", engine, config, settings)
-        self._layer = layer
+        self._layer, self._also = layer, also
 
     @property
     def file(self) -> Path:
@@ -148,8 +150,8 @@ class ProfileCache:
         Raises:
             ConfigError: the file has a line that this class did not write.
         """
-        values = self._answers.get(_identity(record))
-        if values is None:
+        values = self._answers.get(identity(record))
+        if values is None or (self._also is not None and self._also.get(identity(record)) is None):
             return None
         try:
             profiles = [KeptProfile.from_plain(one) for one in values["profiles"]]
@@ -159,18 +161,21 @@ class ProfileCache:
         return TeacherForced(record, first.profile, first.ends, *other)
 
     def add(self, forced: TeacherForced) -> None:
-        """Keep an answer.
+        """Keep an answer, unless it is there.
 
         Raises:
             ConfigError: the file is required and cannot be written to.
         """
+        if self._answers.get(identity(forced.record)) is not None:
+            return
         ranges = [(0, len(forced.ends)), *span_ranges(forced.profile)]
         found = [forced.profile, *([] if forced.without_source is None else [forced.without_source.profile])]
         profiles = [KeptProfile.of(one, ranges, self._layer).plain() for one in found]
-        self._answers.add(_identity(forced.record), {"ends": list(forced.ends), "profiles": profiles})
+        self._answers.add(identity(forced.record), {"ends": list(forced.ends), "profiles": profiles})
 
 
-def _identity(record: LabelledText) -> Sequence[str | None]:
+def identity(record: LabelledText) -> Sequence[str | None]:
+    """What identifies an answer in a cache."""
     return [record.prompt, record.question, record.text, record.source]
 
 

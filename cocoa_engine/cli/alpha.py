@@ -60,13 +60,13 @@ def alpha(
         found = suggest(candidates)
         if plot:
             draw(candidates, found, config.metric, plot)
-    if json:
-        record = {"prompts": len(asked), "metric": config.metric, **found._asdict(), "spans": candidates}
-        print_json(dumps(record))
-        return
-    text = (
-        f"|log p_S| / MLDS of {found.candidates} candidate spans ({config.metric}, {len(asked)} prompts): "
-        f"median {found.median:.2f}, middle half {found.low:.2f} to {found.high:.2f}; "
-        f"ratio of the means {found.of_means:.2f}. The paper takes alpha near this ratio, and recommends 1 to 3."
-    )
-    output(no_color).print(Text(text))
+        if json:
+            record = {"prompts": len(asked), "metric": config.metric, **found._asdict(), "spans": candidates}
+            print_json(dumps(record))
+            return
+        text = (
+            f"|log p_S| / MLDS of {found.candidates} candidate spans ({config.metric}, {len(asked)} prompts): "
+            f"median {found.median:.2f}, middle half {found.low:.2f} to {found.high:.2f}; "
+            f"ratio of the means {found.of_means:.2f}. The paper takes alpha near this ratio, and recommends 1 to 3."
+        )
+        output(no_color).print(Text(text))

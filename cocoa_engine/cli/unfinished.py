@@ -22,7 +22,7 @@ from cocoa_engine.studies.answer_cache import CacheFolder
 logger = logging.getLogger(__name__)
 
 FOLDER = "unfinished"
-KEPT = 8
+KEPT = 4
 """The number of unfinished commands that are kept, those that were given last."""
 
 LOCK = ".lock"

@@ -235,6 +235,7 @@ def test_other_conditions_have_other_files(tiny: CocoaEngine, tmp_path: Path) ->
     assert file() == files[0] == file(config=config.replace(alpha=1.0, max_new_tokens=3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [False, True])
 def test_the_boundaries_of_spans_are_kept(
     cocoa: Callable[..., Result],

@@ -136,16 +136,14 @@ def read_parquet(path: Path) -> Iterator[Row]:
     parquet = need("pyarrow.parquet", extra="eval", what="reading parquet files")
     import pyarrow
 
-    number, size = 0, 0
+    number = 0
     try:
         with parquet.ParquetFile(path) as file:
-            sizes = [_inflated_size(file.metadata.row_group(n)) for n in range(file.metadata.num_row_groups)]
-            _check_inflated(path, sum(sizes))
-            # a dictionary repeats a value at no cost, but no value is larger than its row group
-            rows_at_once = max(1, min(1024, INFLATED_LIMIT // max([1, *sizes])))
-            for batch in file.iter_batches(batch_size=rows_at_once):
-                size += batch.nbytes + _ROW_BYTES * batch.num_rows
-                _check_inflated(path, size)
+            _check_inflated(path, sum(_inflated_size(file.metadata.row_group(n)) for n in range(file.num_row_groups)))
+            row_size = sum(max(8, leaf.length) for leaf in file.schema)  # without texts
+            most = max(1, INFLATED_LIMIT // max(1, row_size))
+            _measure(path, file, min(2**16, most))
+            for batch in file.iter_batches(batch_size=min(1024, most)):
                 for row in batch.to_pylist():
                     yield f"{path}, record {number}", row
                     number += 1
@@ -161,6 +159,49 @@ def _inflated_size(group: Any) -> int:
     The metadata of its columns is not read: in a damaged file, that aborts the process in pyarrow.
     """
     return max(0, group.total_byte_size) + max(0, group.num_rows * group.num_columns)
+
+
+def _measure(path: Path, file: Any, rows_at_once: int) -> None:
+    """Refuse a parquet file whose values are larger than the limit, whatever its metadata says.
+
+    A file of a kilobyte may repeat a large value a million times. Texts are therefore read as dictionaries, which have
+    each value once, and their size is computed from these.
+
+    Args:
+        path: the file.
+        file: the opened file.
+        rows_at_once: the largest number of rows to read at once. Each batch copies the dictionary of its row group.
+
+    Raises:
+        DataError: it is larger.
+    """
+    from pyarrow import parquet
+
+    texts = [number for number, leaf in enumerate(file.schema) if leaf.physical_type == "BYTE_ARRAY"]
+    size = 0
+    # extension types, such as that of JSON, have no dictionaries
+    with parquet.ParquetFile(path, read_dictionary=texts, arrow_extensions_enabled=False) as measured:
+        for group in range(measured.num_row_groups):  # a nested dictionary cannot span several
+            for batch in measured.iter_batches(rows_at_once, row_groups=[group]):
+                size += sum(map(_repeated_size, batch.columns)) + _ROW_BYTES * batch.num_rows
+                _check_inflated(path, size)
+
+
+def _repeated_size(column: Any) -> int:
+    """The size of an Arrow array if the values of its dictionaries are repeated as often as they occur."""
+    from pyarrow import compute, types
+
+    if types.is_dictionary(column.type):
+        lengths = compute.binary_length(column.dictionary).cast("int64")
+        return column.indices.nbytes + (compute.sum(lengths.take(column.indices)).as_py() or 0)
+    if types.is_struct(column.type):
+        return sum(map(_repeated_size, column.flatten()))
+    if types.is_map(column.type):  # has no flatten()
+        first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()
+        return 8 * len(column) + _repeated_size(column.values.slice(first, last - first))
+    if types.is_nested(column.type):
+        return 8 * len(column) + _repeated_size(column.flatten())
+    return column.nbytes
 
 
 def _check_inflated(path: Path, size: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import pickle
 import struct
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +261,99 @@ def test_a_parquet_file_may_not_inflate_without_limit(
     assert message.startswith(f"{file} is larger than 1 MiB")
     monkeypatch.setattr(files, "INFLATED_LIMIT", 2**22)
     assert [row["text"] for _, row in files.read_parquet(file)] == text
+
+
+def repeated(shape: str) -> Any:
+    """A column with a thousand texts of 1 MiB, which is in memory once or a few times."""
+    import pyarrow
+
+    value, count = "a" * 2**20, 1000
+    if shape == "json":  # has no dictionaries in memory
+        few = pyarrow.ExtensionArray.from_storage(pyarrow.json_(), pyarrow.array([f'"{value}"'] * 4))
+        return pyarrow.chunked_array([few] * (count // 4))
+    text = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * count, pyarrow.int32()), pyarrow.array([value]))
+    if shape == "struct":
+        return pyarrow.StructArray.from_arrays([text], ["text"])
+    if shape == "list":  # of one row
+        return pyarrow.ListArray.from_arrays([0, count], text)
+    if shape == "map":
+        return pyarrow.MapArray.from_arrays([0, count], pyarrow.array([str(n) for n in range(count)]), text)
+    return text
+
+
+def varint(number: int, length: int = 1) -> bytes:
+    """A number of 0 or more as the metadata has it, in at least ``length`` bytes."""
+    digits, rest = [], 2 * number
+    while rest or len(digits) < length:
+        digits.append(rest % 128)
+        rest //= 128
+    return bytes([*(digit + 128 for digit in digits[:-1]), digits[-1]])
+
+
+def with_false_sizes(data: bytes) -> bytes:
+    """A parquet file whose metadata says that its only column, and so its only group of rows, has one byte."""
+    from pyarrow import parquet
+
+    group = parquet.read_metadata(io.BytesIO(data)).row_group(0)
+    start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    footer = data[start:]
+    for size in {group.total_byte_size, group.column(0).total_uncompressed_size}:
+        footer = footer.replace(varint(size), varint(1, len(varint(size))))
+    return data[:start] + footer
+
+
+@pytest.mark.parametrize("shape", ["text", "struct", "list", "map", "json"])
+def test_a_parquet_file_with_false_sizes(shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text of 1 MiB, a thousand times, in a file of a few kilobytes. It is refused before the memory is used."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    table = pyarrow.table({"column": repeated(shape)})
+    written, file = io.BytesIO(), tmp_path / "bomb.parquet"
+    options = {"compression": "zstd", "write_statistics": False, "dictionary_pagesize_limit": 2**30}
+    parquet.write_table(table, written, store_schema=False, **options)
+    file.write_bytes(with_false_sizes(written.getvalue()))
+    assert file.stat().st_size < 2**13
+    assert parquet.read_metadata(file).row_group(0).total_byte_size == 1
+    monkeypatch.setattr(files, "INFLATED_LIMIT", 2**26)
+    pool = pyarrow.default_memory_pool()
+    before = pool.max_memory()
+    assert "64 MiB" in message_of(DataError, lambda: list(files.read_parquet(file)))
+    assert pool.max_memory() - before < 2**25
+
+
+COLUMNS: dict[str, list[Any]] = {
+    "text": ["a", None, "", "é" * 9, "b" * 5000],
+    "bytes": [b"\xff", None, b"", b"a", b"b" * 5000],
+    "number": [1, None, 2, 3, 4],
+    "list": [["a", None], None, [], ["a", "b"], ["c" * 5000]],
+    "list of lists": [[["a"], None, []], None, [], [["b", None]], [[]]],
+    "object": [{"a": "x", "b": [1]}, None, {"a": None, "b": []}, {"a": "y", "b": None}, {"a": "x", "b": [None]}],
+    "list of objects": [[{"a": "x"}, None], None, [], [{"a": None}], [{"a": "y"}]],
+    "date.time": [datetime(2020, 2, 3, 4, 5), None, None, datetime(2021, 1, 1), None],
+    "nothing": [None] * 5,
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"use_dictionary": False}, {"row_group_size": 2}, {"store_schema": False}])
+def test_parquet_values_are_those_that_were_written(options: dict[str, Any], tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    columns = {name: pyarrow.array(values) for name, values in COLUMNS.items()}
+    mapped = [[("a", "x")], None, [], [("a", None), ("b", "y")], [("c", "x")]]
+    columns["map"] = pyarrow.array(mapped, pyarrow.map_(pyarrow.string(), pyarrow.string()))
+    columns["category"] = pyarrow.array(["a", "b", None, "a", "a"]).dictionary_encode()
+    columns["large"] = pyarrow.array(["a", "b", None, "a", "a"], pyarrow.large_string())
+    columns["fixed"] = pyarrow.array([b"ab", None, b"cd", b"ab", b"ab"], pyarrow.binary(2))
+    columns["id"] = pyarrow.ExtensionArray.from_storage(
+        pyarrow.uuid(), pyarrow.array([bytes(16)] * 5, pyarrow.binary(16))
+    )
+    table, file = pyarrow.table(columns), tmp_path / "table.parquet"
+    parquet.write_table(table, file, **options)
+    assert [row for _, row in files.read_parquet(file)] == parquet.ParquetFile(file).read().to_pylist()
+    if options.get("store_schema", True):
+        assert [row for _, row in files.read_parquet(file)] == table.to_pylist()
 
 
 def test_a_parquet_file_of_countless_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from cocoa_engine.cli.terminal import on_interrupt
 from cocoa_engine.cli.unfinished import fate
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import FORMATS, LabelledText, checked, read_labelled, sample
+from cocoa_engine.datasets.files import read_document
 from cocoa_engine.errors import ConfigError, DataError
 from cocoa_engine.model.embedded import MODEL_NAME
 
@@ -70,13 +71,7 @@ def read_documents(path: Path) -> list[str]:
     files = sorted(file for file in path.rglob("*") if file.suffix in (".txt", ".md")) if path.is_dir() else [path]
     if not files:
         raise DataError(f"{path} has no .txt or .md files.")
-    texts = []
-    for file in files:
-        try:
-            texts.append(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path that contains a NUL character
-            raise DataError(f"the document {file} cannot be read: {error}") from error
-    return texts
+    return [read_document(file) for file in files]
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.datasets.files import read_document
 from cocoa_engine.errors import ChatTemplateError, ConfigError, DataError, PromptError
 
 if TYPE_CHECKING:
@@ -99,11 +100,7 @@ def read_source(file: Path) -> str:
     Raises:
         DataError: the file cannot be read, or is empty.
     """
-    try:
-        text = file.read_text(encoding="utf-8").strip()
-    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path that contains a NUL character
-        raise DataError(f"{file} cannot be read: {error}") from error
-    if not text:
+    if not (text := read_document(file).strip()):
         raise DataError(f"{file} is empty")
     return text
 

@@ -42,6 +42,15 @@ def read_text(path: Path) -> str:
         ) from None
 
 
+def read_document(path: Path) -> str:
+    """Read a text file as :func:`read_text` does, with ``\\n`` at the end of every line.
+
+    Raises:
+        DataError: it cannot be read, or is not UTF-8.
+    """
+    return io.StringIO(read_text(path), newline=None).read()
+
+
 def _inflated(path: Path) -> bytes:
     """The content of a gzip file.
 

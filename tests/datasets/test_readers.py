@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 from cocoa_engine import DataError
+from cocoa_engine.cli.dataset_options import read_documents
+from cocoa_engine.cli.prompting import read_sources
 from cocoa_engine.datasets import LabelledText, read_labelled, sample
 
 HEADER = "Type,Category,Question,Best Answer,Correct Answers,Incorrect Answers,Source\n"
@@ -255,3 +258,11 @@ def test_a_sample_keeps_the_answers_to_a_prompt_together() -> None:
     assert [record.group for record in some] == sorted((record.group for record in some), key="0123456".index)
     assert some == sample(records, 3, seed=1) != sample(records, 3, seed=2)
     assert len(sample(records)) == 70
+
+
+def test_documents_and_passages_have_no_byte_order_mark(tmp_path: Path) -> None:
+    plain, compressed = tmp_path / "a.txt", tmp_path / "b.txt.gz"
+    plain.write_bytes(b"\xef\xbb\xbfone\r\ntwo\rthree\n")
+    compressed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert read_sources([plain, compressed]) == ["one\ntwo\nthree"] * 2
+    assert read_documents(plain) == read_documents(compressed) == ["one\ntwo\nthree\n"]

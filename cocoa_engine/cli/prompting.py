@@ -125,6 +125,8 @@ def ask_engine(engine: CocoaEngine, request: Request, config: CocoaConfig) -> Sp
     Raises:
         ChatTemplateError: the model has no chat template.
     """
+    from cocoa_engine.model.prompts import chat_of
+
     if request.raw:
         return engine.stream(request.prompt, config=config, source=request.sources or None)
     if not engine.has_chat_template:
@@ -132,9 +134,3 @@ def ask_engine(engine: CocoaEngine, request: Request, config: CocoaConfig) -> Sp
             f"{engine.model_name} has no chat template: use --raw to continue the prompt as plain text"
         )
     return engine.stream_chat(chat_of(request.prompt, request.system), config=config, source=request.sources or None)
-
-
-def chat_of(question: str, system: str | None) -> list[dict[str, str]]:
-    """The messages that ask a question."""
-    messages = [{"role": "system", "content": system}] if system is not None else []
-    return [*messages, {"role": "user", "content": question}]

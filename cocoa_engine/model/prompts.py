@@ -36,6 +36,12 @@ class ChatTokens(list[int]):
         self.question_tokens = question_tokens
 
 
+def chat_of(question: str, system: str | None) -> list[dict[str, str]]:
+    """The messages that ask a question, after a system message if there is one."""
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    return [*messages, {"role": "user", "content": question}]
+
+
 def without_history(messages: Messages) -> list[Mapping[str, Any]] | None:
     """The system messages, and the longest of the others that the model did not write; `None` without a history.
 

@@ -11,7 +11,7 @@ from cocoa_engine.calibration.risk_measure import reaches
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets.own_prompts import MeasuredAnswer, MeasuredSpan, OwnPrompt
 from cocoa_engine.errors import ChatTemplateError, ConfigError
-from cocoa_engine.model.prompts import Prompt
+from cocoa_engine.model.prompts import Prompt, chat_of
 from cocoa_engine.rendering.scale import RAW
 from cocoa_engine.results import Generation
 from cocoa_engine.studies.answer_cache import AnswerCache
@@ -124,11 +124,7 @@ def measure(
     chat = engine.has_chat_template and not raw
     if system is not None and not chat:
         raise ChatTemplateError(f"{engine.model_name} has no chat template, which a system message needs")
-    before = [] if system is None else [{"role": "system", "content": system}]
-    asked: list[Prompt] = [
-        engine.encode_chat([*before, {"role": "user", "content": one.request}]) if chat else one.request
-        for one in prompts
-    ]
+    asked: list[Prompt] = [engine.encode_chat(chat_of(one.request, system)) if chat else one.request for one in prompts]
     source = _sources(engine, prompts, asked, config)
     for one, values in answered(engine, prompts, asked, config, _values, source=source, cache=cache, advance=advance):
         spans = tuple(MeasuredSpan(*span) for span in values["spans"])

@@ -56,7 +56,7 @@ class Stored:
 
 
 def compact_report(report: dict[str, Any], stored: Stored | None) -> dict[str, Any]:
-    """A ``cocoa_risk`` report without what can be derived from the rest of the answer, such as its ``claims``.
+    """A ``cocoa_risk`` report without what can be derived from the rest of the answer, and without its ``claims``.
 
     A span has no ``flagged`` or ``reaches_max_risk`` if it is false, no ``candidates`` if there were none, no
     ``source_attention`` if it was not measured, and no ``con_mlds`` or ``f_mlds`` if it is the risk. Spans have no

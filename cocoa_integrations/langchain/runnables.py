@@ -26,8 +26,9 @@ Answer = BaseMessage | Generation | EngineGeneration | Mapping[str, Any]
 def get_risk(answer: Answer) -> dict[str, Any]:
     """The risk report of a complete answer. In a chain use ``RunnableLambda(get_risk)``.
 
-    The spans of a compact report are completed with what can be derived; ``score`` and ``chosen`` are only in a full
-    report. See ``risk_metadata`` of the models.
+    The spans of a compact report are completed with what can be derived; ``score`` and ``chosen`` of spans and the list
+    of all ``claims`` are only in a full report. (In scripts without spaces, claims end where tokens end; a compact
+    report has no tokens.) See ``risk_metadata`` of the models.
 
     Args:
         answer: see :data:`Answer`.

@@ -16,8 +16,9 @@ from cocoa_integrations.tool_calling import fields_of_report
 def get_risk(answer: Any) -> dict[str, Any]:
     """The risk report of a complete answer.
 
-    The spans of a compact report are completed with what can be derived; ``score`` and ``chosen`` are only in a full
-    report. See ``risk_metadata`` of :class:`CocoaLLM`.
+    The spans of a compact report are completed with what can be derived; ``score`` and ``chosen`` of spans and the list
+    of all ``claims`` are only in a full report. (In scripts without spaces, claims end where tokens end; a compact
+    report has no tokens.) See ``risk_metadata`` of :class:`CocoaLLM`.
 
     Args:
         answer: a ``ChatResponse`` or ``CompletionResponse`` (for a stream, the last one), the ``AgentOutput`` of an

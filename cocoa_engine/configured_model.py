@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from typing_extensions import Self
 
@@ -101,10 +101,12 @@ class ConfiguredModel(LoadedModel):
             allow_pickle=allow_pickle,
             keeps_blocks=partial(reads_blocks, "auto" if runtime is None else runtime.linears),
             weights="stored" if runtime is None else runtime.weights,
+            may_be_light=runtime is None or runtime.forward == "auto",
             model_kwargs=dict(model_kwargs or {}),
             tokenizer_kwargs=dict(tokenizer_kwargs or {}),
             **more_model_kwargs,
         )
+        model = cast("PreTrainedModel", model)  # a light one is told apart where it matters
         return cls(model, not_shared(tokenizer), config=config, runtime=runtime, model_name=name, calibrator=calibrator)
 
     @property

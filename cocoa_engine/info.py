@@ -46,7 +46,7 @@ class ModelInfo(BaseModel):
         model, chosen = session.model, session.chosen
         return cls(
             model_name=session.model_name,
-            architecture=type(model.model).__name__,
+            architecture=model.architecture,
             num_layers=model.num_layers,
             hidden_size=int(model.config.hidden_size),
             middle_layers=middle_layers(model.num_layers),

@@ -37,8 +37,11 @@ class LoadedModel:
 
     @property
     def model(self) -> PreTrainedModel:
-        """The model that was passed in."""
-        return self._session.model.model
+        """The model that was passed in, or that was loaded.
+
+        Of a GGUF file only the weights may be there so far. Its model is then made of them, in the same memory.
+        """
+        return self._session.model.whole()
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -108,7 +111,7 @@ class LoadedModel:
         """
         from cocoa_engine.decoding.grammar import constraint
 
-        ends = eos_token_ids(self.model, self.tokenizer)
+        ends = eos_token_ids(self._session.model.model, self.tokenizer)
         return constraint(self.tokenizer, ends, json_schema=json_schema, regex=regex, grammar=grammar)
 
     def render_chat(self, messages: Messages, **template_kwargs: Any) -> str:

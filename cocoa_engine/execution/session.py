@@ -16,6 +16,8 @@ from cocoa_engine.runtime import Runtime
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from cocoa_engine.model.light_model import LightModel
+
 
 class SessionOwner(Protocol):
     """The part of the engine that lower layers use."""
@@ -37,7 +39,7 @@ class Session:
     """A model and its tokenizer, ready to run.
 
     Args:
-        model: a decoder-only ``PreTrainedModel`` with a language-modelling head.
+        model: a decoder-only ``PreTrainedModel`` with a language-modelling head, or a light one.
         tokenizer: its tokenizer.
         runtime: settings of speed and memory.
         model_name: the name to store in results; by default the model's ``name_or_path``.
@@ -53,7 +55,7 @@ class Session:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: PreTrainedModel | LightModel,
         tokenizer: PreTrainedTokenizerBase,
         runtime: Runtime,
         model_name: str | None = None,
@@ -63,7 +65,7 @@ class Session:
         self.tokens = Tokens(tokenizer)
         self.runtime = runtime
         self.scheduler = Scheduler(runtime.max_batch_size, runtime.max_queue)
-        self.model_name = model_name or getattr(model, "name_or_path", "") or type(model).__name__
+        self.model_name = model_name or getattr(model, "name_or_path", "") or self.model.architecture
         self._chosen: tuple[tuple[Any, ...], Chosen] | None = None
         self._pinned: Chosen | None = None
 

@@ -32,7 +32,7 @@ class Decore(ContrastingMethod):
     def masked_heads(self, config: CocoaConfig, model: LanguageModel) -> tuple[tuple[int, int], ...]:
         num_heads = heads_per_layer(model)
         if not num_heads:
-            raise UnsupportedModelError(f"{type(model.model).__name__} has no attention heads for DeCoRe to mask.")
+            raise UnsupportedModelError(f"{model.architecture} has no attention heads for DeCoRe to mask.")
         return masked_heads(config.decore_heads, config.decore_masked_heads, model.num_layers, num_heads, model)
 
     def contrast(self, logits: Tensor, others: Tensor, config: CocoaConfig) -> Tensor:

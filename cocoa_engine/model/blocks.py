@@ -141,9 +141,15 @@ def _embedding(ids: Tensor, weight: Tensor, *rest: Any, **options: Any) -> Tenso
     return weight.rows(ids)
 
 
+def _detached(weight: Tensor) -> Tensor:
+    """The same blocks. The dispatch of a torch operator would import the tracer of ``torch.compile``, which is slow."""
+    return type(weight)(weight.blocks, weight.kind) if isinstance(weight, BlockTensor) else NotImplemented
+
+
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     F.linear: _linear,
     F.embedding: _embedding,
+    Tensor.detach: _detached,
     # modules that are converted then replace the parameter, instead of its data
     torch._has_compatible_shallow_copy_type: lambda one, other: type(one) is type(other) and NotImplemented,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import (
@@ -19,7 +19,6 @@ from transformers import (
     MinNewTokensLengthLogitsProcessor,
     NoBadWordsLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
-    PreTrainedModel,
     PreTrainedTokenizerBase,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
@@ -29,6 +28,11 @@ from transformers import (
 
 from cocoa_engine.config import require_stop_texts
 from cocoa_engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from cocoa_engine.model.light_model import LightModel
 
 
 @contextmanager
@@ -45,7 +49,7 @@ def valid_generation_config() -> Iterator[None]:
 
 
 def eos_token_ids(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: GenerationConfig | None = None
+    model: PreTrainedModel | LightModel, tokenizer: PreTrainedTokenizerBase, config: GenerationConfig | None = None
 ) -> frozenset[int]:
     """The ids of the tokens that end a text, from the generation config if there is one, otherwise the tokenizer's.
 
@@ -58,7 +62,7 @@ def eos_token_ids(
     return frozenset([value] if isinstance(value, int) else map(int, value))
 
 
-def stop_texts(model: PreTrainedModel, config: GenerationConfig | None = None) -> tuple[str, ...]:
+def stop_texts(model: PreTrainedModel | LightModel, config: GenerationConfig | None = None) -> tuple[str, ...]:
     """The ``stop_strings`` of the generation config. `None` uses the model's own config.
 
     Raises:
@@ -69,7 +73,7 @@ def stop_texts(model: PreTrainedModel, config: GenerationConfig | None = None) -
 
 
 def logits_processors(
-    model: PreTrainedModel,
+    model: PreTrainedModel | LightModel,
     eos: frozenset[int],
     prompt: Sequence[int],
     max_new_tokens: int,

@@ -17,14 +17,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from cocoa_engine.cache_directory import cache_directory, is_private
 from cocoa_engine.model import gguf_tokenizer, kept_folders
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.output_files import write_file
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 

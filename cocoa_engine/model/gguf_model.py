@@ -5,11 +5,14 @@ It covers the families and tokenizers that were compared with transformers'. tra
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
 
 from cocoa_engine.errors import ModelLoadError
 from cocoa_engine.model import experts, gguf_families, gguf_tokenizer
@@ -17,6 +20,10 @@ from cocoa_engine.model.blocks import BLOCK_KINDS, BlockTensor
 from cocoa_engine.model.gguf_families import LONG_FACTORS, ROPE_FACTORS, TABLES, Family, Metadata, family_of
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.language_model import require_layer_count
+from cocoa_engine.model.light_model import ARCHITECTURES, LightModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _NORM = "norm.weight"
 
@@ -67,18 +74,80 @@ def load(file: GgufFile) -> PreTrainedModel:
     Raises:
         ModelLoadError: a tensor is missing or has another shape than the metadata says.
     """
+    return _whole(file)
+
+
+def can_be_light(file: GgufFile) -> bool:
+    """Whether :func:`load_light` knows the architecture of a file that has no :func:`obstacle`."""
     family = family_of(file)
-    if family is None:
-        raise ModelLoadError(f"{file.path} has an unknown architecture")
+    return family is not None and family.model_type in ARCHITECTURES
+
+
+def load_light(file: GgufFile) -> LightModel:
+    """The weights of :func:`load`. transformers' model is made of them when it is asked for.
+
+    Args:
+        file: one that :func:`can_be_light`.
+
+    Raises:
+        ModelLoadError: as for :func:`load`.
+    """
+    family = _family(file)
+    with _clear_errors(file):
+        options = gguf_families.config_options(family, file)
+        head_dim = options["hidden_size"] // options["num_attention_heads"]
+        config = PreTrainedConfig(**{"head_dim": head_dim, "hidden_act": "silu", **options})
+        model = LightModel(config, family.model_type)
+    _place(model, family, file, config)
+    if config.tie_word_embeddings:
+        model.lm_head.weight = model.model.embed_tokens.weight
+    _finish(model, file, config)
+    model.name_or_path = str(file.path)
+    model.built_by(partial(_whole, file, dict(model.named_parameters())))
+    model.eval()
+    return model
+
+
+def _whole(file: GgufFile, weights: Mapping[str, nn.Parameter] | None = None) -> PreTrainedModel:
+    """transformers' model.
+
+    Args:
+        weights: its parameters, by transformers' names; ``None``: those of the file.
+    """
+    family = _family(file)
     config = _config(family, file)
-    layers = {name.split(".")[1] for name in file.tensors if name.startswith("blk.")}
-    if layers != {str(number) for number in range(len(layers))} or len(layers) != config.num_hidden_layers:
-        raise ModelLoadError(f"{file.path} has tensors of {len(layers)} layers, not of {config.num_hidden_layers}")
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     fill_buffers(model)
     experts.separate(model)
+    _place(model, family, file, config, weights)
+    model.tie_weights()
+    _finish(model, file, config)
+    whole: PreTrainedModel = model.eval()
+    return whole
+
+
+def _family(file: GgufFile) -> Family:
+    family = family_of(file)
+    if family is None:
+        raise ModelLoadError(f"{file.path} has an unknown architecture")
+    return family
+
+
+def _place(
+    model: nn.Module,
+    family: Family,
+    file: GgufFile,
+    config: PreTrainedConfig,
+    weights: Mapping[str, nn.Parameter] | None = None,
+) -> None:
+    """Set the parameters of a model, but a head that is tied to the embeddings."""
+    layers = {name.split(".")[1] for name in file.tensors if name.startswith("blk.")}
+    if layers != {str(number) for number in range(len(layers))} or len(layers) != config.num_hidden_layers:
+        raise ModelLoadError(f"{file.path} has tensors of {len(layers)} layers, not of {config.num_hidden_layers}")
     left = {name for name, _ in model.named_parameters()}
+    if config.tie_word_embeddings:
+        left.discard("lm_head.weight")
     for name, entry in file.tensors.items():
         if name in TABLES:
             continue
@@ -88,14 +157,20 @@ def load(file: GgufFile) -> PreTrainedModel:
         owner, _, attribute = path.rpartition(".")
         module = model.get_submodule(owner)
         expected = getattr(module, attribute).shape
-        weight = _weight(family, file, name, config)
+        if weights is None:
+            weight = nn.Parameter(_weight(family, file, name, config), requires_grad=False)
+        else:
+            weight = weights[path]
         if tuple(weight.shape) != tuple(expected):
             raise ModelLoadError(f"{file.path}: {name} has the shape {list(entry.shape)}, not {list(expected)}")
-        setattr(module, attribute, nn.Parameter(weight, requires_grad=False))
+        setattr(module, attribute, weight)
         left.remove(path)
     if left:
         raise ModelLoadError(f"{file.path} has no tensor for {sorted(left)[0]}, and {len(left) - 1} more")
-    model.tie_weights()
+
+
+def _finish(model: Any, file: GgufFile, config: PreTrainedConfig) -> None:
+    """Set what is not a parameter: rotary factors, and the tokens that end an answer."""
     if ROPE_FACTORS in file.tensors:  # Llama 3.1's scaling, by frequency
         factors, frequencies = file.floats(ROPE_FACTORS).flatten(), model.model.rotary_emb.inv_freq
         if factors.shape != frequencies.shape:
@@ -104,7 +179,6 @@ def load(file: GgufFile) -> PreTrainedModel:
     model.generation_config = GenerationConfig(
         bos_token_id=config.bos_token_id, eos_token_id=_ends(file), pad_token_id=config.pad_token_id
     )
-    return model.eval()
 
 
 def fill_buffers(model: PreTrainedModel) -> None:
@@ -144,12 +218,19 @@ def _weight(family: Family, file: GgufFile, name: str, config: PreTrainedConfig)
 
 
 def _config(family: Family, file: GgufFile) -> PreTrainedConfig:
-    try:
+    with _clear_errors(file):
         config = AutoConfig.for_model(family.model_type, **gguf_families.config_options(family, file))
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise ModelLoadError(f"the metadata of {file.path} is incomplete or wrong ({error})") from error
     config._name_or_path = str(file.path)
     return config
+
+
+@contextmanager
+def _clear_errors(file: GgufFile) -> Iterator[None]:
+    """Convert the errors that bad metadata cause."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise ModelLoadError(f"the metadata of {file.path} is incomplete or wrong ({error})") from error
 
 
 def _ends(file: GgufFile) -> list[int] | int | None:

@@ -19,6 +19,7 @@ _MAGIC = b"GGUF"
 _STRING, _ARRAY = 8, 9
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # struct's codes
 _LENGTH = struct.Struct("<Q")
+_SAMPLE = 256  # bytes
 _ALIGNMENT = 32  # bytes, unless the metadata says otherwise
 
 
@@ -108,6 +109,16 @@ class GgufFile:
         """SHA-256 of the metadata as it stands in the file, the vocabulary included."""
         with memoryview(self._first.bytes) as data:
             return hashlib.sha256(data[: self._first.metadata_end]).hexdigest()
+
+    def sample_digest(self) -> str:
+        """SHA-256 of the metadata, the table of tensors, and some bytes of each tensor, of all parts."""
+        found = hashlib.sha256(self.metadata_digest().encode())
+        for name, entry in self.tensors.items():
+            size, data = entry.end - entry.start, self._holder[name].bytes
+            found.update(repr((name, entry.kind, entry.shape)).encode())
+            for start in (entry.start, entry.start + size // 2):
+                found.update(data[start : min(start + _SAMPLE, entry.end)])
+        return found.hexdigest()
 
     def digest(self) -> str:
         """SHA-256 of the whole file, which is read for it; of a split model, of the first part."""

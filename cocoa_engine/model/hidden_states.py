@@ -117,6 +117,7 @@ def capture(model: LanguageModel, spec: CaptureSpec, keep: slice = slice(None)) 
         spec: the states to capture.
         keep: the positions to keep. With fewer positions, the states of a long prompt take less memory.
     """
+    model.whole()  # hooks need modules that run
     captured = Captured(spec)
     thread = threading.get_ident()
     everything = keep == slice(None)

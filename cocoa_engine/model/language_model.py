@@ -11,29 +11,32 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed, nn
-from transformers import MODEL_FOR_MASKED_LM_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_MASKED_LM_MAPPING, PreTrainedConfig
 
 from cocoa_engine.errors import UnsupportedModelError
 from cocoa_engine.forks import free_in_child
+from cocoa_engine.model.light_model import LightModel
 from cocoa_engine.safe_text import short_repr
 
 # Hooks and forward passes of one model must not interleave, also when several engines wrap it.
 _locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
 _locks_guard = free_in_child(threading.Lock())
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 class LanguageModel:
     """A checked Hugging Face causal language model.
 
     Args:
-        model: a ``PreTrainedModel`` with a language-modelling head.
+        model: a ``PreTrainedModel`` with a language-modelling head, or a light one.
 
     Attributes:
-        model: the given model.
         config: its text config.
         decoder: the module that runs the decoder layers and the final norm.
         layers: the decoder layers, in order.
@@ -45,16 +48,45 @@ class LanguageModel:
         UnsupportedModelError: it is not a decoder-only causal language model, or has fewer than 3 layers.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
-        self.config = _text_config(model)
-        self.decoder, self.layers = _decoder_and_layers(model, self.config)
+    def __init__(self, model: PreTrainedModel | LightModel) -> None:
+        self._model = model
+        self._hold(model)
         self.num_layers = len(self.layers)
         self.vocab_size = int(model.get_input_embeddings().weight.shape[0])
-        self.forward_parameters = frozenset(inspect.signature(_unwrapped(model).forward).parameters)
-        self._modules = list(model.modules())
         with _locks_guard:
             self.lock = _locks.setdefault(model, free_in_child(threading.RLock()))
+
+    def _hold(self, model: PreTrainedModel | LightModel) -> None:
+        config = _text_config(model)
+        self.decoder, self.layers = _decoder_and_layers(model, config)
+        self.forward_parameters = frozenset(inspect.signature(_unwrapped(model).forward).parameters)
+        self._modules = list(model.modules())
+        self.config, self._model = config, model
+
+    @property
+    def model(self) -> PreTrainedModel | LightModel:
+        """The given model. A light one is replaced by its whole one once that exists: it may have hooks then."""
+        held = self._model
+        return self.whole() if isinstance(held, LightModel) and held.is_built else held
+
+    def whole(self) -> PreTrainedModel:
+        """transformers' model. That of a light model is made now, of the same weights, and takes its place."""
+        held = self._model
+        if not isinstance(held, LightModel):
+            return held
+        with self.lock:
+            whole = held.whole()
+            with _locks_guard:
+                _locks[whole] = self.lock
+            if self._model is held:
+                self._hold(whole)
+            return whole
+
+    @property
+    def architecture(self) -> str:
+        """The name of the model's class in transformers."""
+        model = self.model
+        return model.architecture if isinstance(model, LightModel) else type(model).__name__
 
     @property
     def device(self) -> torch.device:
@@ -105,6 +137,7 @@ class LanguageModel:
             The model's output. Its ``logits`` may hold more positions than requested. They are NaN where the last
             layer's state overflows; see :func:`_spoil_overflow`.
         """
+        model = self.whole()
         if "logits_to_keep" in self.forward_parameters:
             inputs["logits_to_keep"] = logits_to_keep
         if "position_ids" not in self.forward_parameters:
@@ -118,7 +151,7 @@ class LanguageModel:
 
         hook = self.layers[-1].register_forward_hook(keep)
         try:
-            output = self.model(input_ids=token_ids, return_dict=True, **inputs)
+            output = model(input_ids=token_ids, return_dict=True, **inputs)
         finally:
             hook.remove()
         if states:
@@ -273,8 +306,12 @@ def _text_part(config: PreTrainedConfig) -> PreTrainedConfig:
     return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
 
 
-def _decoder_and_layers(model: PreTrainedModel, config: PreTrainedConfig) -> tuple[nn.Module, list[nn.Module]]:
+def _decoder_and_layers(
+    model: PreTrainedModel | LightModel, config: PreTrainedConfig
+) -> tuple[nn.Module, list[nn.Module]]:
     """The module that runs the decoder layers and the final norm, and those layers in order."""
+    if isinstance(model, LightModel):
+        return model.model, list(model.model.layers)
     count = getattr(config, "num_hidden_layers", None)
     # in some models the decoder is what computes the logits
     roots = [model.get_decoder()] if hasattr(model, "get_decoder") else []
@@ -291,6 +328,8 @@ def _decoder_and_layers(model: PreTrainedModel, config: PreTrainedConfig) -> tup
 
 def _with_final_norm(owner: nn.Module, root: nn.Module, model: PreTrainedModel) -> nn.Module:
     """The module that runs the layers of ``owner`` and then the final norm, which some models have outside of it."""
+    from transformers import PreTrainedModel  # slow to import, and not needed for light models
+
     if isinstance(owner, PreTrainedModel):
         return owner
     outer = [

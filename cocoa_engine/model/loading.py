@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from transformers import (
@@ -21,14 +21,13 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedConfig,
-    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.utils import logging as transformers_logging
 
 from cocoa_engine.errors import CocoaError, ConfigError, ModelLoadError, UnsupportedModelError
 from cocoa_engine.free_memory import release_free_memory
-from cocoa_engine.model import embedded, gguf_cache, gguf_files, gguf_model, quantised_weights
+from cocoa_engine.model import embedded, gguf_cache, gguf_checks, gguf_files, gguf_model, quantised_weights
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.language_model import (
     NEEDED,
@@ -39,6 +38,11 @@ from cocoa_engine.model.language_model import (
 )
 from cocoa_engine.model.load_options import DeviceMap, resolve_device_map
 from cocoa_engine.safe_text import short_repr
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from cocoa_engine.model.light_model import LightModel
 
 logger = logging.getLogger(__name__)
 
@@ -64,10 +68,11 @@ def load_pretrained(
     allow_pickle: bool = False,
     keeps_blocks: Callable[[], bool] = lambda: False,
     weights: Literal["stored", "q8_0", "q4_k"] = "stored",
+    may_be_light: bool = False,
     model_kwargs: Mapping[str, Any] | None = None,
     tokenizer_kwargs: Mapping[str, Any] | None = None,
     **more_model_kwargs: Any,
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
+) -> tuple[PreTrainedModel | LightModel, PreTrainedTokenizerBase, str]:
     """Load a model for inference, and its tokenizer.
 
     Args:
@@ -82,6 +87,8 @@ def load_pretrained(
         keeps_blocks: asked for a GGUF file that is loaded on the CPU with ``dtype="auto"``: whether its weights stay in
             their blocks, if this package knows its architecture and its tokenizer.
         weights: quantise the matrices of a safetensors checkpoint to blocks of this kind while loading.
+        may_be_light: return the weights alone of a GGUF file that stays in its blocks, if the lean forward pass was
+            compared with its modules before.
         model_kwargs, more_model_kwargs: further options of transformers' ``from_pretrained`` (``revision``,
             ``quantization_config``, ``attn_implementation``, ``gguf_file``, ...). They override the arguments above.
         tokenizer_kwargs: options of the tokenizer's ``from_pretrained``.
@@ -117,7 +124,8 @@ def load_pretrained(
 
     if model_name is not None:
         name = _name(model_name, "model")
-        return *_load(name, tokenizer_name, options, tokenizer_options, keeps_blocks, weights), name
+        found = _load(name, tokenizer_name, options, tokenizer_options, keeps_blocks, weights, may_be_light)
+        return *found, name
     if embedded.find_embedded_file() is not None:
         folder = str(embedded.embedded_model_path())
         with _no_progress_bars():
@@ -217,7 +225,8 @@ def _load(
     tokenizer_options: dict[str, Any],
     keeps_blocks: Callable[[], bool] = lambda: False,
     weights: Literal["stored", "q8_0", "q4_k"] = "stored",
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    may_be_light: bool = False,
+) -> tuple[PreTrainedModel | LightModel, PreTrainedTokenizerBase]:
     """Load config, tokenizer and weights, in this order, so that cheap failures come first."""
     with _clear_errors("model", name):
         name, options = _with_gguf_file(name, options)
@@ -237,7 +246,7 @@ def _load(
             if why is None and (file.parts > 1 or scaled):  # transformers cannot read it onto a GPU
                 options = _on_the_cpu(options)
             if why is None and _may_stay_in_blocks(options) and keeps_blocks():
-                return _load_blocks(file, tokenizer_name, tokenizer_options)
+                return _load_blocks(file, tokenizer_name, tokenizer_options, may_be_light)
             if file.parts > 1:
                 raise ModelLoadError(
                     f"{file.path} is one of {file.parts} parts of a model, which transformers would have to unpack "
@@ -348,14 +357,25 @@ def _may_stay_in_blocks(options: dict[str, Any]) -> bool:
 
 
 def _load_blocks(
-    file: GgufFile, tokenizer_name: str | os.PathLike[str] | None, tokenizer_options: dict[str, Any]
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    file: GgufFile,
+    tokenizer_name: str | os.PathLike[str] | None,
+    tokenizer_options: dict[str, Any],
+    may_be_light: bool,
+) -> tuple[PreTrainedModel | LightModel, PreTrainedTokenizerBase]:
     if tokenizer_name is not None:
         tokenizer = load_tokenizer(_name(tokenizer_name, "tokenizer"), tokenizer_options)
     else:
         tokenizer = gguf_cache.tokenizer(file)
     release_free_memory()  # of a large vocabulary's JSON
-    return gguf_model.load(file), tokenizer
+    can_be_light = gguf_model.can_be_light(file)
+    if may_be_light and can_be_light and (checked := gguf_checks.noted(file)) is not None:
+        light = gguf_model.load_light(file)
+        light.checked = checked
+        return light, tokenizer
+    model = gguf_model.load(file)
+    if can_be_light:
+        gguf_checks.will_note(model, file)
+    return model, tokenizer
 
 
 def _is_plain_unpacking(options: dict[str, Any]) -> bool:

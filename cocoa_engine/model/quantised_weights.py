@@ -9,17 +9,20 @@ import mmap
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from cocoa_engine.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from cocoa_engine.free_memory import release_free_memory
 from cocoa_engine.model import experts
 from cocoa_engine.model.blocks import BlockTensor, block_size
 from cocoa_engine.model.gguf_model import fill_buffers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 

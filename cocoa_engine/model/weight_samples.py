@@ -48,7 +48,7 @@ def model_digest(model: LanguageModel) -> str:
             return known
         config = model.config
         shape = (model.num_layers, attention_heads(config), model.vocab_size)
-        digest = hashlib.sha256(repr((type(model.model).__name__, shape)).encode())
+        digest = hashlib.sha256(repr((model.architecture, shape)).encode())
         with torch.no_grad():
             for name, weight in sorted(model.model.named_parameters()):
                 digest.update(repr((name, tuple(weight.shape))).encode())

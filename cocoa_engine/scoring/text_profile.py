@@ -278,6 +278,6 @@ def _final_norm(model: LanguageModel) -> nn.Module:
             if size == pre.shape[-1:] and torch.allclose(_normed(module, pre), post, rtol=1e-2, atol=1e-2):
                 return module
     raise UnsupportedModelError(
-        f"the final norm of {type(model.model).__name__} was not found among its decoder's modules; "
+        f"the final norm of {model.architecture} was not found among its decoder's modules; "
         "layers cannot be compared before and after it."
     )

@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from cocoa_engine import CocoaEngine, RiskCalibrator, Runtime
 from cocoa_engine.forks import free_in_child
@@ -120,7 +120,7 @@ class _Weights:
         with self._lock:
             if self._parts is None:
                 engine = self._load(runtime)
-                self._parts = engine.model, engine.tokenizer, engine.model_name
+                self._parts = _weights_of(engine), engine.tokenizer, engine.model_name
                 self.settings = _model_settings(engine)
                 return engine
             model, tokenizer, name = self._parts
@@ -131,13 +131,18 @@ class _Weights:
         if self._by_name is not None:
             loaded = self._by_name.engine(runtime)
             assert tokenizer is not None
-            return CocoaEngine(loaded.model, tokenizer, runtime=runtime, model_name=loaded.model_name)
+            return CocoaEngine(_weights_of(loaded), tokenizer, runtime=runtime, model_name=loaded.model_name)
         if self._model is None:
             return CocoaEngine.from_pretrained(**arguments, runtime=runtime)
         if tokenizer is None:
             trust = {"trust_remote_code": arguments["trust_remote_code"]}
             tokenizer = load_tokenizer(arguments["tokenizer_name"], {**trust, **arguments["tokenizer_kwargs"]})
         return CocoaEngine(self._model, tokenizer, runtime=runtime, model_name=arguments["model_name"])
+
+
+def _weights_of(engine: CocoaEngine) -> PreTrainedModel:
+    """The model of an engine for another engine. ``engine.model`` would build it where only weights are loaded."""
+    return cast("PreTrainedModel", engine.session.model.model)
 
 
 # LangChain builds a new model for every call with configurable_fields(); the weights must not be loaded each time.
@@ -194,7 +199,7 @@ def settings_digest(engine: CocoaEngine) -> str:
 
 
 def _model_settings(engine: CocoaEngine) -> str:
-    generation_config = getattr(engine.model, "generation_config", None)
+    generation_config = getattr(_weights_of(engine), "generation_config", None)
     settings = generation_config.to_dict() if generation_config is not None else {}
     return repr((sorted(settings.items()), getattr(engine.tokenizer, "chat_template", None)))
 

@@ -22,12 +22,13 @@ from cocoa_engine.execution.backends.shared_cache import SharedCache
 from cocoa_engine.execution.forward.base import Forward
 from cocoa_engine.execution.forward.lean import Lean, lean_obstacle
 from cocoa_engine.execution.forward.linears import LinearBackend, choose_linear_backend
-from cocoa_engine.execution.forward.modules import MaskedModules, Modules
 from cocoa_engine.execution.forward.static import StaticLean
 from cocoa_engine.execution.forward.weight_fingerprint import WeightFingerprint, weight_fingerprint
 from cocoa_engine.execution.forward.windows import window_sizes
+from cocoa_engine.model import gguf_checks
 from cocoa_engine.model.hidden_states import CaptureSpec, capture
 from cocoa_engine.model.language_model import LanguageModel
+from cocoa_engine.model.light_model import LightModel
 from cocoa_engine.runtime import Runtime
 
 __all__ = [
@@ -75,11 +76,23 @@ def _on_shared_cache(forward: Callable[[LanguageModel, LinearBackend], Forward])
     return build
 
 
+def _modules(model: LanguageModel, linear_backend: LinearBackend) -> Forward:
+    from cocoa_engine.execution.forward.modules import Modules  # imports transformers' modules, which is slow
+
+    return Modules(model, linear_backend)
+
+
+def _masked_modules(model: LanguageModel, linear_backend: LinearBackend) -> Forward:
+    from cocoa_engine.execution.forward.modules import MaskedModules
+
+    return MaskedModules(model, linear_backend)
+
+
 KINDS: dict[str, BuildBackend] = {
     "static_lean": _on_shared_cache(StaticLean),
     "lean": _on_shared_cache(Lean),
-    "modules": _on_shared_cache(Modules),
-    "masked_modules": _on_shared_cache(MaskedModules),
+    "modules": _on_shared_cache(_modules),
+    "masked_modules": _on_shared_cache(_masked_modules),
     "copied_cache": lambda model, *_: CopiedCache(model),
     "recompute": lambda model, *_: Recompute(model),
 }
@@ -110,6 +123,7 @@ def choose(model: LanguageModel, runtime: Runtime | None = None) -> Chosen:
     """
     runtime = runtime or Runtime()
     obstacle = "not requested" if runtime.forward == "modules" else lean_obstacle(model)
+    checked = _checked_before(model, runtime, obstacle)
     prefix_cache_bytes = runtime.prefix_cache_mb * 2**20 if depends_on_weights_alone(model) else 0
     with model.lock:
         found = _found.setdefault(model.model, {})
@@ -119,7 +133,12 @@ def choose(model: LanguageModel, runtime: Runtime | None = None) -> Chosen:
         known = found.get(key)
         if known is None or known.fingerprint != weights:
             linear_backend = choose_linear_backend(model.model, runtime.linears)
-            kind, reason = _try_all(model, linear_backend, obstacle, graphs)
+            if checked is None:
+                kind, reason = _try_all(model, linear_backend, obstacle, graphs)
+            else:
+                kind, reason = "lean", checked
+            if (kind, linear_backend) == ("lean", "native"):
+                gguf_checks.note(model.model, reason)
             if kind not in _FAST:
                 linear_backend = "stock"
                 if known is None or known.kind != kind:
@@ -127,6 +146,16 @@ def choose(model: LanguageModel, runtime: Runtime | None = None) -> Chosen:
             known = found[key] = _Found(kind, linear_backend, reason, weights)
         backend = KINDS[known.kind](model, known.linear_backend, prefix_cache_bytes)
         return Chosen(backend, known.reason, known.linear_backend)
+
+
+def _checked_before(model: LanguageModel, runtime: Runtime, obstacle: str | None) -> str | None:
+    """What the comparison of the lean pass with a light model's modules found. ``None``: it is to be made now."""
+    if not isinstance(model.model, LightModel):
+        return None
+    if obstacle is None and choose_linear_backend(model.model, runtime.linears) == "native":
+        return model.model.checked
+    model.whole()
+    return None
 
 
 class ModelState(NamedTuple):
@@ -176,7 +205,7 @@ def _try_all(
 def _log_slower(model: LanguageModel, kind: str, reason: str) -> None:
     logger.warning(
         "%s: branches cannot share the prompt's cache; decoding uses the slower backend %r, with the same results: %s",
-        type(model.model).__name__,
+        model.architecture,
         kind,
         reason,
     )
@@ -190,9 +219,7 @@ def _check_causal(model: LanguageModel) -> None:
             model.forward(ids, logits_to_keep=ids.shape[1]).logits[0, 3] for ids in (token_ids[:, :4], token_ids)
         )
     if float((early - late).abs().max() / early.float().std()) > _tolerance(model.dtype):
-        raise UnsupportedModelError(
-            f"{type(model.model).__name__} attends in both directions; it cannot generate text."
-        )
+        raise UnsupportedModelError(f"{model.architecture} attends in both directions; it cannot generate text.")
 
 
 def _check_states(model: LanguageModel) -> None:

@@ -9,6 +9,7 @@ from itertools import takewhile
 
 from cocoa_engine.execution.forward.kv_store import KeyValues
 from cocoa_engine.forks import free_in_child
+from cocoa_engine.model import light_model
 from cocoa_engine.model.language_model import LanguageModel
 
 SHORTEST = 64
@@ -75,7 +76,7 @@ class PrefixCache:
 
 
 _QUANTISERS = ("torchao.", "bitsandbytes.", "gptqmodel.", "awq.")
-_KNOWN_PACKAGES = ("transformers.", "transformers_modules.", "torch.", *_QUANTISERS)
+_KNOWN_PACKAGES = ("transformers.", "transformers_modules.", "torch.", light_model.__name__, *_QUANTISERS)
 
 
 def depends_on_weights_alone(model: LanguageModel) -> bool:

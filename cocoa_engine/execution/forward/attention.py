@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from cocoa_engine.execution.forward.base import Segment
 from cocoa_engine.execution.native import operators
@@ -161,6 +160,8 @@ def _unfolded(out: Tensor, groups: int) -> Tensor:
 
 def usual_attention(module: nn.Module, implementation: str) -> Callable[..., Any]:
     """The function that computes the attention of a module under one of transformers' implementations."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # slow to import
+
     eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager)
     return function

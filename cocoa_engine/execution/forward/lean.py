@@ -32,7 +32,7 @@ from cocoa_engine.execution.forward.source_attention import of_segments
 from cocoa_engine.execution.forward.windows import Windows
 from cocoa_engine.execution.native.layers import DecoderLayer, Layers
 from cocoa_engine.execution.native.operators import can_multiply, is_readable, unpack
-from cocoa_engine.model import experts
+from cocoa_engine.model import experts, light_model
 from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
@@ -355,8 +355,8 @@ class Lean(Forward):
 
 def lean_obstacle(model: LanguageModel) -> str | None:
     """Why a model does not qualify for the lean pass, such as another family or hooks. ``None`` if it qualifies."""
-    kind = type(model.model).__name__
-    if kind not in FAMILY or not type(model.model).__module__.startswith("transformers."):
+    kind = model.architecture
+    if kind not in FAMILY or not _is_known(model.model, ("transformers.",)):
         return f"{kind} is not of the Llama family"
     config, rotary = model.config, cast(Any, model.decoder).rotary_emb
     if _activation(config) not in _ACTIVATIONS:
@@ -376,7 +376,7 @@ def lean_obstacle(model: LanguageModel) -> str | None:
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
         if any(getattr(hook, "__module__", None) != _IDLE_HOOKS for hook in hooks) or "forward" in module.__dict__:
             return "its modules have hooks"
-        known = type(module).__module__.startswith(("transformers.models.", "transformers.activations", "torch.nn."))
+        known = _is_known(module, ("transformers.models.", "transformers.activations", "torch.nn."))
         if not known and type(module) not in experts.OWN:
             return f"it has an unknown module, {type(module).__name__}"
         if isinstance(module, nn.Linear) and not is_plain(module):
@@ -389,16 +389,20 @@ def lean_obstacle(model: LanguageModel) -> str | None:
     return None
 
 
+def _is_known(module: nn.Module, packages: tuple[str, ...]) -> bool:
+    return type(module).__module__.startswith((*packages, light_model.__name__))
+
+
 def _activation(config: PreTrainedConfig) -> str:
     return str(getattr(config, "hidden_activation", None) or config.hidden_act)
 
 
 def _is_gemma(model: LanguageModel) -> bool:
-    return type(model.model).__name__.startswith("Gemma")
+    return model.architecture.startswith("Gemma")
 
 
 def _is_gemma_2(model: LanguageModel) -> bool:
-    return type(model.model).__name__ == "Gemma2ForCausalLM"  # Gemma 3 has the setting too and does not use it
+    return model.architecture == "Gemma2ForCausalLM"  # Gemma 3 has the setting too and does not use it
 
 
 def _norm_weight(norm: Any) -> Tensor | None:

@@ -10,9 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from cocoa_engine.execution.forward.attention import usual_attention
 from cocoa_engine.execution.forward.source_attention import SourceProbe
@@ -118,6 +115,7 @@ def observed_attention(model: LanguageModel, probe: SourceProbe | None, rows: in
         rows: the number of tokens at the end of the pass that are measured.
         length: the number of tokens of the sequence, those of the cache included.
     """
+    model.whole()  # whose modules are observed
     original = getattr(model.config, "_attn_implementation", None)
     if probe is None or original is None:
         yield
@@ -147,6 +145,10 @@ def is_observable(model: LanguageModel) -> bool:
 
 def _registered(original: str) -> str:
     """Register the observing attention over an implementation, and return its name."""
+    from transformers import AttentionInterface  # slow to import, as the others
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
     name = f"cocoa_observed_{original}"
     if name not in ALL_ATTENTION_FUNCTIONS:
         AttentionInterface.register(name, _observing(original))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from cocoa_engine.execution.native import operators, structures
+from cocoa_engine.execution.native.untraced import untraced
 
 MAX_ROWS = 48
 """Maximum number of tokens in one pass. It must not exceed ``MANY_ROWS`` in kernels.cpp: with more rows, the kernel
@@ -201,7 +202,7 @@ class Layers:
         )
         self._kv_heads = kv_heads
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @untraced
     def __call__(
         self,
         x: Tensor,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from cocoa_engine.execution.native.build import built
 from cocoa_engine.execution.native.structures import KINDS, Joined
+from cocoa_engine.execution.native.untraced import untraced
 from cocoa_engine.model.blocks import BlockTensor, block_size
 
 SLOTS_IN_PART = 32
@@ -78,7 +79,7 @@ class Linears:
         self._kept = (*stored, *exact, *arrays)  # keeps the memory behind the addresses alive
         self._run = handle().cocoa_linear
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @untraced
     def __call__(self, x: Tensor) -> Tensor:
         """Map ``[rows, in]`` to ``[rows, total]``, the layers' concatenated outputs, in the dtype of ``x``.
 
@@ -114,7 +115,7 @@ def _stored(weight: Tensor) -> tuple[Tensor, int]:
     return weight, KINDS["BF16" if weight.dtype == torch.bfloat16 else "F32"]
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@untraced
 def unpack(weight: BlockTensor, index: Tensor) -> Tensor:
     """The same as :meth:`BlockTensor.rows`, by the kernels.
 
@@ -128,7 +129,7 @@ def unpack(weight: BlockTensor, index: Tensor) -> Tensor:
     return _rows(weight.blocks, weight.kind, weight.shape[1], index.to("cpu", torch.long).contiguous())
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@untraced
 def unpack_blocks(blocks: Tensor, kind: str) -> Tensor:
     """All numbers in some rows of blocks, for :func:`~cocoa_engine.model.blocks.unpack_with`."""
     blocks = blocks.contiguous()
@@ -143,7 +144,7 @@ def _rows(blocks: Tensor, kind: str, width: int, ids: Tensor) -> Tensor:
     return rows
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@untraced
 def attend(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, masked_from: int, *, scale: float
 ) -> Tensor:

@@ -251,7 +251,7 @@ class DecodingRequest(BaseModel):
         """
         if not self.logit_bias:
             return []
-        size = engine.model.config.get_text_config().vocab_size
+        size = engine.session.model.config.vocab_size
         for token, bias in self.logit_bias.items():
             if not (token.isdecimal() and len(token) < 10 and int(token) < size and -100 <= bias <= 100):
                 raise bad_request(

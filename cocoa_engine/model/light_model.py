@@ -1,0 +1,162 @@
+"""A model of the Llama family as its weights and settings, without transformers' code that runs it.
+
+The lean forward pass needs nothing else. transformers' model classes take two seconds to import on a slow core, and
+more memory than the weights of a small model. They are imported when something asks for the model itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig, PreTrainedConfig
+
+from cocoa_engine.forks import free_in_child
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+"""The models that can be light: transformers' class by the type of the model."""
+
+
+class LightModel(nn.Module):
+    """The modules of a model, with the names that they have in transformers. None of them has a forward pass.
+
+    Its matrices have no memory until they are set.
+
+    Args:
+        config: the fields of the model's config that differ between models of the family.
+        model_type: a key of :data:`ARCHITECTURES`.
+
+    Attributes:
+        architecture: the name of transformers' class.
+        checked: what the comparison of the lean forward pass with the modules of this model found.
+    """
+
+    def __init__(self, config: PreTrainedConfig, model_type: str) -> None:
+        super().__init__()
+        self.config = config
+        self.architecture = ARCHITECTURES[model_type]
+        self.name_or_path = ""
+        self.generation_config = GenerationConfig()
+        self.checked = ""
+        with torch.device("meta"):
+            self.model = _Decoder(config, model_type)
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.model.rotary_emb = _Rotary(config)
+        self._build: Callable[[], PreTrainedModel] | None = None
+        self._built: PreTrainedModel | None = None
+        self._lock = free_in_child(threading.Lock())
+
+    def built_by(self, build: Callable[[], PreTrainedModel]) -> None:
+        """Set what makes the whole model from these weights."""
+        self._build = build
+
+    def whole(self) -> PreTrainedModel:
+        """transformers' model with these weights, in the same memory. It is made once."""
+        with self._lock:
+            if self._built is None:
+                assert self._build is not None
+                self._built = self._build()
+            return self._built
+
+    @property
+    def is_built(self) -> bool:
+        """Whether :meth:`whole` was called."""
+        return self._built is not None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that the model computes in."""
+        return self.model.norm.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return self.model.norm.weight.device
+
+    def get_decoder(self) -> nn.Module:
+        """The decoder, as in transformers."""
+        return self.model
+
+    def get_input_embeddings(self) -> Any:
+        """The input embeddings, as in transformers."""
+        return self.model.embed_tokens
+
+    def get_output_embeddings(self) -> Any:
+        """The language-modelling head, as in transformers."""
+        return self.lm_head
+
+
+class _Decoder(nn.Module):
+    def __init__(self, config: Any, model_type: str) -> None:
+        super().__init__()
+        # its constructor would draw numbers, which imports the tracer of torch.compile on the meta device
+        numbers = torch.empty(config.vocab_size, config.hidden_size)
+        self.embed_tokens = nn.Embedding.from_pretrained(numbers)  # type: ignore[no-untyped-call]
+        self.layers = nn.ModuleList(_Layer(config, model_type) for _ in range(config.num_hidden_layers))
+        self.norm = _Norm(config.hidden_size)
+        self.rotary_emb: nn.Module
+
+
+class _Layer(nn.Module):
+    def __init__(self, config: Any, model_type: str) -> None:
+        super().__init__()
+        self.self_attn = _Attention(config, model_type)
+        self.mlp = _Mlp(config)
+        self.input_layernorm = _Norm(config.hidden_size)
+        self.post_attention_layernorm = _Norm(config.hidden_size)
+
+
+class _Attention(nn.Module):
+    def __init__(self, config: Any, model_type: str) -> None:
+        super().__init__()
+        self.head_dim: int = config.head_dim
+        self.scaling = self.head_dim**-0.5
+        width, bias = config.hidden_size, model_type == "qwen2"
+        heads, kv_heads = (count * self.head_dim for count in (config.num_attention_heads, config.num_key_value_heads))
+        self.q_proj = nn.Linear(width, heads, bias=bias)
+        self.k_proj = nn.Linear(width, kv_heads, bias=bias)
+        self.v_proj = nn.Linear(width, kv_heads, bias=bias)
+        self.o_proj = nn.Linear(heads, width, bias=False)
+        if model_type == "qwen3":
+            self.q_norm, self.k_norm = _Norm(self.head_dim), _Norm(self.head_dim)
+
+
+class _Mlp(nn.Module):
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+
+class _Norm(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+
+
+class _Rotary(nn.Module):
+    """Rotary embeddings (Su et al. 2021) of unscaled positions, or of positions divided by a factor."""
+
+    inv_freq: Tensor
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        rope, width = config.rope_parameters, config.head_dim
+        frequencies = rope["rope_theta"] ** (torch.arange(0, width, 2, dtype=torch.int64).float() / width)
+        frequencies = 1.0 / frequencies
+        if rope["rope_type"] == "linear":
+            frequencies /= rope["factor"]
+        self.register_buffer("inv_freq", frequencies, persistent=False)
+
+    def __call__(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin, each ``[B, T, head_dim]``, of positions ``[B, T]``."""
+        angles = positions[:, :, None].float() * self.inv_freq  # [B, T, head_dim / 2]
+        both = torch.cat((angles, angles), dim=-1)
+        return both.cos().to(like.dtype), both.sin().to(like.dtype)

@@ -1,0 +1,259 @@
+"""The second start of a GGUF file: the weights alone are loaded, and decode as the whole model does."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from cocoa_engine import CocoaEngine, Runtime
+from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory
+from cocoa_engine.execution.forward.lean import Lean
+from cocoa_engine.execution.native import trial
+from cocoa_engine.model import gguf_checks, gguf_model
+from cocoa_engine.model.gguf_reader import GgufFile
+from cocoa_engine.model.language_model import LanguageModel
+from cocoa_engine.model.light_model import LightModel
+from cocoa_integrations.langchain import CocoaLLM
+from tests.helpers.small_gguf import write
+
+pytestmark = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
+PROMPT = "he 12 Grüße"
+KERNELS = cache_directory() / "kernels"
+FORMS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama, linear": {"scaling": "linear", "tied": False},
+    "llama, by frequency": {"factors": torch.linspace(1, 8, 8)},
+    "qwen2": {"tied": False},
+    "qwen3": {},
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache directory."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "cache" / "gguf"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    return written(tmp_path / "model.gguf", "llama")
+
+
+def written(path: Path, form: str, kind: str = "Q8_0") -> str:
+    with torch.no_grad():
+        write(path, form.partition(",")[0], kind, **FORMS[form])
+    return str(path)
+
+
+def answer(engine: CocoaEngine, **settings: Any) -> list[Any]:
+    found = engine.generate(PROMPT, max_new_tokens=12, **settings)
+    return [found.token_ids, [(span.f_mlds, span.con_mlds, span.log_prob) for span in found.spans]]
+
+
+def is_light(engine: CocoaEngine) -> bool:
+    return isinstance(engine.session.model.model, LightModel)
+
+
+def started_again(file: str, **options: Any) -> CocoaEngine:
+    """The engine of a second start, whose model is light."""
+    answer(CocoaEngine.from_pretrained(file))
+    engine = CocoaEngine.from_pretrained(file, **options)
+    assert is_light(engine)
+    return engine
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "F32"])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_light_model_has_the_weights_and_numbers_of_the_whole_one(tmp_path: Path, form: str, kind: str) -> None:
+    file = GgufFile(Path(written(tmp_path / "model.gguf", form, kind)))
+    assert gguf_model.obstacle(file) is None
+    assert gguf_model.can_be_light(file)
+    whole, light = gguf_model.load(file), gguf_model.load_light(file)
+    expected, found = (dict(model.named_parameters()) for model in (whole, light))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name] + 0, expected[name] + 0) for name in expected)
+    assert light.generation_config.to_dict() == whole.generation_config.to_dict()
+    assert light.architecture == type(whole).__name__
+    positions = torch.arange(200)[None]
+    tables = [model.model.rotary_emb(torch.zeros(1), positions) for model in (light, whole)]
+    assert all(torch.equal(one, other) for one, other in zip(*tables, strict=True))
+    passes = [Lean(LanguageModel(model), "native") for model in (light, whole)]
+    for name in ("head_dim", "heads", "kv_heads", "scale", "eps", "embedding_scale", "residual_scale", "logits_scale"):
+        assert getattr(passes[0], name) == getattr(passes[1], name)
+    assert [passes[0].windows[layer] for layer in range(3)] == [passes[1].windows[layer] for layer in range(3)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_second_start_gives_the_same_answers_and_facts(tmp_path: Path, form: str) -> None:
+    file = written(tmp_path / "model.gguf", form)
+    first = CocoaEngine.from_pretrained(file)
+    expected = [answer(first, method=method) for method in ("cocoa-sig", "greedy", "dola")]
+    second = CocoaEngine.from_pretrained(file)
+    assert (is_light(first), is_light(second)) == (False, True)
+    assert [answer(second, method=method) for method in ("cocoa-sig", "greedy", "dola")] == expected
+    texts = [" he 12", " 12 12"]
+    assert [one.model_dump() for one in second.score(PROMPT, texts)] == [
+        one.model_dump() for one in first.score(PROMPT, texts)
+    ]
+    assert second.info() == first.info()
+    assert is_light(second)
+
+
+def test_the_whole_model_is_made_of_the_same_memory_when_it_is_asked_for(file: str) -> None:
+    engine = started_again(file)
+    expected, light = answer(engine), engine.session.model.model
+    lock = engine.session.model.lock
+    model = engine.model
+    assert isinstance(model, PreTrainedModel)
+    assert engine.model is model
+    own = dict(light.named_parameters())
+    assert all(parameter is own[name] for name, parameter in model.named_parameters())
+    assert not is_light(engine)
+    assert engine.session.model.lock is lock
+    assert engine.session.model.layers == list(model.model.layers)
+    assert answer(engine) == expected
+    assert answer(engine, method="greedy") == answer(CocoaEngine(model, engine.tokenizer), method="greedy")
+
+
+def test_hooks_on_the_model_of_one_engine_are_seen_by_another_on_the_same_weights(file: str) -> None:
+    engine = started_again(file)
+    other = CocoaEngine(engine.session.model.model, engine.tokenizer)  # type: ignore[arg-type]
+    expected = answer(other)
+    assert is_light(other)
+
+    def zero(_module: nn.Module, _args: Any, output: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(output)
+
+    hook = engine.model.model.layers[1].mlp.register_forward_hook(zero)
+    changed = answer(engine)
+    assert changed != expected
+    assert answer(other) == changed
+    hook.remove()
+    assert answer(other) == expected == answer(engine)
+
+
+@pytest.mark.parametrize("settings", [{"forward": "modules"}, {"linears": "stock"}])
+def test_settings_that_run_the_modules_get_them(file: str, settings: dict[str, Any]) -> None:
+    expected = answer(started_again(file))[0]
+    engine = CocoaEngine.from_pretrained(file, runtime=Runtime(**settings))
+    assert answer(engine)[0] == expected
+    assert not is_light(engine)
+    shared = started_again(file).session.model.model
+    again = CocoaEngine(shared, engine.tokenizer, runtime=Runtime(**settings))  # type: ignore[arg-type]
+    assert answer(again)[0] == expected
+
+
+def test_a_plain_forward_pass_runs_the_whole_model(file: str) -> None:
+    model = started_again(file).session.model
+    with model.exclusive():
+        logits = model.forward(torch.tensor([[5, 6, 7]]), logits_to_keep=1).logits
+    torch.testing.assert_close(logits, model.whole()(torch.tensor([[5, 6, 7]])).logits[:, -1:])
+
+
+def notes(folder: Path) -> list[Path]:
+    return list(folder.glob("checked-*.json"))
+
+
+def test_a_file_with_other_weights_is_compared_anew(tmp_path: Path, folder: Path, file: str) -> None:
+    started_again(file)
+    data = bytearray(Path(file).read_bytes())
+    entry = GgufFile(Path(file)).tensors["blk.1.ffn_up.weight"]
+    data[entry.start + 3] ^= 1
+    (tmp_path / "other.gguf").write_bytes(data)
+    engine = CocoaEngine.from_pretrained(str(tmp_path / "other.gguf"))
+    assert not is_light(engine)
+    answer(engine)
+    assert len(notes(folder)) == 2
+
+
+def test_a_note_is_of_one_version_of_the_code(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    started_again(file)
+    monkeypatch.setattr(gguf_checks, "version", lambda package: f"another {package}")
+    assert not is_light(CocoaEngine.from_pretrained(file))
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"found": 1}', "[]", "\xff"])
+def test_a_damaged_note_counts_as_none(folder: Path, file: str, text: str) -> None:
+    started_again(file)
+    notes(folder)[0].write_text(text, encoding="latin-1")
+    assert not is_light(CocoaEngine.from_pretrained(file))
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners of files")
+def test_a_note_that_others_could_write_counts_as_none(folder: Path, file: str) -> None:
+    started_again(file)
+    note = notes(folder)[0]
+    note.chmod(note.stat().st_mode | stat.S_IWOTH)
+    assert not is_light(CocoaEngine.from_pretrained(file))
+
+
+def test_without_a_cache_every_start_is_the_first(file: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file" / "below"))
+    for _ in range(2):
+        engine = CocoaEngine.from_pretrained(file)
+        answer(engine)
+        assert not is_light(engine)
+
+
+def test_few_notes_are_kept(folder: Path, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf_checks, "KEPT", 3)
+    folder.mkdir(parents=True)
+    for number in range(5):
+        (folder / f"checked-{number}.json").write_text("{}")
+        os.utime(folder / f"checked-{number}.json", (number, number))
+    started_again(file)
+    assert len(notes(folder)) == 3
+    assert {"checked-3.json", "checked-4.json"} <= {note.name for note in notes(folder)}
+
+
+def test_adapters_share_light_weights(file: str) -> None:
+    started_again(file)
+    models = [CocoaLLM(model_name=file, runtime=Runtime(max_batch_size=size), max_new_tokens=4) for size in (2, 3)]
+    texts = [model.invoke(PROMPT) for model in models]
+    assert texts[0] == texts[1]
+    engines = [model._lazy_engine.get() for model in models]
+    assert all(map(is_light, engines))
+    assert engines[0].session.model.model is engines[1].session.model.model
+
+
+@pytest.fixture
+def child_cache(folder: Path) -> None:
+    """The cache directory has this machine's kernels."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    (folder.parent / "kernels").symlink_to(KERNELS)
+
+
+@pytest.mark.usefixtures("child_cache")
+def test_the_second_start_imports_no_model_classes_and_no_tracer(file: str) -> None:
+    started_again(file)
+    code = """
+import sys
+from cocoa_engine import CocoaEngine
+engine = CocoaEngine.from_pretrained(sys.argv[1])
+answer = engine.generate(sys.argv[2], max_new_tokens=12)
+engine.score(sys.argv[2], [" he"])
+engine.info()
+print(answer.token_ids)
+heavy = ("transformers.modeling_utils", "torch._dynamo", "sympy", "torch.distributed.tensor", "torchao", "scipy")
+print([name for name in heavy if name in sys.modules])
+print(type(engine.model).__module__)
+"""
+    out = subprocess.run(
+        [sys.executable, "-c", code, file, PROMPT], capture_output=True, text=True, check=True, timeout=200
+    ).stdout.splitlines()
+    assert out[-3:] == [
+        str(answer(CocoaEngine.from_pretrained(file))[0]),
+        "[]",
+        "transformers.models.llama.modeling_llama",
+    ]

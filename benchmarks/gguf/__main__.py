@@ -22,7 +22,7 @@ PARTS = ("speed", "process", "large")
 def main() -> None:
     """Run the parts, and write ``gguf.json``."""
     parser = argparse.ArgumentParser(description="Measures decoding on the blocks of a GGUF file, beside llama.cpp.")
-    parser.add_argument("--llama-python", type=Path, required=True, help="a Python that has llama-cpp-python")
+    parser.add_argument("--llama-python", type=Path, help="a Python that has llama-cpp-python; needed for speed and large")
     parser.add_argument("--file", type=Path, help="GGUF file of the default model; default: the embedded one")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--threads", type=int, default=Settings.threads)
@@ -31,6 +31,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="minimal sizes, to try it; ignore the timings")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of gguf.json")
     options = parser.parse_args()
+    if options.llama_python is None and set(options.only) - {"process"}:
+        parser.error("--llama-python is needed for speed and large")
     settings = Settings(threads=options.threads, rounds=options.rounds, tokens=options.tokens)
     if options.quick:
         settings = settings.quick()

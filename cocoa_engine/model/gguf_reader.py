@@ -113,11 +113,13 @@ class GgufFile:
     def sample_digest(self) -> str:
         """SHA-256 of the metadata, the table of tensors, and some bytes of each tensor, of all parts."""
         found = hashlib.sha256(self.metadata_digest().encode())
-        for name, entry in self.tensors.items():
-            size, data = entry.end - entry.start, self._holder[name].bytes
-            found.update(repr((name, entry.kind, entry.shape)).encode())
-            for start in (entry.start, entry.start + size // 2):
-                found.update(data[start : min(start + _SAMPLE, entry.end)])
+        for part in dict.fromkeys(self._holder.values()):
+            with part.path.open("rb", buffering=0) as file:  # reading it where it is mapped would keep it in memory
+                for name, entry in part.tensors.items():
+                    found.update(repr((name, entry.kind, entry.shape)).encode())
+                    for start in (entry.start, (entry.start + entry.end) // 2):
+                        file.seek(start)
+                        found.update(file.read(min(_SAMPLE, entry.end - start)))
         return found.hexdigest()
 
     def digest(self) -> str:
@@ -162,6 +164,7 @@ class _Part:
     """One file: its bytes, metadata and tensors."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         try:
             with path.open("rb") as file:
                 # torch asks for writable memory; nothing writes to this private copy, so its pages stay the file's

@@ -22,12 +22,21 @@ from transformers import (
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
 from transformers.utils import logging as transformers_logging
 
 from cocoa_engine.errors import CocoaError, ConfigError, ModelLoadError, UnsupportedModelError
 from cocoa_engine.free_memory import release_free_memory
-from cocoa_engine.model import embedded, gguf_cache, gguf_checks, gguf_files, gguf_model, quantised_weights
+from cocoa_engine.model import (
+    embedded,
+    gguf_cache,
+    gguf_files,
+    gguf_model,
+    lean_checks,
+    light_checkpoint,
+    quantised_weights,
+)
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.language_model import (
     NEEDED,
@@ -87,8 +96,8 @@ def load_pretrained(
         keeps_blocks: asked for a GGUF file that is loaded on the CPU with ``dtype="auto"``: whether its weights stay in
             their blocks, if this package knows its architecture and its tokenizer.
         weights: quantise the matrices of a safetensors checkpoint to blocks of this kind while loading.
-        may_be_light: return the weights alone of a GGUF file that stays in its blocks, if the lean forward pass was
-            compared with its modules before.
+        may_be_light: return the weights alone of the embedded default, or of a GGUF file that stays in its blocks, if
+            the lean forward pass was compared with their modules before.
         model_kwargs, more_model_kwargs: further options of transformers' ``from_pretrained`` (``revision``,
             ``quantization_config``, ``attn_implementation``, ``gguf_file``, ...). They override the arguments above.
         tokenizer_kwargs: options of the tokenizer's ``from_pretrained``.
@@ -127,9 +136,13 @@ def load_pretrained(
         found = _load(name, tokenizer_name, options, tokenizer_options, keeps_blocks, weights, may_be_light)
         return *found, name
     if embedded.find_embedded_file() is not None:
-        folder = str(embedded.embedded_model_path())
+        folder = embedded.embedded_model_path()
         with _no_progress_bars():
-            model, tokenizer = _load(folder, tokenizer_name, options, tokenizer_options, keeps_blocks, weights)
+            if may_be_light and weights == "stored" and _is_plain(options) and keeps_blocks():
+                model, tokenizer = _load_embedded(folder, tokenizer_name, options, tokenizer_options)
+            else:
+                found = _load(str(folder), tokenizer_name, options, tokenizer_options, keeps_blocks, weights)
+                model, tokenizer = found
         model.config.name_or_path = model.name_or_path = embedded.MODEL_NAME
         return model, tokenizer, embedded.MODEL_NAME
     try:
@@ -245,7 +258,7 @@ def _load(
             scaled = gguf_model.has_scaled_positions(file) and file.metadata.get("general.architecture") != "gpt-oss"
             if why is None and (file.parts > 1 or scaled):  # transformers cannot read it onto a GPU
                 options = _on_the_cpu(options)
-            if why is None and _may_stay_in_blocks(options) and keeps_blocks():
+            if why is None and _is_plain(options) and keeps_blocks():
                 return _load_blocks(file, tokenizer_name, tokenizer_options, may_be_light)
             if file.parts > 1:
                 raise ModelLoadError(
@@ -350,8 +363,8 @@ def _gguf_path(name: str, options: Mapping[str, Any]) -> Path:
     return Path(found[0])
 
 
-def _may_stay_in_blocks(options: dict[str, Any]) -> bool:
-    """Whether no option asks for another form of the weights of a GGUF file."""
+def _is_plain(options: dict[str, Any]) -> bool:
+    """Whether no option asks for another form of the weights than that of the file."""
     neutral = {"gguf_file", "trust_remote_code", "use_safetensors", "dtype", "device_map", "revision", *ACCESS_OPTIONS}
     return options.keys() <= neutral and options["dtype"] == "auto" and options["device_map"] in (None, "cpu")
 
@@ -368,14 +381,36 @@ def _load_blocks(
         tokenizer = gguf_cache.tokenizer(file)
     release_free_memory()  # of a large vocabulary's JSON
     can_be_light = gguf_model.can_be_light(file)
-    if may_be_light and can_be_light and (checked := gguf_checks.noted(file)) is not None:
+    if may_be_light and can_be_light and (checked := lean_checks.noted(file.sample_digest())) is not None:
         light = gguf_model.load_light(file)
         light.checked = checked
         return light, tokenizer
     model = gguf_model.load(file)
     if can_be_light:
-        gguf_checks.will_note(model, file)
+        lean_checks.will_note(model, file.sample_digest())
     return model, tokenizer
+
+
+def _load_embedded(
+    folder: Path,
+    tokenizer_name: str | os.PathLike[str] | None,
+    options: dict[str, Any],
+    tokenizer_options: dict[str, Any],
+) -> tuple[PreTrainedModel | LightModel, PreTrainedTokenizerBase]:
+    """The embedded model, whose weights alone are loaded if the lean pass was compared with its modules before."""
+    weights = light_checkpoint.digest(folder)
+    checked = lean_checks.noted(weights)
+    if checked is None:
+        model, tokenizer = _load(str(folder), tokenizer_name, options, tokenizer_options)
+        lean_checks.will_note(model, weights)
+        return model, tokenizer
+    if tokenizer_name is None and not tokenizer_options:  # transformers' choice of its class imports model classes
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    else:
+        tokenizer = load_tokenizer(_name(tokenizer_name or folder, "tokenizer"), tokenizer_options)
+    light = light_checkpoint.load(folder)
+    light.checked = checked
+    return light, tokenizer
 
 
 def _is_plain_unpacking(options: dict[str, Any]) -> bool:

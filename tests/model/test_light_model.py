@@ -18,16 +18,19 @@ from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory
 from cocoa_engine.execution.forward.lean import Lean
 from cocoa_engine.execution.native import trial
-from cocoa_engine.model import gguf_checks, gguf_model
+from cocoa_engine.model import gguf_model, lean_checks
+from cocoa_engine.model.embedded import embedded_model_path, find_embedded_file
+from cocoa_engine.model.gguf_cache import same_tokenizer
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.light_model import LightModel
+from cocoa_engine.model.loading import load_pretrained, load_tokenizer
 from cocoa_integrations.langchain import CocoaLLM
 from tests.helpers.small_gguf import write
 
 pytestmark = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
 PROMPT = "he 12 Grüße"
-KERNELS = cache_directory() / "kernels"
+CACHE = cache_directory()
 FORMS: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama, linear": {"scaling": "linear", "tied": False},
@@ -41,7 +44,7 @@ FORMS: dict[str, dict[str, Any]] = {
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache directory."""
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    return tmp_path / "cache" / "gguf"
+    return tmp_path / "cache" / "checked"
 
 
 @pytest.fixture
@@ -161,7 +164,7 @@ def test_a_plain_forward_pass_runs_the_whole_model(file: str) -> None:
 
 
 def notes(folder: Path) -> list[Path]:
-    return list(folder.glob("checked-*.json"))
+    return list(folder.glob("*.json"))
 
 
 def test_a_file_with_other_weights_is_compared_anew(tmp_path: Path, folder: Path, file: str) -> None:
@@ -178,7 +181,7 @@ def test_a_file_with_other_weights_is_compared_anew(tmp_path: Path, folder: Path
 
 def test_a_note_is_of_one_version_of_the_code(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     started_again(file)
-    monkeypatch.setattr(gguf_checks, "version", lambda package: f"another {package}")
+    monkeypatch.setattr(lean_checks, "version", lambda package: f"another {package}")
     assert not is_light(CocoaEngine.from_pretrained(file))
 
 
@@ -207,14 +210,14 @@ def test_without_a_cache_every_start_is_the_first(file: str, monkeypatch: pytest
 
 
 def test_few_notes_are_kept(folder: Path, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf_checks, "KEPT", 3)
+    monkeypatch.setattr(lean_checks, "KEPT", 3)
     folder.mkdir(parents=True)
     for number in range(5):
-        (folder / f"checked-{number}.json").write_text("{}")
-        os.utime(folder / f"checked-{number}.json", (number, number))
+        (folder / f"{number}.json").write_text("{}")
+        os.utime(folder / f"{number}.json", (number, number))
     started_again(file)
     assert len(notes(folder)) == 3
-    assert {"checked-3.json", "checked-4.json"} <= {note.name for note in notes(folder)}
+    assert {"3.json", "4.json"} <= {note.name for note in notes(folder)}
 
 
 def test_adapters_share_light_weights(file: str) -> None:
@@ -228,32 +231,56 @@ def test_adapters_share_light_weights(file: str) -> None:
 
 
 @pytest.fixture
-def child_cache(folder: Path) -> None:
-    """The cache directory has this machine's kernels."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    (folder.parent / "kernels").symlink_to(KERNELS)
+def own_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine's cache directory, which has its kernels and the embedded model."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(CACHE))
 
 
-@pytest.mark.usefixtures("child_cache")
+needs_embedded = pytest.mark.skipif(find_embedded_file() is None, reason="no embedded model")
+
+
+@pytest.mark.slow
+@needs_embedded
+@pytest.mark.usefixtures("own_cache")
+def test_the_second_start_of_the_embedded_model_is_light() -> None:
+    first = CocoaEngine.from_pretrained()
+    expected = answer(first)
+    second = CocoaEngine.from_pretrained()
+    assert is_light(second)
+    assert answer(second) == expected
+    assert second.info() == first.info()
+    assert second.model_name == first.model_name
+    assert repr(second.tokenizer) == repr(first.tokenizer)
+    assert same_tokenizer(second.tokenizer, load_tokenizer(str(embedded_model_path()), {}))
+    light, model = dict(second.session.model.model.named_parameters()), second.model
+    assert all(parameter is light[name] for name, parameter in model.named_parameters())
+    plain, _, _ = load_pretrained()
+    assert model.config.to_dict() == plain.config.to_dict()
+    assert model.generation_config.to_dict() == plain.generation_config.to_dict()
+    assert model.name_or_path == plain.name_or_path
+    assert all(torch.equal(light[name], parameter) for name, parameter in plain.named_parameters())
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+
+
+@pytest.mark.slow
+@needs_embedded
+@pytest.mark.usefixtures("own_cache")
 def test_the_second_start_imports_no_model_classes_and_no_tracer(file: str) -> None:
-    started_again(file)
+    expected = [answer(started_again(file)), answer(CocoaEngine.from_pretrained())]
     code = """
 import sys
 from cocoa_engine import CocoaEngine
-engine = CocoaEngine.from_pretrained(sys.argv[1])
-answer = engine.generate(sys.argv[2], max_new_tokens=12)
-engine.score(sys.argv[2], [" he"])
-engine.info()
-print(answer.token_ids)
+engines = [CocoaEngine.from_pretrained(sys.argv[1]), CocoaEngine.from_pretrained()]
+for engine in engines:
+    print(engine.generate(sys.argv[2], max_new_tokens=12).token_ids)
+    engine.score(sys.argv[2], [" he"])
+    engine.info()
 heavy = ("transformers.modeling_utils", "torch._dynamo", "sympy", "torch.distributed.tensor", "torchao", "scipy")
 print([name for name in heavy if name in sys.modules])
-print(type(engine.model).__module__)
+print(*(type(engine.model).__module__ for engine in engines))
 """
     out = subprocess.run(
         [sys.executable, "-c", code, file, PROMPT], capture_output=True, text=True, check=True, timeout=200
     ).stdout.splitlines()
-    assert out[-3:] == [
-        str(answer(CocoaEngine.from_pretrained(file))[0]),
-        "[]",
-        "transformers.models.llama.modeling_llama",
-    ]
+    llama = "transformers.models.llama.modeling_llama"
+    assert out[-4:] == [*(str(ids) for ids, _ in expected), "[]", f"{llama} {llama}"]

@@ -25,7 +25,7 @@ from cocoa_engine.execution.forward.linears import LinearBackend, choose_linear_
 from cocoa_engine.execution.forward.static import StaticLean
 from cocoa_engine.execution.forward.weight_fingerprint import WeightFingerprint, weight_fingerprint
 from cocoa_engine.execution.forward.windows import window_sizes
-from cocoa_engine.model import gguf_checks
+from cocoa_engine.model import lean_checks
 from cocoa_engine.model.hidden_states import CaptureSpec, capture
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.light_model import LightModel
@@ -138,7 +138,7 @@ def choose(model: LanguageModel, runtime: Runtime | None = None) -> Chosen:
             else:
                 kind, reason = "lean", checked
             if (kind, linear_backend) == ("lean", "native"):
-                gguf_checks.note(model.model, reason)
+                lean_checks.note(model.model, reason)
             if kind not in _FAST:
                 linear_backend = "stock"
                 if known is None or known.kind != kind:

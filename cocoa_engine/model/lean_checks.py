@@ -1,4 +1,4 @@
-"""Notes which GGUF files the lean forward pass was compared with transformers' modules on.
+"""Notes on which weights the lean forward pass was compared with transformers' modules.
 
 The comparison needs these modules. A new process that finds the note does without them, see
 :class:`~cocoa_engine.model.light_model.LightModel`.
@@ -19,7 +19,6 @@ import torch
 from torch import nn
 
 from cocoa_engine.cache_directory import cache_directory, is_private
-from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.output_files import write_file
 
 logger = logging.getLogger(__name__)
@@ -30,9 +29,13 @@ KEPT = 64
 _notes: weakref.WeakKeyDictionary[nn.Module, Path] = weakref.WeakKeyDictionary()
 
 
-def noted(file: GgufFile) -> str | None:
-    """What the comparison found with the weights of this file and this version of the code, if it was made here."""
-    note = _note_of(file)
+def noted(weights: str) -> str | None:
+    """What the comparison found with these weights and this version of the code, if it was made here.
+
+    Args:
+        weights: a digest of the weights and the settings that belong to them.
+    """
+    note = _note_of(weights)
     try:
         found = json.loads(note.read_text(encoding="utf-8"))["found"] if is_private(note, note.parent) else None
     except (OSError, ValueError, KeyError, TypeError):
@@ -40,13 +43,13 @@ def noted(file: GgufFile) -> str | None:
     return found if isinstance(found, str) and found else None
 
 
-def will_note(model: nn.Module, file: GgufFile) -> None:
-    """Say which file a model is of, for :func:`note`."""
-    _notes[model] = _note_of(file)
+def will_note(model: nn.Module, weights: str) -> None:
+    """Say which weights a model has, for :func:`note`."""
+    _notes[model] = _note_of(weights)
 
 
 def note(model: nn.Module, found: str) -> None:
-    """Keep what the comparison found, if the model is of a file. It is not kept if it cannot be written."""
+    """Keep what the comparison found, if :func:`will_note` was told of the model. It may fail to be written."""
     if (file := _notes.get(model)) is None:
         return
     try:
@@ -56,16 +59,16 @@ def note(model: nn.Module, found: str) -> None:
         logger.info("%s is not kept: %s", file, error)
         return
     with suppress(OSError):
-        known = sorted(file.parent.glob("checked-*.json"), key=lambda each: each.stat().st_mtime, reverse=True)
+        known = sorted(file.parent.glob("*.json"), key=lambda each: each.stat().st_mtime, reverse=True)
         for old in known[KEPT:]:
             old.unlink()
 
 
-def _note_of(file: GgufFile) -> Path:
-    known = [file.sample_digest(), _code(), version("torch"), version("transformers")]
+def _note_of(weights: str) -> Path:
+    known = [weights, _code(), version("torch"), version("transformers")]
     known.append(torch.backends.cpu.get_cpu_capability())
     digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()
-    return cache_directory() / "gguf" / f"checked-{digest[:32]}.json"
+    return cache_directory() / "checked" / f"{digest[:32]}.json"
 
 
 @cache

@@ -138,7 +138,7 @@ def load_pretrained(
     if embedded.find_embedded_file() is not None:
         folder = embedded.embedded_model_path()
         with _no_progress_bars():
-            if may_be_light and weights == "stored" and _is_plain(options) and keeps_blocks():
+            if may_be_light and weights == "stored" and _is_plain(options):
                 model, tokenizer = _load_embedded(folder, tokenizer_name, options, tokenizer_options)
             else:
                 found = _load(str(folder), tokenizer_name, options, tokenizer_options, keeps_blocks, weights)

@@ -22,7 +22,7 @@ PARTS = ("speed", "process", "large")
 def main() -> None:
     """Run the parts, and write ``gguf.json``."""
     parser = argparse.ArgumentParser(description="Measures decoding on the blocks of a GGUF file, beside llama.cpp.")
-    parser.add_argument("--llama-python", type=Path, help="a Python that has llama-cpp-python; needed for speed and large")
+    parser.add_argument("--llama-python", type=Path, help="a Python that has llama-cpp-python, for speed and large")
     parser.add_argument("--file", type=Path, help="GGUF file of the default model; default: the embedded one")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--threads", type=int, default=Settings.threads)

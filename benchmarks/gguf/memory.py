@@ -20,7 +20,7 @@ HEADER = (
 
 
 def row(file: Path, threads: int) -> str:
-    """A row of the table, of the second start of a new process. The memory includes the pages of the file that were read."""
+    """A row of the table: the second start of a process. The memory includes the pages of the file that were read."""
     empty = child("-c", EMPTY)
     argument = json.dumps([str(file), threads, "What is the capital of France?"])
     child("-c", ANSWER, argument)  # what the first start keeps is there from now on

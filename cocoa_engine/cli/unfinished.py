@@ -14,6 +14,7 @@ from pathlib import Path
 import typer
 from filelock import FileLock
 
+from cocoa_engine import __version__
 from cocoa_engine.cache_directory import cache_directory, is_private
 from cocoa_engine.cli.terminal import print_note
 from cocoa_engine.rendering.wording import count
@@ -124,7 +125,7 @@ def _remove_older(folder: Path) -> None:
 
 
 def _name(context: typer.Context) -> str:
-    """A digest of a command, its options and the working directory, which paths may be relative to."""
+    """A digest of a command, its options, the version and the working directory, which paths may be relative to."""
     options = {name: value for name, value in context.params.items() if name not in _OF_OUTPUT}
-    command = [context.info_name, options, os.getcwd()]
+    command = [context.info_name, options, os.getcwd(), __version__]
     return sha256(json.dumps(command, sort_keys=True, default=str).encode()).hexdigest()[:32]

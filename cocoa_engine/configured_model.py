@@ -88,7 +88,7 @@ class ConfiguredModel(LoadedModel):
             UnsupportedModelError: the model is not a causal language model.
             CalibrationError: the calibrator's file cannot be read.
         """
-        from cocoa_engine.execution.forward.linears import reads_blocks
+        from cocoa_engine.execution.forward.linears import kernels_name, reads_blocks
         from cocoa_engine.model.loading import load_pretrained
 
         calibrator = "auto" if calibrator == "auto" else RiskCalibrator.of(calibrator)  # before the weights are read
@@ -101,7 +101,7 @@ class ConfiguredModel(LoadedModel):
             allow_pickle=allow_pickle,
             keeps_blocks=partial(reads_blocks, "auto" if runtime is None else runtime.linears),
             weights="stored" if runtime is None else runtime.weights,
-            may_be_light=runtime is None or runtime.forward == "auto",
+            light_with=kernels_name if runtime is None or runtime.forward == "auto" else None,
             model_kwargs=dict(model_kwargs or {}),
             tokenizer_kwargs=dict(tokenizer_kwargs or {}),
             **more_model_kwargs,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from cocoa_engine.decoding.grammar import GrammarProcessor
+    from cocoa_engine.model.light_model import LightModel
 
 
 class LoadedModel:
@@ -39,9 +40,18 @@ class LoadedModel:
     def model(self) -> PreTrainedModel:
         """The model that was passed in, or that was loaded.
 
-        Of a GGUF file only the weights may be there so far. Its model is then made of them, in the same memory.
+        The second start of the embedded model or of a GGUF file loads the weights alone. The first read of this
+        property then builds transformers' model on them, which takes seconds.
         """
         return self._session.model.whole()
+
+    @property
+    def held_model(self) -> PreTrainedModel | LightModel:
+        """The model as it is held: the weights alone where nothing has asked for :attr:`model` yet.
+
+        Both have ``dtype``, ``device`` and ``generation_config``.
+        """
+        return self._session.model.model
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -111,7 +121,7 @@ class LoadedModel:
         """
         from cocoa_engine.decoding.grammar import constraint
 
-        ends = eos_token_ids(self._session.model.model, self.tokenizer)
+        ends = eos_token_ids(self.held_model, self.tokenizer)
         return constraint(self.tokenizer, ends, json_schema=json_schema, regex=regex, grammar=grammar)
 
     def render_chat(self, messages: Messages, **template_kwargs: Any) -> str:

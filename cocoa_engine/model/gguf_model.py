@@ -122,6 +122,7 @@ def _whole(file: GgufFile, weights: Mapping[str, nn.Parameter] | None = None) ->
     experts.separate(model)
     _place(model, family, file, config, weights)
     model.tie_weights()
+    mark_initialized(model)
     _finish(model, file, config)
     whole: PreTrainedModel = model.eval()
     return whole
@@ -141,7 +142,7 @@ def _place(
     config: PreTrainedConfig,
     weights: Mapping[str, nn.Parameter] | None = None,
 ) -> None:
-    """Set the parameters of a model, but a head that is tied to the embeddings."""
+    """Set the parameters of a model, except a head that is tied to the embeddings."""
     layers = {name.split(".")[1] for name in file.tensors if name.startswith("blk.")}
     if layers != {str(number) for number in range(len(layers))} or len(layers) != config.num_hidden_layers:
         raise ModelLoadError(f"{file.path} has tensors of {len(layers)} layers, not of {config.num_hidden_layers}")
@@ -179,6 +180,12 @@ def _finish(model: Any, file: GgufFile, config: PreTrainedConfig) -> None:
     model.generation_config = GenerationConfig(
         bos_token_id=config.bos_token_id, eos_token_id=_ends(file), pad_token_id=config.pad_token_id
     )
+
+
+def mark_initialized(model: PreTrainedModel) -> None:
+    """Mark the weights as loaded, as ``from_pretrained`` does, so that ``init_weights`` leaves them as they are."""
+    for part in (*model.modules(), *model.parameters()):
+        part._is_hf_initialized = True
 
 
 def fill_buffers(model: PreTrainedModel) -> None:
@@ -226,7 +233,7 @@ def _config(family: Family, file: GgufFile) -> PreTrainedConfig:
 
 @contextmanager
 def _clear_errors(file: GgufFile) -> Iterator[None]:
-    """Convert the errors that bad metadata cause."""
+    """Convert the errors that bad metadata causes."""
     try:
         yield
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:

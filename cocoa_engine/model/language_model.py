@@ -41,7 +41,6 @@ class LanguageModel:
         decoder: the module that runs the decoder layers and the final norm.
         layers: the decoder layers, in order.
         vocab_size: number of input embeddings.
-        forward_parameters: names of the parameters of the model's ``forward``.
         lock: held during a forward pass; shared by all wrappers of the same model.
 
     Raises:
@@ -49,17 +48,16 @@ class LanguageModel:
     """
 
     def __init__(self, model: PreTrainedModel | LightModel) -> None:
-        self._model = model
-        self._hold(model)
-        self.num_layers = len(self.layers)
-        self.vocab_size = int(model.get_input_embeddings().weight.shape[0])
+        self._hold(model.whole() if isinstance(model, LightModel) and model.is_built else model)
         with _locks_guard:
             self.lock = _locks.setdefault(model, free_in_child(threading.RLock()))
 
     def _hold(self, model: PreTrainedModel | LightModel) -> None:
         config = _text_config(model)
         self.decoder, self.layers = _decoder_and_layers(model, config)
-        self.forward_parameters = frozenset(inspect.signature(_unwrapped(model).forward).parameters)
+        self.num_layers = len(self.layers)
+        self.vocab_size = int(model.get_input_embeddings().weight.shape[0])
+        self._parameters = frozenset(inspect.signature(_unwrapped(model).forward).parameters)
         self._modules = list(model.modules())
         self.config, self._model = config, model
 
@@ -74,13 +72,20 @@ class LanguageModel:
         held = self._model
         if not isinstance(held, LightModel):
             return held
-        with self.lock:
+        # whatever mode the caller is in
+        with self.lock, torch.inference_mode(False), torch.device("cpu"):
             whole = held.whole()
             with _locks_guard:
                 _locks[whole] = self.lock
             if self._model is held:
                 self._hold(whole)
             return whole
+
+    @property
+    def forward_parameters(self) -> frozenset[str]:
+        """Names of the parameters of the model's ``forward``."""
+        self.whole()
+        return self._parameters
 
     @property
     def architecture(self) -> str:

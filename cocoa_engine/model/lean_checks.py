@@ -12,30 +12,32 @@ import logging
 import weakref
 from contextlib import suppress
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from cocoa_engine.cache_directory import cache_directory, is_private
+from cocoa_engine.model.weight_fingerprint import WeightFingerprint, weight_fingerprint
 from cocoa_engine.output_files import write_file
 
 logger = logging.getLogger(__name__)
 
+FOLDER = "checked"
 KEPT = 64
-"""The number of notes that stay; each is a line."""
+"""The number of notes that stay, those that were written last."""
 
-_notes: weakref.WeakKeyDictionary[nn.Module, Path] = weakref.WeakKeyDictionary()
+_asked: weakref.WeakKeyDictionary[nn.Module, tuple[Path, WeightFingerprint]] = weakref.WeakKeyDictionary()
 
 
-def noted(weights: str) -> str | None:
-    """What the comparison found with these weights and this version of the code, if it was made here.
+def noted(weights: str, kernels: str) -> str | None:
+    """What the comparison found with these weights, kernels and versions of the code, if it was made here.
 
     Args:
-        weights: a digest of the weights and the settings that belong to them.
+        weights: a digest of the weights, or of samples of them, and of the settings that belong to them.
+        kernels: the name of the compiled kernels.
     """
-    note = _note_of(weights)
+    note = _note_of(weights, kernels)
     try:
         found = json.loads(note.read_text(encoding="utf-8"))["found"] if is_private(note, note.parent) else None
     except (OSError, ValueError, KeyError, TypeError):
@@ -43,18 +45,26 @@ def noted(weights: str) -> str | None:
     return found if isinstance(found, str) and found else None
 
 
-def will_note(model: nn.Module, weights: str) -> None:
-    """Say which weights a model has, for :func:`note`."""
-    _notes[model] = _note_of(weights)
+def will_note(model: nn.Module, weights: str, kernels: str) -> None:
+    """Say which weights a model has, for :func:`note`. The arguments are those of :func:`noted`."""
+    _asked[model] = _note_of(weights, kernels), weight_fingerprint(model.parameters())
 
 
-def note(model: nn.Module, found: str) -> None:
-    """Keep what the comparison found, if :func:`will_note` was told of the model. It may fail to be written."""
-    if (file := _notes.get(model)) is None:
+def note(model: nn.Module, found: str | None) -> None:
+    """Keep what the comparison found, if :func:`will_note` was told of the model and its weights are as they were.
+
+    Args:
+        model: transformers' model.
+        found: the result; ``None``: the lean pass is not used, or not with the kernels.
+    """
+    file, as_loaded = _asked.pop(model, (None, None))
+    if file is None or found is None or weight_fingerprint(model.parameters()) != as_loaded:
         return
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        file.parent.chmod(0o755)  # whatever the umask is: others must not be able to write
         write_file(file, json.dumps({"found": found}))
+        file.chmod(0o644)
     except OSError as error:
         logger.info("%s is not kept: %s", file, error)
         return
@@ -64,11 +74,17 @@ def note(model: nn.Module, found: str) -> None:
             old.unlink()
 
 
-def _note_of(weights: str) -> Path:
-    known = [weights, _code(), version("torch"), version("transformers")]
-    known.append(torch.backends.cpu.get_cpu_capability())
+def _note_of(weights: str, kernels: str) -> Path:
+    known = [weights, kernels, _code(), *map(_version, ("cocoa-integrations", "torch", "transformers"))]
     digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()
-    return cache_directory() / "checked" / f"{digest[:32]}.json"
+    return cache_directory() / FOLDER / f"{digest[:32]}.json"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # it is run from its folder
+        return ""
 
 
 @cache

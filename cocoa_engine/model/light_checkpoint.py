@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
 
 from cocoa_engine.model.embedded import MODEL_NAME
-from cocoa_engine.model.gguf_model import fill_buffers
+from cocoa_engine.model.gguf_model import fill_buffers, mark_initialized
 from cocoa_engine.model.kept_folders import MANIFEST
 from cocoa_engine.model.light_model import LightModel
 
@@ -41,19 +41,22 @@ def load(folder: Path) -> LightModel:
     _place(model, weights)
     model.lm_head.weight = model.model.embed_tokens.weight
     model.generation_config = GenerationConfig.from_pretrained(folder)
-    model.built_by(partial(_whole, folder, weights))
+    model.built_by(partial(_whole, fields, model.generation_config.to_dict(), weights))  # the folder may be gone then
     model.eval()
     return model
 
 
-def _whole(folder: Path, weights: Mapping[str, nn.Parameter]) -> PreTrainedModel:
-    config = AutoConfig.from_pretrained(folder)
+def _whole(
+    fields: Mapping[str, Any], generation: Mapping[str, Any], weights: Mapping[str, nn.Parameter]
+) -> PreTrainedModel:
+    config = AutoConfig.for_model(**fields)
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     fill_buffers(model)
     _place(model, weights)
     model.tie_weights()
-    model.generation_config = GenerationConfig.from_pretrained(folder)
+    mark_initialized(model)
+    model.generation_config = GenerationConfig.from_dict(dict(generation))
     config.name_or_path = model.name_or_path = MODEL_NAME
     whole: PreTrainedModel = model.eval()
     return whole

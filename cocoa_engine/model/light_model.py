@@ -49,25 +49,25 @@ class LightModel(nn.Module):
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.model.rotary_emb = _Rotary(config)
         self._build: Callable[[], PreTrainedModel] | None = None
-        self._built: PreTrainedModel | None = None
+        self._built: list[PreTrainedModel] = []  # a list: torch would make the model a part of this one
         self._lock = free_in_child(threading.Lock())
 
     def built_by(self, build: Callable[[], PreTrainedModel]) -> None:
-        """Set what makes the whole model from these weights."""
+        """Set the function that builds transformers' model from these weights."""
         self._build = build
 
     def whole(self) -> PreTrainedModel:
-        """transformers' model with these weights, in the same memory. It is made once."""
+        """transformers' model with these weights, in the same memory. It is built once."""
         with self._lock:
-            if self._built is None:
+            if not self._built:
                 assert self._build is not None
-                self._built = self._build()
-            return self._built
+                self._built.append(self._build())
+            return self._built[0]
 
     @property
     def is_built(self) -> bool:
         """Whether :meth:`whole` was called."""
-        return self._built is not None
+        return bool(self._built)
 
     @property
     def dtype(self) -> torch.dtype:

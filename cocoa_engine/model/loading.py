@@ -77,7 +77,7 @@ def load_pretrained(
     allow_pickle: bool = False,
     keeps_blocks: Callable[[], bool] = lambda: False,
     weights: Literal["stored", "q8_0", "q4_k"] = "stored",
-    may_be_light: bool = False,
+    light_with: Callable[[], str] | None = None,
     model_kwargs: Mapping[str, Any] | None = None,
     tokenizer_kwargs: Mapping[str, Any] | None = None,
     **more_model_kwargs: Any,
@@ -96,8 +96,8 @@ def load_pretrained(
         keeps_blocks: asked for a GGUF file that is loaded on the CPU with ``dtype="auto"``: whether its weights stay in
             their blocks, if this package knows its architecture and its tokenizer.
         weights: quantise the matrices of a safetensors checkpoint to blocks of this kind while loading.
-        may_be_light: return the weights alone of the embedded default, or of a GGUF file that stays in its blocks, if
-            the lean forward pass was compared with their modules before.
+        light_with: return the weights alone of the embedded default, or of a GGUF file that stays in its blocks, if the
+            lean forward pass was compared with their modules before. It names the kernels that the pass runs with.
         model_kwargs, more_model_kwargs: further options of transformers' ``from_pretrained`` (``revision``,
             ``quantization_config``, ``attn_implementation``, ``gguf_file``, ...). They override the arguments above.
         tokenizer_kwargs: options of the tokenizer's ``from_pretrained``.
@@ -133,13 +133,13 @@ def load_pretrained(
 
     if model_name is not None:
         name = _name(model_name, "model")
-        found = _load(name, tokenizer_name, options, tokenizer_options, keeps_blocks, weights, may_be_light)
+        found = _load(name, tokenizer_name, options, tokenizer_options, keeps_blocks, weights, light_with)
         return *found, name
     if embedded.find_embedded_file() is not None:
         folder = embedded.embedded_model_path()
         with _no_progress_bars():
-            if may_be_light and weights == "stored" and _is_plain(options):
-                model, tokenizer = _load_embedded(folder, tokenizer_name, options, tokenizer_options)
+            if light_with is not None and weights == "stored" and _is_plain(options):
+                model, tokenizer = _load_embedded(folder, tokenizer_name, options, tokenizer_options, light_with())
             else:
                 found = _load(str(folder), tokenizer_name, options, tokenizer_options, keeps_blocks, weights)
                 model, tokenizer = found
@@ -238,7 +238,7 @@ def _load(
     tokenizer_options: dict[str, Any],
     keeps_blocks: Callable[[], bool] = lambda: False,
     weights: Literal["stored", "q8_0", "q4_k"] = "stored",
-    may_be_light: bool = False,
+    light_with: Callable[[], str] | None = None,
 ) -> tuple[PreTrainedModel | LightModel, PreTrainedTokenizerBase]:
     """Load config, tokenizer and weights, in this order, so that cheap failures come first."""
     with _clear_errors("model", name):
@@ -259,7 +259,7 @@ def _load(
             if why is None and (file.parts > 1 or scaled):  # transformers cannot read it onto a GPU
                 options = _on_the_cpu(options)
             if why is None and _is_plain(options) and keeps_blocks():
-                return _load_blocks(file, tokenizer_name, tokenizer_options, may_be_light)
+                return _load_blocks(file, tokenizer_name, tokenizer_options, light_with)
             if file.parts > 1:
                 raise ModelLoadError(
                     f"{file.path} is one of {file.parts} parts of a model, which transformers would have to unpack "
@@ -373,21 +373,22 @@ def _load_blocks(
     file: GgufFile,
     tokenizer_name: str | os.PathLike[str] | None,
     tokenizer_options: dict[str, Any],
-    may_be_light: bool,
+    light_with: Callable[[], str] | None,
 ) -> tuple[PreTrainedModel | LightModel, PreTrainedTokenizerBase]:
     if tokenizer_name is not None:
         tokenizer = load_tokenizer(_name(tokenizer_name, "tokenizer"), tokenizer_options)
     else:
         tokenizer = gguf_cache.tokenizer(file)
     release_free_memory()  # of a large vocabulary's JSON
-    can_be_light = gguf_model.can_be_light(file)
-    if may_be_light and can_be_light and (checked := lean_checks.noted(file.sample_digest())) is not None:
+    if light_with is None or not gguf_model.can_be_light(file):
+        return gguf_model.load(file), tokenizer
+    of = file.sample_digest(), light_with()
+    if (checked := lean_checks.noted(*of)) is not None:
         light = gguf_model.load_light(file)
         light.checked = checked
         return light, tokenizer
     model = gguf_model.load(file)
-    if can_be_light:
-        lean_checks.will_note(model, file.sample_digest())
+    lean_checks.will_note(model, *of)
     return model, tokenizer
 
 
@@ -396,13 +397,14 @@ def _load_embedded(
     tokenizer_name: str | os.PathLike[str] | None,
     options: dict[str, Any],
     tokenizer_options: dict[str, Any],
+    kernels: str,
 ) -> tuple[PreTrainedModel | LightModel, PreTrainedTokenizerBase]:
     """The embedded model, whose weights alone are loaded if the lean pass was compared with its modules before."""
     weights = light_checkpoint.digest(folder)
-    checked = lean_checks.noted(weights)
+    checked = lean_checks.noted(weights, kernels) if kernels else None
     if checked is None:
         model, tokenizer = _load(str(folder), tokenizer_name, options, tokenizer_options)
-        lean_checks.will_note(model, weights)
+        lean_checks.will_note(model, weights, kernels)
         return model, tokenizer
     if tokenizer_name is None and not tokenizer_options:  # transformers' choice of its class imports model classes
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)

@@ -44,16 +44,17 @@ def model_digest(model: LanguageModel) -> str:
     name is not part of it: a copy of the model is the same model. The digest is computed once for each loaded model.
     """
     with _lock:
-        if (known := _digests.get(model.model)) is not None:
+        held = model.model
+        if (known := _digests.get(held)) is not None:
             return known
         config = model.config
         shape = (model.num_layers, attention_heads(config), model.vocab_size)
         digest = hashlib.sha256(repr((model.architecture, shape)).encode())
         with torch.no_grad():
-            for name, weight in sorted(model.model.named_parameters()):
+            for name, weight in sorted(held.named_parameters()):
                 digest.update(repr((name, tuple(weight.shape))).encode())
                 if (is_plain(weight) or isinstance(weight, BlockTensor)) and weight.is_floating_point():
                     rounded = sampled(weight.detach()).to("cpu", torch.bfloat16).contiguous()
                     digest.update(rounded.view(torch.uint8).numpy().tobytes())
-        _digests[model.model] = digest.hexdigest()[:24]
-        return _digests[model.model]
+        found = _digests[held] = digest.hexdigest()[:24]
+        return found

@@ -141,8 +141,8 @@ class _Weights:
 
 
 def _weights_of(engine: CocoaEngine) -> PreTrainedModel:
-    """The model of an engine for another engine. ``engine.model`` would build it where only weights are loaded."""
-    return cast("PreTrainedModel", engine.session.model.model)
+    """The model of an engine for another engine."""
+    return cast("PreTrainedModel", engine.held_model)  # engines take both
 
 
 # LangChain builds a new model for every call with configurable_fields(); the weights must not be loaded each time.
@@ -199,7 +199,7 @@ def settings_digest(engine: CocoaEngine) -> str:
 
 
 def _model_settings(engine: CocoaEngine) -> str:
-    generation_config = getattr(_weights_of(engine), "generation_config", None)
+    generation_config = getattr(engine.held_model, "generation_config", None)
     settings = generation_config.to_dict() if generation_config is not None else {}
     return repr((sorted(settings.items()), getattr(engine.tokenizer, "chat_template", None)))
 

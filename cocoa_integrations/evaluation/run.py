@@ -82,7 +82,7 @@ def evaluate(
     if model is None:
         if callable(engine) or isinstance(engine, Engines):
             raise ConfigError("give model=... to describe the model that the function loads")
-        model = {"name": engine.model_name, "dtype": str(engine.session.model.dtype)}
+        model = {"name": engine.model_name, "dtype": str(engine.held_model.dtype)}
     settings = {
         "format": FORMAT,
         "version": __version__,

@@ -163,7 +163,7 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, KnowsRuns):
                 model["settings"] = changed
         else:
             model = {
-                "dtype": str(self.engine.session.model.dtype),
+                "dtype": str(self.engine.held_model.dtype),
                 "engine_id": engine_id(self.engine),
                 "settings": settings_digest(self.engine),
             }

@@ -145,7 +145,7 @@ class CocoaLM(TemplateLM):
     @property
     def device(self) -> torch.device:
         """The device of the model."""
-        return self.engine.session.model.device
+        return self.engine.held_model.device
 
     @property
     def tokenizer_name(self) -> str:
@@ -156,7 +156,7 @@ class CocoaLM(TemplateLM):
         """The description of the model that the harness writes to its results."""
         return {
             "model_name": self.engine.model_name,
-            "model_dtype": str(self.engine.session.model.dtype),
+            "model_dtype": str(self.engine.held_model.dtype),
             "cocoa_config": self.config.model_dump(mode="json"),
             "cocoa_runtime": self.engine.runtime.model_dump(mode="json"),
         }
@@ -313,7 +313,7 @@ class CocoaLM(TemplateLM):
         if not continuations:
             return []
         longest = max(map(len, continuations))
-        if logits_processors(self.engine.session.model.model, frozenset(), context, longest):
+        if logits_processors(self.engine.held_model, frozenset(), context, longest):
             # the engine would apply the logits processors of the model's generation config
             return [self._is_argmax(context, continuation) for continuation in continuations]
 

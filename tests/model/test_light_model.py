@@ -1,11 +1,14 @@
-"""The second start of a GGUF file: the weights alone are loaded, and decode as the whole model does."""
+"""The second start of a GGUF file or the embedded model: the weights alone decode as the whole model does."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from transformers import PreTrainedModel
 from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory
 from cocoa_engine.execution.forward.lean import Lean
+from cocoa_engine.execution.forward.linears import kernels_name
 from cocoa_engine.execution.native import trial
 from cocoa_engine.model import gguf_model, lean_checks
 from cocoa_engine.model.embedded import embedded_model_path, find_embedded_file
@@ -179,10 +183,49 @@ def test_a_file_with_other_weights_is_compared_anew(tmp_path: Path, folder: Path
     assert len(notes(folder)) == 2
 
 
-def test_a_note_is_of_one_version_of_the_code(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    started_again(file)
-    monkeypatch.setattr(lean_checks, "version", lambda package: f"another {package}")
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="no umask")
+def test_a_note_is_believed_whatever_the_umask_is(file: str) -> None:
+    old = os.umask(0o002)
+    try:
+        started_again(file)
+    finally:
+        os.umask(old)
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_nothing_is_noted_of_weights_that_were_changed(folder: Path, file: str, hidden: bool) -> None:
+    engine = CocoaEngine.from_pretrained(file)
+    with torch.no_grad():
+        norm = engine.model.model.layers[1].input_layernorm.weight
+        (norm.data if hidden else norm).mul_(2)
+    answer(engine)
+    assert not notes(folder)
     assert not is_light(CocoaEngine.from_pretrained(file))
+
+
+def test_later_checks_change_no_note(folder: Path, file: str) -> None:
+    engine = CocoaEngine.from_pretrained(file)
+    answer(engine)
+    before = notes(folder)[0].read_bytes()
+    with torch.no_grad():
+        engine.model.model.layers[1].input_layernorm.weight.mul_(2)
+    answer(engine)
+    assert [note.read_bytes() for note in notes(folder)] == [before]
+
+
+@pytest.mark.parametrize("part", ["_code", "_version"])
+def test_a_note_is_of_one_version_of_the_code(file: str, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    started_again(file)
+    monkeypatch.setattr(lean_checks, part, lambda *_: "another")
+    assert not is_light(CocoaEngine.from_pretrained(file))
+
+
+def test_a_note_is_of_one_build_of_the_kernels(file: str) -> None:
+    started_again(file)
+    options: dict[str, Any] = {"keeps_blocks": lambda: True, "device_map": None}
+    for name, expected in ((kernels_name(), True), ("kernels-of-another-processor.so", False)):
+        model, _, _ = load_pretrained(file, light_with=partial(str, name), **options)
+        assert isinstance(model, LightModel) == expected
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"found": 1}', "[]", "\xff"])
@@ -230,20 +273,72 @@ def test_adapters_share_light_weights(file: str) -> None:
     assert engines[0].session.model.model is engines[1].session.model.model
 
 
+def test_the_light_model_does_not_hold_the_whole_one_as_a_part(file: str) -> None:
+    light = started_again(file).session.model.model
+    assert isinstance(light, LightModel)
+    count = len(list(light.modules()))
+    whole = light.whole()
+    assert light.whole() is whole
+    assert len(list(light.modules())) == count
+    assert "_built" in vars(light)
+
+
+def test_an_engine_on_a_light_model_that_is_built_has_the_facts_of_the_whole_one(file: str) -> None:
+    engine = started_again(file)
+    light = engine.session.model.model
+    engine.model.config.max_position_embeddings = 64
+    assert CocoaEngine(light, engine.tokenizer).context_window == 64  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode(), torch.device("meta")], ids=["inference", "meta"])
+def test_the_whole_model_is_built_in_any_mode(file: str, mode: Any) -> None:
+    engine = started_again(file)
+    expected = answer(engine)
+    with mode:
+        model = engine.model
+    assert not any(tensor.is_meta or tensor.is_inference() for tensor in (*model.parameters(), *model.buffers()))
+    assert answer(engine) == expected
+
+
+def test_weights_count_as_loaded(file: str) -> None:
+    model = started_again(file).model
+    before = {name: parameter + 0 for name, parameter in model.named_parameters()}
+    model.init_weights()
+    assert all(torch.equal(parameter + 0, before[name]) for name, parameter in model.named_parameters())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_child_can_read_what_an_adapter_is(file: str) -> None:
+    model = CocoaLLM(engine=started_again(file))
+    expected = model._identifying_params
+
+    def child() -> None:
+        assert model._identifying_params == expected
+
+    process = get_context("fork").Process(target=child)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+
+
 @pytest.fixture
-def own_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This machine's cache directory, which has its kernels and the embedded model."""
-    monkeypatch.setenv(CACHE_VARIABLE, str(CACHE))
-
-
-needs_embedded = pytest.mark.skipif(find_embedded_file() is None, reason="no embedded model")
+def embedded_cache(folder: Path) -> Path:
+    """The folder of the embedded model in the empty cache directory, which also has this machine's kernels."""
+    if find_embedded_file() is None:
+        pytest.skip("no embedded model")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CACHE_VARIABLE, str(CACHE))
+        converted = embedded_model_path()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    (folder.parent / converted.name).symlink_to(converted)
+    shutil.copytree(CACHE / "kernels", folder.parent / "kernels")
+    return folder.parent / converted.name
 
 
 @pytest.mark.slow
-@needs_embedded
-@pytest.mark.usefixtures("own_cache")
-def test_the_second_start_of_the_embedded_model_is_light() -> None:
+def test_the_second_start_of_the_embedded_model_is_light(embedded_cache: Path) -> None:
     first = CocoaEngine.from_pretrained()
+    assert not is_light(first)
     expected = answer(first)
     second = CocoaEngine.from_pretrained()
     assert is_light(second)
@@ -251,20 +346,27 @@ def test_the_second_start_of_the_embedded_model_is_light() -> None:
     assert second.info() == first.info()
     assert second.model_name == first.model_name
     assert repr(second.tokenizer) == repr(first.tokenizer)
-    assert same_tokenizer(second.tokenizer, load_tokenizer(str(embedded_model_path()), {}))
+    assert same_tokenizer(second.tokenizer, load_tokenizer(str(embedded_cache), {}))
+    plain = first.model
+    assert same_tokenizer(second.tokenizer, first.tokenizer)
+    stock = CocoaEngine.from_pretrained(runtime=Runtime(linears="stock"))
+    assert is_light(stock)
+    assert answer(stock)[0] == expected[0]
+    assert not is_light(stock)
+    embedded_cache.unlink()
     light, model = dict(second.session.model.model.named_parameters()), second.model
     assert all(parameter is light[name] for name, parameter in model.named_parameters())
-    plain, _, _ = load_pretrained()
+    assert all(torch.equal(light[name], parameter) for name, parameter in plain.named_parameters())
     assert model.config.to_dict() == plain.config.to_dict()
     assert model.generation_config.to_dict() == plain.generation_config.to_dict()
     assert model.name_or_path == plain.name_or_path
-    assert all(torch.equal(light[name], parameter) for name, parameter in plain.named_parameters())
     assert model.lm_head.weight is model.get_input_embeddings().weight
+    model.init_weights()
+    assert all(torch.equal(light[name], parameter) for name, parameter in plain.named_parameters())
 
 
 @pytest.mark.slow
-@needs_embedded
-@pytest.mark.usefixtures("own_cache")
+@pytest.mark.usefixtures("embedded_cache")
 def test_the_second_start_imports_no_model_classes_and_no_tracer(file: str) -> None:
     expected = [answer(started_again(file)), answer(CocoaEngine.from_pretrained())]
     code = """
@@ -273,7 +375,7 @@ from cocoa_engine import CocoaEngine
 engines = [CocoaEngine.from_pretrained(sys.argv[1]), CocoaEngine.from_pretrained()]
 for engine in engines:
     print(engine.generate(sys.argv[2], max_new_tokens=12).token_ids)
-    engine.score(sys.argv[2], [" he"])
+    engine.score(sys.argv[2], [" he", " 12"])
     engine.info()
 heavy = ("transformers.modeling_utils", "torch._dynamo", "sympy", "torch.distributed.tensor", "torchao", "scipy")
 print([name for name in heavy if name in sys.modules])

@@ -23,12 +23,12 @@ from cocoa_engine.execution.forward.base import Forward
 from cocoa_engine.execution.forward.lean import Lean, lean_obstacle
 from cocoa_engine.execution.forward.linears import LinearBackend, choose_linear_backend
 from cocoa_engine.execution.forward.static import StaticLean
-from cocoa_engine.execution.forward.weight_fingerprint import WeightFingerprint, weight_fingerprint
 from cocoa_engine.execution.forward.windows import window_sizes
 from cocoa_engine.model import lean_checks
 from cocoa_engine.model.hidden_states import CaptureSpec, capture
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.light_model import LightModel
+from cocoa_engine.model.weight_fingerprint import WeightFingerprint, weight_fingerprint
 from cocoa_engine.runtime import Runtime
 
 __all__ = [
@@ -137,8 +137,7 @@ def choose(model: LanguageModel, runtime: Runtime | None = None) -> Chosen:
                 kind, reason = _try_all(model, linear_backend, obstacle, graphs)
             else:
                 kind, reason = "lean", checked
-            if (kind, linear_backend) == ("lean", "native"):
-                lean_checks.note(model.model, reason)
+            lean_checks.note(model.model, reason if (kind, linear_backend) == ("lean", "native") else None)
             if kind not in _FAST:
                 linear_backend = "stock"
                 if known is None or known.kind != kind:

@@ -19,6 +19,7 @@ import functools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import psutil
@@ -26,10 +27,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cocoa_engine.execution.forward.weight_fingerprint import WeightFingerprint, weight_fingerprint
 from cocoa_engine.execution.native import operators, trial
 from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.experts import are_experts, mixed, stacks_of
+from cocoa_engine.model.weight_fingerprint import WeightFingerprint, weight_fingerprint
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -80,6 +81,11 @@ def choose_linear_backend(model: nn.Module, requested: str) -> LinearBackend:
 def reads_blocks(requested: str) -> bool:
     """Whether the kernels can multiply weights in the blocks of a GGUF file, and the setting allows it."""
     return requested in ("auto", "native") and (trial.obstacle() or trial.block_obstacle()) is None
+
+
+def kernels_name() -> str:
+    """The name of the compiled kernels, which differs by processor and compiler; empty if they cannot be used."""
+    return "" if trial.obstacle() is not None else Path(operators.handle()._name).name
 
 
 def native_obstacle(model: nn.Module) -> str | None:

@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 def untraced(run: Callable[P, R]) -> Callable[P, R]:
-    """``torch.compiler.disable``, from when on the tracer is loaded.
+    """``torch.compiler.disable``, once the tracer is loaded.
 
     ``torch.compiler.disable`` itself imports the tracer. That takes a second on a slow core and 70 MB.
     """
@@ -26,6 +26,7 @@ def untraced(run: Callable[P, R]) -> Callable[P, R]:
         if disabled is None:
             if "torch._dynamo" not in sys.modules:
                 return run(*args, **options)
+            sys.modules["torch._dynamo"].decorators.skip(call)  # or each wrapper would be compiled by itself
             disabled = torch.compiler.disable(run)  # type: ignore[no-untyped-call]
         return disabled(*args, **options)
 

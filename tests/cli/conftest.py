@@ -11,12 +11,6 @@ from cocoa_engine import CocoaEngine
 from cocoa_engine.cli.app import app
 
 
-@pytest.fixture(scope="session")
-def engine(block_engine: CocoaEngine) -> CocoaEngine:
-    """The real model with its weights in blocks."""
-    return block_engine
-
-
 @pytest.fixture
 def loads(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, dict[str, object]]]:
     """Replaces loading by the engine of this run; lists the model and the options of each load."""

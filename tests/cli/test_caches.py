@@ -14,12 +14,15 @@ from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
 from cocoa_engine.cli.app import app
 from cocoa_engine.datasets import Question, read_labelled
 from cocoa_engine.scoring.text_profile import Profiler
+from cocoa_engine.studies import source_reference
 from cocoa_engine.studies.claims import TokenValues
 from cocoa_engine.studies.fitting.measured import request_prompt, span_risks
 from cocoa_engine.studies.signal.kept_profile import KeptProfile, ProfileCache
 from cocoa_engine.studies.signal.segments import force
 from tests.helpers.rivals import heads_file
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+
+pytestmark = pytest.mark.usefixtures("divided_once")
 
 WORDS = ("red", "blue", "old", "new", "big", "cold", "wet", "dry", "soft", "loud", "dark", "pale")
 
@@ -100,6 +103,7 @@ COMMANDS: dict[str, tuple[list[str], int]] = {
 }
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_interrupted_command_continues_from_its_cache(
     cocoa: Callable[..., Result], data: dict[str, Path], steps: Steps, tmp_path: Path, name: str
@@ -159,10 +163,13 @@ def _without_command(text: str) -> str:
     return "\n".join(line for line in text.splitlines() if "cocoa " not in line)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_self_made_set_is_kept(
     cocoa: Callable[..., Result], steps: Steps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COCOA_CACHE_DIR", str(tmp_path / "own"))
+    monkeypatch.setattr(source_reference, "MAX_NEW_TOKENS", 4)  # the reference has a test of its own
+    monkeypatch.setattr(source_reference, "MIN_SPANS", 5)
     folder, out = tmp_path / "cache", tmp_path / "risk.json"
     options = ["calibrate", "--self", "--prompts", "30", *FITS, "--level", "span", "--cache", folder, "--out", out]
     steps.until = 35  # among the texts with planted errors, which come last

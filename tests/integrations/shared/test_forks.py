@@ -83,7 +83,7 @@ print(json.dumps([inside, status, expected, json.loads(answer or "null"), rest])
 
 @pytest.fixture(scope="module")
 def done() -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"}  # they need not spin
     return subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment, timeout=560)
 
 

@@ -36,17 +36,20 @@ def cache_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(scope="session")
-def engine() -> CocoaEngine:
-    """The embedded SmolLM2-135M-Instruct."""
+def float32_engine() -> CocoaEngine:
+    """The embedded SmolLM2-135M-Instruct in float32, for what is compared with other programs or depends on kernels."""
     return CocoaEngine.from_pretrained(dtype="float32", device_map=None)
 
 
 @pytest.fixture(scope="session")
-def block_engine() -> CocoaEngine:
-    """The same model with its weights in the blocks of its file. It decodes twice as fast.
+def engine(block_engine: CocoaEngine) -> CocoaEngine:
+    """The model of most tests. A package or a module may take another as its own."""
+    return block_engine
 
-    Packages whose tests do not depend on how a matrix is multiplied take it as their ``engine``.
-    """
+
+@pytest.fixture(scope="session")
+def block_engine() -> CocoaEngine:
+    """The same model with its weights in the blocks of its file. It decodes twice as fast."""
     file = find_embedded_file()
     assert file is not None, "make .venv/.demo installs the embedded model"
     loaded = CocoaEngine.from_pretrained(file.path, device_map=None)
@@ -57,7 +60,7 @@ def block_engine() -> CocoaEngine:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whatever needs the real model is slow, if only because each process loads it."""
     for item in items:
-        if "engine" in getattr(item, "fixturenames", ()):
+        if {"engine", "block_engine", "float32_engine"} & {*getattr(item, "fixturenames", ())}:
             item.add_marker(pytest.mark.slow)
 
 

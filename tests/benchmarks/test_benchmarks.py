@@ -66,6 +66,7 @@ from benchmarks.serving.names import OURS, OURS_SIG, RIVAL, RIVAL_BATCHES
 from benchmarks.settings import DOCS, MEASUREMENTS, RESULTS, Settings
 from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.studies.timing import Spread, ratio
+from tests.helpers.tiny_models import tiny_model
 
 PLOTS = ("single_stream", "prompt_length", "batch", "candidates")
 DOCUMENTS = (PERFORMANCE, README)
@@ -612,11 +613,18 @@ def test_every_table_occurs_once() -> None:
     assert sorted(names) == sorted(TABLES)
 
 
+@pytest.fixture(scope="module")
+def small_engine(engine: CocoaEngine) -> CocoaEngine:
+    """Random weights with the tokenizer of the real model, which the questions of the benchmarks are made for."""
+    model = tiny_model("llama", vocab_size=len(engine.tokenizer), max_position_embeddings=8192)
+    return CocoaEngine(model, engine.tokenizer)
+
+
 def test_a_measurement_from_end_to_end(
-    engine: CocoaEngine, records: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_engine: CocoaEngine, records: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tiny run of ``candidates`` is recorded as JSON and reported."""
-    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **__: engine)
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **__: small_engine)
     settings = replace(Settings(threads=torch.get_num_threads(), tokens=6).quick(), prompts=2)
     bench = Bench(settings, Progress(disable=True))
     document = record(bench, candidates.measure(bench))
@@ -634,9 +642,11 @@ def test_a_measurement_from_end_to_end(
     "name",
     ["ratio", "fed_tokens", "context", "prompt_length", "leaves", "batch", "capture", "source_attention", "scoring"],
 )
-def test_measurements_run(name: str, engine: CocoaEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurements_run(
+    name: str, small_engine: CocoaEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Tiny runs of the measurements that do not load a model again, without the memory of new processes."""
-    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **__: engine)
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **__: small_engine)
     monkeypatch.setattr(prompt_length, "peaks", lambda *_: {})
     settings = replace(Settings(threads=torch.get_num_threads()).quick(), tokens=4)
     bench = Bench(settings, Progress(disable=True))

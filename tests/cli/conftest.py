@@ -9,12 +9,9 @@ from typer.testing import CliRunner, Result
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.cli.app import app
-
-
-@pytest.fixture(scope="session")
-def engine(block_engine: CocoaEngine) -> CocoaEngine:
-    """The real model with its weights in blocks."""
-    return block_engine
+from cocoa_engine.cli.validation_report import ValidationReport
+from cocoa_engine.studies.fitting import fit
+from cocoa_engine.studies.signal import plots
 
 
 @pytest.fixture
@@ -28,6 +25,19 @@ def loads(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> list[tuple[st
 
     monkeypatch.setattr(CocoaEngine, "from_pretrained", from_pretrained)
     return calls
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No plot is drawn. Drawing takes longer than a measurement of a few answers."""
+    monkeypatch.setattr(plots, "draw", lambda *_: [])
+    monkeypatch.setattr(ValidationReport, "draw", lambda *_: [])
+
+
+@pytest.fixture
+def divided_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fit divides its items into folds once, not five times."""
+    monkeypatch.setattr(fit, "MAX_REPEATS", 1)
 
 
 @pytest.fixture

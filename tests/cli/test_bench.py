@@ -11,8 +11,19 @@ import pytest
 from typer.testing import Result
 
 from cocoa_engine import CocoaEngine, Generation
+from tests.helpers.reasoning_models import PLAIN
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 Cocoa = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def engine() -> CocoaEngine:
+    """Random weights: only times are measured."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = PLAIN
+    return CocoaEngine(tiny_model("llama"), tokenizer, model_name="tiny")
+
 
 TINY = ["--tokens", "4", "--rounds", "2", "--prompt", "Name a river.", "--prompt", "Who wrote Dune?"]
 DECODERS = ["HF generate, greedy", "greedy", "cocoa-sig"]
@@ -23,7 +34,7 @@ def test_json_has_every_figure(cocoa: Cocoa) -> None:
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout)
     assert (record["tokens"], record["prompts"], record["rounds"], record["base"]) == (4, 2, 2, DECODERS[0])
-    assert record["model"] == "SmolLM2-135M-Instruct"
+    assert record["model"] == "tiny"
     assert record["machine"]["torch"]
     assert list(record["decoders"]) == DECODERS
     for name, decoder in record["decoders"].items():

@@ -32,6 +32,8 @@ from cocoa_engine.studies.signal.segments import force
 from tests.helpers.rivals import heads_file
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
+pytestmark = pytest.mark.usefixtures("divided_once")
+
 WORDS = ("red", "blue", "old", "new", "big", "cold", "wet", "dry", "soft", "loud", "dark", "pale")
 
 
@@ -113,6 +115,7 @@ COMMANDS: dict[str, tuple[list[str], int]] = {
 }
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_interrupted_command_continues_from_its_cache(
     cocoa: Callable[..., Result], data: dict[str, Path], steps: Steps, tmp_path: Path, name: str
@@ -172,10 +175,13 @@ def _without_command(text: str) -> str:
     return "\n".join(line for line in text.splitlines() if "cocoa " not in line)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_self_made_set_is_kept(
     cocoa: Callable[..., Result], steps: Steps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COCOA_CACHE_DIR", str(tmp_path / "own"))
+    monkeypatch.setattr(source_reference, "MAX_NEW_TOKENS", 4)  # the reference has a test of its own
+    monkeypatch.setattr(source_reference, "MIN_SPANS", 5)
     folder, out = tmp_path / "cache", tmp_path / "risk.json"
     options = ["calibrate", "--self", "--prompts", "30", *FITS, "--level", "span", "--cache", folder, "--out", out]
     steps.until = 35  # among the texts with planted errors, which come last

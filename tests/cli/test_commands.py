@@ -14,6 +14,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, ModelInfo, __version__
+from cocoa_engine.cli.app import app
 from cocoa_engine.cli.options import LoadOptions, with_options
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, ScoredHead
 from tests.helpers.processes import LIMIT, run
@@ -164,7 +165,6 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     ("arguments", "redirection", "code", "message"),
     [
         (["ask"], "<&-", 2, "there is no question"),
-        (["ask", "Hi", "--model", ""], "</dev/null", 2, "the model's name is empty"),
         (["ask", "Hi", "--compare", ""], "</dev/null", 2, "unknown method ''"),
         (["ask", "Hi", "--svg", "/no/such/folder/x.svg"], "</dev/null", 2, "cannot be written"),
         (["info", "no/such"], "</dev/null", 2, "cannot load the model no/such"),
@@ -180,6 +180,13 @@ def test_from_a_shell(arguments: list[str], redirection: str, code: int, message
     assert len(done.stderr.splitlines()) == (1 if message else 0)
 
 
+def test_an_empty_name_of_a_model_is_one_line() -> None:
+    result = CliRunner().invoke(app, ["ask", "Hi", "--model", ""])
+    assert (result.exit_code, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert "the model's name is empty" in line
+
+
 def test_an_option_of_the_command_s_own_may_be_called_like_a_setting() -> None:
     seen = []
 
@@ -187,7 +194,7 @@ def test_an_option_of_the_command_s_own_may_be_called_like_a_setting() -> None:
     def command(config: CocoaConfig, loading: LoadOptions, seed: int = 0) -> None:
         seen.append((config.alpha, config.seed, seed))
 
-    app = typer.Typer()
-    app.command()(command)
-    result = CliRunner().invoke(app, ["--alpha", "1", "--seed", "3"])
+    own = typer.Typer()
+    own.command()(command)
+    result = CliRunner().invoke(own, ["--alpha", "1", "--seed", "3"])
     assert (result.exit_code, seen) == (0, [(1.0, CocoaConfig().seed, 3)])

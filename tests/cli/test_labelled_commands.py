@@ -17,8 +17,9 @@ from cocoa_engine import CalibrationError, CalibrationWarning, CocoaEngine, Risk
 from cocoa_engine.calibration.fitted_risk import Threshold
 from cocoa_engine.cli.app import run
 from cocoa_engine.datasets import read_labelled
-from tests.helpers import processes
 from tests.helpers.made_up_risk import fitted
+
+pytestmark = pytest.mark.usefixtures("divided_once")
 
 Cocoa = Callable[..., Result]
 
@@ -92,6 +93,7 @@ def test_signal_of_whole_answers(cocoa: Cocoa, answers: Path, tmp_path: Path, en
         assert (out / picture).read_text().startswith("<?xml")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_signal_of_parts(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
     settings = ["--middle-layers", "3,9", "--final-layer", "pre_norm", "--prompts", "8", "--chat"]
     result = cocoa("signal", "--data", str(parts), "--out", str(tmp_path), "--draws", "20", *settings)
@@ -111,6 +113,7 @@ def test_signal_of_parts(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
     assert spans["ranking"]["-log p"]["auroc"]["estimate"] > 0.6
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_signal_by_the_mean_of_log_p(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
     found = {}
     for length in ("sum", "mean", "greedy_end"):
@@ -143,6 +146,7 @@ def test_one_prompt_alone_has_no_intervals(cocoa: Cocoa, parts: Path, tmp_path: 
     assert "too few prompts for a bootstrap interval" in " ".join(refused.stderr.split())
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_signal_of_where_spans_end(cocoa: Cocoa, answers: Path, parts: Path, tmp_path: Path) -> None:
     options = [
         "--boundaries",
@@ -168,6 +172,7 @@ def test_signal_of_where_spans_end(cocoa: Cocoa, answers: Path, parts: Path, tmp
     assert "labelled as wholes" in " ".join(refused.stderr.split())
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_signal_of_what_a_source_changes(cocoa: Cocoa, tmp_path: Path, parts: Path) -> None:
     """Sources that name another city than the answer: what the source says is lifted, the rest is not."""
     cities = list(CAPITALS.values())
@@ -255,6 +260,7 @@ def test_calibrate_fits_and_saves(
     assert right.answer_risk < wrong.answer_risk
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_calibrator_is_fitted_in_python_as_on_the_command_line(
     cocoa: Cocoa, parts: Path, tmp_path: Path, engine: CocoaEngine
 ) -> None:
@@ -287,6 +293,7 @@ def test_a_calibrator_is_fitted_in_python_as_on_the_command_line(
         RiskCalibrator.fit(engine, read_labelled(parts), folds=3, draws=20)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_calibrate_with_a_probe(cocoa: Cocoa, parts: Path, tmp_path: Path, engine: CocoaEngine) -> None:
     path = tmp_path / "risk.json"
     options = ["--folds", "3", "--draws", "20", "--out", str(path), "--probe"]
@@ -305,6 +312,7 @@ def test_calibrate_with_a_probe(cocoa: Cocoa, parts: Path, tmp_path: Path, engin
     assert all(span.probe is not None for span in judged.generate("The capital of Italy is", max_new_tokens=8).spans)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_calibrator_for_a_method_without_candidates(
     cocoa: Cocoa, parts: Path, tmp_path: Path, engine: CocoaEngine
 ) -> None:
@@ -338,6 +346,7 @@ def test_too_few_prompts_are_said(cocoa: Cocoa, answers: Path, tmp_path: Path) -
     assert "need at least 6" in message
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_conformal_threshold_says_what_it_guarantees(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
     options = ["--folds", "2", "--draws", "20", "--out", str(tmp_path / "risk.json"), "--overwrite"]
     shown = " ".join(cocoa("calibrate", "--data", str(parts), *options, "--miss", "0.5").stdout.split())
@@ -347,6 +356,7 @@ def test_a_conformal_threshold_says_what_it_guarantees(cocoa: Cocoa, parts: Path
     assert "4 prompts are too few for a threshold above 0, which flags everything." in shown
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_calibrate_chooses_a_threshold(cocoa: Cocoa, answers: Path, tmp_path: Path) -> None:
     """By precision on all answers, and by the share that is missed on a third of the prompts, here 4 of 12."""
 
@@ -432,6 +442,7 @@ def test_a_warning_of_ours_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "engine.py:1" in warnings.formatwarning("other", UserWarning, "engine.py", 1)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_calibrate_on_the_models_own_answers(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
     """Of half of the questions the known answer is another city: the model cannot be right."""
     cities = list(CAPITALS.values())
@@ -453,14 +464,20 @@ def test_calibrate_on_the_models_own_answers(cocoa: Cocoa, parts: Path, tmp_path
 
 
 def test_ask_and_score_show_a_calibrated_risk(
-    cocoa: Cocoa, engine: CocoaEngine, loads: list[tuple[str | None, dict[str, Any]]], tmp_path: Path
+    cocoa: Cocoa, engine: CocoaEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "risk.json"
     fitted(model_name=engine.model_name).save(path)
-    cocoa("ask", "Who wrote Dune?", "--max-new-tokens", "4", "--calibrator", str(path))
-    assert [options["calibrator"] for _, options in loads] == [str(path)]
-    command = [sys.executable, "-m", "cocoa_engine.cli", "score", "--prompt", "1 + 1 =", "--text", " 2"]
-    shown = processes.run([*command, "--calibrator", str(path)]).stdout
+    loads: list[str] = []
+
+    def from_pretrained(_: str | None = None, *, calibrator: str, **__: object) -> CocoaEngine:
+        loads.append(calibrator)
+        return CocoaEngine(engine.model, engine.tokenizer, model_name=engine.model_name, calibrator=calibrator)
+
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", from_pretrained)
+    assert cocoa("ask", "Who wrote Dune?", "--max-new-tokens", "4", "--calibrator", str(path)).exit_code == 0
+    shown = cocoa("score", "--prompt", "1 + 1 =", "--text", " 2", "--calibrator", str(path)).stdout
+    assert loads == [str(path)] * 2
     rows = {line[:16].strip(): line[16:].split() for line in shown.splitlines()}
     assert 0 <= float(rows["risk"][0]) <= 1
     assert rows["risk"][1:] == ["estimated", "probability"]

@@ -98,6 +98,7 @@ def test_grid_on_tiny_models(architecture, settings, number):
     prompt = random_prompt(number)
 
     answer = engine.generate(prompt, config=config)
+    forward.foresee(prompt, answer)
 
     check(answer, Reference(forward, engine.tokenizer, config).generate(prompt))
     stream = engine.stream(prompt, config=config)
@@ -115,6 +116,7 @@ def test_ragged_batch_on_tiny_models(architecture):
     answers = engine.generate_batch(prompts, config=config)
 
     for prompt, answer in zip(prompts, answers, strict=True):
+        forward.foresee(prompt, answer)
         expected = Reference(forward, engine.tokenizer, config).generate(prompt)
         check(answer, expected)
         check(engine.generate(prompt, config=config), expected)
@@ -127,6 +129,7 @@ def test_ragged_batch_over_the_grid(settings):
     config = CocoaConfig(max_new_tokens=12, **settings)
     prompts = [random_prompt(seed, length) for seed, length in enumerate([3, 17, 8])]
     for prompt, answer in zip(prompts, engine.generate_batch(prompts, config=config), strict=True):
+        forward.foresee(prompt, answer)
         check(answer, Reference(forward, engine.tokenizer, config).generate(prompt))
 
 
@@ -144,30 +147,20 @@ REAL_GROUPS = [
 
 
 @pytest.fixture(scope="module")
-def real_forward(engine: CocoaEngine) -> FullForward:
-    return FullForward(engine.model)
-
-
-def foresee(forward: FullForward, prompt: list[int], answer: Generation) -> None:
-    """Pass over the longest sequences the reference meets if the answer is right: their beginnings come for free."""
-    forward(prompt, answer.token_ids)
-    before: list[int] = []
-    for span in answer.spans:
-        for candidate in span.candidates:
-            forward(prompt, [*before, *candidate.token_ids])
-        before += span.token_ids
+def real_forward(float32_engine: CocoaEngine) -> FullForward:
+    return FullForward(float32_engine.model)
 
 
 @pytest.mark.parametrize(("names", "settings"), REAL_GROUPS)
-def test_real_model(engine, real_forward, names, settings):
-    config = CocoaConfig(**{"max_new_tokens": 5, "max_candidates": 3, "max_span_tokens": 4, **settings})
+def test_real_model(float32_engine, real_forward, names, settings):
+    config = CocoaConfig(**{"max_new_tokens": 4, "max_candidates": 3, "max_span_tokens": 4, **settings})
     prompts = [PROMPTS[name] for name in names]
-    batch = engine.generate_batch(prompts, config=config)
+    batch = float32_engine.generate_batch(prompts, config=config)
     for prompt, from_batch in zip(prompts, batch, strict=True):
-        ids = engine.tokenizer(prompt).input_ids
-        answer = engine.generate(prompt, config=config)
-        foresee(real_forward, ids, answer)
-        expected = Reference(real_forward, engine.tokenizer, config).generate(ids)
+        ids = float32_engine.tokenizer(prompt).input_ids
+        answer = float32_engine.generate(prompt, config=config)
+        real_forward.foresee(ids, answer)
+        expected = Reference(real_forward, float32_engine.tokenizer, config).generate(ids)
         check(answer, expected)
         check(from_batch, expected)
         assert answer.usage.prompt_tokens == len(ids)
@@ -184,26 +177,26 @@ OTHER_WAYS = [Runtime(forward="modules"), Runtime(linears="packed"), Runtime(lin
         for number, group in enumerate(REAL_GROUPS)
     ],
 )
-def test_real_model_run_in_other_ways(engine, real_forward, names, settings, runtime):
+def test_real_model_run_in_other_ways(float32_engine, real_forward, names, settings, runtime):
     """What the reference meets has been passed over by the test before."""
-    config = CocoaConfig(**{"max_new_tokens": 5, "max_candidates": 3, "max_span_tokens": 4, **settings})
-    other = CocoaEngine(engine.model, engine.tokenizer, runtime=runtime)
+    config = CocoaConfig(**{"max_new_tokens": 4, "max_candidates": 3, "max_span_tokens": 4, **settings})
+    other = CocoaEngine(float32_engine.model, float32_engine.tokenizer, runtime=runtime)
     if runtime.forward == "modules":
         assert other.info().forward == "modules"
     prompts = [PROMPTS[name] for name in names]
     for prompt, answer in zip(prompts, other.generate_batch(prompts, config=config), strict=True):
-        ids = engine.tokenizer(prompt).input_ids
-        foresee(real_forward, ids, answer)
-        check(answer, Reference(real_forward, engine.tokenizer, config).generate(ids))
+        ids = float32_engine.tokenizer(prompt).input_ids
+        real_forward.foresee(ids, answer)
+        check(answer, Reference(real_forward, float32_engine.tokenizer, config).generate(ids))
 
 
-def test_long_context_on_the_real_model(engine, real_forward):
+def test_long_context_on_the_real_model(float32_engine, real_forward):
     config = CocoaConfig(max_new_tokens=2, max_candidates=2, max_span_tokens=2)
-    ids = engine.tokenizer(LONG).input_ids
+    ids = float32_engine.tokenizer(LONG).input_ids
     assert 1_000 < len(ids) < 1_100
-    answer = engine.generate(LONG, config=config)
-    foresee(real_forward, ids, answer)
-    expected = Reference(real_forward, engine.tokenizer, config).generate(ids)
+    answer = float32_engine.generate(LONG, config=config)
+    real_forward.foresee(ids, answer)
+    expected = Reference(real_forward, float32_engine.tokenizer, config).generate(ids)
     assert expected.risk_points > 0
     check(answer, expected)
 
@@ -222,8 +215,10 @@ def test_branches_that_end_early(architecture, boundary):
     uneven = 0
     for seed in range(3):
         config = CocoaConfig(max_new_tokens=10, max_span_tokens=5, span_boundary=boundary, gamma=0.15)
+        answer = engine.generate(random_prompt(seed), config=config)
+        forward.foresee(random_prompt(seed), answer)
         expected = Reference(forward, engine.tokenizer, config).generate(random_prompt(seed))
-        check(engine.generate(random_prompt(seed), config=config), expected)
+        check(answer, expected)
         uneven += any(len({len(c.token_ids) for c in span.candidates}) > 1 for span in expected.spans)
     assert uneven > 0 or boundary == "left"
 
@@ -278,16 +273,18 @@ def test_model_without_an_end_token_goes_on_to_the_limit():
 
 
 @pytest.mark.slow
-def test_score_is_teacher_forcing(engine, real_forward):
+def test_score_is_teacher_forcing(float32_engine, real_forward):
     prompt, text = PROMPTS["instruction without chat format"], " William Shakespeare, in 1600."
-    given = engine.tokenizer(text, add_special_tokens=False).input_ids
+    given = float32_engine.tokenizer(text, add_special_tokens=False).input_ids
     for settings in (
         {},
         {"method": "cocoa", "metric": "con_mlds", "span_log_prob": "mean", "final_layer": "pre_norm"},
     ):
         config = CocoaConfig(**settings)
-        expected = Reference(real_forward, engine.tokenizer, config).score(engine.tokenizer(prompt).input_ids, given)
-        assert_same(engine.score(prompt, text, config=config), expected)
+        expected = Reference(real_forward, float32_engine.tokenizer, config).score(
+            float32_engine.tokenizer(prompt).input_ids, given
+        )
+        assert_same(float32_engine.score(prompt, text, config=config), expected)
 
 
 # Sampling.
@@ -374,6 +371,7 @@ def test_logits_processors_act_on_every_branch(architecture, name):
     prompts = [random_prompt(seed, length) for seed, length in enumerate([5, 12])]
     batch = engine.generate_batch(prompts, config=config, logits_processor=LogitsProcessorList(processors))
     for prompt, from_batch in zip(prompts, batch, strict=True):
+        forward.foresee(prompt, from_batch)
         expected = Reference(forward, engine.tokenizer, config, logits_processor=processors).generate(prompt)
         check(from_batch, expected)
         check(engine.generate(prompt, config=config, logits_processor=LogitsProcessorList(processors)), expected)
@@ -409,8 +407,10 @@ def test_stopping_criteria_end_branches(architecture, boundary):
     for seed in range(4):
         prompt = random_prompt(seed)
         criteria = StoppingCriteriaList([EndsOn(list(range(3, VOCAB_SIZE, 12))), MaxLengthCriteria(len(prompt) + 9)])
+        answer = engine.generate(prompt, config=config, stopping_criteria=criteria)
+        forward.foresee(prompt, answer)
         expected = Reference(forward, engine.tokenizer, config, stopping_criteria=criteria).generate(prompt)
-        check(engine.generate(prompt, config=config, stopping_criteria=criteria), expected)
+        check(answer, expected)
         ends.append(expected.finish_reason)
     assert "stop" in ends
 

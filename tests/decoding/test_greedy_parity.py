@@ -88,19 +88,19 @@ def test_generation_configs(name):
 
 
 @pytest.mark.parametrize("name", ["question", "code", "emoji", "russian"])
-def test_real_model(engine, name):
-    expected = plain_greedy(engine.model, engine.tokenizer(PROMPTS[name]).input_ids, 16)
+def test_real_model(float32_engine, name):
+    expected = plain_greedy(float32_engine.model, float32_engine.tokenizer(PROMPTS[name]).input_ids, 16)
     for settings in GREEDY:
-        assert engine.generate(PROMPTS[name], max_new_tokens=16, **settings).token_ids == expected
+        assert float32_engine.generate(PROMPTS[name], max_new_tokens=16, **settings).token_ids == expected
 
 
 @pytest.mark.usefixtures("untouched_generation_config")
-def test_real_model_with_a_generation_config(engine):
+def test_real_model_with_a_generation_config(float32_engine):
     prompt = PROMPTS["list"]
-    ids = engine.tokenizer(prompt).input_ids
-    plain = plain_greedy(engine.model, ids, 16)
-    engine.model.generation_config.repetition_penalty = 1.3
-    engine.model.generation_config.no_repeat_ngram_size = 2
-    expected = plain_greedy(engine.model, ids, 16)
+    ids = float32_engine.tokenizer(prompt).input_ids
+    plain = plain_greedy(float32_engine.model, ids, 16)
+    float32_engine.model.generation_config.repetition_penalty = 1.3
+    float32_engine.model.generation_config.no_repeat_ngram_size = 2
+    expected = plain_greedy(float32_engine.model, ids, 16)
     assert expected != plain
-    assert engine.generate(prompt, max_new_tokens=16, gamma=1.0).token_ids == expected
+    assert float32_engine.generate(prompt, max_new_tokens=16, gamma=1.0).token_ids == expected

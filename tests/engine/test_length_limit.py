@@ -53,7 +53,7 @@ def test_the_first_tokens_do_not_depend_on_the_limit(architecture: str, method: 
     asked = prompts(2)
     whole = [engine.generate(prompt, config=config) for prompt in asked]
     assert any(len(answer.token_ids) > 8 for answer in whole)
-    for most in (1, 2, 3, 5, 8, 13, LONGEST - 1):
+    for most in (1, 2, 5, 13, LONGEST - 1):
         shorter = config.replace(max_new_tokens=most)
         for prompt, answer, in_batch in zip(asked, whole, engine.generate_batch(asked, config=shorter), strict=True):
             assert_cut(engine.generate(prompt, config=shorter), answer, most)
@@ -83,7 +83,7 @@ def test_under_other_settings_and_without_a_shared_cache(architecture: str, sett
     engine = engine_of(architecture)
     for prompt in prompts(2):
         whole = engine.generate(prompt, max_new_tokens=LONGEST, gamma=0.15, max_span_tokens=6, **settings)
-        for most in (1, 2, 4, 9, 15):
+        for most in (1, 4, 9):
             short = engine.generate(prompt, max_new_tokens=most, gamma=0.15, max_span_tokens=6, **settings)
             assert_cut(short, whole, most)
 

@@ -122,14 +122,14 @@ def test_sixteen_tasks_through_asyncio() -> None:
     assert_idle(engine)
 
 
-def test_callers_share_the_real_model(engine: CocoaEngine) -> None:
+def test_callers_share_the_real_model(float32_engine: CocoaEngine) -> None:
     names = ["question", "story", "chinese", "one word"]
-    shared = CocoaEngine(engine.model, engine.tokenizer, runtime=Runtime(prefix_cache_mb=0))
+    shared = CocoaEngine(float32_engine.model, float32_engine.tokenizer, runtime=Runtime(prefix_cache_mb=0))
     passes = record(shared)
     settings: dict[str, Any] = {"max_new_tokens": 10, "max_candidates": 3, "max_span_tokens": 5}
     actual = together([partial(shared.generate, REAL_PROMPTS[name], **settings) for name in names])
     for name, answer in zip(names, actual, strict=True):
-        assert_alike(answer, engine.generate(REAL_PROMPTS[name], **settings))
+        assert_alike(answer, float32_engine.generate(REAL_PROMPTS[name], **settings))
     assert max(len(widths) for widths in steps(passes)) > 1
 
 

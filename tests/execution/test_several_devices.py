@@ -33,9 +33,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
     not (distributed.is_available() and distributed.is_gloo_available()), reason="needs torch.distributed with gloo"
 )
 def test_two_processes_decode_as_one(checkpoint: str, tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     subprocess.run(
-        [*torchrun, process.__file__, checkpoint, str(tmp_path)],
+        [sys.executable, process.__file__, checkpoint, str(tmp_path)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
         check=True,
         timeout=300,

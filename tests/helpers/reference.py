@@ -133,6 +133,16 @@ class FullForward:
                 self.done.setdefault((tuple(prompt), tuple(answer[:t])), known)
         return self.done[tuple(prompt), tuple(answer)]
 
+    def foresee(self, prompt: Sequence[int], answer: Generation) -> None:
+        """Pass over the longest sequences that a reference meets if the answer is right: their beginnings are free."""
+        before: list[int] = []
+        met = [answer.token_ids]
+        for span in answer.spans:
+            met += [[*before, *candidate.token_ids] for candidate in span.candidates]
+            before += span.token_ids
+        for sequence in sorted(met, key=len, reverse=True):
+            self(prompt, sequence)
+
     @torch.no_grad()
     def _forward(self, token_ids: list[int], start: int) -> tuple[Tensor, Tensor, Tensor]:
         before_norm: list[Tensor] = []
@@ -243,10 +253,11 @@ class Reference:
     def score(self, prompt: Sequence[int], given: Sequence[int]) -> ReferenceGeneration:
         """Teacher forcing: ``given`` after ``prompt`` as one span."""
         self.prompt = list(prompt)
+        end = self.forward(given)  # first: its beginnings are free
         states = [self.forward(given[:i]) for i in range(len(given))]
         log_probs = [state.log_p[token].item() for state, token in zip(states, given, strict=True)]
         chosen_from = [state.entropy_and_margin for state in states]
-        figures = self.measure(Branch([], list(given), log_probs, chosen_from, self.forward(given), None))
+        figures = self.measure(Branch([], list(given), log_probs, chosen_from, end, None))
         return ReferenceGeneration(
             text=self.tokenizer.decode(list(given), skip_special_tokens=True),
             token_ids=list(given),

@@ -19,8 +19,22 @@ class Contrasting(Reference):
     branches = False  # type: ignore[assignment]
     penalty = 1.0
 
+    def generate(self, prompt: Sequence[int]) -> ReferenceGeneration:
+        self.known: dict[tuple[int, ...], Tensor] = {}  # of this call: a contrast counts for its margin
+        return super().generate(prompt)
+
+    def score(self, prompt: Sequence[int], given: Sequence[int]) -> ReferenceGeneration:
+        self.known = {}
+        return super().score(prompt, given)
+
     def contrasts(self, answer: Sequence[int]) -> Tensor:
         """``[V]``, of every token after the prompt and ``answer``."""
+        if (found := self.known.get(tuple(answer))) is None:
+            found = self.known[tuple(answer)] = self.measured(answer)
+        return found
+
+    def measured(self, answer: Sequence[int]) -> Tensor:
+        """The same, by passes over the model."""
         raise NotImplementedError
 
     def allowed(self, answer: Sequence[int]) -> Tensor:
@@ -61,7 +75,7 @@ class DolaReference(Contrasting):
         return [int(layer) for layer in self.config.dola_layers.split(",")]
 
     @torch.no_grad()
-    def contrasts(self, answer: Sequence[int]) -> Tensor:
+    def measured(self, answer: Sequence[int]) -> Tensor:
         ids = torch.tensor([[*self.prompt, *answer]])
         output = self.model(ids, output_hidden_states=True, use_cache=False)
         final = output.logits[0, -1].double().log_softmax(-1)
@@ -91,7 +105,7 @@ class DecoreReference(Contrasting):
     heads: Sequence[tuple[int, int]] = ()
 
     @torch.no_grad()
-    def contrasts(self, answer: Sequence[int]) -> Tensor:
+    def measured(self, answer: Sequence[int]) -> Tensor:
         log_p = self.full_forward(self.prompt, answer)[0][0].double().log_softmax(-1)
         cache = None
         if len(self.prompt) > 1:
@@ -107,6 +121,10 @@ class DiverReference(Reference):
     """log p_S + w (log p(x | x, y, S) - log p(x | x, y)); log p_S alone where nothing competed."""
 
     reads = False
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.read: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = {}
 
     def risk_point(self, here: Branch, competing: list[int]) -> tuple[ReferenceSpan, Branch]:
         self.reads = True
@@ -128,8 +146,14 @@ class DiverReference(Reference):
         said = [*branch.before, *branch.token_ids]
         return log_prob + self.config.diver_weight * (self.read_back(said) - self.read_back(branch.before))
 
-    @torch.no_grad()
     def read_back(self, answer: Sequence[int]) -> float:
+        key = (tuple(self.prompt), tuple(answer))
+        if key not in self.read:
+            self.read[key] = self.log_prob_of_the_prompt(answer)
+        return self.read[key]
+
+    @torch.no_grad()
+    def log_prob_of_the_prompt(self, answer: Sequence[int]) -> float:
         ids = torch.tensor([[*self.prompt, *answer, *self.prompt]])
         log_p = self.model(ids, use_cache=False).logits[0].double().log_softmax(-1)
         start = len(self.prompt) + len(answer)

@@ -1,12 +1,15 @@
 """What each process of a tensor-parallel run does in the tests: load its part, decode, write down what came of it.
 
-python -m torch.distributed.run --nproc-per-node 2 --standalone tests/helpers/tensor_parallel_process.py CHECKPOINT OUT
+python tests/helpers/tensor_parallel_process.py CHECKPOINT OUT
+
+As ``torchrun --nproc-per-node 2 --standalone`` it starts two processes, but they share the time that imports take.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -51,5 +54,22 @@ def main(checkpoint: str, out: Path) -> None:
         (out / f"{number}-{os.environ['RANK']}.json").write_text(json.dumps(found))
 
 
+def divide() -> int:
+    """Go on as two processes, with the variables that ``torchrun`` sets.
+
+    Returns:
+        As :func:`os.fork`.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    child = os.fork()
+    rank = str(int(child == 0))
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": rank, "LOCAL_RANK": rank}
+    return child
+
+
 if __name__ == "__main__":
+    other = divide()
     main(sys.argv[1], Path(sys.argv[2]))
+    assert not other or os.waitpid(other, 0)[1] == 0

@@ -145,9 +145,9 @@ def test_only_what_torchao_says_at_its_import_is_dropped(caplog: pytest.LogCaptu
 @pytest.mark.parametrize(
     "statement",
     [
-        "from cocoa_engine import *",
-        "import cocoa_integrations.langchain, cocoa_integrations.server, cocoa_integrations.transformers",
-        "import cocoa_integrations.llama_index, cocoa_integrations.evaluation, cocoa_integrations.lm_eval",
+        "from cocoa_engine import *; import cocoa_integrations.langchain, cocoa_integrations.server",
+        "import cocoa_integrations.llama_index, cocoa_integrations.evaluation, cocoa_integrations.lm_eval, "
+        "cocoa_integrations.transformers",
     ],
 )
 def test_an_import_prints_nothing(statement: str) -> None:

@@ -7,17 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cocoa_engine import CocoaEngine
 from tests.helpers.eval_data import write_jsonl, write_truthfulqa
 
 MODELS = ("quick_chat", "llm", "caller")
 """Fixtures with a model that can be in this process (``"here"``) or behind a server (``"remote"``)."""
-
-
-@pytest.fixture(scope="session")
-def engine(block_engine: CocoaEngine) -> CocoaEngine:
-    """The real model with its weights in blocks."""
-    return block_engine
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

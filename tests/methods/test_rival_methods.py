@@ -59,8 +59,9 @@ def test_tiny_models_decode_as_the_formula_says(architecture: str, forward: Any,
         engine = CocoaEngine(model, tokenizer, runtime=Runtime(forward=forward, prefix_cache_mb=0))
         reference = reference_of(method, full, tokenizer, config)
         for prompt in prompts(4):
-            expected = reference.generate(prompt)
             answer = engine.generate(prompt, config=config)
+            full.foresee(prompt, answer)
+            expected = reference.generate(prompt)
             if expected.margin > NEAR:
                 assert_same(answer, expected)
                 checked += 1
@@ -68,17 +69,18 @@ def test_tiny_models_decode_as_the_formula_says(architecture: str, forward: Any,
 
 
 @pytest.mark.parametrize("method", RIVALS)
-def test_the_real_model_decodes_as_the_formula_says(engine: CocoaEngine, method: str, tmp_path: Path) -> None:
-    full = FullForward(engine.model)
-    config = config_of(method, engine.model, tmp_path, max_new_tokens=4, max_candidates=3, max_span_tokens=3)
-    reference = reference_of(method, full, engine.tokenizer, config)
-    prompt = engine.encode(PROMPTS["question"])
-    given = engine.encode(" a small town in the north.", add_special_tokens=False)
-    assert_same(engine.score(prompt, given, config=config), reference.score(prompt, given))
+def test_the_real_model_decodes_as_the_formula_says(float32_engine: CocoaEngine, method: str, tmp_path: Path) -> None:
+    full = FullForward(float32_engine.model)
+    config = config_of(method, float32_engine.model, tmp_path, max_new_tokens=4, max_candidates=3, max_span_tokens=3)
+    reference = reference_of(method, full, float32_engine.tokenizer, config)
+    prompt = float32_engine.encode(PROMPTS["question"])
+    given = float32_engine.encode(" a small town in the north.", add_special_tokens=False)
+    assert_same(float32_engine.score(prompt, given, config=config), reference.score(prompt, given))
     for name in ("question", "story"):
-        prompt = engine.encode(PROMPTS[name])
+        prompt = float32_engine.encode(PROMPTS[name])
+        answer = float32_engine.generate(prompt, config=config)
+        full.foresee(prompt, answer)
         expected = reference.generate(prompt)
-        answer = engine.generate(prompt, config=config)
         if expected.margin > NEAR:
             assert_same(answer, expected)
             return
@@ -115,8 +117,9 @@ def differences(method: str, model: Any, settings: dict[str, Any]) -> tuple[int,
     *asked, text = prompts(5)
     for prompt in asked:
         assert_same(engine.score(prompt, text, config=config), reference.score(prompt, text))
-        expected = reference.generate(prompt)
         answer = engine.generate(prompt, config=config)
+        full.foresee(prompt, answer)
+        expected = reference.generate(prompt)
         if expected.margin > NEAR:
             assert_same(answer, expected)
             checked += 1
@@ -156,13 +159,15 @@ def test_the_weight_of_diver_does_as_the_formula_says(weight: float) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"dola_layers": "low"}, {"dola_layers": "4,20", "dola_relative_top": 0.3}])
-def test_layers_of_dola_in_the_real_model(engine: CocoaEngine, settings: dict[str, Any]) -> None:
+def test_layers_of_dola_in_the_real_model(float32_engine: CocoaEngine, settings: dict[str, Any]) -> None:
     config = CocoaConfig(method="dola", max_new_tokens=4, **settings)
-    reference = DolaReference(FullForward(engine.model), engine.tokenizer, config)
-    prompt = engine.encode(PROMPTS["story"])
-    expected = reference.generate(prompt)
+    full = FullForward(float32_engine.model)
+    prompt = float32_engine.encode(PROMPTS["story"])
+    answer = float32_engine.generate(prompt, config=config)
+    full.foresee(prompt, answer)
+    expected = DolaReference(full, float32_engine.tokenizer, config).generate(prompt)
     assert expected.margin > NEAR
-    assert_same(engine.generate(prompt, config=config), expected)
+    assert_same(answer, expected)
 
 
 @pytest.mark.slow
@@ -262,24 +267,24 @@ def copied(model: Any, prompt: list[int], needle: range, answer: list[int]) -> t
     return scores.clamp(max=1)
 
 
-def test_heads_score_what_they_copy(engine: CocoaEngine) -> None:
+def test_heads_score_what_they_copy(float32_engine: CocoaEngine) -> None:
     """One of the three needles is not found again here, and does not count."""
-    config = copy.deepcopy(engine.model.config)
+    config = copy.deepcopy(float32_engine.model.config)
     eager = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
-    eager.load_state_dict(engine.model.state_dict())
+    eager.load_state_dict(float32_engine.model.state_dict())
     eager.eval()
     counted = []
     for needle in NEEDLES:
-        prompt, place = retrieval_heads.hide(engine, needle, 48, 0.4)
-        assert needle.text in engine.decode(prompt[place.start : place.stop])
-        assert needle.text not in engine.decode(prompt[place.start + 1 : place.stop])
-        assert needle.text not in engine.decode(prompt[place.start : place.stop - 1])
-        answer = engine.generate(prompt, method="greedy", max_new_tokens=2 * len(place) + 8)
+        prompt, place = retrieval_heads.hide(float32_engine, needle, 48, 0.4)
+        assert needle.text in float32_engine.decode(prompt[place.start : place.stop])
+        assert needle.text not in float32_engine.decode(prompt[place.start + 1 : place.stop])
+        assert needle.text not in float32_engine.decode(prompt[place.start : place.stop - 1])
+        answer = float32_engine.generate(prompt, method="greedy", max_new_tokens=2 * len(place) + 8)
         said, words = (re.findall(r"\w+", text.lower()) for text in (answer.text, needle.text))
         if sum(min(words.count(word), said.count(word)) for word in {*words}) / len(words) > 0.5:
             tokens = answer.token_ids[: -1 if answer.finish_reason == "eos" else None]
             counted.append(copied(eager, prompt, place, tokens))
-    found = find_retrieval_heads(engine, lengths=(48,), depths=(0.4,))
+    found = find_retrieval_heads(float32_engine, lengths=(48,), depths=(0.4,))
     assert found.samples == len(counted) == 2
     mean = (counted[0] + counted[1]) / 2
     assert float(mean.max()) > 0.3
@@ -289,15 +294,15 @@ def test_heads_score_what_they_copy(engine: CocoaEngine) -> None:
 
 @pytest.mark.parametrize("kind", ["masked_modules", "copied_cache", "recompute"])
 def test_heads_are_the_same_however_the_model_is_run(
-    engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch, kind: str
+    float32_engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Also with the model's own attention, which is observed where it is called."""
-    monkeypatch.setattr(retrieval_heads, "NEEDLES", NEEDLES[:1])
+    monkeypatch.setattr(retrieval_heads, "NEEDLES", (Needle("The code is 471.", "What is the code?"),))
     monkeypatch.setattr(retrieval_heads, "RECALLED", -1.0)
-    other = CocoaEngine(engine.model, engine.tokenizer)
-    use_backend(other, made(engine.model, kind, "stock"))
+    other = CocoaEngine(float32_engine.model, float32_engine.tokenizer)
+    use_backend(other, made(float32_engine.model, kind, "stock"))
     assert not other.session.backend.masks_heads
-    expected, found = (find_retrieval_heads(one, lengths=(32,), depths=(0.4,)) for one in (engine, other))
+    expected, found = (find_retrieval_heads(one, lengths=(8,), depths=(0.4,)) for one in (float32_engine, other))
     assert expected.heads[0].score > 0.1
     by_head = {(head.layer, head.head): head.score for head in expected.heads}
     assert {(head.layer, head.head): head.score for head in found.heads} == pytest.approx(by_head, abs=1e-6)
@@ -423,10 +428,11 @@ def test_diver_reads_a_prompt_of_several_pieces(architecture: str, forward: Any)
     model, tokenizer = tiny_model(architecture, seed=1), tiny_tokenizer()
     engine = CocoaEngine(model, tokenizer, runtime=Runtime(forward=forward))
     config = CocoaConfig(method="diver", max_new_tokens=6, max_span_tokens=3)
-    reference = DiverReference(FullForward(model), tokenizer, config)
+    full = FullForward(model)
     long = torch.randint(20, VOCAB_SIZE, (150,), generator=torch.Generator().manual_seed(7)).tolist()
-    expected = reference.generate(long)
-    assert expected.margin > NEAR
     answer = engine.generate(long, config=config)
+    full.foresee(long, answer)
+    expected = DiverReference(full, tokenizer, config).generate(long)
+    assert expected.margin > NEAR
     assert answer.usage.risk_points
     assert_same(answer, expected)

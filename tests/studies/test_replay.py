@@ -46,7 +46,7 @@ def rules(config: CocoaConfig) -> list[CocoaConfig]:
 def test_every_rule_answers_as_the_engine_generates(settings: str) -> None:
     config = CocoaConfig(max_new_tokens=24, max_span_tokens=6, gamma=0.1, **SETTINGS[settings])
     different, decoded, whole = set(), 0, 0
-    for seed in range(5):
+    for seed in range(4):
         replay = Replay(tiny(), prompt(seed), config)
         for rule in rules(config):
             expected = tiny().generate(prompt(seed), config=rule)

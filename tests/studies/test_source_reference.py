@@ -95,6 +95,7 @@ def test_an_attention_that_cannot_be_seen_has_no_reference(tmp_path: Path) -> No
 def test_a_reference_is_kept_for_models_that_have_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     monkeypatch.setattr(source_reference, "MIN_SPANS", 5)
+    monkeypatch.setattr(source_reference, "MAX_NEW_TOKENS", 4)
     engine = tiny(tmp_path)[0]
     done: list[tuple[int, int]] = []
     file = keep_reference(engine, on_progress=lambda *at: done.append(at))

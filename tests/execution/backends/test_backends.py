@@ -429,15 +429,15 @@ def test_a_write_to_all_of_a_tensor_changes_its_state(held: list[torch.Tensor], 
         assert weight_fingerprint(held) != before
 
 
-def test_half_precision_weights_are_used_where_asked_for(engine: CocoaEngine) -> None:
+def test_half_precision_weights_are_used_where_asked_for(float32_engine: CocoaEngine) -> None:
     """A copy in bfloat16: near the model's own figures, and the model is as it was."""
-    halved = CocoaEngine(engine.model, engine.tokenizer, runtime=Runtime(linears="bfloat16"))
-    assert (halved.info().linears, engine.info().linears) == ("bfloat16", LINEAR_BACKENDS[0])
+    halved = CocoaEngine(float32_engine.model, float32_engine.tokenizer, runtime=Runtime(linears="bfloat16"))
+    assert (halved.info().linears, float32_engine.info().linears) == ("bfloat16", LINEAR_BACKENDS[0])
     text = " The capital of France is Paris, and it lies on the Seine."
-    exact, near = (each.score("Geography.", text).spans[0] for each in (engine, halved))
+    exact, near = (each.score("Geography.", text).spans[0] for each in (float32_engine, halved))
     assert exact.token_log_probs == near.token_log_probs  # one pass over a text is the model's own
-    prompt = engine.encode("Geography. The capital of France is")
-    exact, near = (each.generate(prompt, max_new_tokens=8, gamma=1).spans[0] for each in (engine, halved))
+    prompt = float32_engine.encode("Geography. The capital of France is")
+    exact, near = (each.generate(prompt, max_new_tokens=8, gamma=1).spans[0] for each in (float32_engine, halved))
     assert exact.token_log_probs != near.token_log_probs
     assert near.token_ids[0] == exact.token_ids[0]
     assert near.token_log_probs[0] == pytest.approx(exact.token_log_probs[0], abs=0.1)

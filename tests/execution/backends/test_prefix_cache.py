@@ -208,11 +208,11 @@ def test_an_adapter_that_is_switched() -> None:
     assert answers[0].spans != answers[1].spans
 
 
-def test_the_real_model_on_a_shared_system_prompt(engine: CocoaEngine) -> None:
+def test_the_real_model_on_a_shared_system_prompt(float32_engine: CocoaEngine) -> None:
     system = "You answer questions about the sea in one short sentence. " * 8
     prompts = [chat(question, system=system) for question in ("Is it salty?", "How deep is it?", "Who lives there?")]
-    cached = CocoaEngine(engine.model, engine.tokenizer)
-    without = CocoaEngine(engine.model, engine.tokenizer, runtime=Runtime(prefix_cache_mb=0))
+    cached = CocoaEngine(float32_engine.model, float32_engine.tokenizer)
+    without = CocoaEngine(float32_engine.model, float32_engine.tokenizer, runtime=Runtime(prefix_cache_mb=0))
     settings: dict[str, Any] = {"max_new_tokens": 6, "max_candidates": 3, "max_span_tokens": 4}
     answers = [cached.generate(prompts[0], **settings), *cached.generate_batch(prompts[1:], **settings)]
     for answer, prompt in zip(answers, prompts, strict=True):

@@ -27,6 +27,7 @@ from cocoa_integrations.evaluation.sandbox import runner
 from cocoa_integrations.evaluation.tasks import Sample
 from tests.helpers.eval_data import TRUTHFULQA, write_truthfulqa
 from tests.helpers.forward_passes import Pass, record
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 Cocoa = Callable[..., Result]
 ARMS = [Arm("greedy"), Arm("cocoa-sig", "f_mlds", 2.5)]
@@ -68,13 +69,13 @@ def test_multiple_choice_is_the_engines_scores(engine: CocoaEngine, truthfulqa: 
     assert json.loads((tmp_path / "out" / "results.json").read_text()) == results
 
 
-def test_arms_that_weigh_the_same_figures_share_the_passes(
-    engine: CocoaEngine, truthfulqa: Path, tmp_path: Path
-) -> None:
+@pytest.mark.slow
+def test_arms_that_weigh_the_same_figures_share_the_passes(truthfulqa: Path, tmp_path: Path) -> None:
     samples = load_samples("truthfulqa_mc", truthfulqa)[:1]
     arms = make_arms(["greedy", "cocoa-sig", "dola"], ["f_mlds", "con_mlds"], [1.0, 6.0])
     assert len(arms) == 6
-    fresh = CocoaEngine(engine.model, engine.tokenizer, runtime=Runtime(prefix_cache_mb=0))
+    model = tiny_model("llama", max_position_embeddings=4096)
+    fresh = CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(prefix_cache_mb=0))
     passes = record(fresh)
     for number, some in enumerate((arms[:1], arms[-1:], arms)):
         evaluate(fresh, MC, samples, some, tmp_path / str(number))
@@ -161,24 +162,15 @@ def test_a_torn_last_line_is_done_again(engine: CocoaEngine, truthfulqa: Path, t
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # it loads the model twice, in processes of its own
-def test_a_killed_run_goes_on(entry_point: Path, tmp_path: Path) -> None:
+@pytest.mark.timeout(600)  # it loads the model in a process of its own
+def test_a_killed_run_goes_on(cocoa: Cocoa, entry_point: Path, tmp_path: Path) -> None:
     rows = [(f"Number {n}: {question}", *rest) for n in range(2) for question, *rest in TRUTHFULQA]
     data, out = write_truthfulqa(tmp_path / "data.csv", rows), tmp_path / "out"
-    command = [
-        sys.executable,
-        "-m",
-        "cocoa_engine.cli",
-        "eval",
-        "truthfulqa_mc",
-        "--data",
-        str(data),
-        "--out",
-        str(out),
-    ]
-    command += ["--methods", "greedy,cocoa-sig", "--threads", "1"]
+    arguments = ["eval", "truthfulqa_mc", "--data", str(data), "--out", str(out)]
+    arguments += ["--methods", "greedy,cocoa-sig", "--threads", "1"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(entry_point), os.environ.get("PYTHONPATH", ".")])}
     environment["HF_HUB_OFFLINE"] = "1"
+    command = [sys.executable, "-m", "cocoa_engine.cli", *arguments]
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
     file = out / "samples.jsonl"
     deadline = time.monotonic() + 120
@@ -193,8 +185,8 @@ def test_a_killed_run_goes_on(entry_point: Path, tmp_path: Path) -> None:
     assert 2 <= left.count(b"\n") < 12
     assert not (out / "results.json").exists()
 
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    done = cocoa(*arguments)
+    assert done.exit_code == 0, done.output
     assert file.read_bytes().startswith(left)  # what was done stays as it is
     keys = [(row["arm"], row["id"]) for row in rows_of(out)]
     assert len(keys) == len(set(keys)) == 12

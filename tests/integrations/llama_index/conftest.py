@@ -1,4 +1,4 @@
-"""The LLM under test and a listener."""
+"""LLMs on two engines, as for LangChain: a quick one, and the real one where answers must make sense. A listener."""
 
 from __future__ import annotations
 
@@ -8,39 +8,61 @@ from typing import Any
 import pytest
 from llama_index.core.instrumentation import get_dispatcher
 
-from cocoa_engine import CocoaEngine
+from cocoa_engine import CocoaConfig, CocoaEngine
 from cocoa_integrations.llama_index import CocoaLLM
 from cocoa_integrations.llama_index.function_calling import CallsFunctions
 from tests.helpers.llama_index_helpers import Listener
+from tests.helpers.reasoning_models import PLAIN
 from tests.helpers.remote import serving
+from tests.helpers.rivals import heads_file
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 
 @pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> CocoaEngine:
+    """Random weights and known heads; answers have several spans, and none is empty. Some modules take another one."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = PLAIN
+    model = tiny_model("llama", seed=10, max_position_embeddings=8192)
+    model.config.eos_token_id = model.generation_config.eos_token_id = None
+    sizes = (model.config.num_hidden_layers, model.config.num_attention_heads)
+    heads = heads_file(tmp_path_factory.mktemp("heads"), *sizes, [(1, 0), (3, 2)])
+    return CocoaEngine(model, tokenizer, config=CocoaConfig(decore_heads=heads), model_name="quick")
+
+
+@pytest.fixture(scope="module")
 def url(engine: CocoaEngine) -> Iterator[str]:
-    """The address of a server with the shared engine."""
+    """The address of a server with the module's engine."""
     with serving(engine) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def real_url(block_engine: CocoaEngine) -> Iterator[str]:
+    """The address of a server with the real model."""
+    with serving(block_engine) as url:
         yield url
 
 
 @pytest.fixture
 def llm(request: pytest.FixtureRequest, engine: CocoaEngine) -> CallsFunctions:
-    """Short answers from the shared engine, in this process or behind a server; see ``also_remote``."""
-    return llm_of(request, engine, max_new_tokens=8)
+    """Short answers from the module's engine, in this process or behind a server; see ``also_remote``."""
+    return llm_of(request, engine, "url", max_new_tokens=8)
 
 
 @pytest.fixture
-def caller(request: pytest.FixtureRequest, engine: CocoaEngine) -> CallsFunctions:
-    """Answers that are long enough for a tool call."""
-    return llm_of(request, engine, max_new_tokens=50)
+def caller(request: pytest.FixtureRequest, block_engine: CocoaEngine) -> CallsFunctions:
+    """Answers of the real model that are long enough for a tool call."""
+    return llm_of(request, block_engine, "real_url", max_new_tokens=50)
 
 
-def llm_of(request: pytest.FixtureRequest, engine: CocoaEngine, **options: Any) -> CallsFunctions:
-    """An LLM where the parameter of a fixture says."""
+def llm_of(request: pytest.FixtureRequest, engine: CocoaEngine, url: str, **options: Any) -> CallsFunctions:
+    """An LLM where the parameter of a fixture says; ``url`` is the fixture of the server's address."""
     if getattr(request, "param", "here") == "here":
         return CocoaLLM(engine=engine, risk_metadata="full", **options)
     from cocoa_integrations.llama_index import CocoaRemote
 
-    return CocoaRemote(base_url=request.getfixturevalue("url"), risk_metadata="full", timeout=60, **options)
+    return CocoaRemote(base_url=request.getfixturevalue(url), risk_metadata="full", timeout=60, **options)
 
 
 @pytest.fixture

@@ -24,6 +24,12 @@ from tests.helpers.llama_index_helpers import Script
 from tests.helpers.reports import without_run
 
 
+@pytest.fixture(scope="module")
+def engine(block_engine: CocoaEngine) -> CocoaEngine:
+    """The real model."""
+    return block_engine
+
+
 class City(BaseModel):
     """A city."""
 

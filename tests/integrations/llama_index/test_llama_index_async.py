@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
 import pytest
+import torch
 from llama_index.core.llms import ChatMessage
 
 from cocoa_engine import CocoaEngine, ConfigError, PromptError, Runtime
@@ -26,6 +28,14 @@ METHODS: dict[str, tuple[str, Any]] = {
 }
 
 
+class Slow(Counter):
+    """Takes longer than a turn of the event loop."""
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.02)
+        return super().__call__(ids, scores)
+
+
 async def _everything(answer: Awaitable[Any]) -> Any:
     """The response, or the list of a stream's responses."""
     answer = await answer
@@ -43,7 +53,7 @@ async def test_async_answers_equal_the_sync_ones(method: str, llm: CocoaLLM, hea
 
 @pytest.mark.parametrize("method", METHODS)
 async def test_the_event_loop_goes_on_turning(method: str, llm: CocoaLLM) -> None:
-    counter, seen = Counter(), set()
+    counter, seen = Slow(), set()
     task = asyncio.ensure_future(_everything(getattr(llm, method)(METHODS[method][1], logits_processor=counter)))
     while not task.done():
         seen.add(counter.calls)

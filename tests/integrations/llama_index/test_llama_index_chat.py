@@ -21,6 +21,12 @@ QUESTION = [ChatMessage("Name a colour.")]
 AS_DICTS = [{"role": "user", "content": "Name a colour."}]
 
 
+@pytest.fixture(scope="module")
+def engine(block_engine: CocoaEngine) -> CocoaEngine:
+    """The real model."""
+    return block_engine
+
+
 def test_chat_uses_the_template_of_the_tokenizer(llm: CocoaLLM, engine: CocoaEngine) -> None:
     expected = engine.chat(AS_DICTS, max_new_tokens=8)
     response = llm.chat(QUESTION)

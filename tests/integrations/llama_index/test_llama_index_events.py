@@ -32,6 +32,7 @@ def test_one_event_a_span_and_one_an_answer(llm: CocoaLLM, heard: Listener) -> N
     spans = heard.of(CocoaSpanEvent)
     assert without_run([risk.report]) == [risk_report(risk.generation)] == [response.additional_kwargs[RISK_KEY]]
     assert risk.report["run_id"] == risk.span_id
+    assert len(spans) > 1
     assert [event.number for event in spans] == list(range(len(risk.generation.spans)))
     assert [event.span for event in spans] == risk.generation.spans
     assert {event.span_id for event in spans} == {risk.span_id}

@@ -20,6 +20,12 @@ from tests.helpers.alike import close
 from tests.helpers.llama_index_helpers import PROMPT, Listener
 
 
+@pytest.fixture(scope="module")
+def engine(block_engine: CocoaEngine) -> CocoaEngine:
+    """The real model."""
+    return block_engine
+
+
 def test_complete_answers_as_the_engine_does(llm: CocoaLLM, engine: CocoaEngine) -> None:
     expected = engine.generate(PROMPT, max_new_tokens=8)
     response = llm.complete(PROMPT)

@@ -22,6 +22,12 @@ from tests.helpers.llama_index_helpers import PROMPT, Counter
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 
+@pytest.fixture(scope="module")
+def engine(block_engine: CocoaEngine) -> CocoaEngine:
+    """The real model."""
+    return block_engine
+
+
 def test_takes_every_option_of_hugging_face_llm(engine: CocoaEngine) -> None:
     options: dict[str, Any] = {
         "model_name": "my-model",

@@ -22,7 +22,7 @@ from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.retrievers.bm25 import BM25Retriever
 
-from cocoa_engine import ConfigError
+from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_integrations.llama_index import (
     CocoaLLM,
     CocoaRiskEvent,
@@ -90,6 +90,7 @@ async def test_query_engine(how: str, streaming: bool, llm: CocoaLLM, retriever:
     assert response.metadata["cocoa_risk"] == reports[-1]
     assert response.metadata["cocoa_reports"] == reports
     assert text == text_of(response.metadata["cocoa_risk"]) != ""
+    assert len(response.metadata["cocoa_risk"]["spans"]) > 1
     assert "lighthouse" in response.source_nodes[0].text
     assert response.source_nodes[0].node_id in response.metadata  # LlamaIndex's own: the metadata of each node
     assert "context_lift" not in response.metadata["cocoa_risk"]["spans"][0]
@@ -286,19 +287,19 @@ async def test_a_chat_stream_has_its_risk_at_its_end_only(llm: CocoaLLM, retriev
 
 
 @pytest.mark.parametrize(("how", "streaming"), [("query", False), ("aquery", True)])
-async def test_context_lift(how: str, streaming: bool, llm: CocoaLLM, retriever: BM25Retriever) -> None:
+async def test_context_lift(how: str, streaming: bool, block_engine: CocoaEngine, retriever: BM25Retriever) -> None:
     """What the answer takes from its sources is lifted; the figures are those of plain scores."""
     said = "The lighthouse was built by Ingrid Solheim, and penguins like jazz."
 
-    script = Script(llm.engine, lambda _: said)
-    scripted = CocoaLLM(engine=llm.engine, max_new_tokens=24, generate_kwargs={"logits_processor": script})
+    script = Script(block_engine, lambda _: said)
+    scripted = CocoaLLM(engine=block_engine, max_new_tokens=24, generate_kwargs={"logits_processor": script})
     template = PromptTemplate("Context: {context_str}\nQuestion: {query_str}\nAnswer:")
     inner = RetrieverQueryEngine.from_args(retriever, llm=scripted, streaming=streaming, text_qa_template=template)
     text, response = await asked(RiskQueryEngine(inner, context_lift=True), how)
     assert text == said
     (span,) = response.metadata["cocoa_risk"]["spans"]
     context = "\n\n".join(node.get_content("llm").strip() for node in response.source_nodes)
-    engine, figures = llm.engine, []
+    engine, figures = block_engine, []
     for given in (context, "\n\n"):
         prompt = engine.encode_chat([{"role": "user", "content": f"Context: {given}\nQuestion: {QUESTION}\nAnswer:"}])
         ids = [*engine.encode(said, add_special_tokens=False), engine.tokenizer.eos_token_id]
@@ -309,14 +310,14 @@ async def test_context_lift(how: str, streaming: bool, llm: CocoaLLM, retriever:
     assert span["con_mlds_lift"] == pytest.approx(full.con_mlds - bare.con_mlds, abs=1e-4)
 
 
-def test_context_lift_of_each_span(llm: CocoaLLM, retriever: BM25Retriever) -> None:
-    inner = RetrieverQueryEngine.from_args(retriever, llm=CocoaLLM(engine=llm.engine, max_new_tokens=24))
+def test_context_lift_of_each_span(block_engine: CocoaEngine, retriever: BM25Retriever) -> None:
+    inner = RetrieverQueryEngine.from_args(retriever, llm=CocoaLLM(engine=block_engine, max_new_tokens=24))
     response = RiskQueryEngine(inner, context_lift=True).query(QUESTION)
     assert response.metadata is not None
     lifts = [span["context_lift"] for span in response.metadata["cocoa_risk"]["spans"]]
     assert len(lifts) > 1
     assert max(lifts) > 3  # what stands in the corpus only
-    text_completing = CocoaLLM(engine=llm.engine, max_new_tokens=8, is_chat_model=False)
+    text_completing = CocoaLLM(engine=block_engine, max_new_tokens=8, is_chat_model=False)
     again = RiskQueryEngine(RetrieverQueryEngine.from_args(retriever, llm=text_completing), context_lift=True)
     assert all("context_lift" in span for span in again.query(QUESTION).metadata["cocoa_risk"]["spans"])  # type: ignore[index]
 

@@ -15,13 +15,20 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reas
 PROGRAM = """
 import asyncio, gc, json, os, signal, sys, weakref
 import torch
-torch.set_num_threads(2)
 from cocoa_integrations.langchain import CocoaLLM as LangChainLLM
 from cocoa_integrations.llama_index import CocoaLLM as LlamaIndexLLM
 from cocoa_integrations._shared.workers import in_worker
 from tests.helpers.engines import engine_of
 from tests.helpers.processors import Held
 from tests.helpers.tiny_models import tiny_model
+
+for inside in ("", "held"):
+    if not (child := os.fork()):  # a process in which nothing has been computed
+        break
+    assert os.waitpid(child, 0)[1] == 0
+else:
+    sys.exit()
+torch.set_num_threads(2)
 
 engine, ids = engine_of(tiny_model("llama")), [5, 6, 7]
 wide = torch.ones(400_000)
@@ -31,7 +38,7 @@ asyncio.run(in_worker(engine, engine.info))
 stream = engine.stream(ids, max_new_tokens=40)
 next(stream)
 langchain, llama_index = LangChainLLM(engine=engine, max_tokens=3), LlamaIndexLLM(engine=engine, max_tokens=3)
-held = Held(engine) if "held" in sys.argv else None
+held = Held(engine) if inside else None
 
 reading, writing = os.pipe()
 child = os.fork()
@@ -70,19 +77,22 @@ answer = os.fdopen(reading).read()
 status = os.waitpid(child, 0)[1]
 rest = [held.let_go().usage.completion_tokens] if held else []
 rest += [engine.generate(ids, max_new_tokens=5).token_ids, len(list(stream)) > 0]
-print(json.dumps([status, expected, json.loads(answer or "null"), rest]))
+print(json.dumps([inside, status, expected, json.loads(answer or "null"), rest]), flush=True)
 """
+
+
+@pytest.fixture(scope="module")
+def done() -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"}  # they need not spin
+    return subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment, timeout=560)
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("inside", ["", "held"])
-def test_a_fork_after_use(inside: str) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, inside], capture_output=True, text=True, env=environment, timeout=560
-    )
+def test_a_fork_after_use(done: subprocess.CompletedProcess[str], inside: str) -> None:
     assert done.returncode == 0, done.stderr
-    status, expected, said, rest = json.loads(done.stdout.splitlines()[-1])
+    found = {name: rest for name, *rest in map(json.loads, done.stdout.splitlines())}
+    status, expected, said, rest = found[inside]
     assert status == 0, "the child hangs"
     outcomes: dict[str, str] = said[0]
     for door, outcome in outcomes.items():

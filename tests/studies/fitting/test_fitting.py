@@ -19,7 +19,9 @@ from cocoa_engine.calibration.fitted_risk import FittedRisk, Isotonic, logistic
 from cocoa_engine.studies.fitting.direction import STRENGTHS, fit_direction
 from cocoa_engine.studies.fitting.domain import fit_domain
 from cocoa_engine.studies.fitting.fit import (
+    ENOUGH_RISKS,
     INVERSE_STRENGTHS,
+    MAX_REPEATS,
     LabelledFeatures,
     fit,
     folds_of,
@@ -73,7 +75,7 @@ def test_what_is_the_same_for_a_prompt_is_not_learnt_by_heart() -> None:
 
 
 @pytest.mark.slow
-def test_few_items_are_divided_again_and_again() -> None:
+def test_few_items_are_divided_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The estimate is the mean over divisions, each of which leaves every prompt out once."""
     items = labelled_items(40, each=4)
     found = risk(items).validation
@@ -89,7 +91,10 @@ def test_few_items_are_divided_again_and_again() -> None:
         assert rival.auroc.estimate == pytest.approx(np.mean(alone), abs=0.01)
         assert rival.difference.estimate == pytest.approx(found.auroc.estimate - rival.auroc.estimate)
     assert 0.02 < found.auroc.high - found.auroc.low < 0.4  # of 40 prompts, not of 200
-    assert risk(labelled_items(2000, each=6)).validation.repeats == 1
+    assert (MAX_REPEATS, ENOUGH_RISKS) == (5, 20_000)
+    for enough, repeats in ((319, 1), (320, 2), (100, 1)):
+        monkeypatch.setattr("cocoa_engine.studies.fitting.fit.ENOUGH_RISKS", enough)
+        assert risk(items, folds=2).validation.repeats == repeats
 
 
 @pytest.mark.slow

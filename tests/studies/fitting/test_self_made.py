@@ -11,6 +11,7 @@ from cocoa_engine import CocoaConfig, CocoaEngine, RiskCalibrator
 from cocoa_engine.calibration.features import answer_features
 from cocoa_engine.datasets import Question
 from cocoa_engine.errors import CalibrationError
+from cocoa_engine.studies.fitting import fit
 from cocoa_engine.studies.fitting.measured import labelled_features
 from cocoa_engine.studies.fitting.planted import planted_errors
 from cocoa_engine.studies.fitting.self_made import (
@@ -144,8 +145,9 @@ def test_a_model_without_right_answers_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_fitting_on_the_models_own_answers(engine: CocoaEngine) -> None:
+def test_fitting_on_the_models_own_answers(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the real model: the set has answers of both classes, and its risk is in [0, 1]."""
+    monkeypatch.setattr(fit, "MAX_REPEATS", 1)
     fitted = RiskCalibrator.fit_self(engine, count=30, config=CocoaConfig(max_new_tokens=10), draws=20, folds=2)
     assert fitted.answer is not None
     assert 0 < fitted.answer.validation.hallucinated < fitted.answer.validation.items == 30

@@ -21,6 +21,7 @@ from cocoa_engine.model.gguf_families import LONG_FACTORS, ROPE_FACTORS, TABLES,
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.language_model import require_layer_count
 from cocoa_engine.model.light_model import ARCHITECTURES, LightModel
+from cocoa_engine.model.model_classes import import_model_classes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -114,6 +115,7 @@ def _whole(file: GgufFile, weights: Mapping[str, nn.Parameter] | None = None) ->
     Args:
         weights: its parameters, by transformers' names; ``None``: those of the file.
     """
+    import_model_classes()
     family = _family(file)
     config = _config(family, file)
     with torch.device("meta"):

@@ -17,6 +17,7 @@ from cocoa_engine.model.embedded import MODEL_NAME
 from cocoa_engine.model.gguf_model import fill_buffers, mark_initialized
 from cocoa_engine.model.kept_folders import MANIFEST
 from cocoa_engine.model.light_model import LightModel
+from cocoa_engine.model.model_classes import import_model_classes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,6 +50,7 @@ def load(folder: Path) -> LightModel:
 def _whole(
     fields: Mapping[str, Any], generation: Mapping[str, Any], weights: Mapping[str, nn.Parameter]
 ) -> PreTrainedModel:
+    import_model_classes()
     config = AutoConfig.for_model(**fields)
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

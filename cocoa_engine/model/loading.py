@@ -46,6 +46,7 @@ from cocoa_engine.model.language_model import (
     require_layer_count,
 )
 from cocoa_engine.model.load_options import DeviceMap, resolve_device_map
+from cocoa_engine.model.model_classes import import_model_classes
 from cocoa_engine.safe_text import short_repr
 
 if TYPE_CHECKING:
@@ -197,6 +198,7 @@ def _read_config(name: str, options: dict[str, Any]) -> PreTrainedConfig:
     Raises:
         UnsupportedModelError: there are more layers than any model has.
     """
+    import_model_classes()  # the class of a config imports much of them
     if "gguf_file" not in options or not Path(name).is_dir():  # a local GGUF file has been checked
         found, _ = PreTrainedConfig.get_config_dict(name, **options)
         for part in (found, *(part for part in found.values() if isinstance(part, dict))):
@@ -316,6 +318,7 @@ def _load_weights(name: str, options: dict[str, Any]) -> PreTrainedModel:
     Raises:
         UnsupportedModelError: weights are missing.
     """
+    import_model_classes()  # a config may have been given
     with _clear_errors("model", name):
         model, report = AutoModelForCausalLM.from_pretrained(name, **{**options, "output_loading_info": True})
     missing = sorted(set(report["missing_keys"]) & {parameter for parameter, _ in model.named_parameters()})
@@ -468,6 +471,7 @@ def load_tokenizer(name: str, options: dict[str, Any]) -> PreTrainedTokenizerBas
         name = str(Path(name).expanduser())
         if not Path(name).is_dir():
             raise ModelLoadError(f"there is no folder {name} to load the tokenizer from")
+    import_model_classes()  # the class of a tokenizer is found by its config
     with _clear_errors("tokenizer", name):
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
         tokenizer.encode("a")  # some wrong values in its files are not seen before

@@ -381,8 +381,9 @@ heavy = ("transformers.modeling_utils", "torch._dynamo", "sympy", "torch.distrib
 print([name for name in heavy if name in sys.modules])
 print(*(type(engine.model).__module__ for engine in engines))
 """
-    out = subprocess.run(
-        [sys.executable, "-c", code, file, PROMPT], capture_output=True, text=True, check=True, timeout=200
-    ).stdout.splitlines()
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, file, PROMPT], capture_output=True, text=True, timeout=200
+    )
+    assert (run.returncode, run.stderr) == (0, "")  # torchao, where it is installed, says nothing either
     llama = "transformers.models.llama.modeling_llama"
-    assert out[-4:] == [*(str(ids) for ids, _ in expected), "[]", f"{llama} {llama}"]
+    assert run.stdout.splitlines() == [*(str(ids) for ids, _ in expected), "[]", f"{llama} {llama}"]

@@ -48,6 +48,7 @@ ENGINE_MODULES = {
     "cocoa_engine.model.generation_config",
     "cocoa_engine.model.load_options",
     "cocoa_engine.model.loading",
+    "cocoa_engine.model.model_classes",
     "cocoa_engine.model.text",
     "cocoa_engine.optional",
     "cocoa_engine.output_files",

@@ -53,11 +53,11 @@ def random_prompts() -> list[list[int]]:
 
 
 @pytest.fixture
-def untouched_generation_config(engine: CocoaEngine) -> Iterator[None]:
+def untouched_generation_config(float32_engine: CocoaEngine) -> Iterator[None]:
     """Lets a test change the shared model's generation config."""
-    before = deepcopy(engine.model.generation_config)
+    before = deepcopy(float32_engine.model.generation_config)
     yield
-    engine.model.generation_config = before
+    float32_engine.model.generation_config = before
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

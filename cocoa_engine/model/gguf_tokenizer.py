@@ -110,14 +110,16 @@ def wrapped(file: GgufFile, special: Mapping[str, str], **backend: Any) -> PreTr
         **backend: ``tokenizer_object`` or ``tokenizer_file`` of transformers.
     """
     found = file.metadata
-    return PreTrainedTokenizerFast(
-        name_or_path=str(file.path),
+    made = PreTrainedTokenizerFast(
         chat_template=found.get("tokenizer.chat_template"),
         model_max_length=found[f"{found['general.architecture']}.context_length"],
         clean_up_tokenization_spaces=False,
         **special,
         **backend,
     )
+    # not given above: of a large vocabulary transformers would ask the Hub what model has this name
+    made.name_or_path = str(file.path)
+    return made
 
 
 def _byte_level(tokens: list[str], found: Mapping[str, Any]) -> Tokenizer:

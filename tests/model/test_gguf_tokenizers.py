@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -254,3 +254,17 @@ def test_byte_level_rules_are_those_of_transformers(byte_level: Callable[[str], 
 def test_how_the_rules_cut(byte_level: Callable[[str], GgufFile], pre: str, expected: list[str]) -> None:
     rule = gguf_tokenizer.load(byte_level(pre)).backend_tokenizer.pre_tokenizer
     assert [piece for piece, _ in rule.pre_tokenize_str("It's 2024/5 ok")] == expected
+
+
+def test_the_hub_is_not_asked_about_a_large_vocabulary(tmp_path: Path) -> None:
+    """transformers looks for Mistral's faulty rule in byte-level vocabularies of more than 100,000 tokens."""
+    letters = "".join(map(chr, range(ord("a"), ord("z") + 1)))
+    words = ["".join(each) for size in (2, 3, 4) for each in product(letters, repeat=size)][:100_001]
+    tokens = ["<unk>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet()), *words]
+    merges = [f"{word[:-1]} {word[-1]}" for word in words]
+    kinds = [2, 3, 3, *[1] * (len(tokens) - 3)]
+    file = write(tmp_path / "large.gguf", "qwen2", tokens, kinds, pre="qwen2", merges=merges)
+    tokenizer = gguf_tokenizer.load(file)
+    assert len(tokenizer) == len(tokens)
+    assert tokenizer.tokenize("abc def") == ["abc", "Ġ", "def"]
+    assert tokenizer.name_or_path == str(file.path)

@@ -14,8 +14,8 @@ import uvicorn
 @contextmanager
 def served(app: Any) -> Iterator[str]:
     """Serves an app on a free port of this machine, and yields its address."""
-    # uvicorn's own configuration of logging closes all handlers. That of absl, which rouge_score imports, then closes the
-    # stream that it was made with: the file in which pytest captures output.
+    # uvicorn's own configuration of logging closes all handlers. That of absl, which rouge_score imports, then closes
+    # the stream that it was made with: the file in which pytest captures output.
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -92,6 +92,7 @@ class ConfiguredModel(LoadedModel):
         from cocoa_engine.model.loading import load_pretrained
 
         calibrator = "auto" if calibrator == "auto" else RiskCalibrator.of(calibrator)  # before the weights are read
+        linears = "auto" if runtime is None else runtime.linears
         model, tokenizer, name = load_pretrained(
             model_name,
             tokenizer_name=tokenizer_name,
@@ -99,9 +100,9 @@ class ConfiguredModel(LoadedModel):
             device_map=device_map,
             trust_remote_code=trust_remote_code,
             allow_pickle=allow_pickle,
-            keeps_blocks=partial(reads_blocks, "auto" if runtime is None else runtime.linears),
+            keeps_blocks=partial(reads_blocks, linears),
             weights="stored" if runtime is None else runtime.weights,
-            light_with=kernels_name if runtime is None or runtime.forward == "auto" else None,
+            light_with=partial(kernels_name, linears) if runtime is None or runtime.forward == "auto" else None,
             model_kwargs=dict(model_kwargs or {}),
             tokenizer_kwargs=dict(tokenizer_kwargs or {}),
             **more_model_kwargs,

@@ -223,7 +223,7 @@ def test_a_note_is_of_one_version_of_the_code(file: str, monkeypatch: pytest.Mon
 def test_a_note_is_of_one_build_of_the_kernels(file: str) -> None:
     started_again(file)
     options: dict[str, Any] = {"keeps_blocks": lambda: True, "device_map": None}
-    for name, expected in ((kernels_name(), True), ("kernels-of-another-processor.so", False)):
+    for name, expected in ((kernels_name("auto"), True), ("kernels-of-another-processor.so", False)):
         model, _, _ = load_pretrained(file, light_with=partial(str, name), **options)
         assert isinstance(model, LightModel) == expected
 
@@ -271,6 +271,18 @@ def test_adapters_share_light_weights(file: str) -> None:
     engines = [model._lazy_engine.get() for model in models]
     assert all(map(is_light, engines))
     assert engines[0].session.model.model is engines[1].session.model.model
+
+
+@pytest.mark.parametrize("linears", ["packed", "stock", "transposed"])
+def test_other_linear_layers_neither_build_nor_load_the_kernels(monkeypatch: pytest.MonkeyPatch, linears: str) -> None:
+    def obstacle() -> str | None:
+        raise AssertionError("the kernels were asked for")
+
+    monkeypatch.setattr(trial, "obstacle", obstacle)
+    if find_embedded_file() is not None:
+        monkeypatch.setenv(CACHE_VARIABLE, str(CACHE))
+        CocoaEngine.from_pretrained(runtime=Runtime(linears=linears))
+    assert kernels_name(linears) == ""
 
 
 def test_the_light_model_does_not_hold_the_whole_one_as_a_part(file: str) -> None:
@@ -349,7 +361,8 @@ def test_the_second_start_of_the_embedded_model_is_light(embedded_cache: Path) -
     assert same_tokenizer(second.tokenizer, load_tokenizer(str(embedded_cache), {}))
     plain = first.model
     assert same_tokenizer(second.tokenizer, first.tokenizer)
-    stock = CocoaEngine.from_pretrained(runtime=Runtime(linears="stock"))
+    other: Any = CocoaEngine.from_pretrained().session.model.model
+    stock = CocoaEngine(other, second.tokenizer, runtime=Runtime(linears="stock"))
     assert is_light(stock)
     assert answer(stock)[0] == expected[0]
     assert not is_light(stock)

@@ -83,9 +83,14 @@ def reads_blocks(requested: str) -> bool:
     return requested in ("auto", "native") and (trial.obstacle() or trial.block_obstacle()) is None
 
 
-def kernels_name() -> str:
-    """The name of the compiled kernels, which differs by processor and compiler; empty if they cannot be used."""
-    return "" if trial.obstacle() is not None else Path(operators.handle()._name).name
+def kernels_name(requested: str) -> str:
+    """The name of the compiled kernels, which differs by processor and compiler.
+
+    It is empty if they cannot be used. If the setting asks for other linear layers, they are not built for it.
+    """
+    if requested not in ("auto", "native") or trial.obstacle() is not None:
+        return ""
+    return Path(operators.handle()._name).name
 
 
 def native_obstacle(model: nn.Module) -> str | None:

@@ -118,10 +118,7 @@ def _whole(file: GgufFile, weights: Mapping[str, nn.Parameter] | None = None) ->
     import_model_classes()
     family = _family(file)
     config = _config(family, file)
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    fill_buffers(model)
-    experts.separate(model)
+    model: Any = without_weights(config)
     _place(model, family, file, config, weights)
     model.tie_weights()
     mark_initialized(model)
@@ -182,6 +179,19 @@ def _finish(model: Any, file: GgufFile, config: PreTrainedConfig) -> None:
     model.generation_config = GenerationConfig(
         bos_token_id=config.bos_token_id, eos_token_id=_ends(file), pad_token_id=config.pad_token_id
     )
+
+
+def without_weights(config: PreTrainedConfig) -> PreTrainedModel:
+    """transformers' float32 model of a config, whose parameters have no memory. Experts are separate modules.
+
+    Raises:
+        ModelLoadError: as for :func:`fill_buffers`.
+    """
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    fill_buffers(model)
+    experts.separate(model)
+    return model
 
 
 def mark_initialized(model: PreTrainedModel) -> None:

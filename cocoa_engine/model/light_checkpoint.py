@@ -9,12 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
 from cocoa_engine.model.embedded import MODEL_NAME
-from cocoa_engine.model.gguf_model import fill_buffers, mark_initialized
+from cocoa_engine.model.gguf_model import mark_initialized, without_weights
 from cocoa_engine.model.kept_folders import MANIFEST
 from cocoa_engine.model.light_model import LightModel
 from cocoa_engine.model.model_classes import import_model_classes
@@ -52,9 +51,7 @@ def _whole(
 ) -> PreTrainedModel:
     import_model_classes()
     config = AutoConfig.for_model(**fields)
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    fill_buffers(model)
+    model: Any = without_weights(config)
     _place(model, weights)
     model.tie_weights()
     mark_initialized(model)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import GenerationConfig
 
 from cocoa_engine.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from cocoa_engine.free_memory import release_free_memory
 from cocoa_engine.model import experts
 from cocoa_engine.model.blocks import BlockTensor, block_size
-from cocoa_engine.model.gguf_model import fill_buffers
+from cocoa_engine.model.gguf_model import without_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -58,10 +58,7 @@ def load(name: str, config: Any, kind: WeightKind, access: Mapping[str, Any]) ->
         raise ConfigError(f"{name} is quantised already; load it without weights={kind!r}")
     files = _files(name, access)
     config.dtype = torch.float32
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    fill_buffers(model)
-    experts.separate(model)
+    model: Any = without_weights(config)
     mapping = get_model_conversion_mapping(model)
     renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
     converters = [each for each in mapping if isinstance(each, WeightConverter)]

@@ -23,6 +23,7 @@ from cocoa_engine.execution.forward.linears import (
     Activation,
     FastLinear,
     LinearBackend,
+    by_kernels,
     fast_experts,
     fast_linear,
     gated,
@@ -150,7 +151,7 @@ class Lean(Forward):
             raise NotImplementedError(obstacle)
         config, decoder = model.config, model.decoder
         self.windows = Windows(config)
-        self.native = linear_backend == "native"
+        self.native = by_kernels(linear_backend)
         attention: Any = model.layers[0].self_attn
         self.head_dim = int(attention.head_dim)
         if hasattr(attention, "qkv_proj"):

@@ -78,6 +78,11 @@ def choose_linear_backend(model: nn.Module, requested: str) -> LinearBackend:
     return "native" if native else "transposed"
 
 
+def by_kernels(linear_backend: LinearBackend) -> bool:
+    """Whether the native kernels run with a backend; they then also attend and rank tokens."""
+    return linear_backend == "native" or (linear_backend == "bfloat16" and trial.obstacle() is None)
+
+
 def reads_blocks(requested: str) -> bool:
     """Whether the kernels can multiply weights in the blocks of a GGUF file, and the setting allows it."""
     return requested in ("auto", "native") and (trial.obstacle() or trial.block_obstacle()) is None

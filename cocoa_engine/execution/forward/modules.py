@@ -19,6 +19,7 @@ from cocoa_engine.execution.forward.base import Forward, PassOutput, Segment
 from cocoa_engine.execution.forward.linears import (
     FastLinear,
     LinearBackend,
+    by_kernels,
     fast_experts,
     fast_linear,
     is_plain,
@@ -56,7 +57,7 @@ class Modules(Forward):
         self.windows = Windows(model.config)
         self._length_matters = _length_matters(model.config)
         self.linears = _FastLinears(model.model, linear_backend)
-        self.native = linear_backend == "native"
+        self.native = by_kernels(linear_backend)
 
     @property
     def whole_prompts(self) -> bool:

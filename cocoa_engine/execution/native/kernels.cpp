@@ -230,7 +230,11 @@ INLINE void dot_products(const Linear<W>& job, long row, long out) {
 // waits for the sum before it, four cycles long, and needs a load of its own. OUTS sums of each row go on side by side,
 // and every vector of weights or inputs is loaded once. The weights of the tiles that follow are prefetched in memory
 // order, each line twice, because a processor drops prefetches while too many are under way.
-constexpr int TILE_PREFETCH = 8192;  // bytes beyond the next tile
+constexpr int TILE_PREFETCH = 4096;  // bytes beyond the next tile
+
+// Prefetches weights into the second-level cache. It can wait for more lines at a time than the first-level cache; into
+// that one, memory and the multipliers would wait for each other (measured on Zen 4).
+INLINE void fetch_ahead(const void* weights) { __builtin_prefetch(weights, 0, 2); }
 
 template <int ROWS, int OUTS, typename W>
 INLINE void tile_step(Whole* total, const W* w, long in, const float* x, long x_stride) {
@@ -260,7 +264,7 @@ INLINE void tile_products(const Linear<W>& job, long row, long out) {
     for (; i + STEP <= job.in; i += STEP, ahead += OUTS * LINE_BYTES) {
         UNROLL
         for (int at = 0; at < OUTS * LINE_BYTES; at += LINE_BYTES / 2)
-            __builtin_prefetch(ahead + at, 0, 0);
+            fetch_ahead(ahead + at);
         UNROLL
         for (int n = 0; n < STEP; n += LANES)
             tile_step<ROWS, OUTS>(total, w + i + n, job.in, x + i + n, job.x_stride);
@@ -331,7 +335,7 @@ constexpr int tile_outputs(int rows) {
 template <typename W>
 void few_rows(const Linear<W>& job, long from, long to) {
     constexpr bool CONVERTED = sizeof(W) < sizeof(float);
-    const bool in_tiles = CONVERTED || LANES < 16 || (!IN_ORDER && job.rows <= 8);
+    const bool in_tiles = CONVERTED || !IN_ORDER;
     if (in_tiles && job.rows <= ROWS_AT_ONCE && job.rows * job.in <= 2 * FIRST_CACHE) {
         pick<ROWS_AT_ONCE>(0, job.rows, [&](long row, auto n) INLINE_LAMBDA {
             from = tiles<n.value, tile_outputs(n.value)>(job, row, from, to);
@@ -368,7 +372,7 @@ INLINE void block_products(const Linear<B>& job, long row, long out) {
         UNROLL
         for (int o = 0; o < OUTS; o++) {
             for (long at = 0; at < long(sizeof(B)) * IN_CHUNK; at += 64)
-                __builtin_prefetch(reinterpret_cast<const char*>(w + o * length) + 8192 + at, 0, 0);
+                fetch_ahead(reinterpret_cast<const char*>(w + o * length) + 8192 + at);
             decode(w + o * length, count, scales[o]);
         }
         _Pragma("GCC unroll 2")

@@ -372,7 +372,7 @@ INLINE void block_products(const Linear<B>& job, long row, long out) {
         UNROLL
         for (int o = 0; o < OUTS; o++) {
             for (long at = 0; at < long(sizeof(B)) * IN_CHUNK; at += 64)
-                fetch_ahead(reinterpret_cast<const char*>(w + o * length) + 8192 + at);
+                __builtin_prefetch(reinterpret_cast<const char*>(w + o * length) + 8192 + at, 0, 0);
             decode(w + o * length, count, scales[o]);
         }
         _Pragma("GCC unroll 2")

@@ -10,7 +10,7 @@ bandwidth. Three backends are faster:
   row adds to the time, but it needs no copy.
 
 The optional backend bfloat16 reads half as many bytes, from a bfloat16 copy of the weights, native or packed. It rounds
-the weights and can therefore change answers.
+the weights, and on processors with instructions for such products the inputs too. It can therefore change answers.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class FastLinear:
         weights = [weight.bfloat16() for weight in self.weights] if self.in_bfloat16 else self.weights
         if not operators.can_multiply(weights) or trial.obstacle() is not None:
             return None
-        return operators.Linears(weights, self.biases)
+        return operators.Linears(weights, self.biases, rounds_inputs=True)
 
     def padding_rows(self, rows: int) -> int:
         """Number of padding rows that make a pass over ``rows`` rows faster."""

@@ -5,7 +5,8 @@
 // depend on the other rows (in attention: for the same slots).
 //
 // build.py compiles this file, with GCC or Clang. vectors.h has what differs between processors. All numbers are float32,
-// except weights, which may be bfloat16, float16 or blocks of a GGUF file (blocks.h).
+// except weights, which may be bfloat16, float16 or blocks of a GGUF file (blocks.h), and inputs that are rounded to
+// bfloat16 (BF16_BOTH).
 
 #include <atomic>
 #include <cfloat>
@@ -74,6 +75,16 @@ class Scratch {
         return reinterpret_cast<float*>((uintptr_t(memory.data()) + bytes - 1) / bytes * bytes);
     }
 };
+
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+struct Paired {  // a bfloat16 weight of a layer whose inputs are rounded to bfloat16
+    Half bits;
+};
+INLINE Vec load(const Paired* p) { return load(&p->bits); }
+INLINE float one(const Paired* p) { return one(&p->bits); }
+#else
+typedef Half Paired;  // without an instruction for both, rounding the inputs has no use
+#endif
 
 INLINE void store(float* p, Vec v) { *reinterpret_cast<Unaligned*>(p) = v; }
 
@@ -355,6 +366,87 @@ void few_rows(const Linear<W>& job, long from, long to) {
     in_chunks<DOT_ROWS>(job.rows, in_order);
 }
 
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+constexpr int PAIRED = 2 * LANES;  // numbers in a vector
+
+INLINE __m256i rounded(const float* x, long left) {  // LANES numbers, of which those after the first ``left`` are 0
+    const __mmask16 inside = left >= LANES ? 0xffff : left > 0 ? (1u << left) - 1 : 0;
+    return (__m256i)_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(inside, x));
+}
+
+template <int ROWS, int OUTS>
+INLINE void pair_step(__m512* total, const __m512i* ws, const Half* x, long x_stride) {
+    UNROLL
+    for (int r = 0; r < ROWS; r++) {
+        const __m512bh xs = (__m512bh)_mm512_loadu_si512(x + r * x_stride);
+        UNROLL
+        for (int o = 0; o < OUTS; o++)
+            total[o * ROWS + r] = _mm512_dpbf16_ps(total[o * ROWS + r], (__m512bh)ws[o], xs);
+    }
+}
+
+// A tile as in tile_products. Each instruction multiplies and adds 32 pairs, and nothing is converted.
+template <int ROWS, int OUTS>
+INLINE void pair_products(const Linear<Paired>& job, const Half* x, long x_stride, long row, long out) {
+    __m512 total[(OUTS * ROWS + 3) / 4 * 4] = {};
+    x += row * x_stride;
+    const Paired* w = job.weight + out * job.in;
+    const char* ahead = reinterpret_cast<const char*>(w + OUTS * job.in) + TILE_PREFETCH;
+    __m512i ws[OUTS];
+    long i = 0;
+    for (; i + PAIRED <= job.in; i += PAIRED, ahead += OUTS * sizeof(__m512i)) {
+        UNROLL
+        for (int at = 0; at < OUTS * int(sizeof(__m512i)); at += sizeof(__m512i) / 2) fetch_ahead(ahead + at);
+        UNROLL
+        for (int o = 0; o < OUTS; o++) ws[o] = _mm512_loadu_si512(w + o * job.in + i);
+        pair_step<ROWS, OUTS>(total, ws, x + i, x_stride);
+    }
+    if (i < job.in) {
+        for (int o = 0; o < OUTS; o++)
+            ws[o] = _mm512_maskz_loadu_epi16((1u << (job.in - i)) - 1, w + o * job.in + i);
+        pair_step<ROWS, OUTS>(total, ws, x + i, x_stride);
+    }
+    finish<ROWS, OUTS>(job, row, out, job.in, [&](int n) INLINE_LAMBDA { return (Vec)total[n]; });
+}
+
+template <int ROWS, int OUTS>
+ONCE long pair_tiles(const Linear<Paired>& job, const Half* x, long x_stride, long row, long from, long to) {
+    for (; from + OUTS <= to; from += OUTS) pair_products<ROWS, OUTS>(job, x, x_stride, row, from);
+    return from;
+}
+
+constexpr int pair_outputs(int rows) { return rows <= 6 ? 4 : rows <= 8 ? 3 : 2; }
+
+void few_rows(const Linear<Paired>& job, long from, long to) {
+    static thread_local Scratch scratch;
+    const long x_stride = (job.in + PAIRED - 1) / PAIRED * PAIRED;
+    Half* const x = reinterpret_cast<Half*>(scratch.of(job.rows * x_stride / 2));
+    for (long row = 0; row < job.rows; row++)
+        for (long i = 0; i < x_stride; i += LANES)
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(x + row * x_stride + i),
+                                rounded(job.x + row * job.x_stride + i, job.in - i));
+    const long step = job.rows <= ROWS_AT_ONCE ? to - from : BLOCK;  // further rows find the weights in the cache
+    for (; from < to; from += step)
+        in_chunks<ROWS_AT_ONCE>(job.rows, [&](long row, auto n) INLINE_LAMBDA {
+            const long end = from + step < to ? from + step : to;
+            const long left = pair_tiles<n.value, pair_outputs(n.value)>(job, x, x_stride, row, from, end);
+            pair_tiles<n.value, 1>(job, x, x_stride, row, left, end);
+        });
+}
+
+// The same layer, with inputs that are rounded already, for the products of many rows.
+Linear<Paired> with_rounded_inputs(Linear<Paired> job) {
+    static thread_local Scratch scratch;
+    float* const x = scratch.of(job.rows * job.in + LANES);
+    for (long row = 0; row < job.rows; row++)
+        for (long i = 0; i < job.in; i += LANES)  // what is written beyond a row is overwritten by the next one
+            store(x + row * job.in + i,
+                  (Vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(rounded(job.x + row * job.x_stride + i, job.in - i)), 16));
+    job.x = x, job.x_stride = job.in;
+    return job;
+}
+#endif
+
 // A tile of outputs in blocks: each vector is unpacked once and multiplied with ROWS inputs. The sums of one output have
 // the same order as in tile_products.
 template <int ROWS, int OUTS, typename B>
@@ -548,7 +640,7 @@ struct Joined {
 
 #define KINDS(DO)                                                                                                   \
     DO(F32, float) DO(BF16, Half) DO(F16, F16) DO(Q4_0, Q4_0) DO(Q4_1, Q4_1) DO(Q5_0, Q5_0) DO(Q5_1, Q5_1)              \
-    DO(Q8_0, Q8_0) DO(Q4_K, Q4_K) DO(Q5_K, Q5_K) DO(Q6_K, Q6_K)
+    DO(Q8_0, Q8_0) DO(Q4_K, Q4_K) DO(Q5_K, Q5_K) DO(Q6_K, Q6_K) DO(BF16_BOTH, Paired)
 
 enum class Kind : long {
 #define NAME(name, type) name,
@@ -569,8 +661,13 @@ INLINE void of_kind(long kind, F do_type) {
 
 template <typename W>
 void outputs(const Linear<W>& job, long from, long to) {
-    if (job.rows > MANY_ROWS)
-        for (; from + PANEL <= to; from += PANEL) panel_all_rows(job, from);
+    if (job.rows > MANY_ROWS) {
+        Linear<W> all = job;
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+        if constexpr (std::is_same<W, Paired>::value) all = with_rounded_inputs(job);
+#endif
+        for (; from + PANEL <= to; from += PANEL) panel_all_rows(all, from);
+    }
     if constexpr (Blocks<W>::value)
         few_rows_of_blocks(job, from, to);
     else

@@ -56,16 +56,20 @@ class Linears:
     Args:
         weights: each ``[out, in]``; :func:`can_multiply` must accept them.
         biases: each ``[out]`` or ``None``.
+        rounds_inputs: whether inputs of bfloat16 weights may be rounded to bfloat16. They are where the processor has an
+            instruction for such products. It changes nothing for inputs in bfloat16.
 
     Attributes:
         total: sum of the layers' output sizes.
         joined: the structure that the kernels read.
     """
 
-    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
+    def __init__(
+        self, weights: Sequence[Tensor], biases: Sequence[Tensor | None], *, rounds_inputs: bool = False
+    ) -> None:
         exact = [None if bias is None else bias.float().contiguous() for bias in biases]
         pointers, count = ctypes.c_void_p * len(weights), len(weights)
-        stored = [_stored(weight) for weight in weights]
+        stored = [_stored(weight, rounds_inputs) for weight in weights]
         longs = ctypes.c_long * count
         arrays = (
             pointers(*(weight.data_ptr() for weight, _ in stored)),
@@ -108,11 +112,13 @@ class Linears:
         return y.to(dtype)
 
 
-def _stored(weight: Tensor) -> tuple[Tensor, int]:
+def _stored(weight: Tensor, rounds_inputs: bool) -> tuple[Tensor, int]:
     """The memory of a weight, and the number of its type."""
     if isinstance(weight, BlockTensor):
         return weight.blocks, KINDS[weight.kind]
-    return weight, KINDS["BF16" if weight.dtype == torch.bfloat16 else "F32"]
+    if weight.dtype == torch.float32:
+        return weight, KINDS["F32"]
+    return weight, KINDS["BF16_BOTH" if rounds_inputs else "BF16"]
 
 
 @untraced

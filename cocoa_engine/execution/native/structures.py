@@ -65,8 +65,9 @@ class Head(ctypes.Structure):
     _fields_ = (("layer", _LONG), ("head", _LONG))
 
 
-KINDS = {name: number for number, name in enumerate(("F32", *BLOCK_KINDS))}
-"""The types of weights that the kernels read, and the numbers that they give them."""
+KINDS = {name: number for number, name in enumerate(("F32", *BLOCK_KINDS, "BF16_BOTH"))}
+"""The types of weights that the kernels read, and the numbers that they give them. BF16_BOTH is bfloat16 for inputs that
+may be rounded to bfloat16, too."""
 
 SHARED: tuple[type[ctypes.Structure], ...] = (Joined, DecoderLayer, Stack, Leaves, Tap, Head)
 """All structures that the kernels read."""

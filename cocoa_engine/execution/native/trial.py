@@ -94,11 +94,11 @@ class _Random:
 
 def _linear(random: _Random) -> Pairs:
     weight, bias, x = random(37, 43), random(37), random(64, 43)
-    for weights in (weight, weight.bfloat16()):
-        linears = operators.Linears([weights], [bias])
-        expected = F.linear(x, weights.float(), bias)
+    for weights, inputs in ((weight, x), (weight.bfloat16(), x), (weight.bfloat16(), x.bfloat16().float())):
+        linears = operators.Linears([weights], [bias], rounds_inputs=inputs is not x)
+        expected = F.linear(inputs, weights.float(), bias)
         for rows in (1, 5, 8, 20, 64):  # each takes another path through the kernel
-            yield linears(x[:rows]), expected[:rows]
+            yield linears(inputs[:rows]), expected[:rows]
 
 
 def _attend(random: _Random) -> Pairs:

@@ -25,6 +25,10 @@ def misplaced(*sizes: int, by: int, halved: bool, generator: torch.Generator) ->
     return (drawn.bfloat16() if halved else drawn)[by:].view(sizes)
 
 
+KINDS = ("float32", "bfloat16", "both in bfloat16")
+"""Of weights; in the last kind, inputs are numbers in bfloat16 and may be rounded to it."""
+
+
 @given(
     rows=st.integers(1, 70),
     inputs=st.integers(1, 220),
@@ -33,7 +37,7 @@ def misplaced(*sizes: int, by: int, halved: bool, generator: torch.Generator) ->
     by=st.integers(0, 15),
     spare=st.integers(0, 3),
     count=st.sampled_from([1, 2, 3]),
-    halved=st.booleans(),
+    kind=st.sampled_from(KINDS),
     seed=st.integers(0, 1000),
 )
 def test_linear_layers(
@@ -44,22 +48,36 @@ def test_linear_layers(
     by: int,
     spare: int,
     count: int,
-    halved: bool,
+    kind: str,
     seed: int,
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    weights = [misplaced(out, inputs, by=by, halved=halved, generator=generator) for out in outs]
+    weights = [misplaced(out, inputs, by=by, halved=kind != "float32", generator=generator) for out in outs]
     offsets = [
         torch.randn(out, generator=generator) if biased else None for out, biased in zip(outs, biases, strict=False)
     ]
     x = torch.randn(rows, inputs + spare, generator=generator)[:, :inputs]  # rows need not touch
+    if kind == "both in bfloat16":
+        x = x.bfloat16().float()
     with threads(count):
-        found = operators.Linears(weights, offsets)(x)
+        found = operators.Linears(weights, offsets, rounds_inputs=kind == "both in bfloat16")(x)
     exact = [
         F.linear(x.double(), weight.double(), None if offset is None else offset.double())
         for weight, offset in zip(weights, offsets, strict=True)
     ]
     torch.testing.assert_close(found, torch.cat(exact, dim=1).float(), atol=1e-4, rtol=1e-4)
+
+
+def test_inputs_may_be_rounded_to_bfloat16() -> None:
+    """Where the processor multiplies bfloat16 by bfloat16; then for few rows and for many alike."""
+    weight, x = torch.randn(70, 100).bfloat16(), torch.randn(64, 100)
+    linears = operators.Linears([weight], [None], rounds_inputs=True)
+    found = [linears(x[:rows]) for rows in (1, 7, 20, 64)]
+    rounded, exact = (F.linear(each, weight.float()) for each in (x.bfloat16().float(), x))
+    expected = exact if torch.allclose(found[0], exact[:1], atol=1e-4) else rounded
+    for each in found:
+        torch.testing.assert_close(each, expected[: len(each)], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(operators.Linears([weight], [None])(x), exact, atol=1e-4, rtol=1e-4)
 
 
 def test_an_input_seen_from_the_side_is_multiplied_as_any_other() -> None:
@@ -79,15 +97,16 @@ def test_weights_that_lie_across_places_are_refused() -> None:
     inputs=st.sampled_from([16, 61, 576, 1536]),
     outs=st.integers(1, 70),
     by=st.integers(0, 15),
-    halved=st.booleans(),
+    kind=st.sampled_from(KINDS),
     seed=st.integers(0, 100),
 )
 def test_a_row_is_the_same_to_the_bit_whatever_is_fed_with_it(
-    first: int, rest: int, inputs: int, outs: int, by: int, halved: bool, seed: int
+    first: int, rest: int, inputs: int, outs: int, by: int, kind: str, seed: int
 ) -> None:
     """In a decoding step, up to 48 rows; in attention, over the same slots."""
     generator = torch.Generator().manual_seed(seed)
-    linears = operators.Linears([misplaced(outs, inputs, by=by, halved=halved, generator=generator)], [None])
+    weight = misplaced(outs, inputs, by=by, halved=kind != "float32", generator=generator)
+    linears = operators.Linears([weight], [None], rounds_inputs=kind == "both in bfloat16")
     x = torch.randn(min(first + rest, 48), inputs, generator=generator)
     assert torch.equal(linears(x)[:first], linears(x[:first]))
     keys, values = torch.randn(2, 2, 75, 24, generator=generator)

@@ -115,11 +115,14 @@ def check_rows_alone() -> None:
         alone = torch.cat([linears(row[None]) for row in x])
         for rows in range(2, 10):
             assert torch.equal(linears(x[:rows]), alone[:rows]), (kind, rows)
-    for weights in (torch.randn(11, 70), torch.randn(11, 70).bfloat16()):
-        linears, x = operators.Linears([weights], [None]), torch.randn(13, 70)
+    for weights, both in ((torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)):
+        linears, x = (
+            operators.Linears([torch.randn(11, 70).to(weights)], [None], rounds_inputs=both),
+            torch.randn(13, 70),
+        )
         alone = torch.cat([linears(row[None]) for row in x])
         for rows in range(2, 14):
-            assert torch.equal(linears(x[:rows]), alone[:rows]), (weights.dtype, rows)
+            assert torch.equal(linears(x[:rows]), alone[:rows]), (weights, both, rows)
 
 
 def test_neon_instructions_do_the_work(cross: Cross) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from cocoa_engine.execution.native.build import built
 from cocoa_engine.execution.native.structures import KINDS, Joined
 from cocoa_engine.execution.native.untraced import untraced
-from cocoa_engine.model.blocks import BlockTensor, block_size
+from cocoa_engine.model.blocks import BLOCK_KINDS, BlockTensor, block_size
 
 SLOTS_IN_PART = 32
 """Smallest number of slots for which another thread pays off."""
@@ -33,7 +33,7 @@ def can_multiply(weights: Sequence[Tensor]) -> bool:
     """
     dtypes = {weight.dtype for weight in weights}
     return dtypes in ({torch.float32}, {torch.bfloat16}) and all(
-        (weight.kind in KINDS and _is_aligned(weight.blocks))
+        (weight.kind in BLOCK_KINDS and _is_aligned(weight.blocks))
         if isinstance(weight, BlockTensor)
         else _is_aligned(weight)
         for weight in weights
@@ -56,8 +56,8 @@ class Linears:
     Args:
         weights: each ``[out, in]``; :func:`can_multiply` must accept them.
         biases: each ``[out]`` or ``None``.
-        rounds_inputs: whether inputs of bfloat16 weights may be rounded to bfloat16. They are where the processor has an
-            instruction for such products. It changes nothing for inputs in bfloat16.
+        rounds_inputs: whether inputs of bfloat16 weights may be rounded to bfloat16. They are rounded where the
+            processor has an instruction for such products. It changes nothing for inputs in bfloat16.
 
     Attributes:
         total: sum of the layers' output sizes.

@@ -13,8 +13,7 @@ from torch.nn import functional as F
 from cocoa_engine.execution.native import operators
 from cocoa_engine.execution.native.build import built
 from cocoa_engine.execution.native.layers import DecoderLayer, KeyValuePointers, Layers, Leaves, Mask
-from cocoa_engine.execution.native.structures import KINDS
-from cocoa_engine.model.blocks import BlockTensor, unpack_with
+from cocoa_engine.model.blocks import BLOCK_KINDS, BlockTensor, unpack_with
 
 TOLERANCE = 1e-4
 """Largest allowed difference from torch. The values are about 1."""
@@ -43,8 +42,8 @@ def obstacle() -> str | None:
 def block_obstacle() -> str | None:
     """Why the kernels cannot read the blocks of GGUF files here, or ``None``. They then unpack them everywhere."""
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        for kind in KINDS:
-            if kind != "F32" and not all(torch.allclose(*pair, atol=TOLERANCE) for pair in _blocks(_Random(), kind)):
+        for kind in BLOCK_KINDS:
+            if not all(torch.allclose(*pair, atol=TOLERANCE) for pair in _blocks(_Random(), kind)):
                 return f"the kernels unpack {kind} blocks in another way than gguf does"
     unpack_with(operators.unpack_blocks)
     return None

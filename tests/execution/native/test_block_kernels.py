@@ -5,21 +5,18 @@ import torch
 from torch.nn import functional as F
 
 from cocoa_engine.execution.native import operators, trial
-from cocoa_engine.execution.native.structures import KINDS
 from cocoa_engine.execution.native.trial import sample_blocks
-from cocoa_engine.model.blocks import BlockTensor
+from cocoa_engine.model.blocks import BLOCK_KINDS, BlockTensor
 from tests.helpers.torch_threads import threads
 
 pytestmark = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
-
-IN_BLOCKS = [kind for kind in KINDS if kind != "F32"]
 
 
 def _inputs(rows: int, columns: int) -> torch.Tensor:
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(1)) / columns**0.5
 
 
-@pytest.mark.parametrize("kind", IN_BLOCKS)
+@pytest.mark.parametrize("kind", BLOCK_KINDS)
 @pytest.mark.parametrize("outputs", [1, 6, 37, 130])
 def test_every_type_gives_what_its_numbers_give(kind: str, outputs: int) -> None:
     weight = sample_blocks(kind, outputs, 512, torch.Generator().manual_seed(outputs))
@@ -32,7 +29,7 @@ def test_every_type_gives_what_its_numbers_give(kind: str, outputs: int) -> None
                 torch.testing.assert_close(linears(x), F.linear(x, exact, bias), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", IN_BLOCKS)
+@pytest.mark.parametrize("kind", BLOCK_KINDS)
 def test_a_row_is_the_same_to_the_bit_whatever_is_fed_with_it(kind: str) -> None:
     weight = sample_blocks(kind, 43, 768, torch.Generator().manual_seed(2))
     linears, x = operators.Linears([weight], [None]), _inputs(48, 768)
@@ -51,7 +48,7 @@ def test_layers_of_several_types_in_one_call() -> None:
     torch.testing.assert_close(operators.Linears(weights, [None] * 4)(x), expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", IN_BLOCKS)
+@pytest.mark.parametrize("kind", BLOCK_KINDS)
 def test_rows_are_unpacked_to_the_numbers_of_gguf(kind: str) -> None:
     weight = sample_blocks(kind, 9, 256, torch.Generator().manual_seed(4))
     index = torch.tensor([8, 0, 0, 3])

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from cocoa_engine.execution.native import build, operators, trial
-from cocoa_engine.execution.native.structures import KINDS
+from cocoa_engine.model.blocks import BLOCK_KINDS
 from tests.helpers.emulated_kernels import DRIVER, EmulatedKernels
 from tests.helpers.libraries import forget
 
@@ -28,7 +28,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.processors]
 LIMIT = 600.0  # seconds for one compilation, on a busy machine
 CROSS = {"gcc": ("aarch64-linux-gnu-g++",), "clang": ("clang++", "--target=aarch64-linux-gnu")}
 EMULATOR = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
-IN_BLOCKS = [kind for kind in KINDS if kind != "F32"]
 
 # the bits of an instruction that say which one it is, and their value
 NEON = {
@@ -103,23 +102,21 @@ def check_every_kernel() -> None:
     """Compare with torch, as an engine does before it uses the kernels; and with the numbers of gguf."""
     assert trial.obstacle() is None
     with torch.no_grad():
-        for kind in IN_BLOCKS:
+        for kind in BLOCK_KINDS:
             for found, expected in trial._blocks(trial._Random(), kind):
                 torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 def check_rows_alone() -> None:
-    for kind in IN_BLOCKS:
+    for kind in BLOCK_KINDS:
         weight = trial.sample_blocks(kind, 11, 512, torch.Generator().manual_seed(2))
         linears, x = operators.Linears([weight], [None]), torch.randn(9, 512)
         alone = torch.cat([linears(row[None]) for row in x])
         for rows in range(2, 10):
             assert torch.equal(linears(x[:rows]), alone[:rows]), (kind, rows)
     for weights, both in ((torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)):
-        linears, x = (
-            operators.Linears([torch.randn(11, 70).to(weights)], [None], rounds_inputs=both),
-            torch.randn(13, 70),
-        )
+        linears = operators.Linears([torch.randn(11, 70).to(weights)], [None], rounds_inputs=both)
+        x = torch.randn(13, 70)
         alone = torch.cat([linears(row[None]) for row in x])
         for rows in range(2, 14):
             assert torch.equal(linears(x[:rows]), alone[:rows]), (weights, both, rows)

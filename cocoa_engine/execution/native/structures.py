@@ -66,8 +66,8 @@ class Head(ctypes.Structure):
 
 
 KINDS = {name: number for number, name in enumerate(("F32", *BLOCK_KINDS, "BF16_BOTH"))}
-"""The types of weights that the kernels read, and the numbers that they give them. BF16_BOTH is bfloat16 whose inputs may
-be rounded to it, too."""
+"""The types of weights that the kernels read, and the numbers that they give them. BF16_BOTH is bfloat16 whose inputs
+may be rounded to it, too."""
 
 SHARED: tuple[type[ctypes.Structure], ...] = (Joined, DecoderLayer, Stack, Leaves, Tap, Head)
 """All structures that the kernels read."""

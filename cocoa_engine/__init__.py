@@ -127,7 +127,9 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         with quiet_torchao(), collector_paused():
-            return getattr(import_module(f"cocoa_engine.{_LAZY[name]}"), name)
+            found = getattr(import_module(f"cocoa_engine.{_LAZY[name]}"), name)
+        globals()[name] = found  # not looked up again
+        return found
     if name == "LabelledDataError":
         warnings.warn("LabelledDataError is now DataError", DeprecationWarning, stacklevel=2)
         globals()[name] = DataError  # `from cocoa_engine import` looks a name up twice, and warns once

@@ -33,10 +33,11 @@ class Runtime(BaseModel):
         "auto",
         description="How a decoding step multiplies by linear layers on a CPU. native: C++ kernels on the model's own "
         "weights, compiled with g++ on first use; they also run attention and rank next tokens, and in float32 run "
-        "all layers of the lean pass in one call. The other settings use torch's operators. packed: a second copy of "
-        "the weights in oneDNN's layout; transposed: the model's own weights, multiplied in transposed form; stock: "
-        "torch's linear layers. auto: native for float32 weights if the kernels can be compiled, otherwise packed if "
-        "memory is ample. bfloat16: a bfloat16 copy of float32 weights, which changes some answers.",
+        "all layers of the lean pass in one call. packed: torch, with a second copy of the weights in oneDNN's layout; "
+        "transposed: torch, on the model's own weights in transposed form; stock: torch's linear layers. auto: native "
+        "for float32 weights if the kernels can be compiled, otherwise packed if memory is ample. bfloat16: a bfloat16 "
+        "copy of float32 weights, by the kernels if they can be compiled, otherwise packed; where the processor "
+        "multiplies bfloat16 by bfloat16, inputs are rounded too. It changes some answers.",
     )
     weights: Literal["stored", "q8_0", "q4_k"] = Field(
         "stored",

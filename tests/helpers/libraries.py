@@ -12,6 +12,10 @@ from cocoa_engine.execution.native import build, operators, trial
 QUICK_FLAGS = tuple("-O0" if flag == "-O3" else flag for flag in build.FLAGS)
 """Kernels that compute the same, slowly, but compile sooner."""
 
+_PROCESSOR = Path("/proc/cpuinfo")
+MULTIPLIES_PAIRS = _PROCESSOR.is_file() and "avx512_bf16" in _PROCESSOR.read_text()
+"""Whether the kernels round inputs to bfloat16 where they may."""
+
 # Its last argument is the output. What it has compiled with the same arguments from the same source, it copies.
 KEEPING_COMPILER = """#!/bin/sh
 case " $* " in *" -c "*) ;; *) exec g++ "$@" ;; esac

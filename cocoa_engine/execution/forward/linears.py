@@ -57,7 +57,8 @@ def choose_linear_backend(model: nn.Module, requested: str) -> LinearBackend:
         requested: a backend or ``"auto"``. Weights in the blocks of a GGUF file are multiplied natively or by torch's
             linear layers. Otherwise auto selects native for float32 weights if the kernels are available.
             Otherwise it packs the weights if the copy takes less than a quarter of the free memory (in bfloat16, oneDNN
-            is about 10 % faster than the native kernel). If the copy takes more, it selects native or transposed.
+            was about 10 % faster than the native kernel before that multiplied pairs). If the copy takes more, it
+            selects native or transposed.
     """
     weights = _linear_weights(model)
     if requested == "stock" or {weight.device.type for weight in weights} != {"cpu"} or _is_distributed(weights):

@@ -44,7 +44,7 @@ PROCESSOR_LINES = ("flags", "Features", "CPU implementer", "CPU part")
 """What /proc/cpuinfo says of the kind of a processor: the first on x86, the others on ARM."""
 COMPILERS = ("g++", "c++", "clang++")
 FOLDER = "kernels"  # in the cache directory; only this user may write to it
-BUILD_TIMEOUT = 120.0  # seconds; a build usually takes about ten
+BUILD_TIMEOUT = 120.0  # seconds; a build usually takes 15 to 40
 
 
 class Library(NamedTuple):

@@ -57,7 +57,7 @@ class Linears:
         weights: each ``[out, in]``; :func:`can_multiply` must accept them.
         biases: each ``[out]`` or ``None``.
         rounds_inputs: whether inputs of bfloat16 weights may be rounded to bfloat16. They are rounded where the
-            processor has an instruction for such products. It changes nothing for inputs in bfloat16.
+            processor has an instruction for such products. Inputs in bfloat16 stay as they are.
 
     Attributes:
         total: sum of the layers' output sizes.

@@ -7,6 +7,8 @@ import itertools
 import logging
 import math
 import threading
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Literal, get_args
 
@@ -64,18 +66,30 @@ def test_chosen_backend(architecture: str) -> None:
 
 
 @pytest.mark.skipif("native" not in LINEAR_BACKENDS, reason="no kernels")
-@pytest.mark.parametrize("linear_backend", ["native", "transposed"])
-def test_the_next_tokens_are_found_by_kernels_where_those_are_asked_for(
-    linear_backend: Literal["native", "transposed"], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("linear_backend", ["native", "bfloat16", "transposed"])
+@pytest.mark.parametrize("forward", ["auto", "modules"])
+def test_kernels_attend_and_find_the_next_tokens_where_they_are_asked_for(
+    forward: Literal["auto", "modules"],
+    linear_backend: Literal["native", "bfloat16", "transposed"],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    calls: list[int] = []
-    found = operators.next_tokens
-    monkeypatch.setattr(operators, "next_tokens", lambda *given: (calls.append(1), found(*given))[1])
-    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), runtime=Runtime(linears=linear_backend))
+    calls: set[str] = set()
+
+    def noted(name: str, found: Callable[..., Any], *given: Any, **options: Any) -> Any:
+        calls.add(name)
+        return found(*given, **options)
+
+    for name in ("next_tokens", "attend"):
+        monkeypatch.setattr(operators, name, partial(noted, name, getattr(operators, name)))
+    runtime = Runtime(linears=linear_backend, forward=forward)
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), runtime=runtime)
     for method in ("cocoa-sig", "dola"):
         calls.clear()
         engine.generate([5, 6, 7], method=method, max_new_tokens=4)
-        assert bool(calls) == (linear_backend == "native")
+        expected = (
+            {"next_tokens"} if forward == "auto" else {"next_tokens", "attend"}
+        )  # auto: layers attend in one call
+        assert calls >= expected if linear_backend != "transposed" else not calls
 
 
 def test_a_slower_way_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -291,7 +291,7 @@ def test_whole_generations(architecture: str, boundary: str) -> None:
     results = []
     for kind in ("lean", "static_lean"):
         engine = use_backend(CocoaEngine(model, tiny_tokenizer()), made(model, kind, "transposed"))
-        settings = {"max_new_tokens": 40, "span_boundary": boundary}
+        settings = {"max_new_tokens": 20, "span_boundary": boundary}
         results.append(
             [
                 *(engine.generate(prompt, **settings) for prompt in PROMPTS),

@@ -154,6 +154,7 @@ def test_gguf_files(gguf_file: Path, folder: Path, monkeypatch: pytest.MonkeyPat
     check()
 
 
+@pytest.mark.slow
 def test_gguf_files_in_blocks(gguf_file: Path, folder: Path) -> None:
     """A file that this package reads itself."""
     good = gguf_file.read_bytes()

@@ -26,6 +26,7 @@ def calibrator() -> RiskCalibrator:
     return known.model_copy(update={"closed_book": short})
 
 
+@pytest.mark.slow
 def test_the_length_of_the_prompt_decides(calibrator: RiskCalibrator) -> None:
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), model_name="tiny", config=CONFIG, calibrator=calibrator)
     plain = calibrator.model_copy(update={"closed_book": None})

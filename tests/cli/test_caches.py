@@ -116,6 +116,7 @@ COMMANDS: dict[str, tuple[list[str], int]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_interrupted_command_continues_from_its_cache(
@@ -176,6 +177,7 @@ def _without_command(text: str) -> str:
     return "\n".join(line for line in text.splitlines() if "cocoa " not in line)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_a_self_made_set_is_kept(
     cocoa: Callable[..., Result], steps: Steps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -303,6 +305,7 @@ def commands_in(folder: Path) -> list[Path]:
     return [each for each in folder.glob("*") if each.is_dir()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["claims", "signal", "calibrate on questions", "alpha", "threshold"])
 def test_the_same_command_continues(
     cocoa: Callable[..., Result],
@@ -434,6 +437,7 @@ def test_the_reference_of_a_calibrator_continues(
 ALPHA = ["alpha", "--max-new-tokens", "6", "--data"]
 
 
+@pytest.mark.slow
 def test_other_options_are_another_command(
     cocoa: Callable[..., Result],
     data: dict[str, Path],
@@ -454,6 +458,7 @@ def test_other_options_are_another_command(
     assert len(commands_in(unfinished_folder)) == 3
 
 
+@pytest.mark.slow
 def test_only_the_latest_commands_are_kept(
     cocoa: Callable[..., Result],
     data: dict[str, Path],
@@ -510,6 +515,7 @@ def test_a_poor_risk_is_a_result(
     assert commands_in(unfinished_folder) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("why", ["a file", "not private", "held"])
 def test_without_a_folder_the_command_runs_all_the_same(
     cocoa: Callable[..., Result], data: dict[str, Path], steps: Steps, tmp_path: Path, unfinished_folder: Path, why: str
@@ -541,6 +547,7 @@ def test_without_a_folder_the_command_runs_all_the_same(
         assert "2 measurements" in cocoa(*ALPHA, data["texts"]).stderr
 
 
+@pytest.mark.slow
 def test_damage_is_measured_again(
     cocoa: Callable[..., Result], data: dict[str, Path], steps: Steps, unfinished_folder: Path
 ) -> None:
@@ -556,6 +563,7 @@ def test_damage_is_measured_again(
     assert steps.prompts == 16 + 11
 
 
+@pytest.mark.slow
 def test_a_folder_that_goes_away_ends_no_command(
     cocoa: Callable[..., Result],
     data: dict[str, Path],

@@ -144,6 +144,7 @@ def writes(call: ast.Call) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_files_are_written_by_output_files_alone() -> None:
     """Other ways leave half a file after an interruption."""
     root = Path(cocoa_engine.__file__).parents[1]
@@ -164,6 +165,7 @@ def test_files_are_written_by_output_files_alone() -> None:
     assert found - {"cocoa_engine/output_files.py"} == set(OTHER_WRITERS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_scored_rows_replace_a_file_when_all_are_scored(
     cocoa: Cocoa, tiny: CocoaEngine, labelled: Path, tmp_path: Path, suffix: str, monkeypatch: Any
@@ -325,6 +327,7 @@ def test_ctrl_c_keeps_the_spans_so_far(cocoa: Cocoa, tmp_path: Path, json_output
 # --- the model
 
 
+@pytest.mark.slow
 def test_the_model_is_an_option_and_an_argument(cocoa: Cocoa, models: list[str | None]) -> None:
     for arguments in (
         ("info", "a"),
@@ -355,6 +358,7 @@ def test_every_command_takes_the_model_in_both_ways() -> None:
 # --- the verdict
 
 
+@pytest.mark.slow
 def test_a_fit_that_is_worth_nothing_is_said() -> None:
     from cocoa_engine.studies.fitting.verdict import verdict
 

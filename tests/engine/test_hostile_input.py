@@ -180,6 +180,7 @@ def test_a_model_name_that_is_no_text(name: Any) -> None:
     message_of(ModelLoadError, lambda: load_pretrained(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["torch.float", "flaot32", ["float32"], 5, "\x1b[31m"])
 def test_a_dtype_in_a_config_file(dtype: Any, tmp_path: Path) -> None:
     tiny_model("llama").save_pretrained(tmp_path)

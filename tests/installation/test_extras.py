@@ -142,6 +142,7 @@ def test_only_what_torchao_says_at_its_import_is_dropped(caplog: pytest.LogCaptu
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "statement",
     [

@@ -308,6 +308,7 @@ def test_heads_are_the_same_however_the_model_is_run(
     assert {(head.layer, head.head): head.score for head in found.heads} == pytest.approx(by_head, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_heads_are_found_while_others_use_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is left hooked onto the model, whoever ends first."""
     monkeypatch.setattr(retrieval_heads, "NEEDLES", NEEDLES[:1])

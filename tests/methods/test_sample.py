@@ -86,6 +86,7 @@ def p_value(counts: Counter[int], expected: torch.Tensor) -> float:
     return float(chisquare(observed, wanted * observed.sum() / wanted.sum()).pvalue) if len(wanted) > 1 else 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_draws_follow_the_distribution_of_transformers(settings: dict[str, Any], tiny: CocoaEngine) -> None:
     logits = processed_logits(tiny, prompt(3), settings)
@@ -126,6 +127,7 @@ def test_equally_probable_tokens_are_not_drawn_with_top_k_1() -> None:
     assert len(set(sampled(level, prompt(0)).token_ids)) > 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"temperature": 1.4, "top_p": 0.9}, {"repetition_penalty": 1.3}])
 def test_a_seed_gives_the_same_answer_alone_in_a_batch_and_as_a_stream(
     settings: dict[str, Any], tiny: CocoaEngine

@@ -210,6 +210,7 @@ def test_a_kept_folder_is_read_without_a_lock(
     assert calls.names == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16"])
 def test_a_file_is_unpacked_once(
     other: Path, calls: Calls, monkeypatch: pytest.MonkeyPatch, dtype: str, tmp_path: Path
@@ -291,6 +292,7 @@ def test_a_broken_note_of_the_content_is_not_used(other: Path, calls: Calls, fol
     assert calls.names == ["digest"] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGE, ids=DAMAGE_IDS)
 @pytest.mark.parametrize(
     "part", ["model.safetensors", "config.json", pytest.param("tokenizer.json", marks=reads_its_tokenizers)]

@@ -51,6 +51,7 @@ def test_the_model_is_that_of_the_file(tmp_path: Path, family: str, kind: str, t
     assert (model.get_output_embeddings().weight is model.get_input_embeddings().weight) == (tied or family == "gemma2")
 
 
+@pytest.mark.slow
 @needs_kernels
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_engine_decodes_from_blocks_as_from_float32(tmp_path: Path, family: str) -> None:
@@ -68,6 +69,7 @@ def test_the_engine_decodes_from_blocks_as_from_float32(tmp_path: Path, family: 
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(BLOCK_KINDS)), ids=BLOCK_KINDS)
 def test_experts_of_every_type_are_read_where_they_are(
     tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch

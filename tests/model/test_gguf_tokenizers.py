@@ -119,6 +119,7 @@ def read(file: GgufFile) -> PreTrainedTokenizerBase:
     return gguf_tokenizer.load(file)
 
 
+@pytest.mark.slow
 @OFTEN
 @given(TEXTS.filter(lambda text: "  " not in text and "[INST]" not in text))
 def test_sentencepiece_tokens_are_joined_by_score(file: GgufFile, read: PreTrainedTokenizerBase, text: str) -> None:
@@ -132,6 +133,7 @@ def test_sentencepiece_tokens_are_joined_by_score(file: GgufFile, read: PreTrain
         assert read.decode(ids, skip_special_tokens=True) == text
 
 
+@pytest.mark.slow
 @OFTEN
 @given(TEXTS)
 def test_sentencepiece_tokens_are_those_of_transformers(

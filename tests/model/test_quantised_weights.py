@@ -73,6 +73,7 @@ def logits(model: Any) -> torch.Tensor:
         return model(IDS).logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_model_is_that_of_the_blocks(tmp_path: Path, architecture: str, dtype: torch.dtype) -> None:
@@ -146,6 +147,7 @@ def test_experts_that_do_not_fit_are_told(
         load(tmp_path, "q8_0")
 
 
+@pytest.mark.slow
 @needs_kernels
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt_neox", "qwen3_moe"])
 def test_the_engine_decodes_from_the_blocks(tmp_path: Path, architecture: str) -> None:
@@ -161,6 +163,7 @@ def test_the_engine_decodes_from_the_blocks(tmp_path: Path, architecture: str) -
         assert found.token_ids == expected.token_ids
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(
     st.lists(

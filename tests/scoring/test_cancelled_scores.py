@@ -43,6 +43,7 @@ def cancelled_at_each_pass(engine: CocoaEngine, *args: Any, **options: Any) -> i
     return whole.asked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["cocoa-sig", *RIVALS])
 def test_scores_of_several_texts_end_between_passes(method: str, tmp_path: Path) -> None:
     model = tiny_model("llama")

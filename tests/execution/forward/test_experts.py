@@ -74,6 +74,7 @@ def test_each_expert_runs_once_on_all_its_rows(monkeypatch: pytest.MonkeyPatch) 
     assert read == {stack[number].data_ptr(): 1 for stack in stacks for number in chosen}  # and they are not copies
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "dense"),
     [
@@ -135,6 +136,7 @@ def test_other_experts_are_left_to_the_modules(change: Any, reason: str) -> None
     assert lean_obstacle(LanguageModel(model)) == reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_changed_experts_are_noticed(backend: LinearBackend) -> None:
     model = tiny_model("qwen3_moe")

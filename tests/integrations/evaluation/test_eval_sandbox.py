@@ -257,6 +257,7 @@ def test_code_does_not_pass_without_its_tests(code: str) -> None:
     assert not run_code(code, ["assert False"]).passed
 
 
+@pytest.mark.slow
 def test_code_that_never_answers_does_not_pass() -> None:
     code = "import json, os\nos.write = json.loads = lambda *_: None"
     assert run_code(code, ["assert False"], seconds=2) == (False, "time-out after 2 s")

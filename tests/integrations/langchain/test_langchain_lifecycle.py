@@ -51,6 +51,7 @@ def generation(model: Any, prompt: str = "Once upon a time", **options: Any) -> 
     return model.generate_prompt([model._convert_input(prompt)], **options).generations[0][0]
 
 
+@pytest.mark.slow
 @each_model
 def test_a_calibrator_set_later_applies_from_the_next_call(
     kind: Any, folder: str, calibrator: str, loads: list[str]
@@ -78,6 +79,7 @@ def test_options_of_a_call_use_what_was_set_and_load_it_once(
     assert loads == [other_folder]
 
 
+@pytest.mark.slow
 @each_model
 def test_a_model_set_later_is_loaded_by_the_next_call(kind: Any, folder: str, other_folder: str) -> None:
     model = kind(model=folder, max_tokens=8)
@@ -90,6 +92,7 @@ def test_a_model_set_later_is_loaded_by_the_next_call(kind: Any, folder: str, ot
     assert model._identifying_params != key
 
 
+@pytest.mark.slow
 @each_model
 def test_every_loading_option_set_later_reaches_the_engine(kind: Any, folder: str, other_folder: str) -> None:
     model = kind(model=folder)
@@ -187,6 +190,7 @@ def test_copies_share_the_engine(kind: Any, folder: str, loads: list[str], quick
     assert loads == [folder]
 
 
+@pytest.mark.slow
 @each_model
 def test_a_copy_whose_model_is_changed_leaves_the_original_alone(
     kind: Any, folder: str, other_folder: str, loads: list[str]

@@ -34,6 +34,7 @@ def generated(report: dict[str, Any]) -> str:
     return "".join(span["text"] for span in report["spans"])
 
 
+@pytest.mark.slow
 async def test_every_field_of_a_structured_llm_has_its_risk(quick: CocoaLLM, heard: Listener) -> None:
     structured = quick.as_structured_llm(Order)
     response = structured.chat(ABOUT)

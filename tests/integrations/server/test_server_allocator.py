@@ -56,6 +56,7 @@ def test_all_threads_share_one_arena() -> None:
     assert arenas(**one_arena({})) == (False, 1)
 
 
+@pytest.mark.slow
 @glibc
 @pytest.mark.parametrize(
     "variables",

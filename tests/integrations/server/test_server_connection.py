@@ -65,6 +65,7 @@ def test_what_is_not_http_gets_the_error_of_the_protocol(ask: Callable[[str], An
     assert ask(f"GET /health HTTP/1.1\r\n{HOST}Connection: close\r\n\r\n")[0] == 200
 
 
+@pytest.mark.slow
 def test_a_request_that_was_answered_before_it_was_malformed_gets_no_second_answer(
     listen: Callable[..., Any], tiny: Speaker
 ) -> None:

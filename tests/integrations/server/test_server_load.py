@@ -182,6 +182,7 @@ def test_streams_that_are_read_to_their_end_are_not_cancelled(listen: Callable[.
     assert [line for line in counted if not line.endswith(" 0.0")] == []
 
 
+@pytest.mark.slow
 def test_a_killed_server_is_an_error_for_its_clients_and_serves_again_at_once(endless: Speaker) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

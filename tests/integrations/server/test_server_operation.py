@@ -56,6 +56,7 @@ def gate(endless: Speaker) -> Iterator[Gate]:
     assert_idle(endless)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 async def test_more_than_the_queue_holds_is_refused_at_once(endless: Speaker, gate: Gate, stream: bool) -> None:
     app = create_app(endless, ServerSettings(retry_after=3))

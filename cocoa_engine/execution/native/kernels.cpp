@@ -76,7 +76,7 @@ class Scratch {
     }
 };
 
-#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+#if defined(PAIRS)
 struct Paired {  // a bfloat16 weight of a layer whose inputs are rounded to bfloat16
     Half bits;
 };
@@ -366,7 +366,7 @@ void few_rows(const Linear<W>& job, long from, long to) {
     in_chunks<DOT_ROWS>(job.rows, in_order);
 }
 
-#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+#if defined(PAIRS)
 constexpr int PAIRED = 2 * LANES;  // numbers in a vector
 
 INLINE __m256i rounded(const float* x, long left) {  // LANES numbers, of which those after the first ``left`` are 0
@@ -670,7 +670,7 @@ void outputs(const Linear<W>& job, long from, long to) {
         few_rows(job, from, to);
 }
 
-#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+#if defined(PAIRS)
 void outputs(Linear<Paired> job, long from, long to) {
     constexpr long ROUNDED = 256;  // rows at a time, which bounds the memory of the rounded inputs
     const long rows = job.rows;

@@ -30,6 +30,10 @@
 #include <x86intrin.h>
 #endif
 
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+#define PAIRS 1  // an instruction multiplies bfloat16 by bfloat16
+#endif
+
 #define INLINE static inline __attribute__((always_inline))
 #define ONCE __attribute__((noinline))  // compiled once instead of into every caller
 #define INLINE_LAMBDA __attribute__((always_inline))

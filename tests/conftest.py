@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: no test waits for a hub
@@ -71,8 +72,13 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Without slow tests, a module of nothing else is not imported either: some import for seconds."""
-    if config.option.markexpr != "not slow" or not collection_path.name.startswith("test_"):
+    """Without slow tests, a module or folder of nothing else is not imported either: some import for seconds."""
+    if config.option.markexpr != "not slow":
         return None
-    slow = "\npytestmark = pytest.mark.slow\n" in collection_path.read_text(encoding="utf-8")
-    return True if slow else None
+    modules = [*collection_path.rglob("test_*.py")] if collection_path.is_dir() else [collection_path]
+    return True if modules and all(_all_slow(module) for module in modules) else None
+
+
+def _all_slow(module: Path) -> bool:
+    text = module.read_text(encoding="utf-8") if module.name.startswith("test_") else ""
+    return re.search(r"^pytestmark = \[?pytest\.mark\.slow\b", text, re.MULTILINE) is not None

@@ -56,6 +56,7 @@ def calibrator() -> RiskCalibrator:
     return fitted(model_name="tiny", settings=settings, levels=("span", "answer"), domain=True)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::cocoa_engine.calibration.CalibrationWarning")
 def test_calibrators(tiny: CocoaEngine, folder: Path) -> None:
     """What is read can be used: the answer has a risk, or one error says what is missing."""

@@ -37,6 +37,7 @@ PROMPTS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @fuzz(60)
 @given(PROMPTS, st.sampled_from(["generate", "stream", "score", "batch"]))
 @example("\ud800", "batch")

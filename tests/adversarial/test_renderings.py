@@ -127,6 +127,7 @@ def drawn(what: Any, *, width: int = 100) -> str:
     return SGR.sub("", console.file.getvalue())  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @fuzz(40)
 @given(ANSWERS, TEXTS, st.booleans())
 @example([(MARKUP[8], 0.9)], MARKUP[9], True)
@@ -149,6 +150,7 @@ def test_pictures(parts: list[tuple[str, float]], title: str) -> None:
     assert tags <= {"svg", "style", "defs", "clipPath", "rect", "text", "g", "circle", "path"}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Glyph")  # missing from the font
 @fuzz(5)
 @given(ANSWERS)

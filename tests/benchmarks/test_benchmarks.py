@@ -447,6 +447,7 @@ def test_every_table_of_times_shows_the_state_of_the_machine(records: dict[str, 
         assert written(name, records).endswith("a copy at 10 GB/s, a matrix product at 70 GFLOP/s.")
 
 
+@pytest.mark.slow
 def test_measurements_of_other_processes_record_the_state_of_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

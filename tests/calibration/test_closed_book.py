@@ -87,6 +87,7 @@ def test_the_history_of_a_chat_is_no_passage_but_may_hold_one(engine: CocoaEngin
         assert not engine.chat(chat, max_new_tokens=4).closed_book
 
 
+@pytest.mark.slow
 def test_it_is_stored_and_left_out_with_the_risk_of_answers(calibrator: RiskCalibrator) -> None:
     assert RiskCalibrator.model_validate_json(calibrator.model_dump_json()) == calibrator
     spans = calibrator.spans_only()

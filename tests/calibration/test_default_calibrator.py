@@ -28,6 +28,7 @@ def default(
     return CocoaEngine(tiny_model("llama"), tiny_tokenizer(), model_name="tiny", config=CONFIG), known
 
 
+@pytest.mark.slow
 def test_where_it_applies_it_warns_once_of_what_is_out_of_domain(monkeypatch: pytest.MonkeyPatch) -> None:
     one, known = default(monkeypatch)
     with pytest.warns(CalibrationWarning, match="out_of_domain"):

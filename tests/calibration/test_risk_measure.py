@@ -138,6 +138,7 @@ def test_other_models_have_no_default_calibrator(tiny: CocoaEngine) -> None:
     assert named.generate(PROMPT, **SHORT).risk_source == "token_probability"  # other layers
 
 
+@pytest.mark.slow
 def test_a_calibrator_has_the_threshold_that_was_chosen_or_the_middle() -> None:
     chosen = fitted(threshold=("recall", 0.8)).span
     assert chosen is not None

@@ -496,6 +496,7 @@ def test_nothing_is_left_of_a_command_that_measured_nothing(
     assert commands_in(unfinished_folder) == []
 
 
+@pytest.mark.slow
 def test_a_poor_risk_is_a_result(
     cocoa: Callable[..., Result],
     data: dict[str, Path],

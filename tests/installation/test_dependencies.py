@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -156,6 +157,7 @@ def test_what_is_imported_is_declared() -> None:
     assert [str(one) for one in _imports() if one.package not in declared] == []
 
 
+@pytest.mark.slow
 def test_what_tests_and_benchmarks_import_is_declared() -> None:
     declared = {*BASE, *EXTRAS["dev"], *ELSEWHERE}
     found = _imports("tests", "benchmarks")

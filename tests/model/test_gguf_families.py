@@ -199,6 +199,7 @@ def test_transformers_reads_the_same_from_the_file(tmp_path: Path, family: str) 
     torch.testing.assert_close(logits(model), logits(theirs), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "layers", "expected"), [("gemma2", 46, 16), ("gemma3", 62, 16), ("gemma3", 3, 32)])
 def test_the_scale_of_gemmas_scores(tmp_path: Path, family: str, layers: int, expected: int) -> None:
     """The file does not say it. In the largest models it is the width for each head."""

@@ -258,6 +258,7 @@ def test_how_the_rules_cut(byte_level: Callable[[str], GgufFile], pre: str, expe
     assert [piece for piece, _ in rule.pre_tokenize_str("It's 2024/5 ok")] == expected
 
 
+@pytest.mark.slow
 def test_the_hub_is_not_asked_about_a_large_vocabulary(tmp_path: Path) -> None:
     """transformers looks for Mistral's faulty rule in byte-level vocabularies of more than 100,000 tokens."""
     letters = "".join(map(chr, range(ord("a"), ord("z") + 1)))

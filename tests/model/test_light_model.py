@@ -149,6 +149,7 @@ def test_hooks_on_the_model_of_one_engine_are_seen_by_another_on_the_same_weight
     assert answer(other) == expected == answer(engine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"forward": "modules"}, {"linears": "stock"}])
 def test_settings_that_run_the_modules_get_them(file: str, settings: dict[str, Any]) -> None:
     expected = answer(started_again(file))[0]
@@ -273,6 +274,7 @@ def test_adapters_share_light_weights(file: str) -> None:
     assert engines[0].session.model.model is engines[1].session.model.model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("linears", ["packed", "stock", "transposed"])
 def test_other_linear_layers_neither_build_nor_load_the_kernels(monkeypatch: pytest.MonkeyPatch, linears: str) -> None:
     def obstacle() -> str | None:

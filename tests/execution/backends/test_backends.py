@@ -558,6 +558,7 @@ def test_rows_of_a_batch_may_end_in_any_order() -> None:
             sequences[number].append(token + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype: torch.dtype) -> None:
     model = tiny_model("llama").to(dtype)

@@ -63,6 +63,7 @@ def test_same_answers_with_and_without(architecture: str) -> None:
         assert actual.usage.prompt_tokens == len(prompt)
 
 
+@pytest.mark.slow
 def test_a_prompt_that_begins_alike_and_then_differs_gives_what_it_gives_alone() -> None:
     """What is copied is what would have been computed, whatever follows it elsewhere."""
     model = tiny_model("llama")

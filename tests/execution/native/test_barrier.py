@@ -88,6 +88,7 @@ def state(thread: int) -> str:
     return Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()[0]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("busy")
 def test_who_waits_sleeps_until_the_others_come(library: ctypes.CDLL) -> None:
     barrier = library.test_barrier()
@@ -104,6 +105,7 @@ def test_who_waits_sleeps_until_the_others_come(library: ctypes.CDLL) -> None:
     library.test_free(barrier)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("busy")
 @pytest.mark.parametrize("team", [2, 5])
 def test_nobody_is_a_round_ahead(library: ctypes.CDLL, team: int) -> None:

@@ -88,6 +88,7 @@ def test_every_exported_kernel_is_tried() -> None:
     assert {kernel for kernel, _, _ in BROKEN.values()} == exported
 
 
+@pytest.mark.slow
 def test_a_broken_kernel_leaves_the_work_to_torch(broken: Callable[[int], None]) -> None:
     broken(len(BROKEN))
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), runtime=Runtime(linears="native"))

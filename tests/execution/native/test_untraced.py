@@ -13,6 +13,7 @@ from cocoa_engine.execution.native.untraced import untraced
 needs_kernels = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("used_before", [False, True])
 def test_a_function_runs_outside_of_the_graph(used_before: bool) -> None:
     seen = []

@@ -75,6 +75,7 @@ def test_no_network() -> None:
             server.accept()
 
 
+@pytest.mark.slow
 def test_no_files_are_written(tmp_path: Path) -> None:
     victim = tmp_path / "kept.txt"
     victim.write_text("as it was")
@@ -215,6 +216,7 @@ def test_values_are_bounded(value: str, reason: str) -> None:
     assert re.search(reason, verdict.reason), verdict
 
 
+@pytest.mark.slow
 def test_modules_of_the_standard_library_are_there() -> None:
     names = "asyncio, collections.abc, doctest, heapq, math, re, statistics, subprocess, typing, unittest, uuid"
     assert run_code(f"import {names}", []).passed

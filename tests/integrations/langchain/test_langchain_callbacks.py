@@ -23,6 +23,7 @@ from tests.helpers.reports import without_run
 pytestmark = pytest.mark.also_remote
 
 
+@pytest.mark.slow
 def test_it_collects_answers_of_both_models(
     quick_chat: ChatCocoa, quick_llm: CocoaLLM, quick_answer: AIMessage
 ) -> None:

@@ -150,6 +150,7 @@ def test_an_engine_excludes_loading_options_later_too(kind: Any, quick_engine: C
     assert unnamed.load() is quick_engine
 
 
+@pytest.mark.slow
 @each_model
 def test_models_that_differ_in_calibrator_or_runtime_share_the_weights(
     kind: Any, folder: str, calibrator: str, loads: list[str]

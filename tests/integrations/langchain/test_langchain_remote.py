@@ -187,6 +187,7 @@ def test_a_required_call_has_the_risk_of_each_argument(engine: CocoaEngine, url:
     assert [*argument_risks(remote)] == [call["id"] for call in calls]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("written", ['{"place": "the red', ""])
 def test_a_call_that_was_cut_off_is_invalid_for_the_same_reason(written: str) -> None:
     engine = speaker('<tool_call>\n{"name": "look_up", "arguments": ' + written)

@@ -233,6 +233,7 @@ def test_the_final_message_is_continued() -> None:
             call()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tags", TAGS)
 def test_a_compact_response_has_no_text_twice(engines: dict[str, CocoaEngine], tags: str) -> None:
     llm, options = CocoaLLM(engine=engines[tags]), saying(engines[tags], TEXT)

@@ -49,6 +49,7 @@ def arenas(*arguments: str, **variables: str) -> tuple[bool, int]:
     return run.stdout.strip() == "True", sum(line.startswith("Arena ") for line in lines)
 
 
+@pytest.mark.slow
 @glibc
 def test_all_threads_share_one_arena() -> None:
     assert arenas() == (False, 7)  # the main thread's, and one for each: an import sets nothing

@@ -202,6 +202,7 @@ async def test_calls_in_a_stream(hermes: Speaker) -> None:
     assert [call["id"] for call in end["delta"]["cocoa_risk"]["tool_calls"]] == ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "reason", "names"),
     [

@@ -40,6 +40,7 @@ async def metrics(app: FastAPI, **headers: str) -> dict[tuple[str, tuple[str, ..
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 async def test_answers_are_counted(stream: bool) -> None:
     engine = speaker(ends=False)

@@ -48,6 +48,7 @@ def data(lines: list[str]) -> list[str]:
     return [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
 
 
+@pytest.mark.slow
 def test_answers_that_run_end_and_no_others_begin(endless: Speaker, gate: Gate, listen: Callable[..., Any]) -> None:
     server = listen(create_app(endless))
     lines: list[str] = []

@@ -8,6 +8,8 @@ import threading
 from contextvars import ContextVar
 from typing import Any
 
+import pytest
+
 from cocoa_engine import EngineBusyError, Runtime
 from cocoa_integrations._shared.workers import in_worker
 from tests.helpers.engines import engine_of, prompt
@@ -50,6 +52,7 @@ async def test_the_context_goes_along() -> None:
     assert variable.get() == "outer"
 
 
+@pytest.mark.slow
 async def test_the_threads_go_with_the_engine() -> None:
     runs = Runs()
     thread = await in_worker(runs, threading.current_thread)

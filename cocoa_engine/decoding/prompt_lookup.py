@@ -17,9 +17,8 @@ _LONGEST = max(_INITIAL_ACCURACY)
 _DECAY = 0.8
 """Weight of the previous accuracy in its exponential moving average."""
 
-_USEFUL_SHARE = 0.5
-"""Share of right guesses that save a pass if there are several branches: the branch of the guess must be kept, and the
-other branches must be finished."""
+_USEFUL_SHARE = 0.8
+"""Share of right guesses that save a pass if there are several branches: all of them wait for the slowest one."""
 
 
 class Guess(NamedTuple):
@@ -58,11 +57,11 @@ class PromptLookup:
         self._ids.extend(token_ids)
         self._index(self._ids, start)
 
-    def index_dropped(self, token_ids: Sequence[int]) -> None:
-        """Index a dropped branch, because the sequence may still continue with its tokens."""
+    def index_branch(self, token_ids: Sequence[int], start: int) -> None:
+        """Index a branch from one of its tokens on. Its rivals, and the sequence later, may continue as it does."""
         if self._most:
             before = self._ids[-_LONGEST:]
-            self._index([*before, *token_ids], len(before))
+            self._index([*before, *token_ids], len(before) + start)
 
     def _index(self, ids: list[int], start: int) -> None:
         for end in range(start, len(ids)):
@@ -72,16 +71,23 @@ class PromptLookup:
 
     def guess(self, path: Sequence[int], count: int) -> Guess:
         """Guess up to ``count`` tokens after the sequence extended by ``path``."""
-        count = min(count, self._most)
-        if count < 1:
-            return Guess((), 0)
-        last = [*self._ids[-_LONGEST:], *path][-_LONGEST:]
+        last = [*self._ids[-_LONGEST:], *path]
+        length, matched = len(last), 0
+        end = length + min(count, self._most)
+        while len(last) < end:
+            size, ids, start = self._last_occurrence(last)
+            if not size:
+                break
+            matched = matched or size
+            last += ids[start : start + end - len(last)]
+        return Guess(tuple(last[length:]), matched)
+
+    def _last_occurrence(self, last: list[int]) -> tuple[int, list[int], int]:
+        """The number of last tokens that occurred before, the tokens that contain them, and the index after them."""
         for size in _INITIAL_ACCURACY:
-            found = self._follows.get(tuple(last[-size:])) if len(last) >= size else None
-            if found is not None:
-                ids, start = found
-                return Guess(tuple(ids[start : start + count]), size)
-        return Guess((), 0)
+            if len(last) >= size and (found := self._follows.get(tuple(last[-size:]))):
+                return size, *found
+        return 0, [], 0
 
     def worth(self, matched: int, paths: int, cost: float) -> int:
         """The number of guessed tokens that are worth feeding.

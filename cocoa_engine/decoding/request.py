@@ -14,6 +14,7 @@ from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.rules import Rules
 from cocoa_engine.decoding.sampler import Sampler
+from cocoa_engine.decoding.speculation import FREE_LEAVES
 from cocoa_engine.equations import middle_layers
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.execution.backends.shared_cache import SPARE_SLOTS
@@ -213,7 +214,7 @@ def make_request(
         sampler=sampler,
     )
     branching = method.branches and config.gamma < 1 and config.max_candidates > 1
-    branches = min(config.max_candidates, model.vocab_size) if branching else 0
+    branches = max(min(config.max_candidates, model.vocab_size), FREE_LEAVES) if branching else 0  # guesses included
     span = config.max_span_tokens if left is None else min(config.max_span_tokens, left)
     reserve = config.max_new_tokens + min(branches * span, SPARE_SLOTS)
     return Request(

@@ -40,6 +40,7 @@ class SpanDecoder:
         track: decodes the answer's tokens to text; no token has been pushed yet.
         draft_tokens: the maximum number of guessed tokens fed after each leaf.
         free_rows: see :data:`~cocoa_engine.decoding.speculation.FreeRows`.
+        cost_of_a_row: see :class:`~cocoa_engine.decoding.speculation.Speculation`.
         native: rank tokens with the native kernel.
         measure: computes the risk of a span, which ``max_risk`` limits; `None` if there is no limit.
         states: divides the captured states into those of the MLDS and of the calibrator's probe.
@@ -57,6 +58,7 @@ class SpanDecoder:
         *,
         draft_tokens: int = 0,
         free_rows: FreeRows = lambda: 1,
+        cost_of_a_row: float = 0.0,
         native: bool = False,
         measure: RiskMeasure | None = None,
         states: StateReader = MLDS_ALONE,
@@ -72,7 +74,7 @@ class SpanDecoder:
         self._measure = measure
         self._history = AnswerHistory(self.prompt)
         self._distributions = Distributions(rules, native=native, states=states)
-        self._speculation = Speculation(prompt, rules, draft_tokens, free_rows)
+        self._speculation = Speculation(prompt, rules, draft_tokens, free_rows, cost_of_a_row)
         self._feed = TokenFeed(self._distributions, self._speculation)
 
     def decode(self, tree: TokenTree, first: Tensor | None) -> Generator[FeedRequest, StepOutput, None]:
@@ -226,9 +228,6 @@ class SpanDecoder:
             chosen = int(torch.multinomial(weights, 1, generator=self.rules.generator))
         else:
             chosen = best_candidate(self.config, scores, ended)  # ties: the more probable first token
-        for branch in branches:
-            if branch is not branches[chosen]:
-                self._speculation.index_dropped(branch.token_ids)
         one = candidates[chosen]
         if len(one.token_ids) <= self._tokens_left:
             self._record(branches[chosen], one.con_mlds, one.f_mlds, candidates, chosen, (one.log_prob, one.score))

@@ -1,9 +1,13 @@
 """Speculation: tokens fed ahead of the decode loop, in forward passes that are run anyway.
 
 The loop requests tokens by their paths and does not depend on the pass in which they were fed. If a pass has free rows,
-this module fills them with tokens that the loop is likely to request next: guesses by prompt lookup, the next tokens of
-branches that earlier guesses have taken ahead of the others, and tokens past the best finished branch
-(``lookahead.py``). A wrong guess costs a row. Guesses never change which token is chosen.
+this module fills them with tokens that the loop is likely to request next:
+
+- guesses by prompt lookup, in the prompt, the answer and all branches,
+- the next tokens of branches that earlier guesses have taken ahead of the others,
+- tokens past the best finished branch (``lookahead.py``).
+
+A wrong guess costs a row. Guesses never change which token is chosen.
 """
 
 from __future__ import annotations
@@ -17,11 +21,8 @@ from cocoa_engine.decoding.prompt_lookup import PromptLookup
 from cocoa_engine.decoding.rules import Rules
 from cocoa_engine.execution.backends import Path
 
-COST_OF_A_ROW = 0.08
-"""Cost of one more row in a pass of few rows, as a share of the pass's duration.
-
-Measured on CPUs: 0.02 where memory is slow, 0.16 where the weights come from a cache. A value between them loses little
-in either case."""
+FREE_LEAVES = 8
+"""Number of leaves that one pass feeds at little more than the cost of one, for all sequences in the pass together."""
 
 FreeRows = Callable[[], int]
 """Returns the number of leaves of this sequence that the next forward pass can feed at little extra cost."""
@@ -35,17 +36,20 @@ class Speculation:
         rules: the request's rules.
         draft_tokens: the maximum number of guessed tokens fed after each leaf.
         free_rows: see :data:`FreeRows`.
+        cost_of_a_row: the cost of a further row in a pass of few rows, as a share of the cost of the first one.
 
     Attributes:
         enabled: whether tokens are fed ahead. `False` if the sequence's tree cannot keep them, or if the method reads
             the prompt back.
     """
 
-    def __init__(self, prompt: Sequence[int], rules: Rules, draft_tokens: int, free_rows: FreeRows) -> None:
+    def __init__(
+        self, prompt: Sequence[int], rules: Rules, draft_tokens: int, free_rows: FreeRows, cost_of_a_row: float
+    ) -> None:
         self.enabled = False
         self._lookahead = Lookahead(rules.config, rules.eos) if rules.config.span_boundary == "own" else None
         self._lookup = PromptLookup(prompt, draft_tokens)
-        self._free_rows = free_rows
+        self._free_rows, self._cost_of_a_row = free_rows, cost_of_a_row
         self._eos = rules.eos
         # path -> the token guessed after it and the number of matching tokens, until the guess is checked
         self._guesses: dict[Path, tuple[int, int]] = {}
@@ -73,11 +77,17 @@ class Speculation:
             known: the outputs since the last commit, by path.
             tokens_left: the number of tokens that may still be added to the answer.
         """
+        if not self.enabled:
+            return []
+        reached = [self._reached(path, known, tokens_left) for path in growing]
+        if len(growing) > 1:  # the tokens of a greedy run are indexed when they are committed
+            for path, end in zip(growing, reached, strict=True):
+                self._lookup.index_branch(end, len(path) - 1)
         free = self._free_rows() - len(missing)
-        if not self.enabled or free < 1:
+        if free < 1:
             return []
         ahead = self._lookahead.leaves(finished, known, tokens_left, free) if self._lookahead else []
-        ahead += self._fed_ahead(growing, known, tokens_left)[: free - len(ahead)]
+        ahead += [end for end in reached if end not in growing and end not in known][: free - len(ahead)]
         leaves = [*(path for path in missing if path in growing), *ahead]
         for path in leaves:
             tokens = self._guess(path, len(leaves), free - len(ahead), tokens_left)
@@ -90,20 +100,11 @@ class Speculation:
         self._guesses = {path[depth:]: guess for path, guess in self._guesses.items() if path[:depth] == taken}
         self._lookup.extend(taken)
 
-    def index_dropped(self, token_ids: Sequence[int]) -> None:
-        """Index a dropped branch, because the answer may still continue with its tokens."""
-        self._lookup.index_dropped(token_ids)
-
-    def _fed_ahead(self, paths: Sequence[Path], known: Mapping[Path, TokenOutput], tokens_left: int) -> list[Path]:
-        """For paths whose continuation has been fed ahead already: the next path to feed at the end of each."""
-        leaves = []
-        for path in paths:
-            start = path
-            while (output := known.get(path)) and output.next and path[-1] not in self._eos and len(path) < tokens_left:
-                path = (*path, output.next.best)
-            if path != start and path not in known:
-                leaves.append(path)
-        return leaves
+    def _reached(self, path: Path, known: Mapping[Path, TokenOutput], tokens_left: int) -> Path:
+        """A path with the tokens after it that have been fed ahead already, and the next one."""
+        while (output := known.get(path)) and output.next and path[-1] not in self._eos and len(path) < tokens_left:
+            path = (*path, output.next.best)
+        return path
 
     def _guess(self, path: Path, leaves: int, free: int, tokens_left: int) -> tuple[int, ...]:
         """The tokens to feed after a path by prompt lookup. Also records the first guess that is not fed."""
@@ -113,7 +114,7 @@ class Speculation:
         guess, matched = self._lookup.guess(path, left)
         if not guess:
             return ()
-        count = min(free, self._lookup.worth(matched, leaves, COST_OF_A_ROW))
+        count = min(free, self._lookup.worth(matched, leaves, self._cost_of_a_row))
         for depth, token_id in enumerate(guess[: max(count, 1)]):
             self._guesses[path + guess[:depth]] = token_id, matched
         return guess[:count]

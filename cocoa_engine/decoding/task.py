@@ -10,6 +10,7 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.request import Request
 from cocoa_engine.decoding.result_builder import ResultBuilder
 from cocoa_engine.decoding.span_decoder import SpanDecoder
+from cocoa_engine.decoding.speculation import FREE_LEAVES
 from cocoa_engine.decoding.state_reader import StateReader
 from cocoa_engine.errors import CalibrationError, UnsupportedModelError
 from cocoa_engine.execution.backends import Backend, FeedRequest, StepOutput
@@ -20,9 +21,6 @@ from cocoa_engine.model.detokenizer import Detokenizer
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.results import Generation
 from cocoa_engine.spans import Span
-
-FREE_LEAVES = 6
-"""Number of leaves that one pass feeds at little more than the cost of one, for all sequences in the pass together."""
 
 
 def measures_source(calibrator: RiskCalibrator, backend: Backend) -> bool:
@@ -100,6 +98,7 @@ class DecodeTask:
             Detokenizer(session.tokens.decode, request.rules.stop_texts),
             draft_tokens=session.runtime.draft_tokens,
             free_rows=lambda: FREE_LEAVES // max(1, scheduler.running),
+            cost_of_a_row=backend.cost_of_a_row,
             native=backend.native,
             measure=measure,
             states=StateReader.of(request.capture, measure.calibrator),

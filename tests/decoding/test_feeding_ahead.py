@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor, StoppingCriteria
 
-from cocoa_engine import CocoaEngine, Generation, Runtime
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
 from cocoa_engine.decoding import speculation, task
 from cocoa_engine.decoding.prompt_lookup import Guess, PromptLookup
+from cocoa_engine.decoding.rules import Rules
+from cocoa_engine.execution.backends.shared_cache import SharedCache
 from cocoa_engine.execution.forward.base import Segment
 from tests.helpers.alike import assert_alike
 from tests.helpers.backends import made
@@ -25,13 +27,13 @@ from tests.helpers.tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
 
 BOUNDARIES = ["right", "left", "own", "fixed"]
 
-AS_IT_IS = speculation.COST_OF_A_ROW
+AS_IT_IS = SharedCache.cost_of_a_row
 
 
 @pytest.fixture(autouse=True)
 def every_guess_is_fed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those that are unlikely to save a pass: nothing may depend on it."""
-    monkeypatch.setattr(speculation, "COST_OF_A_ROW", 0.0)
+    monkeypatch.setattr(SharedCache, "cost_of_a_row", 0.0)
 
 
 def repetitive(architecture: str = "llama", seed: int = 0) -> Any:
@@ -224,7 +226,7 @@ def test_processors_and_criteria_are_asked_the_same(boundary: str, one_by_one: A
 def test_an_answer_over_a_context_takes_fewer_passes_than_tokens(
     engine: CocoaEngine, one_by_one: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(speculation, "COST_OF_A_ROW", AS_IT_IS)
+    monkeypatch.setattr(SharedCache, "cost_of_a_row", AS_IT_IS)
     text = "The council of Ashford voted on Monday to repair the old stone bridge before the winter floods come."
     question = chat(f"Repeat this sentence word for word: {text}")
     settings: dict[str, Any] = {"max_new_tokens": 24, "max_candidates": 4, "max_span_tokens": 8}
@@ -254,14 +256,14 @@ def test_nothing_is_guessed_after_an_end(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_branch_that_is_ahead_stays_ahead(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A right guess for one branch is not lost while the others catch up."""
-    monkeypatch.setattr(speculation, "COST_OF_A_ROW", AS_IT_IS)
+    monkeypatch.setattr(SharedCache, "cost_of_a_row", AS_IT_IS)
     settings: dict[str, Any] = {"max_new_tokens": 40, "max_candidates": 3}
     passes, waiting = 0, 0
     for name in ("question", "story", "list"):
         answer = engine.generate(PROMPTS[name], **settings)
         passes += answer.usage.forward_passes
         with monkeypatch.context() as patch:
-            patch.setattr(speculation.Speculation, "_fed_ahead", lambda *_: [])
+            patch.setattr(speculation.Speculation, "_reached", lambda _, path, *rest: path)
             other = engine.generate(PROMPTS[name], **settings)
         assert_alike(answer, other)
         waiting += other.usage.forward_passes
@@ -338,18 +340,22 @@ _ids = st.lists(st.integers(0, 3), max_size=30)
 
 
 def brute_force(ids: Sequence[int], path: Sequence[int], count: int) -> Guess:
-    """What followed the last 3, else 2, else 1 tokens when they came before for the last time, within ``ids``."""
+    """What followed the last 3, else 2, else 1 tokens when they came before for the last time, within ``ids``.
+
+    Where ``ids`` end before the guess is complete, the tokens guessed so far are looked up in turn.
+    """
     text = [*ids, *path]
     for size in (3, 2, 1):
         for start in range(len(ids) - size - 1, -1, -1):
-            if len(text) >= size and list(ids[start : start + size]) == text[-size:]:
-                return Guess(tuple(ids[start + size : start + size + count]), size)
+            if count and len(text) >= size and list(ids[start : start + size]) == text[-size:]:
+                found = tuple(ids[start + size : start + size + count])
+                return Guess(found + brute_force(ids, [*path, *found], count - len(found)).token_ids, size)
     return Guess((), 0)
 
 
 @given(_ids, st.lists(st.integers(0, 3), max_size=5), st.integers(0, 6), st.integers(1, 6))
 def test_guesses_by_brute_force(ids: list[int], path: list[int], count: int, most: int) -> None:
-    expected = brute_force(ids, path, min(count, most)) if count else Guess((), 0)
+    expected = brute_force(ids, path, min(count, most))
     assert PromptLookup(ids, most).guess(path, count) == expected
 
 
@@ -382,13 +388,31 @@ def test_accuracy_follows_the_guesses(right: list[bool], matched: int) -> None:
     assert others.items() <= lookup.accuracy.items()
 
 
-def test_branches_that_were_not_kept_are_remembered() -> None:
+def test_branches_are_remembered() -> None:
     lookup = PromptLookup([1, 2, 3], 4)
-    lookup.index_dropped([4, 5, 6, 7])
+    lookup.index_branch([4, 5, 6, 7], 0)
     assert lookup.guess((4,), 2) == ((5, 6), 3)  # also across where the branch began
     lookup.extend([8, 5, 6])
     assert lookup.guess((), 4) == ((7,), 2)
     assert lookup.guess((7,), 4) == ((), 0)
+
+
+def test_a_branch_is_remembered_token_by_token() -> None:
+    whole, grown = PromptLookup([1, 2, 3], 4), PromptLookup([1, 2, 3], 4)
+    whole.index_branch([4, 5, 6, 7, 8], 0)
+    for length in range(1, 6):
+        grown.index_branch([4, 5, 6, 7, 8][:length], length - 1)
+    assert grown.guess((4,), 4) == whole.guess((4,), 4) == ((5, 6, 7, 8), 3)
+
+
+def test_a_branch_is_guessed_from_its_rivals() -> None:
+    """They often say the same a token earlier or later."""
+    chooses = speculation.Speculation([1], Rules(CocoaConfig(), frozenset()), 4, lambda: 8, 0.0)
+    chooses.enabled = True
+    short, long = (2, 5, 6), (3, 4, 5)
+    ahead = chooses.ahead([short, long], [short, long], [], {}, 10)
+    assert (*long, 6) in ahead
+    assert not any(path[: len(short)] == short for path in ahead)
 
 
 @given(st.lists(st.booleans(), max_size=30), matches, st.integers(1, 5), st.integers(0, 6), st.floats(0.001, 0.5))
@@ -399,21 +423,23 @@ def test_what_is_worth_feeding(right: list[bool], matched: int, paths: int, most
     count = lookup.worth(matched, paths, cost)
     assert 0 <= count <= most
     saves = [lookup.accuracy[matched] ** (number + 1) for number in range(most)]
-    needed = cost if paths == 1 else 2 * cost * paths  # of several branches, one is kept
+    needed = cost if paths == 1 else cost * paths / 0.8  # of several branches, one is kept
     assert all(chance >= needed for chance in saves[:count])
     assert all(chance < needed for chance in saves[count:])
     assert lookup.worth(matched, paths + 1, cost) <= count
 
 
 def test_a_first_guess_is_short() -> None:
-    """Two tokens after one leaf, one beside another leaf: a row costs more than a third guess saves."""
+    """Fewer tokens beside other leaves, and where a row costs more: it then costs more than a guess saves."""
     lookup = PromptLookup((), 4)
-    assert [lookup.worth(3, leaves, AS_IT_IS) for leaves in (1, 2, 3)] == [2, 1, 0]
+    assert [lookup.worth(3, leaves, 0.04) for leaves in (1, 2, 3, 4, 8, 9)] == [3, 2, 2, 1, 1, 0]
+    assert [lookup.worth(3, leaves, 0.15) for leaves in (1, 2, 3)] == [2, 1, 0]
+    assert [lookup.worth(1, leaves, 0.04) for leaves in (1, 2, 3)] == [1, 1, 0]
 
 
 def test_no_lookup() -> None:
     lookup = PromptLookup([1, 2, 3, 1, 2, 3], 0)
     lookup.extend([1, 2, 3])
-    lookup.index_dropped([4, 5, 6])
+    lookup.index_branch([4, 5, 6], 0)
     assert lookup.guess((), 4) == ((), 0)
     assert lookup.guess((1, 2), 4) == ((), 0)

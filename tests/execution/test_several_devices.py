@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from torch import distributed
 
-from cocoa_engine import CocoaEngine, Generation, ModelLoadError
+from cocoa_engine import CocoaEngine, Generation, ModelLoadError, Runtime
 from tests.helpers import tensor_parallel_process as process
 from tests.helpers.alike import assert_alike
 from tests.helpers.paths import ROOT
@@ -41,14 +41,15 @@ def test_two_processes_decode_as_one(checkpoint: str, tmp_path: Path) -> None:
     )
     alone = CocoaEngine.from_pretrained(checkpoint)
     expected = process.decoded(alone)
+    costs = process.decoded(CocoaEngine.from_pretrained(checkpoint, runtime=Runtime(linears="stock")))  # as the parts
     assert any(span.kind == "risk_point" for span in expected[0].spans)
     for number in range(len(process.WAYS_TO_ASK)):
         first, second = (json.loads((tmp_path / f"{number}-{rank}.json").read_text()) for rank in (0, 1))
         assert first == second  # a sample without a seed too: the processes agree on one
-        for answer, one in zip(first["answers"], expected, strict=True):
+        for answer, one, cost in zip(first["answers"], expected, costs, strict=True):
             answer = Generation.model_validate(answer)
             assert_alike(answer, one)
-            assert answer.usage == one.usage
+            assert answer.usage == cost.usage
         assert first["halved"] == NUM_LAYERS * 7 + 2  # every linear layer, and the embeddings
         assert first["hooks"] == 0
         differing = {"forward", "linears", "native_obstacle", "backend_reason"}  # the lean pass reads whole weights

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Generic, NamedTuple
 from torch import Tensor
 from typing_extensions import TypeVar
 
+from cocoa_engine.execution.forward.base import COST_OF_A_ROW
 from cocoa_engine.execution.forward.observed_attention import is_observable
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
@@ -135,6 +136,11 @@ class Backend(ABC, Generic[TreeT]):
     def native(self) -> bool:
         """Whether the native kernels run the model."""
         return False
+
+    @property
+    def cost_of_a_row(self) -> float:
+        """The cost of a further token in a pass of few tokens, as a share of the cost of the first one."""
+        return COST_OF_A_ROW
 
     @property
     def masks_heads(self) -> bool:

@@ -185,6 +185,10 @@ class SharedCache(Backend[SharedTree]):
         return self.forward.native
 
     @property
+    def cost_of_a_row(self) -> float:
+        return self.forward.cost_of_a_row
+
+    @property
     def masks_heads(self) -> bool:
         return self.forward.masks_heads
 

@@ -16,6 +16,9 @@ from cocoa_engine.execution.forward.source_attention import SourceProbe
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 
+COST_OF_A_ROW = 0.08
+"""The cost of a further token in a pass of few tokens, as a share of the cost of the first one, if it is not known."""
+
 Probe = Callable[[int, Tensor], None]
 """Called in each layer of a pass that feeds a single token, as ``(layer, [heads])``: for each head, the slot that the
 token attends to most."""
@@ -180,6 +183,8 @@ class Forward(ABC):
     """Whether a released store is reused for another sequence."""
     native = False
     """Whether the native kernels are used."""
+    cost_of_a_row = COST_OF_A_ROW
+    """The cost of a further token in a pass of few tokens, as a share of the cost of the first one."""
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model

@@ -24,6 +24,7 @@ from cocoa_engine.execution.forward.linears import (
     FastLinear,
     LinearBackend,
     by_kernels,
+    cost_of_a_row,
     fast_experts,
     fast_linear,
     gated,
@@ -152,6 +153,7 @@ class Lean(Forward):
         config, decoder = model.config, model.decoder
         self.windows = Windows(config)
         self.native = by_kernels(linear_backend)
+        self.cost_of_a_row = cost_of_a_row(model.model, linear_backend)
         attention: Any = model.layers[0].self_attn
         self.head_dim = int(attention.head_dim)
         if hasattr(attention, "qkv_proj"):

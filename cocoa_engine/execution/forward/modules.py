@@ -20,6 +20,7 @@ from cocoa_engine.execution.forward.linears import (
     FastLinear,
     LinearBackend,
     by_kernels,
+    cost_of_a_row,
     fast_experts,
     fast_linear,
     is_plain,
@@ -58,6 +59,7 @@ class Modules(Forward):
         self._length_matters = _length_matters(model.config)
         self.linears = _FastLinears(model.model, linear_backend)
         self.native = by_kernels(linear_backend)
+        self.cost_of_a_row = cost_of_a_row(model.model, linear_backend)
 
     @property
     def whole_prompts(self) -> bool:

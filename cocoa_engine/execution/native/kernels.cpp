@@ -415,7 +415,9 @@ ONCE long pair_tiles(const Linear<Paired>& job, const Half* x, long x_stride, lo
     return from;
 }
 
-constexpr int pair_outputs(int rows) { return rows <= 6 ? 4 : rows <= 8 ? 3 : 2; }
+constexpr int PAIR_ROWS = 8;  // in a tile; found by measurement, as the outputs are
+
+constexpr int pair_outputs(int rows) { return rows <= 6 ? 4 : 2; }
 
 void few_rows(const Linear<Paired>& job, long from, long to) {
     static thread_local Scratch scratch;
@@ -425,9 +427,9 @@ void few_rows(const Linear<Paired>& job, long from, long to) {
         for (long i = 0; i < x_stride; i += LANES)
             _mm256_storeu_si256(reinterpret_cast<__m256i*>(x + row * x_stride + i),
                                 rounded(job.x + row * job.x_stride + i, job.in - i));
-    const long step = job.rows <= ROWS_AT_ONCE ? to - from : BLOCK;  // further rows find the weights in the cache
+    const long step = job.rows <= PAIR_ROWS ? to - from : BLOCK;  // further rows find the weights in the cache
     for (; from < to; from += step)
-        in_chunks<ROWS_AT_ONCE>(job.rows, [&](long row, auto n) INLINE_LAMBDA {
+        in_chunks<PAIR_ROWS>(job.rows, [&](long row, auto n) INLINE_LAMBDA {
             const long end = from + step < to ? from + step : to;
             const long left = pair_tiles<n.value, pair_outputs(n.value)>(job, x, x_stride, row, from, end);
             pair_tiles<n.value, 1>(job, x, x_stride, row, left, end);

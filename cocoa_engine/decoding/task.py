@@ -7,10 +7,10 @@ from collections.abc import Generator
 from cocoa_engine.calibration import RiskCalibrator
 from cocoa_engine.calibration.risk_measure import RiskMeasure
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.decoding import speculation
 from cocoa_engine.decoding.request import Request
 from cocoa_engine.decoding.result_builder import ResultBuilder
 from cocoa_engine.decoding.span_decoder import SpanDecoder
-from cocoa_engine.decoding.speculation import FREE_LEAVES
 from cocoa_engine.decoding.state_reader import StateReader
 from cocoa_engine.errors import CalibrationError, UnsupportedModelError
 from cocoa_engine.execution.backends import Backend, FeedRequest, StepOutput
@@ -97,7 +97,7 @@ class DecodeTask:
             request.rules,
             Detokenizer(session.tokens.decode, request.rules.stop_texts),
             draft_tokens=session.runtime.draft_tokens,
-            free_rows=lambda: FREE_LEAVES // max(1, scheduler.running),
+            free_rows=lambda: speculation.FREE_LEAVES // max(1, scheduler.running),
             cost_of_a_row=backend.cost_of_a_row,
             native=backend.native,
             measure=measure,

@@ -81,4 +81,4 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def _all_slow(module: Path) -> bool:
     text = module.read_text(encoding="utf-8") if module.name.startswith("test_") else ""
-    return re.search(r"^pytestmark = \[?pytest\.mark\.slow\b", text, re.MULTILINE) is not None
+    return re.search(r"^pytestmark = (pytest\.mark\.slow$|\[[^]]*pytest\.mark\.slow\b)", text, re.MULTILINE) is not None

@@ -18,7 +18,7 @@ _DECAY = 0.8
 """Weight of the previous accuracy in its exponential moving average."""
 
 _USEFUL_SHARE = 0.8
-"""Share of right guesses that save a pass if there are several branches: all of them wait for the slowest one."""
+"""Share of right guesses that save a pass if there are several branches. All of them wait for the slowest one."""
 
 
 class Guess(NamedTuple):
@@ -29,7 +29,7 @@ class Guess(NamedTuple):
 
 
 class PromptLookup:
-    """An index of every n-gram of 1 to 3 tokens in a growing sequence and in its dropped branches.
+    """An index of every n-gram of 1 to 3 tokens in a growing sequence and in its branches.
 
     Args:
         token_ids: the sequence so far.
@@ -59,9 +59,9 @@ class PromptLookup:
 
     def index_branch(self, token_ids: Sequence[int], start: int) -> None:
         """Index a branch from one of its tokens on. Its rivals, and the sequence later, may continue as it does."""
-        if self._most:
-            before = self._ids[-_LONGEST:]
-            self._index([*before, *token_ids], len(before) + start)
+        if self._most and start < len(token_ids):
+            before = [*self._ids[-_LONGEST:], *token_ids[:start]][-_LONGEST:]
+            self._index([*before, *token_ids[start:]], len(before))
 
     def _index(self, ids: list[int], start: int) -> None:
         for end in range(start, len(ids)):
@@ -76,7 +76,7 @@ class PromptLookup:
         end = length + min(count, self._most)
         while len(last) < end:
             size, ids, start = self._last_occurrence(last)
-            if not size:
+            if not size or size < matched:  # a shorter match is less often right
                 break
             matched = matched or size
             last += ids[start : start + end - len(last)]
@@ -92,12 +92,12 @@ class PromptLookup:
     def worth(self, matched: int, paths: int, cost: float) -> int:
         """The number of guessed tokens that are worth feeding.
 
-        The n-th token saves a pass if it and the tokens before it are right, and if its path is kept.
+        The n-th token saves a pass if it and the tokens before it are right, and if no other path takes longer.
 
         Args:
             matched: the number of tokens before the guess that matched.
             paths: the number of paths with guesses in the pass.
-            cost: the cost of one fed token, as a share of a pass.
+            cost: the cost of a further row in a pass of few rows, as a share of the cost of the first one.
         """
         count, needed = 0, cost if paths == 1 else cost * paths / _USEFUL_SHARE
         while count < self._most and self.accuracy[matched] ** (count + 1) >= needed:

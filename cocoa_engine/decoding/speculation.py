@@ -22,7 +22,9 @@ from cocoa_engine.decoding.rules import Rules
 from cocoa_engine.execution.backends import Path
 
 FREE_LEAVES = 8
-"""Number of leaves that one pass feeds at little more than the cost of one, for all sequences in the pass together."""
+"""Number of leaves that one pass feeds at little more than the cost of one, for all sequences in the pass together.
+
+With weights in blocks they cost more; fewer guesses are worth feeding there."""
 
 FreeRows = Callable[[], int]
 """Returns the number of leaves of this sequence that the next forward pass can feed at little extra cost."""
@@ -53,12 +55,24 @@ class Speculation:
         self._eos = rules.eos
         # path -> the token guessed after it and the number of matching tokens, until the guess is checked
         self._guesses: dict[Path, tuple[int, int]] = {}
+        self._indexed: dict[int, int] = {}  # first token of a branch -> the number of its tokens that are indexed
 
-    def check_guesses(self, paths: Sequence[Path]) -> None:
-        """Update the accuracy of guesses from the paths that the loop requests."""
+    def observe(
+        self, paths: Sequence[Path], growing: Sequence[Path], known: Mapping[Path, TokenOutput], tokens_left: int
+    ) -> None:
+        """Learn from what the loop requests: update the accuracy of guesses, and index the tokens of branches.
+
+        The arguments are those of :meth:`ahead`; ``paths`` are all paths that the loop requests.
+        """
         for parent in {path[:-1] for path in paths} & self._guesses.keys():
             token_id, matched = self._guesses.pop(parent)
             self._lookup.check_guess(matched, (*parent, token_id) in paths)
+        if not self.enabled or (len(growing) == 1 and len(growing[0]) == 1):
+            return  # the tokens of a greedy run are indexed when they are committed
+        for path in growing:
+            end = self._reached(path, known, tokens_left)
+            self._lookup.index_branch(end, self._indexed.get(end[0], 0))
+            self._indexed[end[0]] = len(end)
 
     def ahead(
         self,
@@ -77,17 +91,11 @@ class Speculation:
             known: the outputs since the last commit, by path.
             tokens_left: the number of tokens that may still be added to the answer.
         """
-        if not self.enabled:
-            return []
-        reached = [self._reached(path, known, tokens_left) for path in growing]
-        if len(growing) > 1:  # the tokens of a greedy run are indexed when they are committed
-            for path, end in zip(growing, reached, strict=True):
-                self._lookup.index_branch(end, len(path) - 1)
         free = self._free_rows() - len(missing)
-        if free < 1:
+        if not self.enabled or free < 1:
             return []
         ahead = self._lookahead.leaves(finished, known, tokens_left, free) if self._lookahead else []
-        ahead += [end for end in reached if end not in growing and end not in known][: free - len(ahead)]
+        ahead += self._fed_ahead(growing, known, tokens_left)[: free - len(ahead)]
         leaves = [*(path for path in missing if path in growing), *ahead]
         for path in leaves:
             tokens = self._guess(path, len(leaves), free - len(ahead), tokens_left)
@@ -98,7 +106,13 @@ class Speculation:
         """Continue after a committed path: drop the guesses of other paths and index its tokens."""
         depth = len(taken)
         self._guesses = {path[depth:]: guess for path, guess in self._guesses.items() if path[:depth] == taken}
+        self._indexed.clear()
         self._lookup.extend(taken)
+
+    def _fed_ahead(self, paths: Sequence[Path], known: Mapping[Path, TokenOutput], tokens_left: int) -> list[Path]:
+        """For paths whose continuation has been fed ahead already: the next path to feed at the end of each."""
+        ends = [self._reached(path, known, tokens_left) for path in paths]
+        return [end for path, end in zip(paths, ends, strict=True) if end != path and end not in known]
 
     def _reached(self, path: Path, known: Mapping[Path, TokenOutput], tokens_left: int) -> Path:
         """A path with the tokens after it that have been fed ahead already, and the next one."""
@@ -111,9 +125,11 @@ class Speculation:
         left = tokens_left - len(path)
         if path[-1] in self._eos or left < 1:
             return ()
-        guess, matched = self._lookup.guess(path, left)
+        guess, matched = self._lookup.guess(path, min(left, max(free, 1)))
         if not guess:
             return ()
+        end = next((depth for depth, token_id in enumerate(guess, 1) if token_id in self._eos), len(guess))
+        guess = guess[:end]
         count = min(free, self._lookup.worth(matched, leaves, self._cost_of_a_row))
         for depth, token_id in enumerate(guess[: max(count, 1)]):
             self._guesses[path + guess[:depth]] = token_id, matched

@@ -47,7 +47,7 @@ class TokenFeed:
             finished: branches that have reached their boundary while others still grow.
             tokens_left: the number of tokens that may still follow the committed ones.
         """
-        self._speculation.check_guesses(paths)
+        self._speculation.observe(paths, growing, self._known, tokens_left)
         missing = [path for path in paths if path not in self._known]
         if missing:
             fed = [*missing, *self._speculation.ahead(missing, growing, finished, self._known, tokens_left)]

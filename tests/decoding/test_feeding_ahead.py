@@ -263,7 +263,7 @@ def test_a_branch_that_is_ahead_stays_ahead(engine: CocoaEngine, monkeypatch: py
         answer = engine.generate(PROMPTS[name], **settings)
         passes += answer.usage.forward_passes
         with monkeypatch.context() as patch:
-            patch.setattr(speculation.Speculation, "_reached", lambda _, path, *rest: path)
+            patch.setattr(speculation.Speculation, "_fed_ahead", lambda *_: [])
             other = engine.generate(PROMPTS[name], **settings)
         assert_alike(answer, other)
         waiting += other.usage.forward_passes
@@ -297,7 +297,7 @@ def test_a_pass_feeds_no_more_than_has_room() -> None:
     passes.clear()
     engine.generate_batch([prompt(seed) for seed in range(3)], **settings)
     crowded = [widths for widths in steps(passes) if len(widths) == 3]
-    assert max(sum(widths) for widths in crowded) <= speculation.FREE_LEAVES
+    assert max(sum(widths) for widths in crowded) <= 3 * (speculation.FREE_LEAVES // 3)
     passes.clear()
     engine_of(engine.model, 0).generate(prompt(1), method="greedy", max_new_tokens=30)
     assert {tuple(widths) for widths in steps(passes)} <= {(1,)}
@@ -349,7 +349,8 @@ def brute_force(ids: Sequence[int], path: Sequence[int], count: int) -> Guess:
         for start in range(len(ids) - size - 1, -1, -1):
             if count and len(text) >= size and list(ids[start : start + size]) == text[-size:]:
                 found = tuple(ids[start + size : start + size + count])
-                return Guess(found + brute_force(ids, [*path, *found], count - len(found)).token_ids, size)
+                more, matched = brute_force(ids, [*path, *found], count - len(found))
+                return Guess(found + more if matched >= size else found, size)
     return Guess((), 0)
 
 
@@ -405,14 +406,42 @@ def test_a_branch_is_remembered_token_by_token() -> None:
     assert grown.guess((4,), 4) == whole.guess((4,), 4) == ((5, 6, 7, 8), 3)
 
 
+def test_little_is_held_of_a_long_branch() -> None:
+    lookup = PromptLookup([1, 2, 3], 4)
+    branch = list(range(10, 210))
+    for length in range(1, len(branch) + 1):
+        lookup.index_branch(branch[:length], length - 1)
+    held = {id(ids): len(ids) for ids, _ in lookup._follows.values()}
+    assert sum(held.values()) <= 5 * len(branch)
+
+
+def speculates(eos: frozenset[int] = frozenset(), prompt: Sequence[int] = (1,)) -> speculation.Speculation:
+    chooses = speculation.Speculation(prompt, Rules(CocoaConfig(), eos), 4, lambda: 8, 0.0)
+    chooses.enabled = True
+    return chooses
+
+
 def test_a_branch_is_guessed_from_its_rivals() -> None:
     """They often say the same a token earlier or later."""
-    chooses = speculation.Speculation([1], Rules(CocoaConfig(), frozenset()), 4, lambda: 8, 0.0)
-    chooses.enabled = True
-    short, long = (2, 5, 6), (3, 4, 5)
+    chooses, short, long = speculates(), (2, 5, 6), (3, 4, 5)
+    chooses.observe([short, long], [short, long], {}, 10)
     ahead = chooses.ahead([short, long], [short, long], [], {}, 10)
     assert (*long, 6) in ahead
     assert not any(path[: len(short)] == short for path in ahead)
+
+
+def test_all_tokens_of_a_branch_are_indexed() -> None:
+    """Also those that were fed while nothing else was missing, and those of the last branch that grows."""
+    chooses = speculates()
+    chooses.observe([(2,), (3,)], [(2,), (3,)], {}, 10)
+    chooses.observe([(2, 4, 5, 6)], [(2, 4, 5, 6)], {}, 10)
+    chooses.commit((3,))
+    assert chooses.ahead([(2,)], [(2,)], [], {}, 10) == [(2, 4), (2, 4, 5), (2, 4, 5, 6)]
+
+
+def test_no_guess_goes_on_after_an_end() -> None:
+    chooses = speculates(frozenset([9]), [2, 9, 5, 6])
+    assert chooses.ahead([(2,)], [(2,)], [], {}, 10) == [(2, 9)]
 
 
 @given(st.lists(st.booleans(), max_size=30), matches, st.integers(1, 5), st.integers(0, 6), st.floats(0.001, 0.5))
@@ -423,14 +452,14 @@ def test_what_is_worth_feeding(right: list[bool], matched: int, paths: int, most
     count = lookup.worth(matched, paths, cost)
     assert 0 <= count <= most
     saves = [lookup.accuracy[matched] ** (number + 1) for number in range(most)]
-    needed = cost if paths == 1 else cost * paths / 0.8  # of several branches, one is kept
+    needed = cost if paths == 1 else cost * paths / 0.8  # several branches wait for the slowest one
     assert all(chance >= needed for chance in saves[:count])
     assert all(chance < needed for chance in saves[count:])
     assert lookup.worth(matched, paths + 1, cost) <= count
 
 
 def test_a_first_guess_is_short() -> None:
-    """Fewer tokens beside other leaves, and where a row costs more: it then costs more than a guess saves."""
+    """Fewer tokens are guessed beside other leaves, and where a row costs more."""
     lookup = PromptLookup((), 4)
     assert [lookup.worth(3, leaves, 0.04) for leaves in (1, 2, 3, 4, 8, 9)] == [3, 2, 2, 1, 1, 0]
     assert [lookup.worth(3, leaves, 0.15) for leaves in (1, 2, 3)] == [2, 1, 0]

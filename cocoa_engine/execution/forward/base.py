@@ -17,7 +17,9 @@ from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 
 COST_OF_A_ROW = 0.08
-"""The cost of a further token in a pass of few tokens, as a share of the cost of the first one, if it is not known."""
+"""The cost of a further token in a pass of few tokens, as a share of the cost of the first one, if it is not known.
+
+Measured on CPUs: 0.02 where memory is slow, 0.16 where the weights come from a cache."""
 
 Probe = Callable[[int, Tensor], None]
 """Called in each layer of a pass that feeds a single token, as ``(layer, [heads])``: for each head, the slot that the

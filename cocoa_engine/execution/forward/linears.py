@@ -88,12 +88,13 @@ def by_kernels(linear_backend: LinearBackend) -> bool:
 def cost_of_a_row(model: nn.Module, linear_backend: LinearBackend) -> float:
     """The cost of a further row in a pass of few rows, as a share of the cost of the first one.
 
-    Found by measuring whole answers. Unpacked blocks are multiplied while they are in registers, so that more rows take
-    more time. Other weights are read from memory once, which takes as long for eight rows as for one.
+    Found by measuring whole answers. Blocks are unpacked in registers and then multiplied, so that each further row
+    adds arithmetic. For other weights, reading them from memory takes most of the time, and further rows add little. In
+    a mixture of experts each row reads the weights of its own experts.
     """
-    if any(isinstance(weight, BlockTensor) for weight in _linear_weights(model)):
-        return 0.15
-    return 0.04 if linear_backend in ("native", "packed", "bfloat16") else COST_OF_A_ROW
+    if linear_backend not in ("native", "packed", "bfloat16") or any(map(are_experts, model.modules())):
+        return COST_OF_A_ROW
+    return 0.15 if any(isinstance(weight, BlockTensor) for weight in _linear_weights(model)) else 0.04
 
 
 def reads_blocks(requested: str) -> bool:

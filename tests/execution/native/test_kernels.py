@@ -73,9 +73,9 @@ def test_linear_layers(
 
 def test_inputs_may_be_rounded_to_bfloat16() -> None:
     """Where the processor multiplies bfloat16 by bfloat16; then for few rows and for many alike."""
-    weight, x = torch.randn(70, 100).bfloat16(), torch.randn(600, 100)
+    weight, x = torch.randn(71, 100).bfloat16(), torch.randn(600, 100)
     linears = operators.Linears([weight], [None], rounds_inputs=True)
-    found = [linears(x[:rows]) for rows in (1, 7, 20, 64, 600)]
+    found = [linears(x[:rows]) for rows in (1, 7, 8, 9, 17, 64, 600)]
     exact = F.linear(x, weight.float())
     expected = F.linear(x.bfloat16().float(), weight.float()) if MULTIPLIES_PAIRS else exact
     for each in found:

@@ -214,9 +214,10 @@ def make_request(
         sampler=sampler,
     )
     branching = method.branches and config.gamma < 1 and config.max_candidates > 1
-    branches = max(min(config.max_candidates, model.vocab_size), FREE_LEAVES) if branching else 0  # guesses fill a pass
+    # guesses fill a pass with fewer branches
+    leaves = max(min(config.max_candidates, model.vocab_size), FREE_LEAVES) if branching else 0
     span = config.max_span_tokens if left is None else min(config.max_span_tokens, left)
-    reserve = config.max_new_tokens + min(branches * span, SPARE_SLOTS)
+    reserve = config.max_new_tokens + min(leaves * span, SPARE_SLOTS)
     return Request(
         ids,
         rules,

@@ -332,31 +332,39 @@ const bool IN_ORDER = [] {
 #endif
 }();
 
-// The outputs of a tile with 16 lanes. Found by measurement.
+// The rows and outputs of a tile. Found by measurement.
+constexpr int WHOLE_ROWS = LANES < 16 ? 6 : 8, SHARED_ROWS = LANES < 16 ? 6 : 7, SHARED_OUTS = 12;
+
 constexpr int tile_outputs(int rows) {
     if (LANES < 16) return TILE_OUTS;
     return rows == 4 ? 4 : rows >= 5 && rows <= 7 ? 3 : 2;
 }
 
+// Computes a range of outputs for all rows, in tiles. The inputs may come from the second-level cache. If there are too
+// many rows for a tile, several tiles share a block of weights that stays in the cache.
+template <typename W>
+void rows_in_tiles(const Linear<W>& job, long from, long to) {
+    const auto tiled = [&](long row, auto n, long first, long end) INLINE_LAMBDA {
+        const long left = tiles<n.value, tile_outputs(n.value)>(job, row, first, end);
+        dot_outputs<n.value>(job, row, left, end);
+    };
+    const bool small = job.rows * job.in <= 2 * FIRST_CACHE;
+    if (job.rows <= (small ? ROWS_AT_ONCE : WHOLE_ROWS))
+        return pick<ROWS_AT_ONCE>(0, job.rows, [&](long row, auto n) INLINE_LAMBDA { tiled(row, n, from, to); });
+    for (; from < to; from += SHARED_OUTS)
+        in_chunks<SHARED_ROWS>(job.rows, [&](long row, auto n) INLINE_LAMBDA {
+            tiled(row, n, from, from + SHARED_OUTS < to ? from + SHARED_OUTS : to);
+        });
+}
+
 // Computes a range of outputs for all rows. While the inputs fit into the first-level cache, the weights are read in
 // memory order and memory bandwidth is the only limit. More rows share a block of weights that stays in the cache. With
 // fast 16-lane loads the inputs may take little more than half of the cache, because prefetched weights take the rest
-// (found by measurement). Where memory is not the only limit, tiles read the weights, and the inputs may come from the
-// second-level cache.
+// (found by measurement).
 template <typename W>
 void few_rows(const Linear<W>& job, long from, long to) {
     constexpr bool CONVERTED = sizeof(W) < sizeof(float);
-    const bool in_tiles = CONVERTED || !IN_ORDER;
-    if (in_tiles && job.rows <= ROWS_AT_ONCE && job.rows * job.in <= 2 * FIRST_CACHE) {
-        pick<ROWS_AT_ONCE>(0, job.rows, [&](long row, auto n) INLINE_LAMBDA {
-            from = tiles<n.value, tile_outputs(n.value)>(job, row, from, to);
-            dot_outputs<n.value>(job, row, from, to);
-        });
-        return;
-    }
-    if (LANES < 16 && CONVERTED)  // more rows for each conversion
-        for (; from + 3 <= to; from += 3)
-            in_chunks<4>(job.rows, [&](long row, auto n) INLINE_LAMBDA { tiles<n.value, 3>(job, row, from, from + 3); });
+    if (CONVERTED || !IN_ORDER) return rows_in_tiles(job, from, to);
     const auto in_order = [&](long row, auto n) INLINE_LAMBDA { dot_outputs<n.value>(job, row, from, to); };
     const long capacity = in_halves(job.rows) ? FIRST_CACHE : FIRST_CACHE * 7 / 12;
     if (job.rows <= ROWS_AT_ONCE && job.rows * job.in <= capacity)

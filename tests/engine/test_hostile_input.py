@@ -437,6 +437,18 @@ def test_more_layers_than_any_model_has(
     assert f"{field} must be a whole number of at most 1000" in message
 
 
+@pytest.mark.parametrize("field", ["num_hidden_layers", "n_layer"])
+def test_more_layers_than_any_model_has_deep_in_a_config(
+    field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner: Any = {"text_config": [{field: 10**9}]}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_omni", "thinker_config": inner}))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    refuse_to_build_configs(monkeypatch)
+    message = message_of(CocoaError, lambda: load_pretrained(str(tmp_path)))
+    assert f"{field} must be a whole number of at most 1000" in message
+
+
 def test_a_gguf_file_of_more_layers_than_any_model_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "model.gguf"
     write_tiny_gguf(file)

@@ -141,7 +141,10 @@ class CocoaConfig(BaseModel):
         "every token is drawn from softmax(logits / temperature); 0 is greedy, 1 the model's distribution.",
     )
     top_k: int = Field(
-        0, ge=0, description="sample: tokens are drawn among this many most probable ones. 0 allows all, 1 is greedy."
+        0,
+        ge=0,
+        le=10**7,
+        description="sample: tokens are drawn among this many most probable ones. 0 allows all, 1 is greedy.",
     )
     top_p: float = Field(
         1.0,

@@ -9,9 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.results import Generation
+from cocoa_engine.safe_text import short_repr
 from cocoa_engine.text_matching import normalized, support, token_f1
 from cocoa_engine.units import Check
 from cocoa_engine.units.unit import DISAGREE
+
+MAX_SAMPLES = 10_000
+"""Maximum number of sampled answers. All of them are kept."""
 
 SUPPORTED = 0.5
 """The samples disagree with a claim whose support is lower."""
@@ -80,10 +84,10 @@ def sample_configs(config: CocoaConfig, n: int, temperature: float) -> list[Coco
     """The settings of ``n`` sampled answers. With a seed, sample i has the seed ``seed + i``.
 
     Raises:
-        ConfigError: ``n`` is not a whole number above 0, or the samples would all be greedy.
+        ConfigError: ``n`` is not a whole number from 1 to 10,000, or the samples would all be greedy.
     """
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise ConfigError(f"n must be a whole number, at least 1 (got {n!r})")
+    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MAX_SAMPLES:
+        raise ConfigError(f"n must be a whole number from 1 to {MAX_SAMPLES} (got {short_repr(n)})")
     sampled = config.replace(method="sample", temperature=temperature, max_risk=None)
     if sampled.temperature == 0 or sampled.top_k == 1:
         raise ConfigError("with temperature=0 or top_k=1 all samples are alike; give a temperature above 0 and top_k=0")

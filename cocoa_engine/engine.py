@@ -292,7 +292,7 @@ class CocoaEngine(DecodingModel):
         Args:
             prompt: text, token ids or chat messages.
             answer: the answer to compare with. `None` generates it with the given settings.
-            n: number of samples, at least 1.
+            n: number of samples, from 1 to 10,000.
             temperature: temperature of the samples, above 0. ``top_k`` and ``top_p`` among the settings apply to them
                 too.
             match: compares the text of a sample with the text of the answer, and returns a bool or a number in [0, 1].
@@ -303,8 +303,8 @@ class CocoaEngine(DecodingModel):
                 has the seed ``seed + i``.
 
         Raises:
-            ConfigError: ``n`` is below 1, ``temperature`` is not above 0, the samples would all be greedy, ``match``
-                returns something else, or as for :meth:`generate`.
+            ConfigError: ``n`` is out of range, ``temperature`` is not above 0, the samples would all be greedy,
+                ``match`` returns something else, or as for :meth:`generate`.
             PromptError, NonFiniteLogitsError, EngineBusyError, RequestCancelledError: as for :meth:`generate`.
             ChatTemplateError: as for :meth:`chat`.
         """

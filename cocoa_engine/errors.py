@@ -71,7 +71,7 @@ class EngineBusyError(CocoaError, RuntimeError):
 
 
 class RequestCancelledError(CocoaError, RuntimeError):
-    """The call was cancelled by its :class:`~cocoa_engine.Cancellation`."""
+    """The call was cancelled by its :class:`~cocoa_engine.Cancellation`, or the process is ending."""
 
 
 class IncompleteAnswerError(CocoaError, ValueError):

@@ -19,6 +19,7 @@ from cocoa_engine.decoding.request import Request
 from cocoa_engine.decoding.task import DecodeTask
 from cocoa_engine.errors import RequestCancelledError
 from cocoa_engine.execution.session import Session, SessionOwner
+from cocoa_engine.process_exit import at_work
 from cocoa_engine.results import Generation
 from cocoa_engine.spans import Span
 
@@ -84,7 +85,8 @@ class SpanStream(Iterator[Span], Generic[EngineT_co]):
 
     def __next__(self) -> Span:
         self._session.require_process()
-        span = next(self._spans)
+        with at_work:
+            span = next(self._spans)
         if self.closed:  # by another thread, which cannot close the generator while it runs
             self.close()
             self._request.cancellation.check()

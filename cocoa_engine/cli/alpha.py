@@ -28,7 +28,7 @@ def alpha(
     loading: LoadOptions,
     data: DataPath,
     format: Format = None,
-    prompts: Annotated[int, typer.Option(min=1, help="Number of prompts to answer, drawn at random.")] = 20,
+    prompts: Annotated[int, typer.Option(min=1, max=10**6, help="Number of prompts to answer, drawn at random.")] = 20,
     chat: Chat = False,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Write the scatter plot to FILE.")

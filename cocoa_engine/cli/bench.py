@@ -46,8 +46,10 @@ def bench(
     methods: Annotated[
         str, typer.Option(help="The decoding methods to measure, comma-separated.")
     ] = "greedy,cocoa-sig",
-    tokens: Annotated[int, typer.Option(min=2, help="Maximum number of new tokens per answer.")] = 64,
-    rounds: Annotated[int, typer.Option(min=1, help="How often each question is answered with each method.")] = 3,
+    tokens: Annotated[int, typer.Option(min=2, max=10**6, help="Maximum number of new tokens per answer.")] = 64,
+    rounds: Annotated[
+        int, typer.Option(min=1, max=10_000, help="How often each question is answered with each method.")
+    ] = 3,
     json: Json = False,
     no_color: NoColor = False,
 ) -> None:

@@ -106,7 +106,9 @@ def calibrate(
     ] = None,
     folds: Annotated[
         int,
-        typer.Option(min=2, help="Cross-validation folds, grouped by prompt. With few items, it is repeated."),
+        typer.Option(
+            min=2, max=1000, help="Cross-validation folds, grouped by prompt. With few items, it is repeated."
+        ),
     ] = 5,
     draws: Draws = 1000,
     seed: Seed = 0,

@@ -34,7 +34,8 @@ Format = Annotated[
     ),
 ]
 Prompts = Annotated[
-    int | None, typer.Option(min=2, help="Use the answers to this many prompts, drawn at random. Default: all.")
+    int | None,
+    typer.Option(min=2, max=10**7, help="Use the answers to this many prompts, drawn at random. Default: all."),
 ]
 Chat = Annotated[bool, typer.Option("--chat", help="Use the model's chat template instead of a plain-text prompt.")]
 Cache = Annotated[
@@ -48,8 +49,8 @@ Cache = Annotated[
         show_default=False,
     ),
 ]
-Draws = Annotated[int, typer.Option(min=20, help="Number of bootstrap draws.")]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of all random draws.")]
+Draws = Annotated[int, typer.Option(min=20, max=100_000, help="Number of bootstrap draws.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of all random draws.")]
 
 
 def read(path: Path, format: str | None, prompts: int | None, seed: int) -> list[LabelledText]:

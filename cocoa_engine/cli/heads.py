@@ -14,9 +14,13 @@ from cocoa_engine.cli.options import LoadOptions, Model, with_options
 from cocoa_engine.cli.unfinished import measured_answers
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.output_files import write_file
+from cocoa_engine.safe_text import short_repr
 
 if TYPE_CHECKING:
     from cocoa_engine.methods.retrieval_heads import RetrievalHeads
+
+LONGEST, MOST_LENGTHS = 10**7, 100
+"""Largest length of ``--lengths`` in tokens, and how many of them there may be."""
 
 
 @with_options()
@@ -45,7 +49,10 @@ def heads(
         ),
     ] = False,
     prompts: Annotated[
-        int, typer.Option(min=0, help="Prompts that the model answers for the reference distribution; 0: none.")
+        int,
+        typer.Option(
+            min=0, max=100_000, help="Prompts that the model answers for the reference distribution; 0: none."
+        ),
     ] = 60,
     cache: Cache = None,
     overwrite: Overwrite = False,
@@ -59,8 +66,11 @@ def heads(
         sizes = [int(length) for length in lengths.split(",")]
     except ValueError:
         sizes = []
-    if not sizes or min(sizes) < 1:
-        raise ConfigError(f"--lengths takes whole numbers above 0, such as 256,512 (got {lengths!r})")
+    if not sizes or min(sizes) < 1 or max(sizes) > LONGEST or len(sizes) > MOST_LENGTHS:
+        raise ConfigError(
+            f"--lengths takes up to {MOST_LENGTHS} whole numbers from 1 to {LONGEST}, such as 256,512 (got "
+            f"{short_repr(lengths)})"
+        )
     with reserved(*([] if out is None else [out]), overwrite=overwrite), measured_answers(context, cache) as kept:
         engine = load_engine(model, loading)
         from cocoa_engine.methods.retrieval_heads import keep, spread_heads_of

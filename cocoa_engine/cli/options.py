@@ -92,7 +92,7 @@ class LoadOptions:
     ] = "stored"
     threads: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of CPU threads. Default: torch's choice.", rich_help_panel=LOADING),
+        typer.Option(min=1, max=4096, help="Number of CPU threads. Default: torch's choice.", rich_help_panel=LOADING),
     ] = None
     allow_pickle: Annotated[bool, _declared("allow_pickle", "--allow-pickle")] = default_of("allow_pickle")
     trust_remote_code: Annotated[bool, _declared("trust_remote_code", "--trust-remote-code")] = default_of(

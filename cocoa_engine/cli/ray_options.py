@@ -25,6 +25,7 @@ Actors = Annotated[
     int | None,
     typer.Option(
         min=1,
+        max=10_000,
         help="Largest number of actors; each loads the model. Default: 2.",
         show_default=False,
         rich_help_panel=PANEL,
@@ -32,10 +33,13 @@ Actors = Annotated[
 ]
 NumCpus = Annotated[
     float | None,
-    typer.Option(min=0.01, help="CPU cores of each. Default: 1.", show_default=False, rich_help_panel=PANEL),
+    typer.Option(
+        min=0.01, max=10_000, help="CPU cores of each. Default: 1.", show_default=False, rich_help_panel=PANEL
+    ),
 ]
 NumGpus = Annotated[
-    float | None, typer.Option(min=0, help="GPUs of each. Default: none.", show_default=False, rich_help_panel=PANEL)
+    float | None,
+    typer.Option(min=0, max=10_000, help="GPUs of each. Default: none.", show_default=False, rich_help_panel=PANEL),
 ]
 
 

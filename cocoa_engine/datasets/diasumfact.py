@@ -12,6 +12,9 @@ from cocoa_engine.errors import DataError
 NO_ERROR = "No Error"
 FILE = "annotations.json"
 
+SEARCH_LIMIT = 10**8
+"""Number of characters of sentences in which the spans of an answer's errors may be searched. Real ones need 10,000."""
+
 
 def matches(path: Path) -> bool:
     """A folder with ``annotations.json``, or any JSON file (FaithBench files are detected first)."""
@@ -24,7 +27,8 @@ def read(path: Path) -> list[LabelledText]:
     If an error's span is empty or not found in its sentence, the whole sentence is the hallucinated part.
 
     Raises:
-        DataError: a field is missing or of a wrong type, or a sentence is not in its summary.
+        DataError: a field is missing or of a wrong type, a sentence is not in its summary, or an answer has more errors
+            in longer sentences than can be searched.
     """
     file = path / FILE if path.is_dir() else path
     records = []
@@ -58,13 +62,15 @@ def read(path: Path) -> list[LabelledText]:
 
 def _spans(text: str, sentences: list[Any], where: str) -> list[LabelledSpan]:
     found: set[LabelledSpan] = set()
-    after = 0
+    after = searched = 0
+    length = len(text.rstrip())
     for number, value in enumerate(sentences):
         at = f"{where}, sentence {number}"
         sentence = field(as_object(value, at), "sentence", str, at).strip()
-        rest = text[after:].strip()
-        if rest and sentence.startswith(rest):
-            sentence = rest  # some summaries are cut off within their last sentence
+        while after < length and text[after].isspace():
+            after += 1
+        if 0 < length - after <= len(sentence) and sentence.startswith(text[after:length]):
+            sentence = text[after:length]  # some summaries are cut off within their last sentence
         start = text.find(sentence, after)
         if start < 0:
             raise DataError(f"{at} is not in the summary.")
@@ -74,6 +80,9 @@ def _spans(text: str, sentences: list[Any], where: str) -> list[LabelledSpan]:
             if kind == NO_ERROR:
                 continue
             part = field(error, "error_span", str, at).strip()
+            searched += len(sentence)
+            if searched > SEARCH_LIMIT:
+                raise DataError(f"{at} is too long for its number of errors.")
             offset = sentence.find(part) if part else -1
             found.add(
                 LabelledSpan(start + offset, start + offset + len(part), kind)

@@ -9,9 +9,11 @@ from cocoa_engine.decoding.request import Request
 from cocoa_engine.decoding.task import DecodeTask
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.execution.scheduler import Scheduler
+from cocoa_engine.process_exit import at_work
 from cocoa_engine.results import Generation
 
 
+@at_work
 def decode_batch(
     requests: Sequence[Request],
     open_task: Callable[[Request], DecodeTask],

@@ -25,6 +25,7 @@ from cocoa_engine.errors import EngineBusyError
 from cocoa_engine.execution.backends import Backend, FeedRequest, StepOutput, TokenTree
 from cocoa_engine.forks import free_in_child
 from cocoa_engine.model.hidden_states import CaptureSpec
+from cocoa_engine.process_exit import require_running, resting
 
 PREFILL_CHUNK = 512
 """Number of prompt tokens fed in one pass while other sequences are running. Their steps alternate with the chunks."""
@@ -163,9 +164,10 @@ class Scheduler:
             woken = threading.Event()  # when it has left the queue, the call holds a slot
             self._queue.append(woken)
         try:
-            with cancellation.heard_by(woken.set):
+            with cancellation.heard_by(woken.set), resting():
                 woken.wait()
             cancellation.check()
+            require_running()
         except BaseException:
             with self._guard:
                 if woken in self._queue:
@@ -243,9 +245,11 @@ class Scheduler:
                     self._leader = None
                 if self._leader is None and self._pending:
                     _wake(self._pending[0])  # its caller leads now, or wakes the next one
+        require_running()
 
     def _sleep(self, woken: threading.Condition, seconds: float | None = None) -> None:
-        woken.wait(seconds)
+        with resting():
+            woken.wait(seconds)
 
     def _hurry(self) -> None:
         """Wake the caller that waits to run a pass, if nothing is left to wait for."""

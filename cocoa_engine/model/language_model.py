@@ -20,6 +20,7 @@ from transformers import MODEL_FOR_MASKED_LM_MAPPING, PreTrainedConfig
 from cocoa_engine.errors import UnsupportedModelError
 from cocoa_engine.forks import free_in_child
 from cocoa_engine.model.light_model import LightModel
+from cocoa_engine.process_exit import at_work
 from cocoa_engine.safe_text import short_repr
 
 # Hooks and forward passes of one model must not interleave, also when several engines wrap it.
@@ -172,7 +173,7 @@ class LanguageModel:
                 modules need not be switched to evaluation mode.
         """
         # a caller's inference mode is left too: tensors created in it could not be written to outside of it
-        with self.lock, torch.inference_mode(False), torch.no_grad():
+        with at_work, self.lock, torch.inference_mode(False), torch.no_grad():
             modules = self.model.modules() if self.model.training else self._modules
             # checking all modules takes 1 % of a step
             training = [module for module in modules if module.training] if runs_modules else []

@@ -201,11 +201,23 @@ def _read_config(name: str, options: dict[str, Any]) -> PreTrainedConfig:
     import_model_classes()  # the class of a config imports much of them
     if "gguf_file" not in options or not Path(name).is_dir():  # a local GGUF file has been checked
         found, _ = PreTrainedConfig.get_config_dict(name, **options)
-        for part in (found, *(part for part in found.values() if isinstance(part, dict))):
+        for part in _objects(found):
             for field in _LAYER_COUNTS:
                 if part.get(field) is not None:
                     require_layer_count(part[field], f"{name}: {field}", "config.json")
     return AutoConfig.from_pretrained(name, **options)
+
+
+def _objects(config: Any) -> Iterator[dict[str, Any]]:
+    """All objects in the JSON of a config, at any depth: a config of several models has one for each."""
+    parts = [config]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict):
+            yield part
+            parts.extend(part.values())
+        elif isinstance(part, list):
+            parts.extend(part)
 
 
 def require_causal_lm(config: PreTrainedConfig, name: str) -> None:

@@ -12,6 +12,7 @@ from weakref import WeakSet
 from cocoa_engine.errors import ChatTemplateError, UnsupportedModelError
 from cocoa_engine.forks import free_in_child
 from cocoa_engine.model.text import require_unicode
+from cocoa_engine.process_exit import at_work
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -70,7 +71,7 @@ class Tokens:
             PromptError: the text has a lone surrogate.
         """
         require_unicode(text, "text")
-        with self._lock:
+        with at_work, self._lock:
             encoded = self._own(text, add_special_tokens=add_special_tokens, truncation=False, verbose=False)
         return list(encoded["input_ids"])
 
@@ -84,7 +85,7 @@ class Tokens:
         """
         if not getattr(self._own, "is_fast", False):
             return None
-        with self._lock:
+        with at_work, self._lock:
             encoded = self._own(
                 text,
                 add_special_tokens=add_special_tokens,

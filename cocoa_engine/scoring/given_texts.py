@@ -22,6 +22,7 @@ from cocoa_engine.model.detokenizer import Detokenizer
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.passages import Source, passage_positions
 from cocoa_engine.model.prompts import ChatTokens, Prompt, Texts, is_many, prompt_ids, text_ids
+from cocoa_engine.process_exit import at_work
 from cocoa_engine.results import Generation
 from cocoa_engine.scoring.candidates import CandidateGrower
 from cocoa_engine.scoring.rescoring import rescored
@@ -30,6 +31,7 @@ from cocoa_engine.scoring.teacher_forcing import score_divided, score_text
 from cocoa_engine.spans import Candidate, Span, Usage
 
 
+@at_work
 def score(
     session: Session,
     prompt: Prompt,

@@ -59,7 +59,7 @@ def evaluate(
     methods: Annotated[str, typer.Option(help="Decoding methods, comma-separated.")] = "greedy,cocoa,cocoa-sig",
     metrics: Annotated[str, typer.Option("--metric", help="MLDS metrics, comma-separated.")] = "f_mlds",
     alphas: Annotated[str, typer.Option("--alpha", help="Penalty weights, comma-separated.")] = "2.5",
-    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of samples.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, max=10**7, help="Maximum number of samples.")] = None,
     shuffle: Annotated[int | None, typer.Option(help="Seed for shuffling the samples before --limit.")] = None,
     paper_model: Annotated[
         str | None, typer.Option(help="Model of the paper to compare with. Default: the most similar one.")

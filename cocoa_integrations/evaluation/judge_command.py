@@ -30,9 +30,9 @@ def judge(
             "or NAME:info (informativeness)."
         ),
     ] = None,
-    attempts: Annotated[int, typer.Option(min=1, help="Maximum number of attempts per prompt.")] = 3,
-    timeout: Annotated[float, typer.Option(help="Time limit for one reply in seconds.")] = 120.0,
-    concurrency: Annotated[int, typer.Option(min=1, help="Maximum number of concurrent prompts.")] = 4,
+    attempts: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of attempts per prompt.")] = 3,
+    timeout: Annotated[float, typer.Option(min=0.001, max=10**6, help="Time limit for one reply in seconds.")] = 120.0,
+    concurrency: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of concurrent prompts.")] = 4,
     paper_model: Annotated[
         str | None, typer.Option(help="Model of the paper to compare with. Default: the most similar one.")
     ] = None,
@@ -47,8 +47,10 @@ def judge(
     gamma: Annotated[
         float | None,
         typer.Option(
+            min=0,
+            max=10**6,
             help="Length penalty of FActScore, for summaries of at most this many facts; its code uses 10. "
-            "Default: none."
+            "Default: none.",
         ),
     ] = None,
     markdown: Markdown = False,

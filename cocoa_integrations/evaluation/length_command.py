@@ -30,7 +30,9 @@ def length_rules(
     model: Model = None,
     methods: Annotated[str, typer.Option(help="Methods, comma-separated. Greedy is the baseline.")] = "cocoa,cocoa-sig",
     rules: Annotated[str | None, typer.Option(help="Rules (span_log_prob), comma-separated. Default: all.")] = None,
-    prompts: Annotated[int | None, typer.Option(min=1, help="Maximum number of prompts of each task.")] = None,
+    prompts: Annotated[
+        int | None, typer.Option(min=1, max=10**7, help="Maximum number of prompts of each task.")
+    ] = None,
     shuffle: Annotated[int | None, typer.Option(help="Seed for shuffling the samples before --prompts.")] = None,
     markdown: Markdown = False,
 ) -> None:

@@ -56,6 +56,7 @@ def serve(
         float,
         typer.Option(
             min=0.001,
+            max=10**6,
             metavar="SECONDS",
             help="Time after which a stream ends whose client does not read what it was sent.",
             rich_help_panel=SERVER,
@@ -65,6 +66,7 @@ def serve(
         float,
         typer.Option(
             min=0,
+            max=10**6,
             metavar="SECONDS",
             help="Time that running answers are given to end after SIGTERM or Ctrl-C. Streams then end with an error.",
             rich_help_panel=SERVER,
@@ -110,12 +112,16 @@ def serve(
         ),
     ] = None,
     max_batch_size: Annotated[
-        int, typer.Option(min=1, help="Maximum number of answers that are decoded together.", rich_help_panel=LIMITS)
+        int,
+        typer.Option(
+            min=1, max=4096, help="Maximum number of answers that are decoded together.", rich_help_panel=LIMITS
+        ),
     ] = Runtime.model_fields["max_batch_size"].default,
     max_queue: Annotated[
         int | None,
         typer.Option(
             min=0,
+            max=10**6,
             help="Maximum number of answers that wait. More get status 429. Default: "
             f"{Runtime.model_fields['max_queue'].default}; with --ray as many, for each replica, as are decoded "
             "together.",
@@ -123,12 +129,15 @@ def serve(
             rich_help_panel=LIMITS,
         ),
     ] = None,
-    max_n: Annotated[int, typer.Option(min=1, help="Maximum of n in a request.", rich_help_panel=LIMITS)] = 8,
+    max_n: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Maximum of n in a request.", rich_help_panel=LIMITS)
+    ] = 8,
     max_answer_tokens: Annotated[
-        int, typer.Option(min=1, help="Maximum of max_tokens in a request.", rich_help_panel=LIMITS)
+        int, typer.Option(min=1, max=10**7, help="Maximum of max_tokens in a request.", rich_help_panel=LIMITS)
     ] = 32768,
-    max_body_bytes: Annotated[int, typer.Option(min=1, help="Maximum size of a request.", rich_help_panel=LIMITS)] = 4
-    * 2**20,
+    max_body_bytes: Annotated[
+        int, typer.Option(min=1, max=2**30, help="Maximum size of a request.", rich_help_panel=LIMITS)
+    ] = 4 * 2**20,
     ray: Annotated[
         bool,
         typer.Option(
@@ -139,18 +148,28 @@ def serve(
     ] = False,
     replicas: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of replicas. Default: 1.", show_default=False, rich_help_panel=PANEL),
+        typer.Option(
+            min=1, max=10_000, help="Number of replicas. Default: 1.", show_default=False, rich_help_panel=PANEL
+        ),
     ] = None,
     min_replicas: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Least number of replicas, if the load decides.", show_default=False, rich_help_panel=PANEL
+            min=0,
+            max=10_000,
+            help="Least number of replicas, if the load decides.",
+            show_default=False,
+            rich_help_panel=PANEL,
         ),
     ] = None,
     max_replicas: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Largest number of replicas, if the load decides.", show_default=False, rich_help_panel=PANEL
+            min=1,
+            max=10_000,
+            help="Largest number of replicas, if the load decides.",
+            show_default=False,
+            rich_help_panel=PANEL,
         ),
     ] = None,
     num_cpus: NumCpus = None,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import typer
@@ -16,6 +18,7 @@ from typer.testing import CliRunner, Result
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, ModelInfo, __version__
 from cocoa_engine.cli.app import app
 from cocoa_engine.cli.options import LoadOptions, with_options
+from cocoa_engine.cli.plugins import plugin_commands
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, ScoredHead
 from tests.helpers.processes import LIMIT, run
 
@@ -41,6 +44,27 @@ def test_score_json_has_the_claims_of_the_divided_text(cocoa: Cocoa, engine: Coc
     assert len({claim["risk"] for claim in shown["claims"]}) > 1
     by_dola = json.loads(cocoa("score", "--prompt", PROMPT, "--text", text, "--method", "dola", "--json").stdout)
     assert {claim["risk"] for claim in by_dola["claims"]} == {by_dola["spans"][0]["risk"]}
+
+
+def test_every_number_among_the_options_has_bounds() -> None:
+    commands = {one.callback.__name__: one.callback for one in app.registered_commands if one.callback}
+    commands |= {name: point.load() for name, point in plugin_commands().items()}
+    found = {}
+    for command, function in commands.items():
+        for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+            kind, *about = get_args(parameter.annotation) or (None,)
+            if {int, float} & {kind, *get_args(kind)}:
+                found[command, name] = [about[0].min, about[0].max]
+    unbounded = {key for key, bounds in found.items() if None in bounds}
+    assert unbounded == {("eval", "shuffle"), ("length-rules", "shuffle")}  # any number seeds Python's generator
+    assert {("serve", "max_n"), ("claims", "draws"), ("score", "threads"), ("score", "num_gpus")} <= found.keys()
+
+
+def test_lengths_that_no_text_has(cocoa: Cocoa) -> None:
+    for lengths in ("1000000000", "256,0", ",".join(["1"] * 101)):
+        result = cocoa("heads", "--lengths", lengths)
+        assert result.exit_code != 0
+        assert "whole numbers from 1 to 10000000" in " ".join(result.output.split())
 
 
 def test_score_by_a_rival(cocoa: Cocoa, engine: CocoaEngine) -> None:

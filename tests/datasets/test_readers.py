@@ -13,7 +13,7 @@ import pytest
 from cocoa_engine import DataError
 from cocoa_engine.cli.dataset_options import read_documents
 from cocoa_engine.cli.prompting import read_sources
-from cocoa_engine.datasets import LabelledText, read_labelled, sample
+from cocoa_engine.datasets import LabelledText, diasumfact, read_labelled, sample
 
 HEADER = "Type,Category,Question,Best Answer,Correct Answers,Incorrect Answers,Source\n"
 ROW = 'Adversarial,History,Who flew first?,The Wrights,"The Wrights; Orville; ",Lindbergh; Earhart,x\n'
@@ -134,6 +134,29 @@ def test_diasumfact(tmp_path: Path) -> None:
     assert record.label
     assert "What did Industrial Designer propose?" in record.prompt
     assert record.without_source().prompt == record.prompt[record.prompt.index("\n\n") :]
+
+
+def test_diasumfact_reads_a_long_summary_once() -> None:
+    read: list[str] = []
+
+    class Summary(str):
+        def __getitem__(self, key: Any) -> str:
+            read.append(part := super().__getitem__(key))
+            return part
+
+    count = 2000
+    sentences = [{"sentence": " a.", "annotation": []}] * count + [{"sentence": "a. b c", "annotation": []}]
+    assert diasumfact._spans(Summary("a. " * (count + 1) + "b \n"), sentences, "file") == []
+    assert sum(map(len, read)) < 10 * count
+
+
+def test_diasumfact_with_too_many_errors_in_a_long_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = [{"error_class": "EntE", "error_span": f"X{number}"} for number in range(20)]
+    sentences = [{"sentence": "a" * 100, "annotation": errors}]
+    assert len(diasumfact._spans("a" * 100, sentences, "file")) == 1
+    monkeypatch.setattr(diasumfact, "SEARCH_LIMIT", 1999)
+    with pytest.raises(DataError, match=r"^file, sentence 0 is too long for its number of errors\.$"):
+        diasumfact._spans("a" * 100, sentences, "file")
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -93,7 +93,9 @@ def test_processors_apply_to_the_answer_and_the_samples() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"n": 0}, "n must be a whole number, at least 1"),
+        ({"n": 0}, "n must be a whole number from 1 to 10000"),
+        ({"n": 10_001}, "n must be a whole number from 1 to 10000"),
+        ({"n": 10**5000}, "n must be a whole number from 1 to 10000"),
         ({"n": True}, "n must be a whole number"),
         ({"n": 2.5}, "n must be a whole number"),
         ({"temperature": 0}, "all samples are alike"),

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -437,6 +437,18 @@ def test_more_layers_than_any_model_has(
     assert f"{field} must be a whole number of at most 1000" in message
 
 
+@pytest.mark.parametrize("field", ["num_hidden_layers", "n_layer"])
+def test_more_layers_than_any_model_has_deep_in_a_config(
+    field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner: Any = {"text_config": [{field: 10**9}]}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_omni", "thinker_config": inner}))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    refuse_to_build_configs(monkeypatch)
+    message = message_of(CocoaError, lambda: load_pretrained(str(tmp_path)))
+    assert f"{field} must be a whole number of at most 1000" in message
+
+
 def test_a_gguf_file_of_more_layers_than_any_model_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "model.gguf"
     write_tiny_gguf(file)
@@ -460,6 +472,7 @@ def test_a_gguf_file_of_more_layers_than_any_model_has(tmp_path: Path, monkeypat
         (CocoaConfig, "diver_weight", 1e6),
         (CocoaConfig, "repetition_penalty", 1e6),
         (CocoaConfig, "temperature", 1e6),
+        (CocoaConfig, "top_k", 10**7),
         (Runtime, "max_batch_size", 4096),
         (Runtime, "max_queue", 10**6),
         (Runtime, "prefix_cache_mb", 2**24),
@@ -471,6 +484,17 @@ def test_settings_beyond_use(kind: Any, name: str, limit: float) -> None:
     message = message_of(ConfigError, lambda: kind(**{name: limit * 2}))
     assert name in message
     assert f"{limit:.0f}" in message
+
+
+@pytest.mark.parametrize("kind", [CocoaConfig, Runtime])
+def test_every_number_among_the_settings_has_bounds(kind: Any) -> None:
+    bounds = {
+        name: {end[0] for one in field.metadata for end in ("ge", "gt", "le", "lt") if hasattr(one, end)}
+        for name, field in kind.model_fields.items()
+        if {int, float} & {field.annotation, *get_args(field.annotation)}
+    }
+    assert len(bounds) >= 4
+    assert bounds == {name: {"g", "l"} for name in bounds}
 
 
 # --- control characters ---

@@ -1,8 +1,9 @@
-"""A process that ends while streams are open prints nothing about them."""
+"""A process that ends while streams are open or calls run ends as usual, and prints nothing about them."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tests.helpers.processes import run
 pytestmark = pytest.mark.slow
 
 PROGRAM = """
-import asyncio, os, sys, threading
+import asyncio, atexit, os, sys, threading
 from cocoa_integrations.langchain import CocoaLLM as LangChainLLM
 from cocoa_integrations.llama_index import CocoaLLM as LlamaIndexLLM
 from cocoa_engine.model.model_classes import import_model_classes
@@ -22,12 +23,12 @@ from cocoa_engine.model.model_classes import import_model_classes
 import_model_classes()  # or torchao writes to stderr when the tests' models are made
 from tests.helpers.engines import endless
 
-for how in ("end", "interrupt"):
+for how in sys.argv[1:]:
     if not (child := os.fork()):  # which ends as a process that was started anew
         for number, name in ((1, "stdout"), (2, "stderr")):
             os.dup2(os.open(f"{how}.{name}", os.O_CREAT | os.O_WRONLY), number)
         break
-    os.waitpid(child, 0)
+    print(how, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 else:
     sys.exit()
 
@@ -38,13 +39,27 @@ streams += [LlamaIndexLLM(engine=engine, max_tokens=200).stream_complete("hello"
 for stream in streams:
     next(stream)
 
-def read():
-    for _ in engine.stream([5, 6], max_new_tokens=400, gamma=1.0):
-        reads.set()
+def note(token_ids, scores):
+    begun.set()
+    return scores
 
-reads = threading.Event()
-threading.Thread(target=read, daemon=True).start()
-reads.wait(100)
+def read():
+    for _ in engine.stream([5, 6], max_new_tokens=400, gamma=1.0, logits_processor=[note]):
+        pass
+
+def generate():
+    engine.generate_batch([[5, 6], [7]], max_new_tokens=400, logits_processor=[note])
+
+def score():
+    while True:
+        engine.score([5, 6], [7, 8, 9])
+        begun.set()
+
+begun = threading.Event()
+call = {"generate": generate, "score": score}.get(how, read)
+for _ in range(3 if how == "several" else 1):
+    threading.Thread(target=call, daemon=True).start()
+begun.wait(100)
 
 async def main():
     for stream in (
@@ -56,18 +71,45 @@ async def main():
     if how == "interrupt":
         raise KeyboardInterrupt
 
-asyncio.run(main())
+if how == "open loop":
+    (loop := asyncio.new_event_loop()).run_until_complete(main())
+else:
+    asyncio.run(main())
+if how == "later":
+    def ask():
+        try:
+            engine.generate([5, 6])
+        except BaseException as error:
+            print(type(error).__name__, error)
+    from cocoa_engine import process_exit
+    atexit.unregister(process_exit._end_work)  # as if it had been registered after the user's
+    atexit.register(ask)
+    atexit.register(process_exit._end_work)
 print("end")
 """
 
+CASES = ("end", "interrupt", "generate", "score", "several", "open loop", "later")
 
-def test_open_streams_do_not_print_at_exit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+
+def test_open_streams_and_running_calls_do_not_disturb_exit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.chdir(tmp_path)
-    done = run([sys.executable, "-W", "ignore", "-c", PROGRAM])
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    for how in ("end", "interrupt"):
+    done = run([sys.executable, "-W", "ignore", "-c", PROGRAM, *CASES])
+    assert (done.returncode, done.stderr) == (0, "")
+    statuses = dict(line.rsplit(maxsplit=1) for line in done.stdout.splitlines())
+    assert statuses.pop("interrupt") in ("1", f"-{signal.SIGINT:d}")  # which one depends on Python's version
+    assert statuses == {how: "0" for how in CASES if how != "interrupt"}
+    for how in CASES:
         stdout, stderr = ((tmp_path / f"{how}.{name}").read_text() for name in ("stdout", "stderr"))
         assert "Exception ignored" not in stderr, stderr
-        assert stderr.count("Traceback") == (how == "interrupt"), stderr
-        assert stdout.split() == (["end"] if how == "end" else [])
+        if how == "interrupt":
+            assert (stdout, stderr.count("Traceback"), stderr.splitlines()[-1]) == ("", 1, "KeyboardInterrupt")
+            continue
+        assert stderr == ""
+        lines = stdout.splitlines()
+        assert lines[0] == "end"
+        assert lines[1:] == (
+            ["RequestCancelledError the process is ending: the engine runs no more forward passes"]
+            if how == "later"
+            else []
+        )

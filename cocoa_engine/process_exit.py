@@ -1,0 +1,108 @@
+"""What the end of the process needs: no thread inside C++ code.
+
+Before 3.14, Python ends a daemon thread as the thread comes back for the interpreter's lock, which unwinds its stack.
+If torch's C++ functions are on it, the C++ runtime aborts the process. An exit hook therefore lets the passes that are
+running end, and :data:`at_work` lets no further one begin.
+
+Python has joined all other threads before it calls exit hooks. Hooks run in reverse order of registration: those that
+were registered after the import of this module can still use an engine.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ContextDecorator, contextmanager
+
+from cocoa_engine.errors import RequestCancelledError
+
+LONGEST_PASS = 10.0
+"""Seconds that the exit hook waits, at most, for threads at work. It does not wait if there are none."""
+
+LONGEST_EXIT = 60.0
+"""Seconds that a daemon thread is held. Usually the process ends meanwhile; an exit hook may wait for the thread."""
+
+_depths: dict[int, int] = {}  # by thread at work: number of contexts that it is in; a thread writes its own entry only
+_ending = False
+
+
+class _AtWork(ContextDecorator):
+    """Encloses code that runs torch, on behalf of a caller. Contexts may be nested.
+
+    Raises:
+        RequestCancelledError: the process is ending. In a daemon thread, the error comes after a long wait.
+    """
+
+    def __enter__(self) -> None:
+        thread = threading.get_ident()
+        before = _depths.get(thread, 0)
+        _depths[thread] = before + 1  # before the check: either it fails, or the exit hook sees the thread
+        try:
+            require_running()
+        except BaseException:
+            _restore(thread, before)
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        thread = threading.get_ident()
+        _restore(thread, _depths.get(thread, 0) - 1)
+
+
+at_work = _AtWork()
+
+
+@contextmanager
+def resting() -> Iterator[None]:
+    """Enclose a wait for other threads inside :data:`at_work`: the exit hook does not wait for this one meanwhile.
+
+    Call :func:`require_running` afterwards, as soon as no lock is held.
+    """
+    thread = threading.get_ident()
+    depth = _depths.pop(thread, 0)
+    try:
+        yield
+    finally:
+        _restore(thread, depth)
+
+
+def require_running() -> None:
+    """Check that the process is not ending. If it is, hold a daemon thread here, outside of C++ code.
+
+    Raises:
+        RequestCancelledError: the process is ending.
+    """
+    if not _ending:
+        return
+    if threading.current_thread().daemon:  # an error would be printed, by a process that is about to end as it should
+        with resting():
+            time.sleep(LONGEST_EXIT)
+    raise RequestCancelledError("the process is ending: the engine runs no more forward passes")
+
+
+def _restore(thread: int, depth: int) -> None:
+    if depth > 0:
+        _depths[thread] = depth
+    else:
+        _depths.pop(thread, None)
+
+
+def _end_work() -> None:
+    global _ending
+    _ending = True
+    deadline = time.monotonic() + LONGEST_PASS
+    while _depths.keys() - {threading.get_ident()} and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def _forget_other_threads() -> None:
+    """In a forked child, which has only the thread that forked."""
+    for thread in _depths.keys() - {threading.get_ident()}:
+        del _depths[thread]
+
+
+atexit.register(_end_work)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_other_threads)

@@ -500,8 +500,8 @@ def test_control_characters_of_files_are_shown(tmp_path: Path, tiny: CocoaEngine
 
 
 def test_control_characters_in_notes_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    print_note(f"KeyError: {ESCAPE}")
-    assert capsys.readouterr().err == "cocoa: KeyError: ␛[31m\ufffd2J<U+202E>␇\n"
+    print_note(f"KeyError: {ESCAPE}\u061c\u200e\u200f")
+    assert capsys.readouterr().err == "cocoa: KeyError: ␛[31m\ufffd2J<U+202E>␇<U+061C><U+200E><U+200F>\n"
 
 
 def test_control_characters_in_json_of_commands(capsys: pytest.CaptureFixture[str]) -> None:

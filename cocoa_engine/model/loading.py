@@ -26,7 +26,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from cocoa_engine.errors import CocoaError, ConfigError, ModelLoadError, UnsupportedModelError
+from cocoa_engine.errors import CocoaError, ConfigError, ModelLoadError, UnsupportedModelError, safe_cause
 from cocoa_engine.free_memory import release_free_memory
 from cocoa_engine.model import (
     embedded,
@@ -577,13 +577,13 @@ def _clear_errors(what: str, name: str) -> Iterator[None]:
         raise
     except TypeError as error:
         if "unexpected keyword argument" not in str(error):
-            raise _load_error(what, name, error) from error
+            raise _load_error(what, name, error) from safe_cause(error)
         option = str(error).rsplit(" ", 1)[-1]
         raise ConfigError(
             f"unknown option {option}: this loader, the config and the {what} of {name} do not have it"
-        ) from error
+        ) from safe_cause(error)
     except Exception as error:
-        raise _load_error(what, name, error) from error
+        raise _load_error(what, name, error) from safe_cause(error)
 
 
 def _load_error(what: str, name: str, error: Exception) -> ModelLoadError:

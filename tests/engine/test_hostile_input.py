@@ -9,6 +9,7 @@ import pickle
 import struct
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import datetime
@@ -37,6 +38,7 @@ from cocoa_engine.calibration import CalibrationWarning
 from cocoa_engine.cli.terminal import describe_error, print_json, print_note
 from cocoa_engine.datasets import files, read_labelled
 from cocoa_engine.datasets.records import LabelledSpan, LabelledText, checked
+from cocoa_engine.errors import safe_cause
 from cocoa_engine.messages import unknown
 from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_context_window
 from cocoa_engine.output_files import require_writable, write_file
@@ -60,7 +62,9 @@ def message_of(error: type[Exception], call: Callable[[], Any]) -> str:
     assert isinstance(caught.value, CocoaError)
     message = str(caught.value)
     assert len(message) <= SHORT
-    assert not any(character in message for character in ESCAPE if not character.isprintable())
+    printed = "".join(traceback.format_exception(caught.value))  # with the causes
+    assert not any(character in printed for character in ESCAPE if not character.isprintable())
+    assert all(len(line) <= SHORT for line in printed.splitlines())
     return message
 
 
@@ -227,6 +231,43 @@ def test_the_remedy_at_the_end_of_a_long_message_stays() -> None:
     assert str(error).startswith("the value xxx")
     assert str(error).endswith("too long; shorten it")
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_causes_keep_their_names_and_places() -> None:
+    def fails() -> None:
+        try:
+            raise KeyError("first")
+        except KeyError:
+            raise LookupError(ESCAPE + "x" * 10**6) from None
+
+    def fails_again() -> None:
+        try:
+            fails()
+        except LookupError:
+            raise UnicodeError("third")  # noqa: B904 - as other packages do
+
+    def load() -> None:
+        try:
+            fails_again()
+        except UnicodeError as error:
+            raise ModelLoadError("fourth") from safe_cause(error)
+
+    message_of(ModelLoadError, load)
+    with pytest.raises(ModelLoadError) as caught:
+        load()
+    printed = "".join(traceback.format_exception(caught.value))
+    assert "LookupError: ␛[31m" in printed
+    assert "UnicodeError: third" in printed
+    assert "first" not in printed.replace('KeyError("first")', "")
+    assert all(f"in {function}\n" in printed for function in ("fails", "fails_again", "load"))
+
+
+def test_harmless_causes_are_kept() -> None:
+    error = ValueError("short")
+    error.__cause__ = KeyError("short too")
+    assert safe_cause(error) is error
+    error.__cause__.__cause__ = error  # a circle
+    assert str(safe_cause(error)) == "short"
 
 
 # --- limits ---

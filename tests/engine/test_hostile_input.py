@@ -27,6 +27,8 @@ from rich.table import Table
 from rich.text import Text
 from transformers import AutoConfig, GenerationConfig
 
+import cocoa_engine
+import cocoa_integrations
 from cocoa_engine import (
     CalibrationError,
     CocoaConfig,
@@ -45,6 +47,7 @@ from cocoa_engine.cli.terminal import SafeConsole, describe_error, print_json, p
 from cocoa_engine.datasets import files, read_labelled
 from cocoa_engine.datasets.records import LabelledSpan, LabelledText, checked
 from cocoa_engine.errors import safe_cause
+from cocoa_engine.logs import safe_logger
 from cocoa_engine.messages import unknown
 from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_context_window
 from cocoa_engine.output_files import require_writable, write_file
@@ -544,6 +547,22 @@ def test_control_characters_of_files_are_shown(tmp_path: Path, tiny: CocoaEngine
 
     (tmp_path / "config.json").write_text(json.dumps({"model_type": ESCAPE}))
     assert "␛[31m" in message_of(ModelLoadError, lambda: load_pretrained(str(tmp_path)))
+
+
+def test_control_characters_in_logs(caplog: pytest.LogCaptureFixture) -> None:
+    logger = safe_logger("cocoa_engine.test")
+    logger.warning("%d of %s: %s, %.1f", 1, Path(ESCAPE), ValueError(ESCAPE * 10**5), 0.25)
+    (message,) = caplog.messages
+    assert message.startswith("1 of ␛[31m")
+    assert message.endswith(", 0.2")
+    assert len(message) < 1000
+    assert not any(character in message for character in ESCAPE if not character.isprintable())
+
+
+def test_loggers_of_all_modules_show_control_characters() -> None:
+    for package in (cocoa_engine, cocoa_integrations):
+        for file in Path(package.__path__[0]).rglob("*.py"):
+            assert "logging.getLogger(__name__)" not in file.read_text(encoding="utf-8"), file
 
 
 def test_control_characters_in_notes_of_commands(capsys: pytest.CaptureFixture[str]) -> None:

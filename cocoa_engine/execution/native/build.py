@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import functools
 import hashlib
-import logging
 import os
 import platform
 import shutil
@@ -25,8 +24,9 @@ from typing import NamedTuple
 from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory, is_private
 from cocoa_engine.execution.native.structures import mismatch
 from cocoa_engine.forks import free_in_child
+from cocoa_engine.logs import safe_logger
 
-logger = logging.getLogger(__name__)
+logger = safe_logger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 HEADERS = tuple(Path(__file__).with_name(name) for name in ("vectors.h", "blocks.h"))

@@ -26,6 +26,29 @@ class CocoaError(Exception):
         super().__init__(*message, *args[1:], **kwargs)
 
 
+def safe_cause(error: BaseException, earlier: int = 8) -> BaseException:
+    """The error to raise one of this package's errors from, for tracebacks: its text may quote foreign text too.
+
+    It is the error itself, unless the text of it or of one of its own causes has control characters or is long. Then it
+    is a stand-in with the same name and traceback, and with a text like those of messages.
+
+    Args:
+        error: the error.
+        earlier: the number of its causes that are kept.
+    """
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    safe_one = None if cause is None or not earlier else safe_cause(cause, earlier - 1)
+    text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+    shown = bounded(text, MESSAGE_LIMIT)
+    if shown == text and safe_one is cause:
+        return error
+    kind = type(error)
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    stand_in: Exception = type(kind.__name__, (Exception,), names)(shown)
+    stand_in.__cause__ = safe_one
+    return stand_in.with_traceback(error.__traceback__)
+
+
 class ConfigError(CocoaError, ValueError):
     """A setting is unknown, out of range or does not fit the model."""
 

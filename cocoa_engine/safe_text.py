@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import reprlib
 
+# invisible characters that set or reverse the direction of text
+_DIRECTIONS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+
 # C0 controls except tab and newline become their Unicode pictures, DEL likewise, C1 controls a replacement character.
-# Characters that reverse the direction of text invisibly are shown by name.
+# Marks of direction are shown by name.
 _CONTROLS: dict[int, int | str] = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
 _CONTROLS |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 _CONTROLS |= {0xFFFE: 0xFFFD, 0xFFFF: 0xFFFD}  # no characters, and not allowed in XML, such as SVG
-_CONTROLS |= {code: f"<U+{code:04X}>" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+_CONTROLS |= {code: f"<U+{code:04X}>" for code in _DIRECTIONS}
 
 # what a terminal interprets beside C0 controls, which JSON escapes itself: DEL, C1 controls, marks of direction
-_DIRECTIONS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _ESCAPES: dict[int, str] = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), *_DIRECTIONS)}
 
 _values = reprlib.Repr()

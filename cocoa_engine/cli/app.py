@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
 from functools import partial
@@ -77,9 +78,11 @@ class OneLineErrors(TyperGroup):
             code = 1
         except Exception as error:
             if "--debug" in args:
-                raise
-            message, code = describe_error(error)
-            print_note(message)
+                print(safe(traceback.format_exc()), end="", file=sys.stderr)
+                code = 1
+            else:
+                message, code = describe_error(error)
+                print_note(message)
         if code == INTERRUPTED:
             print_note("interrupted")
         sys.exit(code if isinstance(code, int) else 0)
@@ -138,4 +141,4 @@ def _as_one_line(
     """Format this package's warnings like its errors, and others as Python does."""
     if issubclass(category, CalibrationWarning) and "--debug" not in sys.argv:
         return f"cocoa: warning: {safe(str(message))}\n"
-    return _python_format(message, category, filename, lineno, line)
+    return safe(_python_format(message, category, filename, lineno, line))

@@ -11,6 +11,7 @@ from cocoa_engine.cli.dataset_options import Cache, in_steps, progress
 from cocoa_engine.cli.export import Overwrite, reserved
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import LoadOptions, Model, with_options
+from cocoa_engine.cli.terminal import output
 from cocoa_engine.cli.unfinished import measured_answers
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.output_files import write_file
@@ -92,7 +93,7 @@ def heads(
             write_file(out, found.model_dump_json(indent=1) + "\n")
         _show(found, spread=spread)
         if out is not None:
-            print(f"Written to {out}.")
+            _print(f"Written to {out}.")
         try:
             file = keep(found, engine.session.model)
         except (OSError, RuntimeError) as error:
@@ -100,18 +101,22 @@ def heads(
                 f"the heads cannot be kept in the cache directory ({error}). Set COCOA_CACHE_DIR to a folder that can "
                 "be written to, or give --out FILE and pass it as --decore-heads."
             ) from None
-    print(f"Written to {file}. Engines of this model use it from now on.")
+    _print(f"Written to {file}. Engines of this model use it from now on.")
 
 
 def _show(found: RetrievalHeads, *, spread: bool) -> None:
     if spread:
-        print(f"{len(found.heads)} heads of {found.model_name}, spread over layers {found.heads[0].layer} and above")
+        _print(f"{len(found.heads)} heads of {found.model_name}, spread over layers {found.heads[0].layer} and above")
     else:
         best = ", ".join(f"{head.layer}.{head.head} ({head.score:.2f})" for head in found.heads[:5])
-        print(f"{len(found.heads)} heads of {found.model_name}, {found.samples} needles recalled; best: {best}")
+        _print(f"{len(found.heads)} heads of {found.model_name}, {found.samples} needles recalled; best: {best}")
     if found.reference is not None:
         low, middle, high = (found.reference[len(found.reference) * part // 20] for part in (1, 10, 19))
-        print(
+        _print(
             f"source attention of {found.reference_spans} own spans: 5 % below {low:.3f}, half below {middle:.3f}, "
             f"95 % below {high:.3f}"
         )
+
+
+def _print(line: str) -> None:
+    output(no_color=True).print(line, soft_wrap=True)

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.text import Text
 
 from cocoa_engine.cli.options import LoadOptions
+from cocoa_engine.cli.terminal import SafeConsole
 from cocoa_engine.model import load_options
 from cocoa_engine.runtime import Runtime
 
@@ -36,7 +36,7 @@ def load_engine(
         CocoaError: as :meth:`CocoaEngine.from_pretrained`.
     """
     declared = declared_options(model, options, calibrator, **of_runtime)
-    console = Console(stderr=True, quiet=not sys.stderr.isatty())
+    console = SafeConsole(stderr=True, quiet=not sys.stderr.isatty())
     with console.status(Text(f"Loading {model or 'the embedded model'} …")):
         import torch
         from huggingface_hub.utils import logging as hub_logging

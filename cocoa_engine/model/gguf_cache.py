@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
 import os
 import shutil
@@ -23,6 +22,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from cocoa_engine.cache_directory import cache_directory, is_private
+from cocoa_engine.logs import safe_logger
 from cocoa_engine.model import gguf_tokenizer, kept_folders
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.output_files import write_file
@@ -30,7 +30,7 @@ from cocoa_engine.output_files import write_file
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-logger = logging.getLogger(__name__)
+logger = safe_logger(__name__)
 
 FOLDER = "gguf"
 KEPT = {"tokenizer": 32, "unpacked": 4}

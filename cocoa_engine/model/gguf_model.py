@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
 
-from cocoa_engine.errors import ModelLoadError
+from cocoa_engine.errors import ModelLoadError, safe_cause
 from cocoa_engine.model import experts, gguf_families, gguf_tokenizer
 from cocoa_engine.model.blocks import BLOCK_KINDS, BlockTensor
 from cocoa_engine.model.gguf_families import LONG_FACTORS, ROPE_FACTORS, TABLES, Family, Metadata, family_of
@@ -249,7 +249,7 @@ def _clear_errors(file: GgufFile) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise ModelLoadError(f"the metadata of {file.path} is incomplete or wrong ({error})") from error
+        raise ModelLoadError(f"the metadata of {file.path} is incomplete or wrong ({error})") from safe_cause(error)
 
 
 def _ends(file: GgufFile) -> list[int] | int | None:

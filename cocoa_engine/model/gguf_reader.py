@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cocoa_engine.errors import ModelLoadError
+from cocoa_engine.errors import ModelLoadError, safe_cause
 from cocoa_engine.model import gguf_files
 
 _MAGIC = b"GGUF"
@@ -182,7 +182,7 @@ class _Part:
                 )
             self.metadata, self.tensors = self._contents()
         except (struct.error, KeyError, ValueError, ArithmeticError, MemoryError, RecursionError) as error:
-            raise ModelLoadError(f"{path} is damaged or incomplete ({error}); fetch it again") from error
+            raise ModelLoadError(f"{path} is damaged or incomplete ({error}); fetch it again") from safe_cause(error)
 
     def _contents(self) -> tuple[Settings, dict[str, Entry]]:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
 import zlib
@@ -13,9 +12,10 @@ from pathlib import Path
 from filelock import FileLock
 
 from cocoa_engine.cache_directory import is_private
+from cocoa_engine.logs import safe_logger
 from cocoa_engine.output_files import write_file
 
-logger = logging.getLogger(__name__)
+logger = safe_logger(__name__)
 
 MANIFEST = "manifest.json"
 LOCK_TIMEOUT = 600.0  # seconds to wait for another process's conversion; the lock ends with its process

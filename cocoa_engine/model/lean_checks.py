@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import weakref
 from contextlib import suppress
 from functools import cache
@@ -18,10 +17,11 @@ from pathlib import Path
 from torch import nn
 
 from cocoa_engine.cache_directory import cache_directory, is_private
+from cocoa_engine.logs import safe_logger
 from cocoa_engine.model.weight_fingerprint import WeightFingerprint, weight_fingerprint
 from cocoa_engine.output_files import write_file
 
-logger = logging.getLogger(__name__)
+logger = safe_logger(__name__)
 
 FOLDER = "checked"
 KEPT = 64

@@ -6,7 +6,6 @@ clear error messages for the many ways in which loading can fail.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,8 +25,9 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from cocoa_engine.errors import CocoaError, ConfigError, ModelLoadError, UnsupportedModelError
+from cocoa_engine.errors import CocoaError, ConfigError, ModelLoadError, UnsupportedModelError, safe_cause
 from cocoa_engine.free_memory import release_free_memory
+from cocoa_engine.logs import safe_logger
 from cocoa_engine.model import (
     embedded,
     gguf_cache,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from cocoa_engine.model.light_model import LightModel
 
-logger = logging.getLogger(__name__)
+logger = safe_logger(__name__)
 
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -183,8 +183,8 @@ def read_context_window(
             kept = _pick(options, (*SOURCE_OPTIONS, *WINDOW_FIELDS, "trust_remote_code"))
             config = _read_config(name, kept)
         return context_window_of(config)
-    except Exception:  # a missing folder, no network, a config with code that is not trusted, a file that is no JSON
-        logger.debug("cannot read the context window of %s", model_name, exc_info=True)
+    except Exception as error:  # a missing folder, no network, code that is not trusted, a file that is no JSON
+        logger.debug("cannot read the context window of %s", model_name, exc_info=safe_cause(error))
         return None
 
 
@@ -589,13 +589,13 @@ def _clear_errors(what: str, name: str) -> Iterator[None]:
         raise
     except TypeError as error:
         if "unexpected keyword argument" not in str(error):
-            raise _load_error(what, name, error) from error
+            raise _load_error(what, name, error) from safe_cause(error)
         option = str(error).rsplit(" ", 1)[-1]
         raise ConfigError(
             f"unknown option {option}: this loader, the config and the {what} of {name} do not have it"
-        ) from error
+        ) from safe_cause(error)
     except Exception as error:
-        raise _load_error(what, name, error) from error
+        raise _load_error(what, name, error) from safe_cause(error)
 
 
 def _load_error(what: str, name: str, error: Exception) -> ModelLoadError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import mmap
 import re
@@ -17,6 +16,7 @@ from transformers import GenerationConfig
 
 from cocoa_engine.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from cocoa_engine.free_memory import release_free_memory
+from cocoa_engine.logs import safe_logger
 from cocoa_engine.model import experts
 from cocoa_engine.model.blocks import BlockTensor, block_size
 from cocoa_engine.model.gguf_model import without_weights
@@ -24,7 +24,7 @@ from cocoa_engine.model.gguf_model import without_weights
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-logger = logging.getLogger(__name__)
+logger = safe_logger(__name__)
 
 WeightKind = Literal["q8_0", "q4_k"]
 

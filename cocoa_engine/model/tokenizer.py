@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from cocoa_engine.errors import ChatTemplateError, UnsupportedModelError
+from cocoa_engine.errors import ChatTemplateError, UnsupportedModelError, safe_cause
 from cocoa_engine.forks import free_in_child
 from cocoa_engine.model.text import require_unicode
 from cocoa_engine.process_exit import at_work
@@ -153,7 +153,7 @@ class Tokens:
         try:
             return str(self.settings.apply_chat_template([dict(message) for message in messages], **options))
         except Exception as fault:  # a template is a program, and may raise any error
-            raise ChatTemplateError(f"the chat template rejects these messages: {fault}") from fault
+            raise ChatTemplateError(f"the chat template rejects these messages: {fault}") from safe_cause(fault)
 
 
 def _taken(tokenizer: PreTrainedTokenizerBase) -> bool:

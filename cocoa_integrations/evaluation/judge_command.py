@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cocoa_engine.cli.terminal import on_interrupt
-from cocoa_engine.errors import ConfigError, MissingExtraError
+from cocoa_engine.errors import ConfigError, MissingExtraError, safe_cause
 from cocoa_engine.optional import need
 from cocoa_integrations.evaluation.command import Markdown
 from cocoa_integrations.evaluation.progress import progress_bar
@@ -109,6 +109,6 @@ def chat_model(name: str) -> BaseChatModel:
         model: BaseChatModel = chat_models.init_chat_model(name, temperature=0.0)
         return model
     except ImportError as error:
-        raise MissingExtraError(f"the judge {name}: {error}") from error
+        raise MissingExtraError(f"the judge {name}: {error}") from safe_cause(error)
     except Exception as error:  # a missing key or an unknown name; the errors of providers have no common base
-        raise ConfigError(f"the judge {name} cannot be used: {error}") from error
+        raise ConfigError(f"the judge {name} cannot be used: {error}") from safe_cause(error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -14,9 +13,8 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 from langsmith import utils as langsmith_utils
 from langsmith.run_trees import get_cached_client
 
-from cocoa_engine.errors import MESSAGE_LIMIT
 from cocoa_engine.forks import free_in_child
-from cocoa_engine.safe_text import bounded
+from cocoa_engine.logs import safe_logger
 from cocoa_integrations._shared.finite import finite
 from cocoa_integrations._shared.scores import SCORE_NAME, Scoring, emit_event
 from cocoa_integrations.langchain.run_spans import ReceivesSpans
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
     from opentelemetry._logs import LoggerProvider
     from opentelemetry.trace import Span
 
-logger = logging.getLogger(__name__)
+logger = safe_logger(__name__)
 
 _MAX_WAITING = 1000
 """How much feedback may wait to be sent. More is dropped, such as when LangSmith cannot be reached."""
@@ -208,11 +206,11 @@ class RiskScores(BaseCallbackHandler, ReceivesSpans):
                 name = self._project or langsmith_utils.get_tracer_project()
                 self._session_id = client.read_project(project_name=name).id
             except Exception as error:  # the project is created with its first run
-                logger.debug("no id for the LangSmith project: %s", bounded(str(error), MESSAGE_LIMIT))
+                logger.debug("no id for the LangSmith project: %s", error)
         return self._session_id
 
     def _sent(self, future: Future[None]) -> None:
         with self._lock:
             self._waiting.discard(future)
         if (error := future.exception()) is not None:
-            logger.warning("a risk score was not sent to LangSmith: %s", bounded(str(error), MESSAGE_LIMIT))
+            logger.warning("a risk score was not sent to LangSmith: %s", error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -34,6 +33,7 @@ from llama_index.core.llms.llm import default_completion_to_prompt
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation, PromptError, SpanStream
+from cocoa_engine.logs import safe_logger
 from cocoa_engine.messages import explain
 from cocoa_engine.model.callables import Processor
 from cocoa_engine.model.loading import ACCESS_OPTIONS
@@ -64,7 +64,7 @@ from cocoa_integrations.llama_index.tools import ChatReader, split_tools
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-logger = logging.getLogger(__name__)
+logger = safe_logger(__name__)
 
 FOLLOW_MODEL = ("context_window", "is_chat_model", "is_function_calling_model")
 """Options that follow from the model unless they are given."""

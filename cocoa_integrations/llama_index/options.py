@@ -5,7 +5,6 @@ No option is ignored silently. An unsupported keyword raises an error, unless it
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,13 +21,14 @@ from transformers import (
 )
 
 from cocoa_engine import CocoaConfig, ConfigError
+from cocoa_engine.logs import safe_logger
 from cocoa_engine.messages import explain
 from cocoa_engine.model.callables import Criterion, Processor
 from cocoa_integrations._shared.chat_template import OPTIONS, ChatTemplateOptions, template_options
 from cocoa_integrations._shared.settings import refuse_unknown, split_settings
 from cocoa_integrations._shared.unsupported import INSTEAD, is_without_effect, refused
 
-logger = logging.getLogger(__name__)
+logger = safe_logger(__name__)
 
 _PROCESSORS: dict[str, Callable[[Any], Any]] = {
     "no_repeat_ngram_size": lambda size: [NoRepeatNGramLogitsProcessor(size)],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from llama_index.core.base.llms.types import (
 )
 
 from cocoa_engine.errors import IncompleteAnswerError
+from cocoa_engine.logs import safe_logger
 from cocoa_integrations._shared.detail import Stored
 from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY
 from cocoa_integrations._shared.remote_answers import entries_of, generation_of, report_of, span_of, split_of
@@ -24,7 +24,7 @@ from cocoa_integrations.llama_index.callbacks import Observers
 from cocoa_integrations.llama_index.responses import Delivery, log_probs_of
 from cocoa_integrations.llama_index.retrieved import PassagesOfCall
 
-logger = logging.getLogger(__name__)
+logger = safe_logger(__name__)
 
 
 class RemoteAnswer:

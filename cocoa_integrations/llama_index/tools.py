@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,12 +16,13 @@ from llama_index.core.base.llms.types import (
 
 from cocoa_engine import CocoaEngine, Generation
 from cocoa_engine.errors import IncompleteAnswerError
+from cocoa_engine.logs import safe_logger
 from cocoa_integrations._shared.chat_template import ChatTemplateOptions
 from cocoa_integrations._shared.reasoning import ReasoningSplitter, Split
 from cocoa_integrations.llama_index.responses import Answer, Delivery, Reader
 from cocoa_integrations.tool_calling import Call, Plan, Reading, ToolRequest, new_id, parts_of_report
 
-logger = logging.getLogger(__name__)
+logger = safe_logger(__name__)
 
 TOOL_OPTIONS = frozenset({"tools", "tool_choice", "strict", "parallel_tool_calls", "response_format"})
 """Options of a chat call that ask for tools or an answer in JSON."""

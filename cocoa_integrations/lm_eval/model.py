@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from json import dumps
@@ -17,13 +16,14 @@ from tqdm import tqdm
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
 from cocoa_engine.errors import ChatTemplateError, ConfigError, PromptError
+from cocoa_engine.logs import safe_logger
 from cocoa_engine.messages import unknown
 from cocoa_engine.model.generation_config import logits_processors
 from cocoa_engine.model.load_options import LoadOptions, changed_options, loading_arguments
 from cocoa_engine.model.loading import SOURCE_OPTIONS
 from cocoa_integrations._shared.settings import split_settings
 
-logger = logging.getLogger(__name__)
+logger = safe_logger(__name__)
 
 DEFAULT_MAX_LENGTH = 2048  # for a model without a context window, as in the harness's own models
 _CERTAIN_LOG_PROB = -math.log(2)  # a token above this log-probability is the most probable one

@@ -7,7 +7,6 @@ nothing of the answer, the request is restarted elsewhere. Otherwise the stream 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Callable, MutableMapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -17,12 +16,13 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from cocoa_engine.errors import CocoaError
+from cocoa_engine.logs import safe_logger
 from cocoa_integrations.ray.drain import Drain
 from cocoa_integrations.ray.session import session_of
 from cocoa_integrations.server.errors import SERVER, ApiError, api_error, log_unexpected, response_of
 from cocoa_integrations.server.streaming import error_event
 
-logger = logging.getLogger("cocoa_integrations.ray")
+logger = safe_logger("cocoa_integrations.ray")
 
 PAUSE = 0.2
 """Seconds before the second attempt; each further pause is twice as long."""

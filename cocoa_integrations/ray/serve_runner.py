@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import socket
 import threading
@@ -13,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from cocoa_engine import CocoaConfig
 from cocoa_engine.cli.terminal import print_note
-from cocoa_engine.errors import MESSAGE_LIMIT, CocoaError, ConfigError
+from cocoa_engine.errors import CocoaError, ConfigError
+from cocoa_engine.logs import safe_logger
 from cocoa_engine.model.load_options import LoadOptions
-from cocoa_engine.safe_text import bounded
 from cocoa_integrations.ray.cluster import connected, everywhere, require_cores
 from cocoa_integrations.ray.pool import last_line
 from cocoa_integrations.ray.settings import RaySettings
@@ -25,7 +24,7 @@ from cocoa_integrations.server.settings import ServerSettings
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
-logger = logging.getLogger("cocoa_integrations.ray")
+logger = safe_logger("cocoa_integrations.ray")
 
 NAME = "cocoa"
 """Of the application in Ray Serve."""
@@ -116,7 +115,7 @@ def _all(gateways: DeploymentHandle, method: str) -> list[Any]:
     try:
         return list(gateways.broadcast(method).results(timeout_s=PATIENCE, return_exceptions=True))
     except Exception as error:  # of Ray, whose cluster may be busy or about to end
-        logger.warning("gateways do not answer: %s", bounded(str(error), MESSAGE_LIMIT))
+        logger.warning("gateways do not answer: %s", error)
         return [error]
 
 

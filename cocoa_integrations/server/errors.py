@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 
 from cocoa_engine import CocoaConfig
 from cocoa_engine.errors import (
+    MESSAGE_LIMIT,
     CalibrationError,
     ChatTemplateError,
     CocoaError,
@@ -27,7 +28,7 @@ from cocoa_engine.errors import (
     UnsupportedFeatureError,
     UnsupportedModelError,
 )
-from cocoa_engine.safe_text import safe, short_repr, shortened
+from cocoa_engine.safe_text import bounded, short_repr, shortened
 from cocoa_integrations.server.parameters import SAME_SETTING
 
 logger = logging.getLogger("cocoa_integrations.server")
@@ -168,7 +169,7 @@ def response_of(error: ApiError) -> Response:
 def log_unexpected(error: BaseException, *, with_message: bool) -> None:
     """Write an error that no client caused to the log. Its message may quote a prompt."""
     where = "".join(traceback.format_tb(error.__traceback__))
-    message = f": {safe(str(error))}" if with_message else " (--log-prompts shows its message)"
+    message = f": {bounded(str(error), MESSAGE_LIMIT)}" if with_message else " (--log-prompts shows its message)"
     logger.error("%s%s\n%s", type(error).__name__, message, where)
 
 

@@ -398,7 +398,19 @@ def test_bad_input_that_the_engine_finds(cocoa: Cocoa, engine: CocoaEngine, monk
 
 def test_debug_shows_the_traceback(cocoa: Cocoa) -> None:
     result = cocoa("ask", QUESTION, "--alpha", "-1", "--debug")
-    assert type(result.exception).__name__ == "ConfigError"
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Traceback (most recent call last):\n")
+    assert "ConfigError: alpha: " in result.stderr
+
+
+def test_debug_shows_control_characters(cocoa: Cocoa, engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("\x1b[31mred")
+
+    monkeypatch.setattr(type(engine), "stream_chat", fails)
+    result = cocoa("ask", QUESTION, "--debug")
+    assert result.exit_code == 1
+    assert result.stderr.endswith("\nRuntimeError: ␛[31mred\n")
 
 
 def test_an_unforeseen_error_is_one_line(cocoa: Cocoa, engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:

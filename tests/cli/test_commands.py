@@ -137,7 +137,7 @@ def test_heads_of_the_model_that_was_named(
     cocoa: Cocoa, loads: list[tuple[str | None, object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = RetrievalHeads(
-        model_name="m", num_layers=1, num_heads=1, samples=1, heads=[ScoredHead(layer=0, head=0, score=0.5)]
+        model_name="m\x1b[31m", num_layers=1, num_heads=1, samples=1, heads=[ScoredHead(layer=0, head=0, score=0.5)]
     )
     monkeypatch.setattr("cocoa_engine.studies.retrieval_heads.find_retrieval_heads", lambda *_, **__: found)
     monkeypatch.setenv("COCOA_CACHE_DIR", str(tmp_path / "cache"))
@@ -149,6 +149,7 @@ def test_heads_of_the_model_that_was_named(
     assert RetrievalHeads.model_validate_json(kept.read_text()) == found
     shown = "".join(result.stdout.split())  # lines are wrapped
     assert f"Writtento{kept}.Enginesofthismodeluseitfromnowon." in shown
+    assert result.stdout.startswith("1 heads of m␛[31m, 1 needles recalled; best: 0.0 (0.50)\n")
     (tmp_path / "file").touch()
     monkeypatch.setenv("COCOA_CACHE_DIR", str(tmp_path / "file"))
     refused = cocoa("heads", "some/model", "--prompts", "0")

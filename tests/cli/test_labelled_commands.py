@@ -130,11 +130,14 @@ def test_signal_by_the_mean_of_log_p(cocoa: Cocoa, parts: Path, tmp_path: Path) 
 
 
 def test_one_prompt_alone_has_no_intervals(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
-    few = tmp_path / "few.jsonl"
+    few = tmp_path / "few\x1b[31m.jsonl"
     few.write_text(parts.read_text().splitlines()[0])
     result = cocoa("signal", "--data", str(few), "--out", str(tmp_path), "--draws", "20")
     assert result.exit_code == 0, result.output
     text = (tmp_path / "signal.md").read_text()
+    for shown in (text, result.stdout):
+        assert "(few␛[31m.jsonl)" in shown
+        assert "\x1b" not in shown
     assert "**No intervals: they are drawn over prompts, and there is only one.**" in text
     assert "(" not in text.partition("| -log p |")[2].partition("|\n")[0]
     interval = json.loads((tmp_path / "signal.json").read_text())["levels"]["span"]["ranking"]["-log p"]["auroc"]

@@ -6,9 +6,11 @@ import gzip
 import io
 import json
 import pickle
+import re
 import struct
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import datetime
@@ -18,8 +20,15 @@ from typing import Any, get_args
 import pytest
 import torch
 import typer
+from rich.console import Group
+from rich.control import Control
+from rich.markdown import Markdown
+from rich.table import Table
+from rich.text import Text
 from transformers import AutoConfig, GenerationConfig
 
+import cocoa_engine
+import cocoa_integrations
 from cocoa_engine import (
     CalibrationError,
     CocoaConfig,
@@ -34,9 +43,11 @@ from cocoa_engine import (
     Runtime,
 )
 from cocoa_engine.calibration import CalibrationWarning
-from cocoa_engine.cli.terminal import describe_error, print_json, print_note
+from cocoa_engine.cli.terminal import SafeConsole, describe_error, print_json, print_note
 from cocoa_engine.datasets import files, read_labelled
 from cocoa_engine.datasets.records import LabelledSpan, LabelledText, checked
+from cocoa_engine.errors import safe_cause
+from cocoa_engine.logs import safe_logger
 from cocoa_engine.messages import unknown
 from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_context_window
 from cocoa_engine.output_files import require_writable, write_file
@@ -60,7 +71,9 @@ def message_of(error: type[Exception], call: Callable[[], Any]) -> str:
     assert isinstance(caught.value, CocoaError)
     message = str(caught.value)
     assert len(message) <= SHORT
-    assert not any(character in message for character in ESCAPE if not character.isprintable())
+    printed = "".join(traceback.format_exception(caught.value))  # with the causes
+    assert not any(character in printed for character in ESCAPE if not character.isprintable())
+    assert all(len(line) <= SHORT for line in printed.splitlines())
     return message
 
 
@@ -227,6 +240,43 @@ def test_the_remedy_at_the_end_of_a_long_message_stays() -> None:
     assert str(error).startswith("the value xxx")
     assert str(error).endswith("too long; shorten it")
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_causes_keep_their_names_and_places() -> None:
+    def fails() -> None:
+        try:
+            raise KeyError("first")
+        except KeyError:
+            raise LookupError(ESCAPE + "x" * 10**6) from None
+
+    def fails_again() -> None:
+        try:
+            fails()
+        except LookupError:
+            raise UnicodeError("third")  # noqa: B904 - as other packages do
+
+    def load() -> None:
+        try:
+            fails_again()
+        except UnicodeError as error:
+            raise ModelLoadError("fourth") from safe_cause(error)
+
+    message_of(ModelLoadError, load)
+    with pytest.raises(ModelLoadError) as caught:
+        load()
+    printed = "".join(traceback.format_exception(caught.value))
+    assert "LookupError: ␛[31m" in printed
+    assert "UnicodeError: third" in printed
+    assert "first" not in printed.replace('KeyError("first")', "")
+    assert all(f"in {function}\n" in printed for function in ("fails", "fails_again", "load"))
+
+
+def test_harmless_causes_are_kept() -> None:
+    error = ValueError("short")
+    error.__cause__ = KeyError("short too")
+    assert safe_cause(error) is error
+    error.__cause__.__cause__ = error  # a circle
+    assert str(safe_cause(error)) == "short"
 
 
 # --- limits ---
@@ -523,9 +573,40 @@ def test_control_characters_of_files_are_shown(tmp_path: Path, tiny: CocoaEngine
     assert "␛[31m" in message_of(ModelLoadError, lambda: load_pretrained(str(tmp_path)))
 
 
+def test_control_characters_in_logs(caplog: pytest.LogCaptureFixture) -> None:
+    logger = safe_logger("cocoa_engine.test")
+    logger.warning("%d of %s: %s, %.1f", 1, Path(ESCAPE), ValueError(ESCAPE * 10**5), 0.25)
+    (message,) = caplog.messages
+    assert message.startswith("1 of ␛[31m")
+    assert message.endswith(", 0.2")
+    assert len(message) < 1000
+    assert not any(character in message for character in ESCAPE if not character.isprintable())
+
+
+def test_loggers_of_all_modules_show_control_characters() -> None:
+    for package in (cocoa_engine, cocoa_integrations):
+        for file in Path(package.__path__[0]).rglob("*.py"):
+            assert "logging.getLogger(__name__)" not in file.read_text(encoding="utf-8"), file
+
+
 def test_control_characters_in_notes_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    print_note(f"KeyError: {ESCAPE}")
-    assert capsys.readouterr().err == "cocoa: KeyError: ␛[31m\ufffd2J<U+202E>␇\n"
+    print_note(f"KeyError: {ESCAPE}\u061c\u200e\u200f")
+    assert capsys.readouterr().err == "cocoa: KeyError: ␛[31m\ufffd2J<U+202E>␇<U+061C><U+200E><U+200F>\n"
+
+
+@pytest.mark.parametrize("color_system", [None, "standard"])
+def test_control_characters_in_output_of_commands(color_system: Any) -> None:
+    table = Table(ESCAPE, title=ESCAPE)
+    table.add_row(Text(ESCAPE, "red"))
+    file = io.StringIO()
+    console = SafeConsole(file=file, color_system=color_system, force_terminal=True, highlight=False)
+    console.print(ESCAPE, table, Markdown(ESCAPE), Group(Text(ESCAPE)), Control.bell())
+    printed = file.getvalue()
+    assert printed.count("␛[31m\ufffd") == 6
+    assert printed.endswith("\x07")  # the console's own
+    styles = r"\x1b\[[0-9;]*m" if color_system else r"\n"
+    assert all(character.isprintable() for character in re.sub(styles, "", printed[:-1]) if character != "\n")
+    assert ("\x1b[31m␛[31m" in printed) == bool(color_system)
 
 
 def test_control_characters_in_json_of_commands(capsys: pytest.CaptureFixture[str]) -> None:

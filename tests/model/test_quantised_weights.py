@@ -223,6 +223,17 @@ def test_incomplete_checkpoints_are_told(tmp_path: Path) -> None:
         load(tmp_path, "q8_0")
 
 
+def test_tensors_that_the_model_does_not_have_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save(tiny_model("llama"), tmp_path)
+    file = tmp_path / "model.safetensors"
+    name = "\x1b[31m" + "strange" * 1000
+    save_file({**load_file(file), name: torch.ones(1)}, file, metadata={"format": "pt"})
+    load(tmp_path, "q8_0")
+    (message,) = caplog.messages
+    assert message.startswith(f"{tmp_path} has 1 tensors that the model does not have, such as ␛[31mstrange")
+    assert len(message) < 1000
+
+
 _PEAKS = """
 import pathlib, re
 from transformers import LlamaConfig

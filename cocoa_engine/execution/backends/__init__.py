@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -24,6 +23,7 @@ from cocoa_engine.execution.forward.lean import Lean, lean_obstacle
 from cocoa_engine.execution.forward.linears import LinearBackend, choose_linear_backend
 from cocoa_engine.execution.forward.static import StaticLean
 from cocoa_engine.execution.forward.windows import window_sizes
+from cocoa_engine.logs import safe_logger
 from cocoa_engine.model import lean_checks
 from cocoa_engine.model.hidden_states import CaptureSpec, capture
 from cocoa_engine.model.language_model import LanguageModel
@@ -44,7 +44,7 @@ __all__ = [
     "state_of",
 ]
 
-logger = logging.getLogger(__name__)
+logger = safe_logger(__name__)
 
 
 class Chosen(NamedTuple):

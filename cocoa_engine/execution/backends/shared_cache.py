@@ -7,7 +7,6 @@ prefix, and the slots of the other branches become free.
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from collections.abc import Sequence
@@ -21,9 +20,10 @@ from cocoa_engine.execution.forward.base import Forward, Probe, Segment
 from cocoa_engine.execution.forward.kv_store import KeyValues
 from cocoa_engine.execution.forward.source_attention import SourceProbe
 from cocoa_engine.forks import free_in_child
+from cocoa_engine.logs import safe_logger
 from cocoa_engine.model.hidden_states import CaptureSpec
 
-logger = logging.getLogger(__name__)
+logger = safe_logger(__name__)
 
 PREFILL_CHUNK = 2048
 """Prompt tokens in one pass. The limit bounds the working memory of long prompts."""

@@ -7,7 +7,6 @@ Prompts, batches, wider steps and stores that had to grow run through :class:`Le
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from cocoa_engine.execution.forward.lean import Lean, Mixture, Mlp
 from cocoa_engine.execution.forward.linears import LinearBackend
 from cocoa_engine.execution.forward.source_attention import attention_weights
 from cocoa_engine.forks import free_in_child
+from cocoa_engine.logs import safe_logger
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 
@@ -49,7 +49,7 @@ MAX_IDLE_BYTES = 2 * 2**30
 MAX_STEPS = 32
 """Maximum number of step shapes that a store keeps."""
 
-logger = logging.getLogger(__name__)
+logger = safe_logger(__name__)
 
 
 class StaticLean(Lean):

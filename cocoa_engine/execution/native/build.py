@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import functools
 import hashlib
-import logging
+import mmap
 import os
 import platform
 import shutil
@@ -25,8 +25,9 @@ from typing import NamedTuple
 from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory, is_private
 from cocoa_engine.execution.native.structures import mismatch
 from cocoa_engine.forks import free_in_child
+from cocoa_engine.logs import safe_logger
 
-logger = logging.getLogger(__name__)
+logger = safe_logger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 HEADERS = tuple(Path(__file__).with_name(name) for name in ("vectors.h", "blocks.h"))
@@ -91,6 +92,12 @@ def _loaded() -> ctypes.CDLL:
         # it cannot be read, nothing in it can be run (noexec), or it is another library
         except (OSError, AttributeError) as error:
             logger.warning("the kernels in %s cannot be used: %s", folder, error)
+    folders = [folder for folder in folders if _holds_libraries(folder)]
+    if not folders and not _holds_libraries(Path(tempfile.gettempdir())):
+        raise _UnfitError(
+            f"neither the cache directory nor {tempfile.gettempdir()} can hold a library to load: each is mounted "
+            f"noexec, or cannot be written; set {CACHE_VARIABLE} to a folder elsewhere"
+        )
     with tempfile.TemporaryDirectory(prefix="cocoa-kernels-") as temporary:
         made = _compile(compiler, Path(temporary))
         for folder in folders:
@@ -131,6 +138,19 @@ def _private(folder: Path) -> Path:
         logger.warning("other users could write to %s; they no longer can", folder)
         folder.chmod(0o700)
     return folder
+
+
+def _holds_libraries(folder: Path) -> bool:
+    """Whether a file can be written to a folder and its content be run, as the loader does with a library."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"\0")
+            file.flush()
+            mmap.mmap(file.fileno(), 1, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_EXEC).close()
+    except OSError as error:
+        logger.info("the kernels cannot be stored in %s: %s", folder, error)
+        return False
+    return True
 
 
 def _is_intact(library: Path) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import SpanLogProb, rule_without_rivals
+from cocoa_engine.safe_text import safe
 from cocoa_engine.studies.signal.indicators import Layers, composites, indicators, layer_choices, means, pairs, parts
 from cocoa_engine.studies.signal.items import Floats, Items
 from cocoa_engine.studies.signal.paired import PairedTest, paired_test
@@ -170,7 +171,7 @@ def to_markdown(record: SignalRecord) -> str:
         lines += boundary_table(record["boundaries"])
     elif "boundaries" in record:
         lines += ["", "Span boundaries are not compared: the characters are all supported or all hallucinated."]
-    return "\n".join([*lines, ""])
+    return safe("\n".join([*lines, ""]))
 
 
 def _paired_table(level: str, paired: Mapping[str, PairedRecord]) -> list[str]:

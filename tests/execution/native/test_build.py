@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 import platform
 import shutil
@@ -239,20 +240,55 @@ def test_in_a_folder_of_another_user_nothing_is_kept(
     start_again(monkeypatch, compiles=False)
 
 
+def forbid_execution(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
+    """No file of these folders can be mapped to be run, as if they were mounted noexec."""
+    opened, mapped = build._opened, mmap.mmap
+
+    def require_exec(path: Path) -> None:
+        if any(path.is_relative_to(folder) for folder in folders):
+            raise PermissionError(f"{path}: failed to map segment from shared object")
+
+    def open_library(path: Path) -> Any:
+        require_exec(path)
+        return opened(path)
+
+    def map_file(descriptor: int, *given: Any, prot: int = 0, **options: Any) -> Any:
+        if prot & mmap.PROT_EXEC:
+            require_exec(Path(f"/proc/self/fd/{descriptor}").readlink())
+        return mapped(descriptor, *given, prot=prot, **options)
+
+    monkeypatch.setattr(build, "_opened", open_library)
+    monkeypatch.setattr(build, "mmap", SimpleNamespace(**{**vars(mmap), "mmap": map_file}))
+
+
 @needs_kernels
 @pytest.mark.parametrize("noexec", ["temporary", "cache"])
-def test_one_folder_may_forbid_execution(noexec: str, anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    forbidden = Path(tempfile.gettempdir()) if noexec == "temporary" else anew
-    original = build._opened
+def test_one_folder_may_forbid_execution(
+    noexec: str, anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    forbid_execution(monkeypatch, Path(tempfile.gettempdir()) if noexec == "temporary" else anew)
+    with caplog.at_level(logging.WARNING, logger="cocoa_engine"):
+        start_again(monkeypatch, compiles=True)
+        start_again(monkeypatch, compiles=False)
+    assert not caplog.records
 
-    def opened(path: Path) -> Any:
-        if path.is_relative_to(forbidden):
-            raise OSError(f"{path}: failed to map segment from shared object")
-        return original(path)
 
-    monkeypatch.setattr(build, "_opened", opened)
-    start_again(monkeypatch, compiles=True)
-    start_again(monkeypatch, compiles=False)
+@needs_kernels
+@pytest.mark.parametrize("cache", ["noexec", "missing"])
+def test_where_all_folders_forbid_execution_nothing_is_built(
+    cache: str, anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if cache == "missing":
+        anew.write_text("a file where the folder should be")
+    forbid_execution(monkeypatch, anew, Path(tempfile.gettempdir()))
+    monkeypatch.setattr(build, "_compile", lambda *_: pytest.fail("it cannot be loaded"))
+    with caplog.at_level(logging.INFO, logger="cocoa_engine"):
+        reason = trial.obstacle()
+    assert reason is not None
+    assert "mounted noexec" in reason
+    assert f"set {CACHE_VARIABLE} to a folder elsewhere" in reason
+    assert caplog.messages[-1].endswith(f"decoding is slower: {reason}")
+    assert not list(Path(tempfile.gettempdir()).rglob("*.so"))
 
 
 @needs_kernels

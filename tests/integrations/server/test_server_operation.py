@@ -16,7 +16,7 @@ import torch
 from cocoa_engine import ConfigError
 from cocoa_engine.errors import ModelLoadError
 from cocoa_integrations.server import ServerSettings, create_app
-from cocoa_integrations.server.errors import bad_request, response_of
+from cocoa_integrations.server.errors import bad_request, log_unexpected, response_of
 from cocoa_integrations.server.streaming import error_event
 from tests.helpers.forward_passes import failing
 from tests.helpers.inside import assert_idle, sequences_running
@@ -251,6 +251,12 @@ async def test_the_log_of_a_model_that_cannot_be_loaded_is_short(caplog: pytest.
     assert "shape" in record.message
     assert "\x1b" not in record.message
     assert len(record.message) < 1000
+
+
+def test_the_log_of_an_unexpected_error_is_short(caplog: pytest.LogCaptureFixture) -> None:
+    log_unexpected(RuntimeError("\x1b[31m" + "shape " * 10_000), with_message=True)
+    assert caplog.messages[0].startswith("RuntimeError: ␛[31mshape ")
+    assert len(caplog.messages[0]) < 1000
 
 
 async def test_the_end_of_the_lifespan_ends_streams_with_an_error(endless: Speaker, gate: Gate) -> None:

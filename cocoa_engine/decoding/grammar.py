@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
+from cocoa_engine.arguments import of_type
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.forks import free_in_child
 from cocoa_engine.optional import need
@@ -62,7 +63,7 @@ class GrammarProcessor(LogitsProcessor):
         self._ends = frozenset(eos_token_ids)
         self._tokenizer = _llguidance_tokenizer(tokenizer, self._ends)
         try:
-            grammar.encode()
+            of_type(grammar, str, "grammar").encode()
         except UnicodeEncodeError as error:
             half = ascii(grammar[error.start])
             raise ConfigError(f"the grammar contains {half}, a lone surrogate, which is not valid Unicode.") from None
@@ -210,7 +211,12 @@ def json_schema_grammar(schema: Mapping[str, Any]) -> str:
 
 
 def regex_grammar(pattern: str) -> str:
-    """The grammar of a text that matches, as a whole, a regular expression of Rust's regex crate."""
+    """The grammar of a text that matches, as a whole, a regular expression of Rust's regex crate.
+
+    Raises:
+        ConfigError: the expression is not a text.
+    """
+    of_type(pattern, str, "regex")
     escaped = re.sub(r"\\.|/", lambda found: "\\/" if found[0] == "/" else found[0], pattern, flags=re.DOTALL)
     return f"start: /{escaped}/".replace("\n", "\\n")
 

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 import torch
 from transformers import GenerationConfig
 
+from cocoa_engine.arguments import given_or_new, of_type
 from cocoa_engine.calibration import RiskCalibrator
 from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
@@ -159,16 +160,15 @@ def make_request(
 
     Raises:
         PromptError: the prompt is empty, of a wrong type, or too long for the context window.
-        ConfigError: a setting does not fit the model, ``generation_config`` is of another type, or a passage is not in
-            the prompt.
+        ConfigError: a setting does not fit the model, one of ``controls`` or ``timeline`` is of another type, or a
+            passage is not in the prompt.
         UnsupportedModelError: the method masks attention heads, and the model has none.
     """
-    generation_config, cancellation = controls.generation_config, controls.cancellation
-    if generation_config is not None and not isinstance(generation_config, GenerationConfig):
-        kind = type(generation_config).__name__
-        raise ConfigError(f"generation_config must be a transformers GenerationConfig, not {kind}.")
-    if cancellation is not None and not isinstance(cancellation, Cancellation):
-        raise ConfigError(f"cancellation must be a Cancellation, not {type(cancellation).__name__}.")
+    generation_config = controls.generation_config
+    if generation_config is not None:
+        of_type(generation_config, GenerationConfig, "generation_config")
+    cancellation = given_or_new(controls.cancellation, Cancellation, "cancellation")
+    timeline = given_or_new(timeline, Timeline, "timeline")
     model, tokens = session.model, session.tokens
     capture = capture_spec(model, config, calibrator)
     ids = prompt_ids(model, tokens, prompt)
@@ -223,9 +223,9 @@ def make_request(
         rules,
         capture,
         reserve,
-        cancellation=Cancellation() if cancellation is None else cancellation,
+        cancellation=cancellation,
         passages=passages,
-        timeline=Timeline() if timeline is None else timeline,
+        timeline=timeline,
         question_tokens=prompt.question_tokens if isinstance(prompt, ChatTokens) else None,
     )
 

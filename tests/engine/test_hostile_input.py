@@ -111,9 +111,27 @@ def test_a_broken_generation_config(settings: dict[str, Any], tiny: CocoaEngine)
     message_of(ConfigError, lambda: engine.generate("a"))
 
 
-def test_what_is_no_cancellation(tiny: CocoaEngine) -> None:
-    for call in (tiny.generate, tiny.stream, lambda prompt, **options: tiny.generate_batch([prompt], **options)):
-        assert "not str" in message_of(ConfigError, lambda call=call: call("a", cancellation="x"))
+def test_what_is_no_cancellation_and_no_timeline(tiny: CocoaEngine) -> None:
+    decoding = (tiny.generate, tiny.stream)
+    for call in (
+        *decoding,
+        lambda prompt, **options: tiny.generate_batch([prompt], **options),
+        lambda prompt, **options: tiny.score(prompt, "b", **options),
+        lambda prompt, **options: tiny.score(prompt, ["b", "c"], **options),
+        lambda prompt, **options: tiny.score(prompt, "b", divide=True, **options),
+        lambda prompt, **options: tiny.consistency(prompt, **options),
+    ):
+        message = message_of(ConfigError, lambda call=call: call("a", cancellation="x"))
+        assert message == "cancellation must be a Cancellation, not str."
+    for call in decoding:
+        message = message_of(ConfigError, lambda call=call: call("a", timeline="x"))
+        assert message == "timeline must be a Timeline, not str."
+
+
+@pytest.mark.parametrize("options", [{"regex": 5}, {"grammar": b"start: /a/"}, {"json_schema": 5}])
+def test_a_grammar_of_another_type(options: dict[str, Any], tiny: CocoaEngine) -> None:
+    pytest.importorskip("llguidance")
+    assert "must be a" in message_of(ConfigError, lambda: tiny.constrain(**options))
 
 
 def nested(depth: int) -> dict[str, Any]:

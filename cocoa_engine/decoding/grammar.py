@@ -126,6 +126,11 @@ class GrammarProcessor(LogitsProcessor):
         else:
             allowed = _allowed_tokens(position.matcher)[: len(banned)]
             banned[: len(allowed)] = allowed == 0
+            if banned.all():
+                raise ConfigError(
+                    f"the grammar allows only tokens outside the model's vocabulary of {len(banned)} here, such as an "
+                    "end-of-sequence token; load the model's own tokenizer."
+                )
         return scores.masked_fill(banned.to(scores.device), -torch.inf)
 
 
@@ -246,5 +251,8 @@ def _llguidance_tokenizer(tokenizer: PreTrainedTokenizerBase, ends: frozenset[in
         made = _tokenizers.setdefault(tokenizer, {})
         if key not in made:
             from_tokenizer = need("llguidance.hf", extra="tools", what="a grammar").from_tokenizer
-            made[key] = from_tokenizer(tokenizer, eos_token=sorted(ends))
+            try:
+                made[key] = from_tokenizer(tokenizer, eos_token=sorted(ends))
+            except Exception as error:  # such as of an end token that the tokenizer does not have
+                raise ConfigError(f"a grammar cannot be enforced with this tokenizer: {error}") from error
         return made[key]

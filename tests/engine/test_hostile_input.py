@@ -96,19 +96,88 @@ def test_a_tokenizer_that_is_larger_than_the_vocabulary() -> None:
     assert engine.generate("a", max_new_tokens=2).token_ids
 
 
+def generation_config(name: str, value: Any) -> GenerationConfig:
+    config = GenerationConfig(eos_token_id=2)
+    setattr(config, name, value)  # the constructor checks some values
+    return config
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [{"repetition_penalty": -5.0}, {"no_repeat_ngram_size": -1}, {"bad_words_ids": "x"}, {"eos_token_id": "x"}],
+    ("name", "value"),
+    [
+        ("repetition_penalty", -5.0),
+        ("no_repeat_ngram_size", -1),
+        ("bad_words_ids", "x"),
+        ("bad_words_ids", [[300]]),
+        ("sequence_bias", [[[300], 1.0]]),
+        ("forced_bos_token_id", "x"),
+        ("forced_bos_token_id", 10**9),
+        ("forced_eos_token_id", 300),
+        ("forced_eos_token_id", [None]),
+        ("exponential_decay_length_penalty", [1]),
+        ("suppress_tokens", [10**30]),
+        ("stop_strings", [5]),
+        ("eos_token_id", "x"),
+        ("eos_token_id", 2.5),
+        ("eos_token_id", [None]),
+    ],
 )
-def test_a_broken_generation_config(settings: dict[str, Any], tiny: CocoaEngine) -> None:
-    config = GenerationConfig()
-    for name, value in settings.items():
-        setattr(config, name, value)
-    for call in (tiny.generate, tiny.stream):
-        assert "generation config" in message_of(ConfigError, lambda call=call: call("a", generation_config=config))
+def test_a_broken_generation_config(name: str, value: Any, tiny: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found before the model runs."""
+    config = generation_config(name, value)
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
     engine.model.generation_config = config
-    message_of(ConfigError, lambda: engine.generate("a"))
+    for used in (tiny, engine):
+        monkeypatch.setattr(used.session.scheduler, "enter", lambda **_: pytest.fail("the call is admitted"))
+    for call in (
+        lambda: tiny.generate([5], generation_config=config),
+        lambda: tiny.stream([5], generation_config=config),
+        lambda: tiny.generate_batch([[5], [6]], generation_config=config, return_exceptions=True),
+        lambda: engine.generate([5]),
+    ):
+        message = message_of(ConfigError, call)
+        assert name in message
+        assert "generation config" in message
+
+
+def test_a_generation_config_whose_fault_shows_late(tiny: CocoaEngine) -> None:
+    config = generation_config("exponential_decay_length_penalty", [1, "x"])
+    assert tiny.generate([5], generation_config=config, max_new_tokens=1, gamma=1).token_ids
+    message = message_of(ConfigError, lambda: tiny.generate([5], generation_config=config, max_new_tokens=4))
+    assert message.startswith("exponential_decay_length_penalty of the generation config cannot be used")
+
+
+def test_errors_of_a_user_s_processor_are_the_user_s(tiny: CocoaEngine) -> None:
+    def broken(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        raise LookupError("the user's")
+
+    config = generation_config("repetition_penalty", 1.5)
+    with pytest.raises(LookupError, match="the user's"):
+        tiny.generate([5], generation_config=config, logits_processor=broken)
+
+
+@pytest.mark.parametrize("token_id", ["x", 2.5, [None], -1, 300, 10**9, [10**30]])
+def test_a_grammar_and_an_end_token_that_is_none(token_id: Any) -> None:
+    pytest.importorskip("llguidance")
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    engine.model.generation_config = generation_config("eos_token_id", token_id)
+    assert "eos_token_id" in message_of(ConfigError, lambda: engine.constrain(regex="a"))
+
+
+def test_a_grammar_and_an_end_token_outside_the_vocabulary() -> None:
+    pytest.importorskip("llguidance")
+    from cocoa_engine.decoding.grammar import GrammarProcessor, regex_grammar
+
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens(["stranger"])
+    engine = CocoaEngine(tiny_model("llama"), tokenizer)
+    outside = GrammarProcessor(regex_grammar("[a-z]"), tokenizer, eos_token_ids=[300])
+    assert "vocabulary of 300" in message_of(ConfigError, lambda: engine.generate("a", logits_processor=outside))
+    engine.model.generation_config.eos_token_id = [2, 10**9]
+    answer = engine.generate("a", logits_processor=engine.constrain(regex="[a-z]{2}"), max_new_tokens=9)
+    assert answer.finish_reason == "eos"
+    strange = lambda: GrammarProcessor(regex_grammar("[a-z]"), tokenizer, eos_token_ids=[400])  # noqa: E731
+    assert "tokenizer" in message_of(ConfigError, strange)
 
 
 def test_what_is_no_cancellation_and_no_timeline(tiny: CocoaEngine) -> None:

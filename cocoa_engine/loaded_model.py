@@ -93,7 +93,11 @@ class LoadedModel:
         return self.session.tokens.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens left out."""
+        """Text of token ids, special tokens left out.
+
+        Raises:
+            PromptError: they are no token ids.
+        """
         return self.session.tokens.decode(token_ids)
 
     def detokenizer(self) -> Detokenizer:

@@ -1,15 +1,17 @@
-"""Foreign text in messages: control characters become visible, and long texts are shortened."""
+"""Foreign text in messages: control characters and lone surrogates become visible, and long texts are shortened."""
 
 from __future__ import annotations
 
 import reprlib
 
 # C0 controls except tab and newline become their Unicode pictures, DEL likewise, C1 controls a replacement character.
-# Characters that reverse the direction of text invisibly are shown by name.
+# Characters that reverse the direction of text invisibly are shown by name, and so are lone surrogates: text with one
+# cannot be encoded, so that printing it fails.
 _CONTROLS: dict[int, int | str] = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
 _CONTROLS |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 _CONTROLS |= {0xFFFE: 0xFFFD, 0xFFFF: 0xFFFD}  # no characters, and not allowed in XML, such as SVG
-_CONTROLS |= {code: f"<U+{code:04X}>" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+_NAMED = (*range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000))
+_CONTROLS |= {code: f"<U+{code:04X}>" for code in _NAMED}
 
 # what a terminal interprets beside C0 controls, which JSON escapes itself: DEL, C1 controls, marks of direction
 _DIRECTIONS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
@@ -21,7 +23,10 @@ _values.maxlevel, _values.maxdict, _values.maxlist, _values.maxtuple, _values.ma
 
 
 def safe(text: str) -> str:
-    """The text with visible control characters, so that a terminal or browser does not interpret them."""
+    """The text with visible control characters, so that a terminal or browser does not interpret them.
+
+    Lone surrogates are shown too: the result can be encoded.
+    """
     return text.translate(_CONTROLS)
 
 
@@ -53,7 +58,7 @@ _LONGEST = 8
 
 
 def bounded(text: str, limit: int) -> str:
-    """At most ``limit`` characters of a text, with visible control characters; the middle of a longer one is left out.
+    """At most ``limit`` characters of a text as by :func:`safe`; the middle of a longer one is left out.
 
     Args:
         text: the text.

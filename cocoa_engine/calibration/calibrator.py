@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import ValidationError, model_validator
+from pydantic_core import PydanticSerializationError
 
 from cocoa_engine.calibration.features import (
     ANSWER_FEATURES,
@@ -274,11 +275,16 @@ class RiskCalibrator(Part):
         """Write the calibrator as JSON. An existing file is replaced when the new one is complete.
 
         Raises:
-            ConfigError: another process is writing the file, or it cannot be written.
+            ConfigError: another process is writing the file, or it cannot be written, or a text of the calibrator is
+                not valid Unicode.
         """
         require_writable(Path(path))
+        try:
+            text = self.model_dump_json(indent=1) + "\n"
+        except PydanticSerializationError as error:
+            raise ConfigError(f"the calibrator cannot be written: {error}; is its model_name a text?") from None
         with locked(Path(path)):
-            write_file(Path(path), self.model_dump_json(indent=1) + "\n")
+            write_file(Path(path), text)
 
     def spans_only(self) -> RiskCalibrator | None:
         """This calibrator without its risk of answers; `None` if nothing is left."""

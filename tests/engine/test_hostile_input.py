@@ -586,6 +586,33 @@ def test_control_characters_of_files_are_shown(tmp_path: Path, tiny: CocoaEngine
     assert "␛[31m" in message_of(ModelLoadError, lambda: load_pretrained(str(tmp_path)))
 
 
+@pytest.mark.parametrize(
+    ("error", "call"),
+    [
+        (ModelLoadError, lambda _: load_pretrained("/tmp/\ud800")),
+        (ConfigError, lambda tiny: tiny.generate("a", method="decore", decore_heads="\ud800")),
+        (ConfigError, lambda _: CocoaConfig(method="\ud800")),
+        (CalibrationError, lambda _: RiskCalibrator.load("\ud800")),
+    ],
+)
+def test_messages_with_a_lone_surrogate_can_be_printed(
+    error: type[Exception], call: Callable[[CocoaEngine], Any], tiny: CocoaEngine
+) -> None:
+    message = message_of(error, lambda: call(tiny))
+    message.encode()
+    assert "d800" in message.lower()
+
+
+def test_a_calibrator_with_a_lone_surrogate_is_not_saved(tmp_path: Path) -> None:
+    message_of(ConfigError, lambda: fitted(model_name="\ud800").save(tmp_path / "c.json")).encode()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("token_ids", [[-1], [10**30], ["x"], "x", 5, None])
+def test_what_is_no_list_of_token_ids_is_not_decoded(token_ids: Any, tiny: CocoaEngine) -> None:
+    assert "token ids" in message_of(PromptError, lambda: tiny.decode(token_ids))
+
+
 def test_control_characters_in_notes_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
     print_note(f"KeyError: {ESCAPE}")
     assert capsys.readouterr().err == "cocoa: KeyError: ␛[31m\ufffd2J<U+202E>␇\n"

@@ -41,6 +41,7 @@ from cocoa_engine.messages import unknown
 from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_context_window
 from cocoa_engine.output_files import require_writable, write_file
 from cocoa_integrations.evaluation.folder import open_folder
+from cocoa_integrations.server.settings import ServerSettings
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.tiny_gguf import write_tiny_gguf
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
@@ -307,6 +308,24 @@ def test_settings_are_shortened_in_messages() -> None:
     ):
         message_of(ConfigError, call)
     assert "(got 'much')" in message_of(ConfigError, lambda: CocoaConfig(alpha="much"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        (CocoaConfig, ConfigError),
+        (Runtime, ConfigError),
+        (ServerSettings, ConfigError),
+        (RiskCalibrator, CalibrationError),
+    ],
+)
+def test_wrong_data_of_a_model(kind: Any, error: type[Exception]) -> None:
+    strange = "x" * 10**5
+    for wrong in (f'{{"{strange}": "{strange}"}}', "[" * 10**5, '{"\\ud800": 1}', "\ud800", 5):
+        message_of(error, lambda wrong=wrong: kind.model_validate_json(wrong))
+    for wrong in ({strange: strange}, {ESCAPE: 1}, {"\ud800": 1}, 5):
+        message_of(error, lambda wrong=wrong: kind.model_validate(wrong))
+        message_of(error, lambda wrong=wrong: kind.model_validate_strings(wrong))
 
 
 def test_the_remedy_at_the_end_of_a_long_message_stays() -> None:

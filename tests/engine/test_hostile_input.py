@@ -32,6 +32,7 @@ from cocoa_engine import (
     PromptError,
     RiskCalibrator,
     Runtime,
+    UnsupportedModelError,
 )
 from cocoa_engine.calibration import CalibrationWarning
 from cocoa_engine.cli.terminal import describe_error, print_json, print_note
@@ -279,6 +280,37 @@ def test_a_dtype_in_a_config_file(dtype: Any, tmp_path: Path) -> None:
         load_pretrained(str(tmp_path))
     except CocoaError:
         message_of(CocoaError, lambda: load_pretrained(str(tmp_path)))
+
+
+def with_field(folder: Path, kind: str, name: str, value: Any) -> str:
+    tiny_model(kind).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, name: value}))
+    return str(folder)
+
+
+def test_a_config_file_with_which_no_pass_runs(tmp_path: Path) -> None:
+    engine = CocoaEngine.from_pretrained(with_field(tmp_path, "llama", "sliding_window", "x"))
+    message = message_of(UnsupportedModelError, lambda: engine.generate([5], max_new_tokens=2))
+    assert message.startswith("a plain forward pass of LlamaForCausalLM fails (TypeError: ")
+    assert "config.json" in message
+
+
+def test_a_config_file_that_asks_for_tuples(tmp_path: Path) -> None:
+    """The field changes nothing. A model that is given with it cannot run."""
+    engine = CocoaEngine.from_pretrained(with_field(tmp_path, "qwen2", "return_dict", False))
+    model = tiny_model("qwen2")
+    expected = CocoaEngine(model, tiny_tokenizer()).generate([5], max_new_tokens=2)
+    assert engine.generate([5], max_new_tokens=2).token_ids == expected.token_ids
+    other = tiny_model("qwen2")
+    other.config.return_dict = False
+    message_of(UnsupportedModelError, lambda: CocoaEngine(other, tiny_tokenizer()).generate([5], max_new_tokens=2))
+
+
+def test_a_config_file_with_a_strange_output_field(tmp_path: Path) -> None:
+    folder = with_field(tmp_path, "llama", "output_hidden_states", "x")
+    assert "output_hidden_states" in message_of(ModelLoadError, lambda: load_pretrained(folder))
 
 
 # --- messages ---

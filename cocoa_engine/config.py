@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
+from cocoa_engine.arguments import SettingsModel
 from cocoa_engine.equations import SpanLogProb
-from cocoa_engine.errors import ConfigError
-from cocoa_engine.messages import explain, unknown
+from cocoa_engine.messages import unknown
 from cocoa_engine.spans import RiskSource
 
 MethodName = Literal["greedy", "cocoa", "cocoa-sig", "dola", "decore", "diver", "sample"]
@@ -50,7 +48,7 @@ def require_stop_texts(texts: tuple[str, ...]) -> tuple[str, ...]:
     return texts
 
 
-class CocoaConfig(BaseModel):
+class CocoaConfig(SettingsModel):
     """Settings of one decode. Immutable; :meth:`replace` makes a changed copy.
 
     Raises:
@@ -165,32 +163,6 @@ class CocoaConfig(BaseModel):
     )
     stop: tuple[str, ...] = Field((), description="Texts that end the answer. They are not part of it.")
 
-    if not TYPE_CHECKING:  # type checkers keep the field-by-field signature
-
-        def __init__(self, **settings: Any) -> None:
-            if strangers := settings.keys() - type(self).model_fields.keys():
-                raise ConfigError(unknown(sorted(strangers), type(self).model_fields, what="setting"))
-            with _as_config_error():
-                super().__init__(**settings)
-
-        @classmethod
-        def model_validate(cls, obj: Any, **options: Any) -> CocoaConfig:
-            """The same as pydantic's, but raises :class:`ConfigError`."""
-            with _as_config_error():
-                return super().model_validate(obj, **options)
-
-        @classmethod
-        def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> CocoaConfig:
-            """The same as pydantic's, but raises :class:`ConfigError`."""
-            with _as_config_error():
-                return super().model_validate_json(json_data, **options)
-
-        @classmethod
-        def model_validate_strings(cls, obj: Any, **options: Any) -> CocoaConfig:
-            """The same as pydantic's, but raises :class:`ConfigError`."""
-            with _as_config_error():
-                return super().model_validate_strings(obj, **options)
-
     @classmethod
     def paper(cls, **settings: Any) -> CocoaConfig:
         """The settings of the paper. Settings that the paper does not specify have the defaults of this class.
@@ -253,11 +225,3 @@ class CocoaConfig(BaseModel):
         if value is not None and not 0 <= value[0] < value[1]:
             raise ValueError(f"the window m={value[0]}, n={value[1]} must satisfy 0 <= m < n <= number of layers")
         return value
-
-
-@contextmanager
-def _as_config_error() -> Iterator[None]:
-    try:
-        yield
-    except ValidationError as error:
-        raise ConfigError(explain(error)) from None

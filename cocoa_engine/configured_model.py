@@ -6,10 +6,11 @@ import copy
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from typing_extensions import Self
 
+from cocoa_engine.arguments import given_or_new, of_type
 from cocoa_engine.calibration import RiskCalibrator
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.engine_risk import EngineRisk
@@ -42,11 +43,11 @@ class ConfiguredModel(LoadedModel):
         model_name: str | None = None,
         calibrator: RiskCalibrator | str | Path | None = "auto",
     ) -> None:
-        runtime = Runtime() if runtime is None else _checked(runtime, Runtime)
+        runtime = given_or_new(runtime, Runtime, "runtime")
         if runtime.weights != "stored" and not any(isinstance(weight, BlockTensor) for weight in model.parameters()):
             raise ConfigError(f"weights={runtime.weights!r} applies to from_pretrained, not to a model that is loaded")
         super().__init__(Session(model, tokenizer, runtime, model_name))
-        self.config = CocoaConfig() if config is None else _checked(config, CocoaConfig)
+        self.config = given_or_new(config, CocoaConfig, "config")
         self._risk = EngineRisk(self._session, calibrator)
         self._risk.warn_of_mismatch(config)  # default settings are checked with each call, which may replace them
 
@@ -156,17 +157,7 @@ class ConfiguredModel(LoadedModel):
         return other
 
     def _settings(self, config: CocoaConfig | None, settings: dict[str, Any]) -> CocoaConfig:
-        base = self.config if config is None else _checked(config, CocoaConfig)
+        base = self.config if config is None else of_type(config, CocoaConfig, "config")
         config = base.replace(**settings) if settings else base
         self._risk.warn_of_mismatch(config)
         return config
-
-
-SettingsT = TypeVar("SettingsT", CocoaConfig, Runtime)
-
-
-def _checked(given: SettingsT, kind: type[SettingsT]) -> SettingsT:
-    if not isinstance(given, kind):
-        name = "config" if kind is CocoaConfig else "runtime"
-        raise ConfigError(f"{name} must be a {kind.__name__}, not {type(given).__name__}.")
-    return given

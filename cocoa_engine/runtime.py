@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any, Literal
+from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import ConfigDict, Field, field_validator
 
-from cocoa_engine.errors import ConfigError
-from cocoa_engine.messages import explain, unknown
+from cocoa_engine.arguments import SettingsModel
 
 
-class Runtime(BaseModel):
+class Runtime(SettingsModel):
     """Settings of speed and memory. Immutable.
 
     All choices except ``linears="bfloat16"`` and ``weights`` give the same text, up to rounding in the last digits of
@@ -20,6 +19,8 @@ class Runtime(BaseModel):
     Raises:
         ConfigError: settings are unknown or out of range. The message names each of them.
     """
+
+    _what: ClassVar[str] = "runtime setting"
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -69,13 +70,3 @@ class Runtime(BaseModel):
             return value
         warnings.warn('linears="shared" is now linears="transposed"', DeprecationWarning, stacklevel=4)
         return "transposed"
-
-    if not TYPE_CHECKING:  # type checkers keep the field-by-field signature
-
-        def __init__(self, **settings: Any) -> None:
-            if strangers := settings.keys() - type(self).model_fields.keys():
-                raise ConfigError(unknown(sorted(strangers), type(self).model_fields, what="runtime setting"))
-            try:
-                super().__init__(**settings)
-            except ValidationError as error:
-                raise ConfigError(explain(error)) from None

@@ -1,4 +1,4 @@
-"""Foreign text in messages: control characters become visible, and long texts are shortened."""
+"""Foreign text in messages: control characters and lone surrogates become visible, and long texts are shortened."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import reprlib
 _DIRECTIONS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 
 # C0 controls except tab and newline become their Unicode pictures, DEL likewise, C1 controls a replacement character.
-# Marks of direction are shown by name.
+# Marks of direction are shown by name, and so are lone surrogates: text with one cannot be encoded, so that printing it
+# fails.
 _CONTROLS: dict[int, int | str] = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
 _CONTROLS |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 _CONTROLS |= {0xFFFE: 0xFFFD, 0xFFFF: 0xFFFD}  # no characters, and not allowed in XML, such as SVG
-_CONTROLS |= {code: f"<U+{code:04X}>" for code in _DIRECTIONS}
+_NAMED = (*_DIRECTIONS, *range(0xD800, 0xE000))
+_CONTROLS |= {code: f"<U+{code:04X}>" for code in _NAMED}
 
 # what a terminal interprets beside C0 controls, which JSON escapes itself: DEL, C1 controls, marks of direction
 _ESCAPES: dict[int, str] = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), *_DIRECTIONS)}
@@ -23,7 +25,10 @@ _values.maxlevel, _values.maxdict, _values.maxlist, _values.maxtuple, _values.ma
 
 
 def safe(text: str) -> str:
-    """The text with visible control characters, so that a terminal or browser does not interpret them."""
+    """The text with visible control characters, so that a terminal or browser does not interpret them.
+
+    Lone surrogates are shown too: the result can be encoded.
+    """
     return text.translate(_CONTROLS)
 
 
@@ -55,7 +60,7 @@ _LONGEST = 8
 
 
 def bounded(text: str, limit: int) -> str:
-    """At most ``limit`` characters of a text, with visible control characters; the middle of a longer one is left out.
+    """At most ``limit`` characters of a text as by :func:`safe`; the middle of a longer one is left out.
 
     Args:
         text: the text.

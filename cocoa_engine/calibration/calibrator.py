@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import ValidationError, model_validator
+from pydantic import model_validator
+from pydantic_core import PydanticSerializationError
 
+from cocoa_engine.arguments import ValidatedModel
 from cocoa_engine.calibration.features import (
     ANSWER_FEATURES,
     LATER_FEATURES,
@@ -34,8 +36,7 @@ from cocoa_engine.calibration.probe import Probe
 from cocoa_engine.calibration.settings import Settings
 from cocoa_engine.calibration.validation import Baseline, Estimate, ReliabilityBin, Validation
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.errors import CalibrationError, ConfigError
-from cocoa_engine.messages import explain
+from cocoa_engine.errors import CalibrationError, CocoaError, ConfigError
 from cocoa_engine.output_files import locked, require_writable, write_file
 from cocoa_engine.results import Generation
 from cocoa_engine.safe_text import bounded
@@ -81,7 +82,7 @@ class CalibrationWarning(UserWarning):
         )
 
 
-class RiskCalibrator(Part):
+class RiskCalibrator(ValidatedModel, Part):
     """The risk of a span, of an answer as a whole, or of both.
 
     Attributes:
@@ -97,6 +98,8 @@ class RiskCalibrator(Part):
         closed_book: the risk of an answer to a prompt without a passage (:attr:`.Generation.closed_book`). `None`:
             ``answer`` applies to every prompt.
     """
+
+    _invalid: ClassVar[type[CocoaError]] = CalibrationError
 
     schema_version: Literal[3] = 3
     model_name: str
@@ -264,8 +267,8 @@ class RiskCalibrator(Part):
         path = EMBEDDED if str(path) == "embedded" else path
         try:
             return cls.model_validate_json(Path(path).read_bytes())
-        except ValidationError as error:
-            raise CalibrationError(f"{path} is not a calibrator of this version: {explain(error)}") from None
+        except CalibrationError as error:
+            raise CalibrationError(f"{path} is not a calibrator of this version: {error}") from None
         except (OSError, ValueError) as error:  # ValueError: the path contains a NUL character
             reason = getattr(error, "strerror", None) or error
             raise CalibrationError(f"the calibrator {path} cannot be read: {reason}.") from error
@@ -274,11 +277,16 @@ class RiskCalibrator(Part):
         """Write the calibrator as JSON. An existing file is replaced when the new one is complete.
 
         Raises:
-            ConfigError: another process is writing the file, or it cannot be written.
+            ConfigError: another process is writing the file, or it cannot be written, or a text of the calibrator is
+                not valid Unicode.
         """
         require_writable(Path(path))
+        try:
+            text = self.model_dump_json(indent=1) + "\n"
+        except PydanticSerializationError as error:
+            raise ConfigError(f"the calibrator cannot be written: {error}; is its model_name a text?") from None
         with locked(Path(path)):
-            write_file(Path(path), self.model_dump_json(indent=1) + "\n")
+            write_file(Path(path), text)
 
     def spans_only(self) -> RiskCalibrator | None:
         """This calibrator without its risk of answers; `None` if nothing is left."""

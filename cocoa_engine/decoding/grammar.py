@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
+from cocoa_engine.arguments import of_type
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.forks import free_in_child
 from cocoa_engine.logs import safe_logger
@@ -62,7 +63,7 @@ class GrammarProcessor(LogitsProcessor):
         self._ends = frozenset(eos_token_ids)
         self._tokenizer = _llguidance_tokenizer(tokenizer, self._ends)
         try:
-            grammar.encode()
+            of_type(grammar, str, "grammar").encode()
         except UnicodeEncodeError as error:
             half = ascii(grammar[error.start])
             raise ConfigError(f"the grammar contains {half}, a lone surrogate, which is not valid Unicode.") from None
@@ -125,6 +126,11 @@ class GrammarProcessor(LogitsProcessor):
         else:
             allowed = _allowed_tokens(position.matcher)[: len(banned)]
             banned[: len(allowed)] = allowed == 0
+            if banned.all():
+                raise ConfigError(
+                    f"the grammar allows only tokens outside the model's vocabulary of {len(banned)} here, such as an "
+                    "end-of-sequence token; load the model's own tokenizer."
+                )
         return scores.masked_fill(banned.to(scores.device), -torch.inf)
 
 
@@ -210,7 +216,12 @@ def json_schema_grammar(schema: Mapping[str, Any]) -> str:
 
 
 def regex_grammar(pattern: str) -> str:
-    """The grammar of a text that matches, as a whole, a regular expression of Rust's regex crate."""
+    """The grammar of a text that matches, as a whole, a regular expression of Rust's regex crate.
+
+    Raises:
+        ConfigError: the expression is not a text.
+    """
+    of_type(pattern, str, "regex")
     escaped = re.sub(r"\\.|/", lambda found: "\\/" if found[0] == "/" else found[0], pattern, flags=re.DOTALL)
     return f"start: /{escaped}/".replace("\n", "\\n")
 
@@ -240,5 +251,8 @@ def _llguidance_tokenizer(tokenizer: PreTrainedTokenizerBase, ends: frozenset[in
         made = _tokenizers.setdefault(tokenizer, {})
         if key not in made:
             from_tokenizer = need("llguidance.hf", extra="tools", what="a grammar").from_tokenizer
-            made[key] = from_tokenizer(tokenizer, eos_token=sorted(ends))
+            try:
+                made[key] = from_tokenizer(tokenizer, eos_token=sorted(ends))
+            except Exception as error:  # such as of an end token that the tokenizer does not have
+                raise ConfigError(f"a grammar cannot be enforced with this tokenizer: {error}") from error
         return made[key]

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 import torch
 from transformers import GenerationConfig
 
+from cocoa_engine.arguments import given_or_new, of_type
 from cocoa_engine.calibration import RiskCalibrator
 from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
@@ -22,7 +23,7 @@ from cocoa_engine.execution.session import Session
 from cocoa_engine.methods import METHODS, SamplingMethod
 from cocoa_engine.methods.retrieval_heads import source_heads
 from cocoa_engine.model.callables import Criteria, Processor, Processors
-from cocoa_engine.model.generation_config import eos_token_ids, logits_processors, stop_texts, valid_generation_config
+from cocoa_engine.model.generation_config import eos_token_ids, logits_processors, stop_texts, try_processors
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.passages import Source, passage_positions, sources_of_batch
@@ -159,16 +160,15 @@ def make_request(
 
     Raises:
         PromptError: the prompt is empty, of a wrong type, or too long for the context window.
-        ConfigError: a setting does not fit the model, ``generation_config`` is of another type, or a passage is not in
-            the prompt.
+        ConfigError: a setting does not fit the model, one of ``controls`` or ``timeline`` is of another type, or a
+            passage is not in the prompt.
         UnsupportedModelError: the method masks attention heads, and the model has none.
     """
-    generation_config, cancellation = controls.generation_config, controls.cancellation
-    if generation_config is not None and not isinstance(generation_config, GenerationConfig):
-        kind = type(generation_config).__name__
-        raise ConfigError(f"generation_config must be a transformers GenerationConfig, not {kind}.")
-    if cancellation is not None and not isinstance(cancellation, Cancellation):
-        raise ConfigError(f"cancellation must be a Cancellation, not {type(cancellation).__name__}.")
+    generation_config = controls.generation_config
+    if generation_config is not None:
+        of_type(generation_config, GenerationConfig, "generation_config")
+    cancellation = given_or_new(controls.cancellation, Cancellation, "cancellation")
+    timeline = given_or_new(timeline, Timeline, "timeline")
     model, tokens = session.model, session.tokens
     capture = capture_spec(model, config, calibrator)
     ids = prompt_ids(model, tokens, prompt)
@@ -193,11 +193,12 @@ def make_request(
         generator.manual_seed(model.fresh_seed() if config.seed is None else config.seed)
         if isinstance(method, SamplingMethod) and config.top_k != 1:  # 1 is greedy, also between equal tokens
             sampler = Sampler(method, config, generator, len(ids))
-    with valid_generation_config():
-        eos = eos_token_ids(model.model, tokens.settings, generation_config)
-        texts = (*config.stop, *stop_texts(model.model, generation_config))
-        penalty = config.repetition_penalty or method.repetition_penalty
-        own = logits_processors(model.model, eos, ids, config.max_new_tokens, penalty, generation_config)
+    eos = eos_token_ids(model.model, tokens.settings, generation_config)
+    texts = (*config.stop, *stop_texts(model.model, generation_config))
+    penalty = config.repetition_penalty or method.repetition_penalty
+    own = logits_processors(model.model, eos, ids, config.max_new_tokens, penalty, generation_config)
+    if own:
+        try_processors(model.model, eos, ids, model.vocab_size, penalty, generation_config)
     stops = {stop: tokens.special_token_id(stop) for stop in texts}
     rules = Rules(
         config=config,
@@ -223,9 +224,9 @@ def make_request(
         rules,
         capture,
         reserve,
-        cancellation=Cancellation() if cancellation is None else cancellation,
+        cancellation=cancellation,
         passages=passages,
-        timeline=Timeline() if timeline is None else timeline,
+        timeline=timeline,
         question_tokens=prompt.question_tokens if isinstance(prompt, ChatTokens) else None,
     )
 

@@ -197,6 +197,7 @@ def _read_config(name: str, options: dict[str, Any]) -> PreTrainedConfig:
 
     Raises:
         UnsupportedModelError: there are more layers than any model has.
+        ModelLoadError: a field that says what a forward pass returns is neither true nor false.
     """
     import_model_classes()  # the class of a config imports much of them
     if "gguf_file" not in options or not Path(name).is_dir():  # a local GGUF file has been checked
@@ -205,7 +206,15 @@ def _read_config(name: str, options: dict[str, Any]) -> PreTrainedConfig:
             for field in _LAYER_COUNTS:
                 if part.get(field) is not None:
                     require_layer_count(part[field], f"{name}: {field}", "config.json")
-    return AutoConfig.from_pretrained(name, **options)
+    config = AutoConfig.from_pretrained(name, **options)
+    for field in ("output_hidden_states", "output_attentions"):
+        value = getattr(config, field, None) or False
+        if not isinstance(value, int):
+            raise ModelLoadError(
+                f"{name}: {field} must be true or false (got {short_repr(value)}); correct the model's config.json."
+            )
+    config.return_dict = True  # as passes need it
+    return config
 
 
 def _objects(config: Any) -> Iterator[dict[str, Any]]:
@@ -339,6 +348,7 @@ def _load_weights(name: str, options: dict[str, Any]) -> PreTrainedModel:
             f"{name} is not a complete causal language model (an embedding model?): it lacks {', '.join(missing[:3])}"
             + (f" and {len(missing) - 3} more weights" if len(missing) > 3 else "")
         )
+    model.config.return_dict = True  # the config of the inner modules is the same object
     return model
 
 

@@ -9,10 +9,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from cocoa_engine.errors import ChatTemplateError, UnsupportedModelError, safe_cause
+from cocoa_engine.errors import ChatTemplateError, PromptError, UnsupportedModelError, safe_cause
 from cocoa_engine.forks import free_in_child
 from cocoa_engine.model.text import require_unicode
 from cocoa_engine.process_exit import at_work
+from cocoa_engine.safe_text import short_repr
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -100,8 +101,17 @@ class Tokens:
         return str(self._own.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids. Special tokens are skipped; spaces are not cleaned up."""
-        return str(self._own.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        """Text of token ids. Special tokens are skipped; spaces are not cleaned up.
+
+        Raises:
+            PromptError: they are no token ids.
+        """
+        try:
+            return str(self._own.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        except (TypeError, OverflowError):
+            raise PromptError(
+                f"decode takes a list of token ids (int, from 0 on), not {short_repr(token_ids)}."
+            ) from None
 
     def continuation(self, prompt: str, before: list[int], text: str) -> list[int]:
         """Token ids of a text after a prompt, taken from the encoding of prompt and text together.

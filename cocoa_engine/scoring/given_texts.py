@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import cast
 
+from cocoa_engine.arguments import given_or_new
 from cocoa_engine.calibration import RiskCalibrator
 from cocoa_engine.calibration.risk_measure import RiskMeasure
 from cocoa_engine.cancellation import Cancellation
@@ -48,7 +49,8 @@ def score(
     Args:
         measure: says how risks are computed. It may run the model, and is called after everything was checked.
     """
-    scorer = _Scorer(session, prompt, config, measure, source, cancellation or Cancellation())
+    cancellation = given_or_new(cancellation, Cancellation, "cancellation")
+    scorer = _Scorer(session, prompt, config, measure, source, cancellation)
     if not divide:
         return scorer.many(text) if is_many(text) else scorer.one(text)
     if is_many(text):

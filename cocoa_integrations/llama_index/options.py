@@ -24,16 +24,24 @@ from cocoa_engine import CocoaConfig, ConfigError
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.messages import explain
 from cocoa_engine.model.callables import Criterion, Processor
+from cocoa_engine.model.generation_config import OptionProcessor
+from cocoa_engine.safe_text import short_repr
 from cocoa_integrations._shared.chat_template import OPTIONS, ChatTemplateOptions, template_options
 from cocoa_integrations._shared.settings import refuse_unknown, split_settings
 from cocoa_integrations._shared.unsupported import INSTEAD, is_without_effect, refused
 
 logger = safe_logger(__name__)
 
+
+def _checked(name: str, kind: Callable[[Any], Any]) -> Callable[[Any], list[Processor]]:
+    """Makes the processor of an option, whose errors name it: some values are checked only when it is called."""
+    return lambda value: [OptionProcessor(name, kind(value))]
+
+
 _PROCESSORS: dict[str, Callable[[Any], Any]] = {
-    "no_repeat_ngram_size": lambda size: [NoRepeatNGramLogitsProcessor(size)],
-    "bad_words_ids": lambda words: [NoBadWordsLogitsProcessor(words)],
-    "suppress_tokens": lambda token_ids: [SuppressTokensLogitsProcessor(token_ids)],
+    "no_repeat_ngram_size": _checked("no_repeat_ngram_size", NoRepeatNGramLogitsProcessor),
+    "bad_words_ids": _checked("bad_words_ids", NoBadWordsLogitsProcessor),
+    "suppress_tokens": _checked("suppress_tokens", SuppressTokensLogitsProcessor),
     "logits_processor": lambda given: given if isinstance(given, Sequence) else [given],
 }
 _CRITERIA: dict[str, Callable[[Any], Any]] = {
@@ -155,5 +163,5 @@ def split_template_options(
 def _made(name: str, make: Callable[[Any], Any], value: Any) -> list[Any]:
     try:
         return list(make(value))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{name}: {error} (got {value!r})") from None
+    except Exception as error:  # of any kind: transformers checks few of these values
+        raise ConfigError(f"{name}: {error} (got {short_repr(value)})") from None

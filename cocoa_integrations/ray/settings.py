@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from cocoa_engine import CocoaConfig, Runtime
-from cocoa_engine.errors import ConfigError
-from cocoa_engine.messages import explain, unknown
+from cocoa_engine.arguments import SettingsModel
 from cocoa_engine.model.load_options import TENSOR_PARALLELISM, LoadOptions, loading_arguments
 from cocoa_integrations.server.settings import ServerSettings
 
@@ -17,12 +16,14 @@ if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
 
 
-class RaySettings(BaseModel):
+class RaySettings(SettingsModel):
     """Settings of a deployment: the model, the replicas and where they are placed, and those of the server. Immutable.
 
     Raises:
         ConfigError: settings are unknown, out of range, or contradict each other.
     """
+
+    _what: ClassVar[str] = "Ray setting"
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
@@ -83,16 +84,6 @@ class RaySettings(BaseModel):
     health_check_period_s: float = Field(5.0, gt=0, description="Seconds between checks whether a replica lives.")
 
     metrics_interval_s: float = Field(5.0, gt=0, description="Seconds between the metrics that a replica sends.")
-
-    if not TYPE_CHECKING:  # type checkers keep the field-by-field signature
-
-        def __init__(self, **settings: Any) -> None:
-            if strangers := settings.keys() - type(self).model_fields.keys():
-                raise ConfigError(unknown(sorted(strangers), type(self).model_fields, what="Ray setting"))
-            try:
-                super().__init__(**settings)
-            except ValidationError as error:
-                raise ConfigError(explain(error)) from None
 
     @model_validator(mode="after")
     def _consistent(self) -> RaySettings:

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import TYPE_CHECKING, Any
+from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
 
-from cocoa_engine.errors import ConfigError
-from cocoa_engine.messages import explain, unknown
+from cocoa_engine.arguments import SettingsModel
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 """The names by which programs of the same machine reach a server on a loopback address."""
 
 
-class ServerSettings(BaseModel):
+class ServerSettings(SettingsModel):
     """Settings of a server: who may use it, and the limits of a request. Immutable.
 
     Raises:
         ConfigError: settings are unknown or out of range, or another machine could use the server without a key.
     """
+
+    _what: ClassVar[str] = "server setting"
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -68,16 +69,6 @@ class ServerSettings(BaseModel):
         "not know.",
     )
     log_prompts: bool = Field(False, description="Write prompts and answers to the log.")
-
-    if not TYPE_CHECKING:  # type checkers keep the field-by-field signature
-
-        def __init__(self, **settings: Any) -> None:
-            if strangers := settings.keys() - type(self).model_fields.keys():
-                raise ConfigError(unknown(sorted(strangers), type(self).model_fields, what="server setting"))
-            try:
-                super().__init__(**settings)
-            except ValidationError as error:
-                raise ConfigError(explain(error)) from None
 
     @property
     def on_loopback(self) -> bool:

@@ -99,6 +99,11 @@ def test_html(parts: list[tuple[str, float]], rival: str, title: str) -> None:
             assert "javascript:" not in (value or "") or name in ("title", "aria-label")
 
 
+@pytest.mark.parametrize("format", ["html", "markdown", "svg"])
+def test_a_title_with_a_lone_surrogate_can_be_written(format: str) -> None:
+    assert b"U+D800" in answered([("text", 0.9)]).render(format, title="\ud800").encode()
+
+
 PARSER = MarkdownIt("gfm-like", {"linkify": False, "html": True})
 
 

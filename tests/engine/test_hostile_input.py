@@ -41,6 +41,7 @@ from cocoa_engine import (
     PromptError,
     RiskCalibrator,
     Runtime,
+    UnsupportedModelError,
 )
 from cocoa_engine.calibration import CalibrationWarning
 from cocoa_engine.cli.terminal import SafeConsole, describe_error, print_json, print_note
@@ -52,6 +53,7 @@ from cocoa_engine.messages import unknown
 from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_context_window
 from cocoa_engine.output_files import require_writable, write_file
 from cocoa_integrations.evaluation.folder import open_folder
+from cocoa_integrations.server.settings import ServerSettings
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.tiny_gguf import write_tiny_gguf
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
@@ -109,24 +111,111 @@ def test_a_tokenizer_that_is_larger_than_the_vocabulary() -> None:
     assert engine.generate("a", max_new_tokens=2).token_ids
 
 
+def generation_config(name: str, value: Any) -> GenerationConfig:
+    config = GenerationConfig(eos_token_id=2)
+    setattr(config, name, value)  # the constructor checks some values
+    return config
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [{"repetition_penalty": -5.0}, {"no_repeat_ngram_size": -1}, {"bad_words_ids": "x"}, {"eos_token_id": "x"}],
+    ("name", "value"),
+    [
+        ("repetition_penalty", -5.0),
+        ("no_repeat_ngram_size", -1),
+        ("bad_words_ids", "x"),
+        ("bad_words_ids", [[300]]),
+        ("sequence_bias", [[[300], 1.0]]),
+        ("forced_bos_token_id", "x"),
+        ("forced_bos_token_id", 10**9),
+        ("forced_eos_token_id", 300),
+        ("forced_eos_token_id", [None]),
+        ("exponential_decay_length_penalty", [1]),
+        ("suppress_tokens", [10**30]),
+        ("stop_strings", [5]),
+        ("eos_token_id", "x"),
+        ("eos_token_id", 2.5),
+        ("eos_token_id", [None]),
+    ],
 )
-def test_a_broken_generation_config(settings: dict[str, Any], tiny: CocoaEngine) -> None:
-    config = GenerationConfig()
-    for name, value in settings.items():
-        setattr(config, name, value)
-    for call in (tiny.generate, tiny.stream):
-        assert "generation config" in message_of(ConfigError, lambda call=call: call("a", generation_config=config))
+def test_a_broken_generation_config(name: str, value: Any, tiny: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found before the model runs."""
+    config = generation_config(name, value)
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
     engine.model.generation_config = config
-    message_of(ConfigError, lambda: engine.generate("a"))
+    for used in (tiny, engine):
+        monkeypatch.setattr(used.session.scheduler, "enter", lambda **_: pytest.fail("the call is admitted"))
+    for call in (
+        lambda: tiny.generate([5], generation_config=config),
+        lambda: tiny.stream([5], generation_config=config),
+        lambda: tiny.generate_batch([[5], [6]], generation_config=config, return_exceptions=True),
+        lambda: engine.generate([5]),
+    ):
+        message = message_of(ConfigError, call)
+        assert name in message
+        assert "generation config" in message
 
 
-def test_what_is_no_cancellation(tiny: CocoaEngine) -> None:
-    for call in (tiny.generate, tiny.stream, lambda prompt, **options: tiny.generate_batch([prompt], **options)):
-        assert "not str" in message_of(ConfigError, lambda call=call: call("a", cancellation="x"))
+def test_a_generation_config_whose_fault_shows_late(tiny: CocoaEngine) -> None:
+    config = generation_config("exponential_decay_length_penalty", [1, "x"])
+    assert tiny.generate([5], generation_config=config, max_new_tokens=1, gamma=1).token_ids
+    message = message_of(ConfigError, lambda: tiny.generate([5], generation_config=config, max_new_tokens=4))
+    assert message.startswith("exponential_decay_length_penalty of the generation config cannot be used")
+
+
+def test_errors_of_a_user_s_processor_are_the_user_s(tiny: CocoaEngine) -> None:
+    def broken(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        raise LookupError("the user's")
+
+    config = generation_config("repetition_penalty", 1.5)
+    with pytest.raises(LookupError, match="the user's"):
+        tiny.generate([5], generation_config=config, logits_processor=broken)
+
+
+@pytest.mark.parametrize("token_id", ["x", 2.5, [None], -1, 300, 10**9, [10**30]])
+def test_a_grammar_and_an_end_token_that_is_none(token_id: Any) -> None:
+    pytest.importorskip("llguidance")
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    engine.model.generation_config = generation_config("eos_token_id", token_id)
+    assert "eos_token_id" in message_of(ConfigError, lambda: engine.constrain(regex="a"))
+
+
+def test_a_grammar_and_an_end_token_outside_the_vocabulary() -> None:
+    pytest.importorskip("llguidance")
+    from cocoa_engine.decoding.grammar import GrammarProcessor, regex_grammar
+
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens(["stranger"])
+    engine = CocoaEngine(tiny_model("llama"), tokenizer)
+    outside = GrammarProcessor(regex_grammar("[a-z]"), tokenizer, eos_token_ids=[300])
+    assert "vocabulary of 300" in message_of(ConfigError, lambda: engine.generate("a", logits_processor=outside))
+    engine.model.generation_config.eos_token_id = [2, 10**9]
+    answer = engine.generate("a", logits_processor=engine.constrain(regex="[a-z]{2}"), max_new_tokens=9)
+    assert answer.finish_reason == "eos"
+    strange = lambda: GrammarProcessor(regex_grammar("[a-z]"), tokenizer, eos_token_ids=[400])  # noqa: E731
+    assert "tokenizer" in message_of(ConfigError, strange)
+
+
+def test_what_is_no_cancellation_and_no_timeline(tiny: CocoaEngine) -> None:
+    decoding = (tiny.generate, tiny.stream)
+    for call in (
+        *decoding,
+        lambda prompt, **options: tiny.generate_batch([prompt], **options),
+        lambda prompt, **options: tiny.score(prompt, "b", **options),
+        lambda prompt, **options: tiny.score(prompt, ["b", "c"], **options),
+        lambda prompt, **options: tiny.score(prompt, "b", divide=True, **options),
+        lambda prompt, **options: tiny.consistency(prompt, **options),
+    ):
+        message = message_of(ConfigError, lambda call=call: call("a", cancellation="x"))
+        assert message == "cancellation must be a Cancellation, not str."
+    for call in decoding:
+        message = message_of(ConfigError, lambda call=call: call("a", timeline="x"))
+        assert message == "timeline must be a Timeline, not str."
+
+
+@pytest.mark.parametrize("options", [{"regex": 5}, {"grammar": b"start: /a/"}, {"json_schema": 5}])
+def test_a_grammar_of_another_type(options: dict[str, Any], tiny: CocoaEngine) -> None:
+    pytest.importorskip("llguidance")
+    assert "must be a" in message_of(ConfigError, lambda: tiny.constrain(**options))
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -206,6 +295,37 @@ def test_a_dtype_in_a_config_file(dtype: Any, tmp_path: Path) -> None:
         message_of(CocoaError, lambda: load_pretrained(str(tmp_path)))
 
 
+def with_field(folder: Path, kind: str, name: str, value: Any) -> str:
+    tiny_model(kind).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, name: value}))
+    return str(folder)
+
+
+def test_a_config_file_with_which_no_pass_runs(tmp_path: Path) -> None:
+    engine = CocoaEngine.from_pretrained(with_field(tmp_path, "llama", "sliding_window", "x"))
+    message = message_of(UnsupportedModelError, lambda: engine.generate([5], max_new_tokens=2))
+    assert message.startswith("a plain forward pass of LlamaForCausalLM fails (TypeError: ")
+    assert "config.json" in message
+
+
+def test_a_config_file_that_asks_for_tuples(tmp_path: Path) -> None:
+    """The field changes nothing. A model that is given with it cannot run."""
+    engine = CocoaEngine.from_pretrained(with_field(tmp_path, "qwen2", "return_dict", False))
+    model = tiny_model("qwen2")
+    expected = CocoaEngine(model, tiny_tokenizer()).generate([5], max_new_tokens=2)
+    assert engine.generate([5], max_new_tokens=2).token_ids == expected.token_ids
+    other = tiny_model("qwen2")
+    other.config.return_dict = False
+    message_of(UnsupportedModelError, lambda: CocoaEngine(other, tiny_tokenizer()).generate([5], max_new_tokens=2))
+
+
+def test_a_config_file_with_a_strange_output_field(tmp_path: Path) -> None:
+    folder = with_field(tmp_path, "llama", "output_hidden_states", "x")
+    assert "output_hidden_states" in message_of(ModelLoadError, lambda: load_pretrained(folder))
+
+
 # --- messages ---
 
 
@@ -233,6 +353,24 @@ def test_settings_are_shortened_in_messages() -> None:
     ):
         message_of(ConfigError, call)
     assert "(got 'much')" in message_of(ConfigError, lambda: CocoaConfig(alpha="much"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        (CocoaConfig, ConfigError),
+        (Runtime, ConfigError),
+        (ServerSettings, ConfigError),
+        (RiskCalibrator, CalibrationError),
+    ],
+)
+def test_wrong_data_of_a_model(kind: Any, error: type[Exception]) -> None:
+    strange = "x" * 10**5
+    for wrong in (f'{{"{strange}": "{strange}"}}', "[" * 10**5, '{"\\ud800": 1}', "\ud800", 5):
+        message_of(error, lambda wrong=wrong: kind.model_validate_json(wrong))
+    for wrong in ({strange: strange}, {ESCAPE: 1}, {"\ud800": 1}, 5):
+        message_of(error, lambda wrong=wrong: kind.model_validate(wrong))
+        message_of(error, lambda wrong=wrong: kind.model_validate_strings(wrong))
 
 
 def test_the_remedy_at_the_end_of_a_long_message_stays() -> None:
@@ -587,6 +725,33 @@ def test_loggers_of_all_modules_show_control_characters() -> None:
     for package in (cocoa_engine, cocoa_integrations):
         for file in Path(package.__path__[0]).rglob("*.py"):
             assert "logging.getLogger(__name__)" not in file.read_text(encoding="utf-8"), file
+
+
+@pytest.mark.parametrize(
+    ("error", "call"),
+    [
+        (ModelLoadError, lambda _: load_pretrained("/tmp/\ud800")),
+        (ConfigError, lambda tiny: tiny.generate("a", method="decore", decore_heads="\ud800")),
+        (ConfigError, lambda _: CocoaConfig(method="\ud800")),
+        (CalibrationError, lambda _: RiskCalibrator.load("\ud800")),
+    ],
+)
+def test_messages_with_a_lone_surrogate_can_be_printed(
+    error: type[Exception], call: Callable[[CocoaEngine], Any], tiny: CocoaEngine
+) -> None:
+    message = message_of(error, lambda: call(tiny))
+    message.encode()
+    assert "d800" in message.lower()
+
+
+def test_a_calibrator_with_a_lone_surrogate_is_not_saved(tmp_path: Path) -> None:
+    message_of(ConfigError, lambda: fitted(model_name="\ud800").save(tmp_path / "c.json")).encode()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("token_ids", [[-1], [10**30], ["x"], "x", 5, None])
+def test_what_is_no_list_of_token_ids_is_not_decoded(token_ids: Any, tiny: CocoaEngine) -> None:
+    assert "token ids" in message_of(PromptError, lambda: tiny.decode(token_ids))
 
 
 def test_control_characters_in_notes_of_commands(capsys: pytest.CaptureFixture[str]) -> None:

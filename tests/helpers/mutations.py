@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -155,10 +155,19 @@ def mutated(draw: st.DrawFn, good: bytes) -> bytes:
 
 
 @st.composite
-def mutated_json(draw: st.DrawFn, good: Any) -> Any:
-    """A JSON value with one or two of its parts replaced, removed, renamed or nested deeply."""
+def mutated_json(draw: st.DrawFn, good: Any, more: Mapping[str, Sequence[Any]] | None = None) -> Any:
+    """A JSON value with one or two of its parts replaced, removed, renamed or nested deeply.
+
+    Args:
+        good: the value.
+        more: fields that it may have, each with values that it may have. If there are any, one is added half the time.
+    """
     value = json.loads(json.dumps(good))
     for _ in range(draw(st.integers(1, 2))):
+        if more and draw(st.booleans()):
+            name = draw(st.sampled_from(list(more)))
+            value[name] = deepcopy(draw(st.one_of(st.sampled_from(more[name]), strange)))
+            continue
         places = list(_places(value))
         if not places:
             break
@@ -191,9 +200,13 @@ def broken(good: bytes) -> st.SearchStrategy[bytes]:
     return st.one_of(mutated(good), mutated(good), mutated(good), st.binary(max_size=200))
 
 
-def broken_json(good: Any) -> st.SearchStrategy[bytes]:
-    """A broken JSON file: a changed value four times out of five, otherwise changed or any bytes."""
-    text = st.one_of(*[mutated_json(good)] * 4).map(_dumped)
+def broken_json(good: Any, more: Mapping[str, Sequence[Any]] | None = None) -> st.SearchStrategy[bytes]:
+    """A broken JSON file: a changed value four times out of five, otherwise changed or any bytes.
+
+    Args:
+        good, more: as for :func:`mutated_json`.
+    """
+    text = st.one_of(*[mutated_json(good, more)] * 4).map(_dumped)
     return st.one_of(text, text, text, text, broken(_dumped(good)))
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from cocoa_engine.errors import UnsupportedModelError
+from cocoa_engine.errors import CocoaError, UnsupportedModelError
 from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, ReadBack, StepOutput, TokenTree
 from cocoa_engine.execution.backends.copied_cache import CopiedCache
 from cocoa_engine.execution.backends.prefixes import depends_on_weights_alone
@@ -222,10 +222,18 @@ def _check_causal(model: LanguageModel) -> None:
 
 
 def _check_states(model: LanguageModel) -> None:
-    """Raise UnsupportedModelError if the hidden states of the layers cannot be compared."""
+    """Raise UnsupportedModelError if the model does not run, or its layers' hidden states cannot be compared."""
     token_ids = torch.arange(8, device=model.device)[None] % model.vocab_size
     with model.exclusive(), capture(model, CaptureSpec(1, 2, "pre_norm")) as captured:
-        model.forward(token_ids, logits_to_keep=1)
+        try:
+            model.forward(token_ids, logits_to_keep=1)
+        except (CocoaError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as fault:  # transformers checks few of the fields of a config
+            raise UnsupportedModelError(
+                f"a plain forward pass of {model.architecture} fails ({type(fault).__name__}: {_first_line(fault)}); "
+                "correct the model's config.json."
+            ) from fault
         captured.stacked(model.device)
 
 

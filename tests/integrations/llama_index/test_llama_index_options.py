@@ -287,6 +287,16 @@ def test_keywords_that_become_logits_processors(keyword: dict[str, Any], llm: Co
     assert by_call.text == by_constructor.text != plain.text
 
 
+@pytest.mark.parametrize(
+    "keyword",
+    [{"bad_words_ids": [[10**9]]}, {"suppress_tokens": [None]}, {"eos_token_id": [None]}],
+    ids=lambda keyword: next(iter(keyword)),
+)
+def test_keywords_with_values_that_are_found_wrong_late(keyword: dict[str, Any], engine: CocoaEngine) -> None:
+    with pytest.raises(ConfigError, match=next(iter(keyword))):
+        CocoaLLM(engine=engine, max_new_tokens=2, generate_kwargs=keyword).complete(PROMPT)
+
+
 def test_repetition_penalty_replaces_the_model_s_own(
     llm: CocoaLLM, engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

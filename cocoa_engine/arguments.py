@@ -1,0 +1,91 @@
+"""Checks what callers pass in: a wrong argument ends in one of this package's errors, before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from cocoa_engine.errors import CocoaError, ConfigError
+from cocoa_engine.messages import explain, unknown
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+T = TypeVar("T")
+
+
+def of_type(given: T, kind: type[T], name: str) -> T:
+    """The argument as it is, if it has its type.
+
+    Raises:
+        ConfigError: it is of another type.
+    """
+    if not isinstance(given, kind):
+        raise ConfigError(f"{name} must be a {kind.__name__}, not {type(given).__name__}.")
+    return given
+
+
+def given_or_new(given: T | None, kind: type[T], name: str) -> T:
+    """The argument as it is; for `None`, a new object of its type.
+
+    Raises:
+        ConfigError: it is of another type.
+    """
+    return kind() if given is None else of_type(given, kind, name)
+
+
+class ValidatedModel(BaseModel):
+    """A pydantic model that raises an error of this package, with a short message, for wrong data.
+
+    A subclass may set ``_invalid``, the class of the error.
+    """
+
+    _invalid: ClassVar[type[CocoaError]] = ConfigError
+
+    if not TYPE_CHECKING:  # type checkers keep pydantic's signatures
+
+        @classmethod
+        def model_validate(cls, obj: Any, **options: Any) -> Self:
+            """The same as pydantic's, but raises an error of this package."""
+            with cls._clear_errors():
+                return super().model_validate(obj, **options)
+
+        @classmethod
+        def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Self:
+            """The same as pydantic's, but raises an error of this package."""
+            with cls._clear_errors():
+                return super().model_validate_json(json_data, **options)
+
+        @classmethod
+        def model_validate_strings(cls, obj: Any, **options: Any) -> Self:
+            """The same as pydantic's, but raises an error of this package."""
+            with cls._clear_errors():
+                return super().model_validate_strings(obj, **options)
+
+    @classmethod
+    @contextmanager
+    def _clear_errors(cls) -> Iterator[None]:
+        try:
+            yield
+        except ValidationError as error:
+            raise cls._invalid(explain(error)) from None
+
+
+class SettingsModel(ValidatedModel):
+    """Settings that a caller gives by name. The constructor raises errors of this package too.
+
+    A subclass may set ``_what``, the name of a setting in messages.
+    """
+
+    _what: ClassVar[str] = "setting"
+
+    if not TYPE_CHECKING:  # type checkers keep the field-by-field signature
+
+        def __init__(self, **settings: Any) -> None:
+            if strangers := settings.keys() - type(self).model_fields.keys():
+                raise self._invalid(unknown(sorted(strangers), type(self).model_fields, what=self._what))
+            with self._clear_errors():
+                super().__init__(**settings)

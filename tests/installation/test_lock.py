@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import platform
 import re
 import subprocess
@@ -15,6 +14,8 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from tests.installation import install_lock
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -142,14 +143,12 @@ def test_the_tests_packages_are_installed_from_the_lock(tmp_path: Path) -> None:
     """Before pip resolves what is left."""
     command = ["make", "--dry-run", f"VENV={tmp_path}", str(tmp_path / ".dev")]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
-    assert 0 < said.index("python tests/installation/install_lock.py") < said.index('-e ".[dev]"')
+    assert 0 < said.index("python -m tests.installation.install_lock") < said.index('-e ".[dev]"')
 
 
 @pytest.mark.parametrize("installed", ["2.0+cpu", f"{LOCKED['torch']}+cu130"])
 def test_pip_checks_each_file_of_the_lock_by_its_hash(monkeypatch: pytest.MonkeyPatch, installed: str) -> None:
     """The CPU build of torch is tried first, unless another build of the locked version is installed."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    install_lock = importlib.import_module("install_lock")
     files = []
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import reprlib
 
 # C0 controls except tab and newline become their Unicode pictures, DEL likewise, C1 controls a replacement character.
-# Characters that reverse the direction of text invisibly are shown by name.
+# Characters that reverse the direction of text invisibly are shown by name, as are halves of surrogate pairs, which no
+# terminal and no file can take.
 _CONTROLS: dict[int, int | str] = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
 _CONTROLS |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 _CONTROLS |= {0xFFFE: 0xFFFD, 0xFFFF: 0xFFFD}  # no characters, and not allowed in XML, such as SVG
-_CONTROLS |= {code: f"<U+{code:04X}>" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+_CONTROLS |= {
+    code: f"<U+{code:04X}>" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000))
+}
 
 # what a terminal interprets beside C0 controls, which JSON escapes itself: DEL, C1 controls, marks of direction
 _DIRECTIONS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))

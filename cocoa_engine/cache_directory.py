@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import sys
 from pathlib import Path
+from typing import Any
 
 CACHE_VARIABLE = "COCOA_CACHE_DIR"
 
@@ -35,3 +37,28 @@ def is_private(*paths: Path) -> bool:
         status.st_uid in (os.getuid(), 0) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         for status in (path.stat() for path in paths)
     )
+
+
+def read_note(file: Path, *folders: Path) -> dict[str, Any] | None:
+    """The JSON object in a small file of the cache.
+
+    Args:
+        file: the file.
+        folders: those that must be private too.
+
+    Returns:
+        The object; `None` if the file cannot be read or is damaged, or another user can have written it.
+    """
+    try:
+        return parse_note(file.read_bytes()) if is_private(file, *folders) else None
+    except OSError:
+        return None
+
+
+def parse_note(text: bytes) -> dict[str, Any] | None:
+    """The JSON object that was written as ``text``; `None` for anything else: a power failure may have damaged it."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):  # no JSON, no UTF-8, thousands of digits; nested too deeply
+        return None
+    return found if isinstance(found, dict) else None

@@ -10,18 +10,19 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from cocoa_engine.cache_directory import cache_directory, is_private
+from cocoa_engine.cache_directory import cache_directory, read_note
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.model import gguf_tokenizer, kept_folders
 from cocoa_engine.model.gguf_reader import GgufFile
@@ -158,12 +159,9 @@ def content_digest(file: GgufFile) -> str:
     place = hashlib.sha256(os.fsencode(path)).hexdigest()
     memo = _folder() / f"digest-{place}.json"
     state = _state(path)
-    try:
-        known = json.loads(memo.read_text(encoding="utf-8"))
-        if is_private(memo) and known["state"] == state and isinstance(known["sha256"], str):
-            return str(known["sha256"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
+    known = read_note(memo) or {}
+    if known.get("state") == state and _is_sha256(known.get("sha256")):
+        return str(known["sha256"])
     digest = file.digest()
     if _state(path) == state and time.time() - max(state[3:]) / 1e9 > YOUNG:
         try:
@@ -172,6 +170,11 @@ def content_digest(file: GgufFile) -> str:
         except OSError as error:
             logger.info("%s is not kept: %s", memo, error)
     return digest
+
+
+def _is_sha256(value: Any) -> bool:
+    """It becomes part of a folder's name."""
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
 
 
 def _state(path: Path) -> list[int]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from cocoa_engine.cache_directory import is_private
+from cocoa_engine.cache_directory import is_private, parse_note
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.output_files import write_file
 
@@ -74,12 +74,12 @@ def is_intact(folder: Path) -> bool:
     from the page cache. Of a file of 2 GiB or more, samples of a GiB or more in total are read.
     """
     try:
-        files: dict[str, list[int]] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        files = parse_note((folder / MANIFEST).read_bytes()) or {}
         if not is_private(folder, *(folder / name for name in (MANIFEST, *files))):
             logger.warning("other users could write to %s; what is in it is made again", folder)
             return False
         return bool(files) and all(_fingerprint(folder / name) == expected for name, expected in files.items())
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+    except (OSError, ValueError):  # ValueError: no name of a file
         return False
 
 

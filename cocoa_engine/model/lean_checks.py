@@ -16,7 +16,7 @@ from pathlib import Path
 
 from torch import nn
 
-from cocoa_engine.cache_directory import cache_directory, is_private
+from cocoa_engine.cache_directory import cache_directory, read_note
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.model.weight_fingerprint import WeightFingerprint, weight_fingerprint
 from cocoa_engine.output_files import write_file
@@ -37,11 +37,8 @@ def noted(weights: str, kernels: str) -> str | None:
         weights: a digest of the weights, or of samples of them, and of the settings that belong to them.
         kernels: the name of the compiled kernels.
     """
-    note = _note_of(weights, kernels)
-    try:
-        found = json.loads(note.read_text(encoding="utf-8"))["found"] if is_private(note, note.parent) else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    file = _note_of(weights, kernels)
+    found = (read_note(file, file.parent) or {}).get("found")
     return found if isinstance(found, str) and found else None
 
 

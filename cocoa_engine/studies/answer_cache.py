@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
+from zlib import crc32
 
+from cocoa_engine.cache_directory import parse_note
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
 
@@ -18,8 +20,10 @@ if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine
 
 
-VERSION = 1
+VERSION = 2
 """To be raised when other values are kept, or the same ones are measured in another way."""
+
+_CHECKSUM = b', "crc32": %d}\n'
 
 
 @dataclass
@@ -117,7 +121,11 @@ class AnswerCache:
         except OSError as error:
             self._folder.failed(self.file, error)
             return None
-        values: dict[str, Any] = json.loads(line)["values"]
+        row = _read(line)
+        if row is None:  # the file has changed since it was opened
+            self._damaged()
+            return None
+        values: dict[str, Any] = row["values"]
         return values
 
     def add(self, identity: Any, values: dict[str, Any]) -> None:
@@ -132,7 +140,7 @@ class AnswerCache:
         try:
             with self.file.open("ab") as file:
                 offset = file.seek(0, os.SEEK_END)
-                file.write(json.dumps({"answer": key, "values": values}).encode() + b"\n")
+                file.write(_line(key, values))
         except OSError as error:
             self._folder.failed(self.file, error)
             return
@@ -148,16 +156,32 @@ class AnswerCache:
             if not line.endswith(b"\n"):
                 file.truncate(offset)
                 return
-            try:
-                row = json.loads(line)
-                row["values"].keys()
-                self._offsets[row["answer"]] = offset
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                if not self._folder.required:
-                    file.truncate(offset)
-                    return
-                raise ConfigError(f"the cache {self.file} has a line that it did not write; delete it.") from error
+            row = _read(line)
+            if row is None:
+                self._damaged()
+                file.truncate(offset)
+                return
+            self._offsets[row["answer"]] = offset
             offset += len(line)
+
+    def _damaged(self) -> None:
+        """Refuse a file that is required and has a line of something else."""
+        if self._folder.required:
+            raise ConfigError(f"the cache {self.file} has a line that it did not write; delete it.")
+
+
+def _line(key: str, values: dict[str, Any]) -> bytes:
+    """The line of an answer. It ends with a checksum of what comes before."""
+    text = json.dumps({"answer": key, "values": values}).encode()[:-1]
+    return text + _CHECKSUM % crc32(text)
+
+
+def _read(line: bytes) -> dict[str, Any] | None:
+    """What :func:`_line` was given; `None` for another line."""
+    text, mark, rest = line.rpartition(_CHECKSUM[: _CHECKSUM.index(b"%")])
+    row = parse_note(line) if mark and mark + rest == _CHECKSUM % crc32(text) else None
+    known = row is not None and isinstance(row.get("answer"), str) and isinstance(row.get("values"), dict)
+    return row if known else None
 
 
 def _tokenizer_digest(tokenizer: Any) -> str:

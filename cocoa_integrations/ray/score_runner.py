@@ -104,5 +104,5 @@ def _finished(file: Path, settings: dict[str, Any]) -> dict[int, tuple[str, bool
         )
     try:
         return {int(row["number"]): (str(row["line"]), bool(row["failed"])) for row in rows}
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):  # OverflowError: the number is Infinity
         raise DataError(f"{file} is not a file of finished rows; it was changed") from None

@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cocoa_engine import CocoaConfig, CocoaEngine, DataError
+from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, DataError
 from cocoa_engine.cli.dataset_options import read_documents
 from cocoa_engine.cli.score_rows import score_rows
 from cocoa_engine.datasets import read_labelled
 from cocoa_engine.datasets.own_prompts import read_own_prompts
 from cocoa_engine.datasets.questions import read_questions
+from cocoa_engine.studies.answer_cache import AnswerCache, CacheFolder
 from tests.helpers.mutations import broken, broken_json, broken_lines, fuzz, outcome
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
@@ -242,3 +243,51 @@ def test_rows_to_score(folder: Path) -> None:
         assert isinstance(scored, DataError) or all(("risk" in row) != ("error" in row) for row in scored)
 
     check()
+
+
+# --- what is measured of answers
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_caches_of_answers(folder: Path, required: bool) -> None:
+    """What is found is what was kept. A broken line ends in one error, or is measured again."""
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), model_name="tiny")
+    kept = {"one": {"value": 1.5, "text": "ä"}, "two": {"value": None, "ends": [1, 2]}}
+
+    def opened() -> AnswerCache:
+        return AnswerCache(CacheFolder(folder / f"cache-{required}", required), "any", engine, CocoaConfig(), {})
+
+    cache = opened()
+    for name, values in kept.items():
+        cache.add(name, values)
+    assert {name: opened().get(name) for name in kept} == kept
+    good = cache.file.read_bytes()
+    rows = [json.loads(line) for line in good.splitlines()]
+
+    def found(data: bytes) -> Any:
+        cache.file.write_bytes(data)
+        again = opened()
+        return {name: again.get(name) for name in kept}
+
+    @fuzz(60)
+    @given(st.one_of(broken(good), broken_lines(rows)))
+    @example(b"[" * 100_000 + b"\n")
+    @example(b"".join(json.dumps({**row, "values": {}}).encode() + b"\n" for row in rows))
+    def check(data: bytes) -> None:
+        values = outcome(lambda: found(data))
+        if isinstance(values, ConfigError):
+            assert required
+        else:
+            assert all(values[name] in (None, kept[name]) for name in kept)
+
+    check()
+
+
+def test_a_line_that_changes_while_a_cache_is_open(folder: Path) -> None:
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), model_name="tiny")
+    for required in (True, False):
+        cache = AnswerCache(CacheFolder(folder / f"open-{required}", required), "any", engine, CocoaConfig(), {})
+        cache.add("one", {"value": 1})
+        cache.file.write_bytes(b"[" * 100_000 + b"\n")
+        found = outcome(lambda cache=cache: cache.get("one"))
+        assert isinstance(found, ConfigError) if required else found is None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 pytest.importorskip("rouge_score")
@@ -24,6 +24,7 @@ from cocoa_integrations.evaluation.folder import open_folder
 from cocoa_integrations.evaluation.judge import judge_run
 from cocoa_integrations.evaluation.length_rules import known_steps
 from cocoa_integrations.evaluation.tasks import TASKS
+from cocoa_integrations.ray.score_runner import _finished
 from tests.helpers.mutations import broken, broken_json, broken_lines, fuzz, outcome
 
 RECORDS: dict[str, dict[str, Any]] = {
@@ -236,6 +237,26 @@ def test_labels_of_people(folder: Path) -> None:
         file.write_bytes(data)
         answers = [(row["arm"], row["id"]) for row in ROWS]
         assert isinstance(outcome(lambda: read_labels(file, answers, ["truth", "info"])), (dict, CocoaError))
+
+    check()
+
+
+def test_finished_rows_of_a_cluster(folder: Path) -> None:
+    settings = {"model": "tiny", "rows": "0" * 64}
+    rows = [{"number": 0, "line": "{}", "failed": False}, {"number": 1, "line": '{"error": "a"}', "failed": True}]
+    file = folder / "out.jsonl.partial"
+
+    def finished(data: bytes) -> Any:
+        file.write_bytes(data)
+        return _finished(file, settings)
+
+    assert finished(lines_of([settings, *rows])) == {0: ("{}", False), 1: ('{"error": "a"}', True)}
+
+    @fuzz(60)
+    @given(broken_lines([settings, *rows]))
+    @example(lines_of([settings, {**rows[0], "number": float("inf")}]))
+    def check(data: bytes) -> None:
+        assert isinstance(outcome(lambda: finished(data)), (dict, CocoaError))
 
     check()
 

@@ -12,6 +12,7 @@ from tests.helpers.mutations import CONTROLS, ESCAPES, MESSAGE_LIMIT, fuzz
 TEXTS = st.one_of(
     st.text(),
     st.text(alphabet=ESCAPES + "\u202b\u2069a"),
+    st.text(alphabet="a\ud800\udcff"),
     st.sampled_from(["\u202e" * 5000, "x" * 10**6 + "\x1b" * 700]),
 )
 
@@ -22,6 +23,7 @@ def test_any_text_in_a_message(texts: list[str]) -> None:
     for message in (str(DataError("; ".join(texts))), str(CalibrationWarning.of(texts))):
         assert len(message) <= MESSAGE_LIMIT
         assert not CONTROLS.search(message)
+        message.encode()
 
 
 def test_the_end_of_a_long_message_stays() -> None:

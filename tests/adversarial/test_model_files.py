@@ -17,11 +17,11 @@ from cocoa_engine.calibration.settings import Settings
 from cocoa_engine.execution.native import build
 from cocoa_engine.methods import retrieval_heads
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, known_heads
-from cocoa_engine.model import embedded, gguf_model, kept_folders
+from cocoa_engine.model import embedded, gguf_cache, gguf_model, kept_folders, lean_checks
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_context_window
 from tests.helpers.made_up_risk import fitted
-from tests.helpers.model_folders import save_model
+from tests.helpers.model_folders import TEMPLATE, save_model
 from tests.helpers.mutations import broken, broken_json, fuzz, mutated, mutated_json, outcome
 from tests.helpers.tiny_gguf import write_tiny_gguf
 from tests.helpers.tiny_models import NUM_LAYERS, tiny_model, tiny_tokenizer
@@ -179,6 +179,87 @@ def test_gguf_files_in_blocks(gguf_file: Path, folder: Path) -> None:
     check()
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_gguf_files_that_are_unpacked(gguf_file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that transformers reads, and its context window, which is read without the weights."""
+    good = gguf_file.read_bytes()
+    header = 9000  # metadata and the list of tensors
+    bad = folder / "unpacked.gguf"
+
+    def loaded(data: bytes) -> Any:
+        bad.write_bytes(data)
+        window = read_context_window(bad)
+        assert window is None or window > 0
+        return window, load_pretrained(bad, dtype="float32")
+
+    monkeypatch.setattr(gguf_cache, "FOLDER", str(folder / "unpacked"))
+    assert loaded(good)[0] == 128
+
+    @fuzz(15)
+    @given(st.one_of(mutated(good[:header]).map(lambda start: start + good[header:]), broken(good)))
+    def check(data: bytes) -> None:
+        assert isinstance(outcome(lambda: loaded(data)), (tuple, CocoaError))
+
+    check()
+
+
+def test_context_windows_of_gguf_files(gguf_file: Path, folder: Path) -> None:
+    good = gguf_file.read_bytes()[:9000]  # metadata and the list of tensors
+    bad = folder / "window.gguf"
+
+    @fuzz(60)
+    @given(broken(good))
+    def check(data: bytes) -> None:
+        bad.write_bytes(data)
+        window = read_context_window(bad)
+        assert window is None or (type(window) is int and window > 0)
+
+    check()
+
+
+def test_notes_of_the_content_of_gguf_files(gguf_file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken note is as good as none, and is written again."""
+    monkeypatch.setattr(gguf_cache, "FOLDER", str(folder / "digests"))
+    monkeypatch.setattr(gguf_cache, "YOUNG", 0.0)
+    file = GgufFile(gguf_file)
+    digest = gguf_cache.content_digest(file)
+    (note,) = (folder / "digests").iterdir()
+    good = json.loads(note.read_bytes())
+    assert good["sha256"] == digest
+
+    @fuzz(40)
+    @given(broken_json(good))
+    @example(b"[" * 100_000)
+    @example(json.dumps({**good, "sha256": "../elsewhere"}).encode())
+    def check(data: bytes) -> None:
+        note.write_bytes(data)
+        found = gguf_cache.content_digest(file)
+        assert found == digest or (found == json.loads(data)["sha256"] and len(found) == 64)  # of no other form
+
+    check()
+
+
+def test_notes_of_compared_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken note is as good as none: the weights are compared again."""
+    monkeypatch.setenv("COCOA_CACHE_DIR", str(folder / "checked"))
+    model = tiny_model("llama")
+    lean_checks.will_note(model, "weights", "kernels")
+    lean_checks.note(model, "equal")
+    (note,) = (folder / "checked" / lean_checks.FOLDER).iterdir()
+    assert lean_checks.noted("weights", "kernels") == "equal"
+
+    @fuzz(40)
+    @given(broken_json(json.loads(note.read_bytes())))
+    @example(b"[" * 100_000)
+    def check(data: bytes) -> None:
+        note.write_bytes(data)
+        found = lean_checks.noted("weights", "kernels")
+        assert found is None or (found and json.loads(data)["found"] == found)
+
+    check()
+
+
 def test_manifests_of_the_converted_model(gguf_file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken manifest is found, and the model converted again."""
     monkeypatch.setenv("COCOA_CACHE_DIR", str(folder / "manifests"))
@@ -283,8 +364,44 @@ def test_configs_of_models(name: str, folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_indexes_of_divided_weights(folder: Path) -> None:
-    source = folder / "divided"
+@pytest.mark.parametrize("weights", ["stored", "q8_0"])
+def test_weights(folder: Path, weights: Any) -> None:
+    source = folder / "weights"
+    save_model(source)
+    file = source / "model.safetensors"
+    good = file.read_bytes()
+    header = 8 + int.from_bytes(good[:8], "little")  # the length of the list of tensors, and the list
+    tensors = json.loads(good[8:header])
+
+    def loaded(data: bytes) -> Any:
+        file.write_bytes(data)
+        return load_pretrained(source, weights=weights, keeps_blocks=lambda: True)
+
+    def listed(data: bytes) -> bytes:
+        return len(data).to_bytes(8, "little") + data + good[header:]
+
+    assert isinstance(loaded(good), tuple)
+
+    @fuzz(20)
+    @given(
+        st.one_of(
+            mutated(good[:header]).map(lambda start: start + good[header:]),
+            broken_json(tensors).map(listed),
+            broken_json(tensors).map(listed),
+            broken(good),
+        )
+    )
+    def check(data: bytes) -> None:
+        assert isinstance(outcome(lambda: loaded(data)), (tuple, CocoaError))
+
+    check()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("weights_as", ["stored", "q8_0"])
+def test_indexes_of_divided_weights(folder: Path, weights_as: Any) -> None:
+    source = folder / f"divided-{weights_as}"
     save_model(source)
     weights, index = source / "model.safetensors", source / "model.safetensors.index.json"
     weights.unlink()
@@ -294,7 +411,7 @@ def test_indexes_of_divided_weights(folder: Path) -> None:
 
     def loaded(data: bytes) -> Any:
         index.write_bytes(data)
-        return load_pretrained(source)
+        return load_pretrained(source, weights=weights_as, keeps_blocks=lambda: True)
 
     assert isinstance(loaded(json.dumps(good).encode()), tuple)
 
@@ -319,6 +436,34 @@ def test_tokenizer_files(folder: Path) -> None:
         (source / "tokenizer.json").write_bytes(data)
         found = outcome(lambda: load_tokenizer(str(source), {}))
         assert found is not None
+
+    check()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_chat_templates(tiny: CocoaEngine, folder: Path) -> None:
+    source = folder / "chat"
+    save_model(source)
+    good = TEMPLATE.encode()
+    file = source / "chat_template.jinja"
+    assert file.read_bytes() == good
+
+    def answered(data: bytes) -> Any:
+        file.write_bytes(data)
+        engine = CocoaEngine(tiny.model, load_tokenizer(str(source), {}))
+        return engine.chat([{"role": "user", "content": "hello"}], max_new_tokens=1).text
+
+    assert isinstance(answered(good), str)
+
+    @fuzz(40)
+    @given(broken(good))
+    @example(b"{{ messages[0].content.x.y }}")
+    @example(b"{{ raise_exception('\x1b[31m' * 2000) }}")
+    @example(b"{% include 'other' %}")
+    @example(b"{{ 1 / 0 }}")
+    @example(b"{{ (" * 2000)
+    def check(data: bytes) -> None:
+        assert isinstance(outcome(lambda: answered(data)), (str, CocoaError))
 
     check()
 

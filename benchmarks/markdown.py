@@ -60,8 +60,9 @@ def state(measured: Record) -> str:
         )
         for name in ("gb_per_s", "gflop_per_s")
     }
-    load = measured.get("machine", {}).get("load_average")
+    machine = measured.get("machine", {})
+    load, processor = machine.get("load_average"), machine.get("processor")
     return (
-        f"State of the machine before and after: a copy at {spans['gb_per_s']} GB/s, a matrix product at "
+        f"State of the machine{'' if processor is None else f' ({processor})'} before and after: a copy at {spans['gb_per_s']} GB/s, a matrix product at "
         f"{spans['gflop_per_s']} GFLOP/s{'' if load is None else f', load average {load:g}'}."
     )

@@ -39,9 +39,11 @@ def one_line(machine: Mapping[str, Any]) -> str:
 
 
 def _processor() -> str:
+    """The processor's name, with its generation on x86-64: a virtual machine's name may leave that out."""
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    found = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    if "model name" not in found:
+        return platform.processor() or platform.machine()
+    generation = [f"{name.removeprefix('cpu ')} {found[name]}" for name in ("cpu family", "model") if name in found]
+    return ", ".join([found["model name"], " ".join(generation)]) if generation else found["model name"]

@@ -62,7 +62,8 @@ def state(measured: Record) -> str:
     }
     machine = measured.get("machine", {})
     load, processor = machine.get("load_average"), machine.get("processor")
+    where = "" if processor is None else f" ({processor})"
     return (
-        f"State of the machine{'' if processor is None else f' ({processor})'} before and after: a copy at {spans['gb_per_s']} GB/s, a matrix product at "
+        f"State of the machine{where} before and after: a copy at {spans['gb_per_s']} GB/s, a matrix product at "
         f"{spans['gflop_per_s']} GFLOP/s{'' if load is None else f', load average {load:g}'}."
     )

@@ -2,7 +2,7 @@
 
 Before 3.14, Python ends a daemon thread as the thread comes back for the interpreter's lock, which unwinds its stack.
 If torch's C++ functions are on it, the C++ runtime aborts the process. An exit hook therefore lets the passes that are
-running end, and :data:`at_work` lets no further one begin.
+running end, and :data:`at_work` lets no further one begin: daemon threads end there, and other callers get an error.
 
 Python has joined all other threads before it calls exit hooks. Hooks run in reverse order of registration: those that
 were registered after the import of this module can still use an engine.
@@ -22,9 +22,6 @@ from cocoa_engine.errors import RequestCancelledError
 LONGEST_PASS = 10.0
 """Seconds that the exit hook waits, at most, for threads at work. It does not wait if there are none."""
 
-LONGEST_EXIT = 60.0
-"""Seconds that a daemon thread is held. Usually the process ends meanwhile; an exit hook may wait for the thread."""
-
 _depths: dict[int, int] = {}  # by thread at work: number of contexts that it is in; a thread writes its own entry only
 _ending = False
 
@@ -33,7 +30,7 @@ class _AtWork(ContextDecorator):
     """Encloses code that runs torch, on behalf of a caller. Contexts may be nested.
 
     Raises:
-        RequestCancelledError: the process is ending. In a daemon thread, the error comes after a long wait.
+        RequestCancelledError, SystemExit: see :func:`require_running`.
     """
 
     def __enter__(self) -> None:
@@ -69,17 +66,20 @@ def resting() -> Iterator[None]:
 
 
 def require_running() -> None:
-    """Check that the process is not ending. If it is, hold a daemon thread here, outside of C++ code.
+    """Check that the process is not ending.
 
     Raises:
-        RequestCancelledError: the process is ending.
+        RequestCancelledError: it is.
+        SystemExit: it is, and this is a daemon thread, which ends so without a message. An error would be printed.
     """
     if not _ending:
         return
-    if threading.current_thread().daemon:  # an error would be printed, by a process that is about to end as it should
-        with resting():
-            time.sleep(LONGEST_EXIT)
-    raise RequestCancelledError("the process is ending: the engine runs no more forward passes")
+    if threading.current_thread().daemon:
+        raise SystemExit
+    raise RequestCancelledError(
+        "the process is ending: the engine runs no more forward passes. Register exit hooks that use an engine after "
+        "it is made."
+    )
 
 
 def _restore(thread: int, depth: int) -> None:

@@ -28,6 +28,7 @@ from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.passages import Source, passage_positions, sources_of_batch
 from cocoa_engine.model.prompts import ChatTokens, Prompt, prompt_ids
+from cocoa_engine.process_exit import at_work
 from cocoa_engine.timeline import Timeline
 
 T = TypeVar("T")
@@ -137,6 +138,7 @@ class Request:
     question_tokens: int | None = None
 
 
+@at_work
 def make_request(
     session: Session,
     prompt: Prompt,

@@ -173,7 +173,8 @@ class LanguageModel:
                 modules need not be switched to evaluation mode.
         """
         # a caller's inference mode is left too: tensors created in it could not be written to outside of it
-        with at_work, self.lock, torch.inference_mode(False), torch.no_grad():
+        # the lock first: whoever has waited for it must not begin a pass if the process is ending now
+        with self.lock, at_work, torch.inference_mode(False), torch.no_grad():
             modules = self.model.modules() if self.model.training else self._modules
             # checking all modules takes 1 % of a step
             training = [module for module in modules if module.training] if runs_modules else []

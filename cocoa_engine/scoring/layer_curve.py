@@ -12,10 +12,12 @@ from cocoa_engine.execution.session import Session
 from cocoa_engine.model.hidden_states import CaptureSpec, capture
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.prompts import Prompt, prompt_ids
+from cocoa_engine.process_exit import at_work
 from cocoa_engine.results import Generation, LayerCurve
 from cocoa_engine.spans import Span
 
 
+@at_work
 def of_generation(session: Session, prompt: Prompt, generation: Generation, span: Span | int) -> LayerCurve:
     """The curve of one span of an answer; see :meth:`CocoaEngine.layer_profile`.
 

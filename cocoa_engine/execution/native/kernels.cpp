@@ -332,16 +332,19 @@ const bool IN_ORDER = [] {
 #endif
 }();
 
-// The rows and outputs of a tile. Found by measurement.
-constexpr int WHOLE_ROWS = LANES < 16 ? 6 : 8, SHARED_ROWS = LANES < 16 ? 6 : 7, SHARED_OUTS = 12;
+// Found by measurement, with AVX-512 and with AVX2; NEON takes the numbers of AVX2.
+constexpr int ROWS_IN_TILE = LANES < 16 ? 6 : 8;          // up to this many rows, one tile has all of them
+constexpr int ROWS_IN_SHARING_TILE = LANES < 16 ? 6 : 7;  // with more, tiles have up to this many,
+constexpr int SHARED_OUTPUTS = 12;                        // and share the weights of this many outputs
+static_assert(ROWS_IN_TILE <= ROWS_AT_ONCE);
 
 constexpr int tile_outputs(int rows) {
     if (LANES < 16) return TILE_OUTS;
     return rows == 4 ? 4 : rows >= 5 && rows <= 7 ? 3 : 2;
 }
 
-// Computes a range of outputs for all rows, in tiles. The inputs may come from the second-level cache. If there are too
-// many rows for a tile, several tiles share a block of weights that stays in the cache.
+// Computes a range of outputs for all rows, in tiles. The inputs may come from the second-level cache. Tiles that share
+// weights find them in a cache.
 template <typename W>
 void rows_in_tiles(const Linear<W>& job, long from, long to) {
     const auto tiled = [&](long row, auto n, long first, long end) INLINE_LAMBDA {
@@ -349,11 +352,11 @@ void rows_in_tiles(const Linear<W>& job, long from, long to) {
         dot_outputs<n.value>(job, row, left, end);
     };
     const bool small = job.rows * job.in <= 2 * FIRST_CACHE;
-    if (job.rows <= (small ? ROWS_AT_ONCE : WHOLE_ROWS))
+    if (job.rows <= (small ? ROWS_AT_ONCE : ROWS_IN_TILE))
         return pick<ROWS_AT_ONCE>(0, job.rows, [&](long row, auto n) INLINE_LAMBDA { tiled(row, n, from, to); });
-    for (; from < to; from += SHARED_OUTS)
-        in_chunks<SHARED_ROWS>(job.rows, [&](long row, auto n) INLINE_LAMBDA {
-            tiled(row, n, from, from + SHARED_OUTS < to ? from + SHARED_OUTS : to);
+    for (; from < to; from += SHARED_OUTPUTS)
+        in_chunks<ROWS_IN_SHARING_TILE>(job.rows, [&](long row, auto n) INLINE_LAMBDA {
+            tiled(row, n, from, from + SHARED_OUTPUTS < to ? from + SHARED_OUTPUTS : to);
         });
 }
 
@@ -361,10 +364,7 @@ void rows_in_tiles(const Linear<W>& job, long from, long to) {
 // memory order and memory bandwidth is the only limit. More rows share a block of weights that stays in the cache. With
 // fast 16-lane loads the inputs may take little more than half of the cache, because prefetched weights take the rest
 // (found by measurement).
-template <typename W>
-void few_rows(const Linear<W>& job, long from, long to) {
-    constexpr bool CONVERTED = sizeof(W) < sizeof(float);
-    if (CONVERTED || !IN_ORDER) return rows_in_tiles(job, from, to);
+void rows_in_order(const Linear<float>& job, long from, long to) {
     const auto in_order = [&](long row, auto n) INLINE_LAMBDA { dot_outputs<n.value>(job, row, from, to); };
     const long capacity = in_halves(job.rows) ? FIRST_CACHE : FIRST_CACHE * 7 / 12;
     if (job.rows <= ROWS_AT_ONCE && job.rows * job.in <= capacity)
@@ -372,6 +372,13 @@ void few_rows(const Linear<W>& job, long from, long to) {
     for (; from + BLOCK <= to; from += BLOCK)
         in_chunks<DOT_ROWS>(job.rows, [&](long row, auto n) INLINE_LAMBDA { dot_block<n.value>(job, row, from); });
     in_chunks<DOT_ROWS>(job.rows, in_order);
+}
+
+template <typename W>
+void few_rows(const Linear<W>& job, long from, long to) {
+    if constexpr (std::is_same_v<W, float>)
+        if (IN_ORDER) return rows_in_order(job, from, to);
+    rows_in_tiles(job, from, to);
 }
 
 #if defined(PAIRS)

@@ -50,13 +50,19 @@ def read():
 def generate():
     engine.generate_batch([[5, 6], [7]], max_new_tokens=400, logits_processor=[note])
 
+def profile():
+    answer = engine.generate([5, 6], max_new_tokens=4)
+    while True:
+        engine.layer_profile([5, 6], answer, 0)
+        begun.set()
+
 def score():
     while True:
         engine.score([5, 6], [7, 8, 9])
         begun.set()
 
 begun = threading.Event()
-call = {"generate": generate, "score": score}.get(how, read)
+call = {"generate": generate, "profile": profile, "score": score}.get(how, read)
 for _ in range(3 if how == "several" else 1):
     threading.Thread(target=call, daemon=True).start()
 begun.wait(100)
@@ -80,7 +86,7 @@ if how == "later":
         try:
             engine.generate([5, 6])
         except BaseException as error:
-            print(type(error).__name__, error)
+            print(type(error).__name__, str(error).partition(".")[0])
     from cocoa_engine import process_exit
     atexit.unregister(process_exit._end_work)  # as if it had been registered after the user's
     atexit.register(ask)
@@ -88,7 +94,7 @@ if how == "later":
 print("end")
 """
 
-CASES = ("end", "interrupt", "generate", "score", "several", "open loop", "later")
+CASES = ("end", "interrupt", "generate", "profile", "score", "several", "open loop", "later")
 
 
 def test_open_streams_and_running_calls_do_not_disturb_exit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

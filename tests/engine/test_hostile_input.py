@@ -52,6 +52,7 @@ from cocoa_engine.logs import safe_logger
 from cocoa_engine.messages import unknown
 from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_context_window
 from cocoa_engine.output_files import require_writable, write_file
+from cocoa_engine.safe_text import safe
 from cocoa_integrations.evaluation.folder import open_folder
 from cocoa_integrations.server.settings import ServerSettings
 from tests.helpers.made_up_risk import fitted
@@ -755,8 +756,14 @@ def test_what_is_no_list_of_token_ids_is_not_decoded(token_ids: Any, tiny: Cocoa
 
 
 def test_control_characters_in_notes_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    print_note(f"KeyError: {ESCAPE}\u061c\u200e\u200f")
-    assert capsys.readouterr().err == "cocoa: KeyError: ␛[31m\ufffd2J<U+202E>␇<U+061C><U+200E><U+200F>\n"
+    print_note(f"KeyError: {ESCAPE}")
+    assert capsys.readouterr().err == "cocoa: KeyError: ␛[31m\ufffd2J<U+202E>␇\n"
+
+
+def test_marks_of_right_to_left_text_stay() -> None:
+    text = "\u200fשלום (a)\u200f, \u200emodel\u200e \u061cمرحبا\u061c"
+    assert safe(text) == text
+    assert safe("\u202eשלום\u2067\u202c") == "<U+202E>שלום<U+2067><U+202C>"
 
 
 @pytest.mark.parametrize("color_system", [None, "standard"])

@@ -410,6 +410,22 @@ def test_causes_keep_their_names_and_places() -> None:
     assert all(f"in {function}\n" in printed for function in ("fails", "fails_again", "load"))
 
 
+def test_causes_without_a_text_do_not_replace_the_error() -> None:
+    class TextlessError(Exception):
+        def __str__(self) -> str:
+            raise AttributeError("no text")
+
+    class NotedError(Exception):
+        __notes__ = (5,)
+
+    for error in (TextlessError(), NotedError("text")):
+        with pytest.raises(ModelLoadError) as caught:
+            raise ModelLoadError("ours") from safe_cause(error)
+        name = type(error).__name__
+        assert type(caught.value.__cause__).__name__ == name
+        assert str(caught.value.__cause__) == f"<{name}>"
+
+
 def test_harmless_causes_are_kept() -> None:
     error = ValueError("short")
     error.__cause__ = KeyError("short too")

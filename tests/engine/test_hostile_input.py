@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import Any, get_args
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -47,10 +48,13 @@ from cocoa_engine.calibration import CalibrationWarning
 from cocoa_engine.cli.terminal import SafeConsole, describe_error, print_json, print_note
 from cocoa_engine.datasets import files, read_labelled
 from cocoa_engine.datasets.records import LabelledSpan, LabelledText, checked
+from cocoa_engine.decoding.grammar import GrammarProcessor, regex_grammar
 from cocoa_engine.errors import safe_cause
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.messages import unknown
+from cocoa_engine.model.generation_config import usable
 from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_context_window
+from cocoa_engine.model.machine_errors import MACHINE_ERRORS
 from cocoa_engine.output_files import require_writable, write_file
 from cocoa_engine.safe_text import safe
 from cocoa_integrations.evaluation.folder import open_folder
@@ -309,6 +313,32 @@ def test_a_config_file_with_which_no_pass_runs(tmp_path: Path) -> None:
     message = message_of(UnsupportedModelError, lambda: engine.generate([5], max_new_tokens=2))
     assert message.startswith("a plain forward pass of LlamaForCausalLM fails (TypeError: ")
     assert "config.json" in message
+
+
+def run_failing(error: Exception) -> None:
+    model = tiny_model("llama")
+    model.forward = Mock(side_effect=error)
+    CocoaEngine(model, tiny_tokenizer()).generate([5], max_new_tokens=2)
+
+
+def test_a_model_whose_code_fails() -> None:
+    message = message_of(UnsupportedModelError, lambda: run_failing(RuntimeError(ESCAPE + "x" * 10**4)))
+    assert message.endswith("the model's config.json or its code may be wrong.")
+
+
+@pytest.mark.parametrize("kind", MACHINE_ERRORS)
+def test_errors_of_the_machine_do_not_blame_a_file(kind: type[Exception]) -> None:
+    with pytest.raises(kind, match="of the machine"):
+        run_failing(kind("of the machine"))
+    with pytest.raises(kind, match="of the machine"), usable():
+        raise kind("of the machine")
+
+
+def test_a_tokenizer_with_which_no_grammar_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = pytest.importorskip("llguidance.hf")
+    monkeypatch.setattr(made, "from_tokenizer", Mock(side_effect=ValueError(ESCAPE * 10**4)))
+    call = lambda: GrammarProcessor(regex_grammar("a"), tiny_tokenizer())  # noqa: E731
+    assert "a grammar cannot be enforced" in message_of(ConfigError, call)
 
 
 def test_a_config_file_that_asks_for_tuples(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ class CocoaError(Exception):
 def safe_cause(error: BaseException, earlier: int = 8) -> BaseException:
     """The error to raise one of this package's errors from, for tracebacks: its text may quote foreign text too.
 
-    It is the error itself, unless the text of it or of one of its own causes has control characters or is long. Then it
-    is a stand-in with the same name and traceback, and with a text like those of messages.
+    It is the error itself, unless the text of it or of one of its own causes has control characters, is long or cannot
+    be made. Then it is a stand-in with the same name and traceback, and with a text like those of messages.
 
     Args:
         error: the error.
@@ -38,11 +38,14 @@ def safe_cause(error: BaseException, earlier: int = 8) -> BaseException:
     """
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     safe_one = None if cause is None or not earlier else safe_cause(cause, earlier - 1)
-    text = "\n".join([str(error), *getattr(error, "__notes__", ())])
-    shown = bounded(text, MESSAGE_LIMIT)
+    kind = type(error)
+    try:
+        text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        shown = bounded(text, MESSAGE_LIMIT)
+    except Exception:  # a foreign error may fail to give its text; it must not replace the one that is raised from it
+        text, shown = "", f"<{kind.__name__}>"
     if shown == text and safe_one is cause:
         return error
-    kind = type(error)
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     stand_in: Exception = type(kind.__name__, (Exception,), names)(shown)
     stand_in.__cause__ = safe_one

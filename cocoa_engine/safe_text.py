@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import reprlib
 
-# invisible characters that set or reverse the direction of text
-_DIRECTIONS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+# invisible characters that reverse the direction of text
+_DIRECTIONS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
+
+# these belong to ordinary Hebrew, Arabic and Persian text, and do not reverse letters
+_DIRECTION_MARKS = (0x061C, 0x200E, 0x200F)
 
 # C0 controls except tab and newline become their Unicode pictures, DEL likewise, C1 controls a replacement character.
-# Marks of direction are shown by name, and so are lone surrogates: text with one cannot be encoded, so that printing it
-# fails.
+# Characters that reverse the direction of text are shown by name, and so are lone surrogates: text with one cannot be
+# encoded, so that printing it fails.
 _CONTROLS: dict[int, int | str] = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
 _CONTROLS |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 _CONTROLS |= {0xFFFE: 0xFFFD, 0xFFFF: 0xFFFD}  # no characters, and not allowed in XML, such as SVG
@@ -17,7 +20,7 @@ _NAMED = (*_DIRECTIONS, *range(0xD800, 0xE000))
 _CONTROLS |= {code: f"<U+{code:04X}>" for code in _NAMED}
 
 # what a terminal interprets beside C0 controls, which JSON escapes itself: DEL, C1 controls, marks of direction
-_ESCAPES: dict[int, str] = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), *_DIRECTIONS)}
+_ESCAPES: dict[int, str] = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), *_DIRECTION_MARKS, *_DIRECTIONS)}
 
 _values = reprlib.Repr()
 _values.maxstring = _values.maxother = _values.maxlong = 80

@@ -8,14 +8,13 @@ from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import OTHER_METHODS, Json, LoadOptions, Model, NoColor, with_options
-from cocoa_engine.cli.terminal import output, print_json, print_note
+from cocoa_engine.cli.terminal import output, print_json, print_note, progress_console
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.rendering.wording import count
@@ -76,7 +75,7 @@ def bench(
     finished: list[dict[str, float]] = []
     interrupt: KeyboardInterrupt | None = None
     try:
-        with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+        with Progress(console=progress_console(), transient=True, disable=not sys.stderr.isatty()) as progress:
             task = progress.add_task("Measuring", total=rounds * len(prompts) * len(decoders))
             finished.extend(measured_rounds(decoders, [prompts] * rounds, lambda: progress.advance(task)))
     except KeyboardInterrupt as error:

@@ -6,14 +6,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.progress import Progress
 from rich.text import Text
 
 from cocoa_engine.calibration.features import Level
 from cocoa_engine.calibration.fitted_risk import Rule
 from cocoa_engine.cli.labelled_features import LabelledAnswers
-from cocoa_engine.cli.terminal import on_interrupt, print_json, print_note
+from cocoa_engine.cli.terminal import on_interrupt, print_json, print_note, progress_console
 from cocoa_engine.cli.validation_report import ValidationReport, risk_table
 from cocoa_engine.config import CocoaConfig
 
@@ -85,7 +85,7 @@ def _reference_kept(engine: CocoaEngine, out: Path, cache: CacheFolder | None) -
 
     again = "" if cache is None else " to the end; give the same command with --overwrite to continue"
     note = on_interrupt(f"{out} was written; the model's own source attention was not measured{again}")
-    with note, Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+    with note, Progress(console=progress_console(), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("Measuring source attention", total=None)
         try:
             return keep_reference(

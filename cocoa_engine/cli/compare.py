@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from cocoa_engine.cli.answer_json import answer_json, answers_json
@@ -14,7 +12,7 @@ from cocoa_engine.cli.export import Html, check_writable, write
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Calibrator, Details, Json, LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.prompting import Question, Raw, Sources, System, ask_engine, read_request
-from cocoa_engine.cli.terminal import output, print_json, print_note
+from cocoa_engine.cli.terminal import output, print_json, print_note, progress_console
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.rendering.documents import render
@@ -46,7 +44,7 @@ def compare(
     request = read_request(prompt, system=system, raw=raw, sources=source)
     check_writable(html=html)
     engine = load_engine(model, loading, calibrator)
-    progress = Console(stderr=True, quiet=not sys.stderr.isatty())
+    progress = progress_console()
     generations: list[Generation] = []
     interrupt: KeyboardInterrupt | None = None
     try:

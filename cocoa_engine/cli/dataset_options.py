@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 
-from cocoa_engine.cli.terminal import on_interrupt
+from cocoa_engine.cli.terminal import on_interrupt, progress_console
 from cocoa_engine.cli.unfinished import fate
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import FORMATS, LabelledText, checked, read_labelled, sample
@@ -118,7 +117,7 @@ def progress(
         bar.advance(task, count)
 
     said = on_interrupt(lambda: f"{what.lower()}: {done} of {total} were done; {fate(kept)}") if note else nullcontext()
-    with said, Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+    with said, Progress(console=progress_console(), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(what, total=total)
         yield advance
 

@@ -20,7 +20,7 @@ from cocoa_engine.safe_text import short_repr
 if TYPE_CHECKING:
     from cocoa_engine.methods.retrieval_heads import RetrievalHeads
 
-LONGEST, MOST_LENGTHS = 10**7, 100
+MAX_LENGTH, MAX_LENGTHS = 10**7, 100
 """Largest length of ``--lengths`` in tokens, and how many of them there may be."""
 
 
@@ -67,9 +67,9 @@ def heads(
         sizes = [int(length) for length in lengths.split(",")]
     except ValueError:
         sizes = []
-    if not sizes or min(sizes) < 1 or max(sizes) > LONGEST or len(sizes) > MOST_LENGTHS:
+    if not sizes or min(sizes) < 1 or max(sizes) > MAX_LENGTH or len(sizes) > MAX_LENGTHS:
         raise ConfigError(
-            f"--lengths takes up to {MOST_LENGTHS} whole numbers from 1 to {LONGEST}, such as 256,512 (got "
+            f"--lengths takes up to {MAX_LENGTHS} whole numbers from 1 to {MAX_LENGTH}, such as 256,512 (got "
             f"{short_repr(lengths)})"
         )
     with reserved(*([] if out is None else [out]), overwrite=overwrite), measured_answers(context, cache) as kept:

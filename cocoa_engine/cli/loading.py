@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
 from cocoa_engine.cli.options import LoadOptions
-from cocoa_engine.cli.terminal import SafeConsole
+from cocoa_engine.cli.terminal import progress_console
 from cocoa_engine.model import load_options
 from cocoa_engine.runtime import Runtime
 
@@ -36,8 +35,7 @@ def load_engine(
         CocoaError: as :meth:`CocoaEngine.from_pretrained`.
     """
     declared = declared_options(model, options, calibrator, **of_runtime)
-    console = SafeConsole(stderr=True, quiet=not sys.stderr.isatty())
-    with console.status(Text(f"Loading {model or 'the embedded model'} …")):
+    with progress_console().status(Text(f"Loading {model or 'the embedded model'} …")):
         import torch
         from huggingface_hub.utils import logging as hub_logging
         from transformers.utils import logging as transformers_logging

@@ -33,6 +33,11 @@ def output(no_color: bool) -> Console:
     return SafeConsole(color_system=None if plain else "auto", markup=False, emoji=False, highlight=False)
 
 
+def progress_console() -> Console:
+    """The console of spinners and bars on stderr, which prints nothing unless that is a terminal."""
+    return SafeConsole(stderr=True, quiet=not sys.stderr.isatty())
+
+
 def can_redraw(console: Console) -> bool:
     """Whether lines can be overwritten, which needs a real terminal with a cursor (not FORCE_COLOR)."""
     return console.file.isatty() and not console.is_dumb_terminal

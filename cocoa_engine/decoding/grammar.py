@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
 from cocoa_engine.arguments import of_type
-from cocoa_engine.errors import ConfigError
+from cocoa_engine.errors import ConfigError, safe_cause
 from cocoa_engine.forks import free_in_child
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.optional import need
@@ -254,5 +254,5 @@ def _llguidance_tokenizer(tokenizer: PreTrainedTokenizerBase, ends: frozenset[in
             try:
                 made[key] = from_tokenizer(tokenizer, eos_token=sorted(ends))
             except Exception as error:  # such as of an end token that the tokenizer does not have
-                raise ConfigError(f"a grammar cannot be enforced with this tokenizer: {error}") from error
+                raise ConfigError(f"a grammar cannot be enforced with this tokenizer: {error}") from safe_cause(error)
         return made[key]

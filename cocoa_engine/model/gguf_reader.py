@@ -170,7 +170,7 @@ class _Part:
                 # torch asks for writable memory; nothing writes to this private copy, so its pages stay the file's
                 self.bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except (OSError, ValueError) as error:  # an empty file cannot be mapped
-            raise ModelLoadError(f"cannot read {path}: {error}") from error
+            raise ModelLoadError(f"cannot read {path}: {error}") from safe_cause(error)
         if self.bytes[:4] != _MAGIC:
             raise ModelLoadError(f"{path} is not a GGUF file")
         self._at = 4

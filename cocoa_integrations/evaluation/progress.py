@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from cocoa_engine.cli.terminal import progress_console
 
 SECONDS_BETWEEN_LINES = 30.0
 """Where stderr is no terminal, a line is printed after at least this many seconds."""
@@ -32,7 +33,7 @@ def progress_bar(name: str) -> Iterator[Reports]:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=progress_console(),
         transient=True,
     )
     bar = progress.add_task(name, total=None)

@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import Any, get_args
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -44,14 +45,18 @@ from cocoa_engine import (
     UnsupportedModelError,
 )
 from cocoa_engine.calibration import CalibrationWarning
-from cocoa_engine.cli.terminal import SafeConsole, describe_error, print_json, print_note
+from cocoa_engine.cli.terminal import SafeConsole, describe_error, print_json, print_note, progress_console
 from cocoa_engine.datasets import files, read_labelled
 from cocoa_engine.datasets.records import LabelledSpan, LabelledText, checked
+from cocoa_engine.decoding.grammar import GrammarProcessor, regex_grammar
 from cocoa_engine.errors import safe_cause
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.messages import unknown
+from cocoa_engine.model.generation_config import usable
 from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_context_window
+from cocoa_engine.model.machine_errors import MACHINE_ERRORS
 from cocoa_engine.output_files import require_writable, write_file
+from cocoa_engine.safe_text import safe
 from cocoa_integrations.evaluation.folder import open_folder
 from cocoa_integrations.server.settings import ServerSettings
 from tests.helpers.made_up_risk import fitted
@@ -310,6 +315,32 @@ def test_a_config_file_with_which_no_pass_runs(tmp_path: Path) -> None:
     assert "config.json" in message
 
 
+def run_failing(error: Exception) -> None:
+    model = tiny_model("llama")
+    model.forward = Mock(side_effect=error)
+    CocoaEngine(model, tiny_tokenizer()).generate([5], max_new_tokens=2)
+
+
+def test_a_model_whose_code_fails() -> None:
+    message = message_of(UnsupportedModelError, lambda: run_failing(RuntimeError(ESCAPE + "x" * 10**4)))
+    assert message.endswith("the model's config.json or its code may be wrong.")
+
+
+@pytest.mark.parametrize("kind", MACHINE_ERRORS)
+def test_errors_of_the_machine_do_not_blame_a_file(kind: type[Exception]) -> None:
+    with pytest.raises(kind, match="of the machine"):
+        run_failing(kind("of the machine"))
+    with pytest.raises(kind, match="of the machine"), usable():
+        raise kind("of the machine")
+
+
+def test_a_tokenizer_with_which_no_grammar_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = pytest.importorskip("llguidance.hf")
+    monkeypatch.setattr(made, "from_tokenizer", Mock(side_effect=ValueError(ESCAPE * 10**4)))
+    call = lambda: GrammarProcessor(regex_grammar("a"), tiny_tokenizer())  # noqa: E731
+    assert "a grammar cannot be enforced" in message_of(ConfigError, call)
+
+
 def test_a_config_file_that_asks_for_tuples(tmp_path: Path) -> None:
     """The field changes nothing. A model that is given with it cannot run."""
     engine = CocoaEngine.from_pretrained(with_field(tmp_path, "qwen2", "return_dict", False))
@@ -407,6 +438,22 @@ def test_causes_keep_their_names_and_places() -> None:
     assert "UnicodeError: third" in printed
     assert "first" not in printed.replace('KeyError("first")', "")
     assert all(f"in {function}\n" in printed for function in ("fails", "fails_again", "load"))
+
+
+def test_causes_without_a_text_do_not_replace_the_error() -> None:
+    class TextlessError(Exception):
+        def __str__(self) -> str:
+            raise AttributeError("no text")
+
+    class NotedError(Exception):
+        __notes__ = (5,)
+
+    for error in (TextlessError(), NotedError("text")):
+        with pytest.raises(ModelLoadError) as caught:
+            raise ModelLoadError("ours") from safe_cause(error)
+        name = type(error).__name__
+        assert type(caught.value.__cause__).__name__ == name
+        assert str(caught.value.__cause__) == f"<{name}>"
 
 
 def test_harmless_causes_are_kept() -> None:
@@ -721,10 +768,36 @@ def test_control_characters_in_logs(caplog: pytest.LogCaptureFixture) -> None:
     assert not any(character in message for character in ESCAPE if not character.isprintable())
 
 
+def modules_with(pattern: str) -> set[str]:
+    """The modules of both packages whose text matches a pattern."""
+    folders = [Path(package.__path__[0]) for package in (cocoa_engine, cocoa_integrations)]
+    return {
+        file.relative_to(folder.parent).as_posix()
+        for folder in folders
+        for file in folder.rglob("*.py")
+        if re.search(pattern, file.read_text(encoding="utf-8"))
+    }
+
+
+OTHER_LOGGERS = {
+    "cocoa_engine/logs.py": "defines safe_logger",
+    "cocoa_engine/optional.py": "drops lines of other packages",
+    # the server writes whole prompts and tracebacks, which a safe logger would shorten
+    "cocoa_integrations/server/answer_log.py": "calls safe for prompts and answers; the rest is made by the server",
+    "cocoa_integrations/server/draining.py": "writes the address that the server listens on",
+    "cocoa_integrations/server/errors.py": "calls bounded for the message, which is followed by where it was raised",
+    "cocoa_integrations/server/lifecycle.py": "calls bounded for the message",
+    "cocoa_integrations/server/streaming.py": "writes a number",
+}
+
+
 def test_loggers_of_all_modules_show_control_characters() -> None:
-    for package in (cocoa_engine, cocoa_integrations):
-        for file in Path(package.__path__[0]).rglob("*.py"):
-            assert "logging.getLogger(__name__)" not in file.read_text(encoding="utf-8"), file
+    assert modules_with(r"\bgetLogger\b") == OTHER_LOGGERS.keys()
+
+
+def test_consoles_of_all_modules_show_control_characters() -> None:
+    assert modules_with(r"\bConsole\(") == {"cocoa_engine/rendering/svg.py"}  # of text that is safe
+    assert isinstance(progress_console(), SafeConsole)
 
 
 @pytest.mark.parametrize(
@@ -755,8 +828,14 @@ def test_what_is_no_list_of_token_ids_is_not_decoded(token_ids: Any, tiny: Cocoa
 
 
 def test_control_characters_in_notes_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    print_note(f"KeyError: {ESCAPE}\u061c\u200e\u200f")
-    assert capsys.readouterr().err == "cocoa: KeyError: ␛[31m\ufffd2J<U+202E>␇<U+061C><U+200E><U+200F>\n"
+    print_note(f"KeyError: {ESCAPE}")
+    assert capsys.readouterr().err == "cocoa: KeyError: ␛[31m\ufffd2J<U+202E>␇\n"
+
+
+def test_marks_of_right_to_left_text_stay() -> None:
+    text = "\u200fשלום (a)\u200f, \u200emodel\u200e \u061cمرحبا\u061c"
+    assert safe(text) == text
+    assert safe("\u202eשלום\u2067\u202c") == "<U+202E>שלום<U+2067><U+202C>"
 
 
 @pytest.mark.parametrize("color_system", [None, "standard"])

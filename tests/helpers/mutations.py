@@ -22,10 +22,10 @@ EXAMPLES = os.environ.get("COCOA_FUZZ_EXAMPLES")
 
 MESSAGE_LIMIT = 1000  # characters
 
-ESCAPES = "\x1b[31m\x1b]0;t\x07\x9b2J\u202e\u2066\u061c\u200e\u200f\x00\r\x7f\x85"
-"""Terminal codes, marks of the direction of text, and other control characters."""
+ESCAPES = "\x1b[31m\x1b]0;t\x07\x9b2J\u202e\u2066\x00\r\x7f\x85"
+"""Terminal codes, characters that reverse the direction of text, and other control characters."""
 
-CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """What no message and no rendering may contain."""
 
 

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import LabelledText
-from cocoa_engine.errors import ConfigError
 from cocoa_engine.scoring.text_profile import LayerProfile, TokenProfile
 from cocoa_engine.studies.answer_cache import AnswerCache, CacheFolder
 from cocoa_engine.studies.signal.segments import TeacherForced, span_ranges
@@ -148,16 +147,13 @@ class ProfileCache:
         """An answer; `None` if it was not fed before.
 
         Raises:
-            ConfigError: the file has a line that this class did not write.
+            ConfigError: the file is required and cannot be read.
         """
         values = self._answers.get(identity(record))
         if values is None or (self._also is not None and self._also.get(identity(record)) is None):
             return None
-        try:
-            profiles = [KeptProfile.from_plain(one) for one in values["profiles"]]
-            first, *other = [TeacherForced(record, profile, values["ends"]) for profile in profiles]
-        except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"the cache {self.file} has a line that it did not write; delete it.") from error
+        profiles = [KeptProfile.from_plain(one) for one in values["profiles"]]
+        first, *other = [TeacherForced(record, profile, values["ends"]) for profile in profiles]
         return TeacherForced(record, first.profile, first.ends, *other)
 
     def add(self, forced: TeacherForced) -> None:

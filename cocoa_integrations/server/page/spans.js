@@ -18,10 +18,7 @@ function safe(text) {
     .replace(/[\u0000-\u0008\u000b-\u001f]/g, (c) => String.fromCharCode(0x2400 + c.charCodeAt(0)))
     .replace(/\u007f/g, "\u2421")
     .replace(/[\u0080-\u009f]/g, "\ufffd")
-    .replace(
-      /[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g,
-      (c) => `<U+${c.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}>`,
-    );
+    .replace(/[\u202a-\u202e\u2066-\u2069]/g, (c) => `<U+${c.charCodeAt(0).toString(16).toUpperCase()}>`);
 }
 
 /** A span's text on one line, with visible line ends and visible spaces at both ends. */

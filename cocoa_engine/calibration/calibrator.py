@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import model_validator
-from pydantic_core import PydanticSerializationError
 
 from cocoa_engine.arguments import ValidatedModel
 from cocoa_engine.calibration.features import (
@@ -283,7 +282,7 @@ class RiskCalibrator(ValidatedModel, Part):
         require_writable(Path(path))
         try:
             text = self.model_dump_json(indent=1) + "\n"
-        except PydanticSerializationError as error:
+        except ValueError as error:  # pydantic's
             raise ConfigError(f"the calibrator cannot be written: {error}; is its model_name a text?") from None
         with locked(Path(path)):
             write_file(Path(path), text)

@@ -23,12 +23,12 @@ NO_READERS = {"CocoaEngine", "Embedding"}
 """Classes whose ``from_pretrained`` is called for what another module reads, or reads nothing."""
 
 TARGETS = {
+    "cocoa_engine/arguments.py": ["test_settings_in_json"],
     "cocoa_engine/cache_directory.py": ["test_notes_of_compared_weights", "test_notes_of_the_content_of_gguf_files"],
     "cocoa_engine/calibration/calibrator.py": ["test_calibrators"],
     "cocoa_engine/cli/dataset_options.py": ["test_questions_prompts_and_documents"],
     "cocoa_engine/cli/prompting.py": ["test_questions_prompts_and_documents"],
     "cocoa_engine/cli/score_rows.py": ["test_rows_to_score", "test_parquet_rows_to_score"],
-    "cocoa_engine/config.py": ["test_settings_in_json"],
     "cocoa_engine/datasets/diasumfact.py": ["test_labelled_data"],
     "cocoa_engine/datasets/faithbench.py": ["test_labelled_data"],
     "cocoa_engine/datasets/files.py": ["test_labelled_data", "test_compressed_data", "test_parquet"],

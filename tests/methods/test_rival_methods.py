@@ -213,7 +213,8 @@ def test_layers_of_dola() -> None:
         early_layers("8", 8, True)
 
 
-def test_bad_settings(engine: CocoaEngine, tmp_path: Path) -> None:
+def test_bad_settings(engine: CocoaEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COCOA_CACHE_DIR", str(tmp_path))  # without heads that somebody has ranked
     tiny = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
     with pytest.raises(ConfigError, match="cocoa heads"):
         tiny.generate("Hello", method="decore")

@@ -30,6 +30,7 @@ RETURN_A_COPY = {"_for_call", "_cancellable", "_in_runs", "_with_runs"}
 
 ENGINE_MODULES = {
     "cocoa_engine",
+    "cocoa_engine.arguments",  # settings are checked as the engine's are
     "cocoa_engine.cli.dataset_options",  # the commands `cocoa eval` and `cocoa judge` are plugins of the CLI
     "cocoa_engine.cli.loading",
     "cocoa_engine.cli.options",

@@ -318,7 +318,7 @@ STATE_OF = {
     "further_decoders": "single_stream",
     "readme": "single_stream",
     **{name: name for name in ("context", "prompt_length", "leaves", "batch", "candidates", "capture")},
-    **{name: name for name in ("source_attention", "precision", "scoring", "startup")},
+    **{name: name for name in ("source_attention", "precision", "scoring", "startup", "contention")},
 }
 """Tables of times, and the measurement whose state of the machine is written below each."""
 

@@ -429,8 +429,9 @@ def test_every_table_of_times_shows_the_state_of_the_machine(records: dict[str, 
         before = written(name, records)
         assert before.endswith("\n\nState of the machine: not recorded.")
         after = written(name, {**records, source: {**records[source], **state}})
+        assert "machine" in records[source]
         assert after.endswith(
-            "\n\nState of the machine before and after: a copy at 10 GB/s, a matrix product at 70 GFLOP/s."
+            "\n\nState of the machine (P) before and after: a copy at 10 GB/s, a matrix product at 70 GFLOP/s."
         )
     assert STATE_OF.keys() <= TABLES.keys()
     parts = {

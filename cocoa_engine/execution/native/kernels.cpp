@@ -46,6 +46,7 @@ const long FIRST_CACHE = [] {  // floats in the first-level data cache
     return (bytes > 0 ? bytes : 32768) / long(sizeof(float));
 }();
 constexpr int BLOCK = 4;  // outputs
+constexpr int FOUR = 4;   // vectors that sums() adds up at once
 constexpr int LINE = 16;  // floats in a line of the cache
 typedef uint16_t Half;  // bfloat16: the upper half of a float32
 typedef uint16_t Halves __attribute__((vector_size(VECTOR_BYTES / 2), aligned(2), may_alias));
@@ -101,6 +102,7 @@ struct Linear {  // y = x W^T + b
     float* y;
     long y_stride;
     bool add;  // y += x W^T + b
+    const Half* rounded = nullptr;  // x as bfloat16, for weights of the type Paired; null: not rounded yet
 };
 
 // Reads a row of weights, one vector at a time.
@@ -434,14 +436,23 @@ constexpr int PAIR_ROWS = 8;  // in a tile; found by measurement, as the outputs
 
 constexpr int pair_outputs(int rows) { return rows <= 6 ? 4 : 2; }
 
-void few_rows(const Linear<Paired>& job, long from, long to) {
+long pairs_stride(long in) { return (in + PAIRED - 1) / PAIRED * PAIRED; }
+
+// Some rows of inputs as bfloat16, until the next call in the same thread. Rows are padded with zeros.
+const Half* all_rounded(const float* x, long x_stride, long rows, long in) {
     static thread_local Scratch scratch;
-    const long x_stride = (job.in + PAIRED - 1) / PAIRED * PAIRED;
-    Half* const x = reinterpret_cast<Half*>(scratch.of(job.rows * x_stride / 2));
-    for (long row = 0; row < job.rows; row++)
-        for (long i = 0; i < x_stride; i += LANES)
-            _mm256_storeu_si256(reinterpret_cast<__m256i*>(x + row * x_stride + i),
-                                rounded(job.x + row * job.x_stride + i, job.in - i));
+    const long stride = pairs_stride(in);
+    Half* const to = reinterpret_cast<Half*>(scratch.of(rows * stride / 2));
+    for (long row = 0; row < rows; row++)
+        for (long i = 0; i < stride; i += LANES)
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + row * stride + i),
+                                rounded(x + row * x_stride + i, in - i));
+    return to;
+}
+
+void few_rows(const Linear<Paired>& job, long from, long to) {
+    const long x_stride = pairs_stride(job.in);
+    const Half* const x = job.rounded ? job.rounded : all_rounded(job.x, job.x_stride, job.rows, job.in);
     const long step = job.rows <= PAIR_ROWS ? to - from : BLOCK;  // further rows find the weights in the cache
     for (; from < to; from += step)
         in_chunks<PAIR_ROWS>(job.rows, [&](long row, auto n) INLINE_LAMBDA {
@@ -702,12 +713,17 @@ void outputs(Linear<Paired> job, long from, long to) {
 // Computes a thread's share of the outputs. ``add`` is not supported with more than MANY_ROWS rows.
 void linears(const Joined& layers, const float* x, long x_stride, long rows, float* y, long y_stride, bool add,
              long thread, long team) {
+    const Half* rounded = nullptr;  // once for all layers
+#if defined(PAIRS)
+    for (long layer = 0; layer < layers.count && !rounded && rows <= MANY_ROWS; layer++)
+        if (Kind(layers.kinds[layer]) == Kind::BF16_BOTH) rounded = all_rounded(x, x_stride, rows, layers.in);
+#endif
     for (long layer = 0; layer < layers.count; y += layers.outs[layer], layer++) {
         const auto [out, to] = share(layers.outs[layer], rows > MANY_ROWS ? PANEL : BLOCK, thread, team);
         of_kind(layers.kinds[layer], [&, from = out, to = to](auto type) {
             const auto weight = static_cast<decltype(type)>(layers.weights[layer]);
             outputs(Linear<std::remove_const_t<std::remove_pointer_t<decltype(type)>>>{
-                        x, x_stride, rows, layers.in, weight, layers.biases[layer], y, y_stride, add},
+                        x, x_stride, rows, layers.in, weight, layers.biases[layer], y, y_stride, add, rounded},
                     from, to);
         });
     }
@@ -856,8 +872,10 @@ struct Parts {
     long jobs() const { return a.kv_heads * parts; }
     void attend(long job) const {
         const long part = job % parts, first = job * a.rows();
-        attend_part(a, job / parts, a.slots * part / parts, a.slots * (part + 1) / parts, acc + first * a.dim,
-                    highest + first, total + first);
+        attend_part(a, job / parts, start(part), start(part + 1), acc + first * a.dim, highest + first, total + first);
+    }
+    long start(long part) const {  // parts end where panels do, so that only the last panel is incomplete
+        return part == parts ? a.slots : (a.slots * part / parts + PANEL / 2) / PANEL * PANEL;
     }
     void join(long head, long token) const {
         const long rows = a.rows(), groups = a.heads / a.kv_heads;
@@ -880,15 +898,17 @@ struct Parts {
 // The mask, if any, starts at slot ``masked_from``.
 void masses_on(const float* q, const float* keys, long dim, long slots, float scale, const float* mask,
                long masked_from, const long* ranges, long count, float* out, long stride, Scratch& scratch) {
-    float* const p = scratch.of(Scratch::padded(slots));
-    for (long slot = 0; slot < slots; slot++) {
-        const float* const key = keys + slot * dim;
-        Vec products{};
-        long d = 0;
-        for (; d + LANES <= dim; d += LANES) products += load(q + d) * load(key + d);
-        float score = sum(products);
-        for (; d < dim; d++) score += q[d] * key[d];
-        p[slot] = score * scale;
+    float* const p = scratch.of(Scratch::padded(slots) + FOUR);
+    const long whole = dim / LANES * LANES;
+    for (long slot = 0; slot < slots; slot += FOUR) {
+        Vec products[FOUR] = {};
+        for (int n = 0; n < FOUR && slot + n < slots; n++)
+            for (long d = 0; d < whole; d += LANES) products[n] += load(q + d) * load(keys + (slot + n) * dim + d);
+        Vec4 scores = sums(products[0], products[1], products[2], products[3]);
+        for (int n = 0; n < FOUR && slot + n < slots; n++)
+            for (long d = whole; d < dim; d++) scores[n] += q[d] * keys[(slot + n) * dim + d];
+        scores *= scale;
+        memcpy(p + slot, &scores, sizeof scores);
     }
     if (mask)
         for (long slot = masked_from; slot < slots; slot++) p[slot] += mask[slot - masked_from];
@@ -1018,7 +1038,13 @@ void rms_norm(const float* x, const float* weight, long width, float eps, float*
 // x cos + rotate_half(x) sin in place; sin carries the sign of rotate_half.
 void rotate(float* x, const float* cos, const float* sin, long dim) {
     const long half = dim / 2;
-    for (long d = 0; d < half; d++) {
+    long d = 0;
+    for (; d + LANES <= half; d += LANES) {
+        const Vec low = load(x + d), high = load(x + d + half);
+        store(x + d, low * load(cos + d) + high * load(sin + d));
+        store(x + d + half, high * load(cos + d + half) + low * load(sin + d + half));
+    }
+    for (; d < half; d++) {
         const float low = x[d], high = x[d + half];
         x[d] = low * cos[d] + high * sin[d];
         x[d + half] = high * cos[d + half] + low * sin[d + half];

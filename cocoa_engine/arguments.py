@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from cocoa_engine.errors import CocoaError, ConfigError
+from cocoa_engine.errors import CocoaError, ConfigError, DataError
 from cocoa_engine.messages import explain, unknown
 
 if TYPE_CHECKING:
@@ -74,10 +74,16 @@ class ValidatedModel(BaseModel):
             raise cls._invalid(explain(error)) from None
 
 
-class SettingsModel(ValidatedModel):
-    """Settings that a caller gives by name. The constructor raises errors of this package too.
+class ResultModel(ValidatedModel):
+    """A result, which is made by this package and may be read back from data that is wrong."""
 
-    A subclass may set ``_what``, the name of a setting in messages.
+    _invalid: ClassVar[type[CocoaError]] = DataError
+
+
+class SettingsModel(ValidatedModel):
+    """Values that a caller gives by name. The constructor raises errors of this package too.
+
+    A subclass may set ``_what``, the name of such a value in messages.
     """
 
     _what: ClassVar[str] = "setting"

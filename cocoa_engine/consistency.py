@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from cocoa_engine.arguments import ResultModel
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.results import Generation
@@ -27,7 +28,7 @@ Match = Callable[[str, str], bool | float]
 """Compares a sampled answer with the answer: whether, or how far (in [0, 1]), they agree."""
 
 
-class Consistency(BaseModel):
+class Consistency(ResultModel):
     """An answer, sampled answers to the same prompt, and how far they agree."""
 
     model_config = ConfigDict(frozen=True)

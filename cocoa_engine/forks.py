@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import os
 import sys
+from collections.abc import Callable
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -30,6 +31,12 @@ def free_in_child(lock: LockT) -> LockT:
     """
     _locks.add(lock)
     return lock
+
+
+def call_in_child(function: Callable[[], object]) -> None:
+    """Call a function in every forked child, before any other code runs there."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=function)
 
 
 def require_process(process: int) -> None:
@@ -63,5 +70,4 @@ def _free_locks() -> None:
 
 if sys.platform == "linux":
     os.register_at_fork(before=_end_openmp_threads)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_free_locks)
+call_in_child(_free_locks)

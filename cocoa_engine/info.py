@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from cocoa_engine.arguments import ResultModel
 from cocoa_engine.equations import middle_layers
 from cocoa_engine.execution.forward.linears import LinearBackend, native_obstacle
 from cocoa_engine.execution.session import Session
@@ -14,7 +15,7 @@ BackendName = Literal["shared_cache", "copied_cache", "recompute"]
 ForwardName = Literal["static_lean", "lean", "modules", "masked_modules", "plain"]
 
 
-class ModelInfo(BaseModel):
+class ModelInfo(ResultModel):
     """Facts about a loaded model and how it runs."""
 
     model_config = ConfigDict(frozen=True, protected_namespaces=())

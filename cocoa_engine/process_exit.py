@@ -11,13 +11,13 @@ were registered after the import of this module can still use an engine.
 from __future__ import annotations
 
 import atexit
-import os
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ContextDecorator, contextmanager
 
 from cocoa_engine.errors import RequestCancelledError
+from cocoa_engine.forks import call_in_child
 
 LONGEST_PASS = 10.0
 """Seconds that the exit hook waits, at most, for threads at work. It does not wait if there are none."""
@@ -104,5 +104,4 @@ def _forget_other_threads() -> None:
 
 
 atexit.register(_end_work)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_other_threads)
+call_in_child(_forget_other_threads)

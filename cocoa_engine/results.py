@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from typing_extensions import Self
 
+from cocoa_engine.arguments import ResultModel
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import con_mlds_of, f_mlds_of
 from cocoa_engine.spans import CLOSED_BOOK_TOKENS, Competition, FinishReason, RiskSource, Span, Usage
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-class Generation(BaseModel):
+class Generation(ResultModel):
     """An answer with the risk of each of its spans."""
 
     model_config = ConfigDict(frozen=True)
@@ -239,7 +240,7 @@ class Generation(BaseModel):
         return mlds_by_span(self)
 
 
-class LayerCurve(BaseModel):
+class LayerCurve(ResultModel):
     """How the layers disagree about one span, from the embedding (layer 0) to the final layer L.
 
     dis(a, b) = 1 - cos(H[S, a], H[S, b]), where H[S, l] is the mean state of the span's tokens after layer l.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, computed_field
+from pydantic import ConfigDict, Field, computed_field
+
+from cocoa_engine.arguments import ResultModel
 
 FinishReason = Literal["stop", "eos", "length", "risk"]
 
@@ -12,7 +14,7 @@ RiskSource = Literal["calibrator", "source_attention", "token_probability", "f_m
 """The value that a risk was computed from. The first three lie in [0, 1], the raw MLDS in [0, 2]."""
 
 
-class Measured(BaseModel):
+class Measured(ResultModel):
     """The statistics that spans and candidates share. Logarithms are natural; scores are those of the method.
 
     ``log_prob`` is log p_S by ``CocoaConfig.span_log_prob``, by default the sum of ``token_log_probs``.
@@ -74,7 +76,7 @@ class Candidate(Measured):
     ends_answer: bool = Field(False, description="Whether it ends the answer, by an end token or a stop text.")
 
 
-class Preceding(BaseModel):
+class Preceding(ResultModel):
     """The tokens of the answer before a span: their number, and means over the last 4 of them."""
 
     model_config = ConfigDict(frozen=True)
@@ -86,7 +88,7 @@ class Preceding(BaseModel):
     copied_run: float = Field(0.0, description="The mean of Span.token_copied.")
 
 
-class Competition(BaseModel):
+class Competition(ResultModel):
     """A summary of the candidates at the risk points of an answer. Without risk points, the defaults apply.
 
     No calibrator needs it any more, and results have none.
@@ -167,7 +169,7 @@ CLOSED_BOOK_TOKENS = 64
 """Prompts of at most this many tokens hold a question, and hardly a passage to answer it from."""
 
 
-class Usage(BaseModel):
+class Usage(ResultModel):
     """The cost of a decode."""
 
     model_config = ConfigDict(frozen=True)

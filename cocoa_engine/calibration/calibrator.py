@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import model_validator
 
-from cocoa_engine.arguments import ValidatedModel
+from cocoa_engine.arguments import SettingsModel
 from cocoa_engine.calibration.features import (
     ANSWER_FEATURES,
     LATER_FEATURES,
@@ -81,7 +81,7 @@ class CalibrationWarning(UserWarning):
         )
 
 
-class RiskCalibrator(ValidatedModel, Part):
+class RiskCalibrator(SettingsModel, Part):
     """The risk of a span, of an answer as a whole, or of both.
 
     Attributes:
@@ -99,6 +99,7 @@ class RiskCalibrator(ValidatedModel, Part):
     """
 
     _invalid: ClassVar[type[CocoaError]] = CalibrationError
+    _what: ClassVar[str] = "field"
 
     schema_version: Literal[3] = 3
     model_name: str

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from filelock import FileLock
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from cocoa_engine.arguments import ValidatedModel
 from cocoa_engine.cache_directory import cache_directory
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.logs import safe_logger
-from cocoa_engine.messages import explain
 from cocoa_engine.output_files import write_file
 
 if TYPE_CHECKING:  # settings can be imported without torch
@@ -43,7 +43,7 @@ class ScoredHead(BaseModel):
     score: float = Field(ge=0, le=1, description="Mean share of a needle's tokens that the head copied.")
 
 
-class RetrievalHeads(BaseModel):
+class RetrievalHeads(ValidatedModel):
     """The scored heads of a model.
 
     Attributes:
@@ -247,8 +247,8 @@ def known_heads(
     file = Path(path)
     try:
         found = _read(file, file.stat().st_mtime_ns)
-    except ValidationError as error:
-        raise ConfigError(f"decore_heads: {path} is not a file of `cocoa heads`: {explain(error)}") from None
+    except ConfigError as error:
+        raise ConfigError(f"decore_heads: {path} is not a file of `cocoa heads`: {error}") from None
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path that contains a NUL character
         raise ConfigError(f"decore_heads: {path} cannot be read ({error}); `cocoa heads` writes it.") from None
     if (found.num_layers, found.num_heads) != (num_layers, num_heads):
@@ -297,8 +297,8 @@ def _kept(model: LanguageModel, num_layers: int, num_heads: int) -> RetrievalHea
         found = _read(file, file.stat().st_mtime_ns)
     except (OSError, RuntimeError, UnicodeDecodeError):
         return None
-    except ValidationError as error:
-        logger.warning("%s is not a file of `cocoa heads` and is not used: %s", file, explain(error))
+    except ConfigError as error:
+        logger.warning("%s is not a file of `cocoa heads` and is not used: %s", file, error)
         return None
     return found if (found.num_layers, found.num_heads) == (num_layers, num_heads) else None
 

@@ -30,9 +30,9 @@ from transformers import (
 )
 
 from cocoa_engine.config import require_stop_texts
-from cocoa_engine.errors import CocoaError, ConfigError, safe_cause
+from cocoa_engine.errors import ConfigError, safe_cause
 from cocoa_engine.model.callables import Processor
-from cocoa_engine.model.machine_errors import MACHINE_ERRORS
+from cocoa_engine.model.machine_errors import PASSED_ON
 from cocoa_engine.safe_text import short_repr
 
 if TYPE_CHECKING:
@@ -59,9 +59,7 @@ def usable(what: str = _NAME) -> Iterator[None]:
     """
     try:
         yield
-    except CocoaError:
-        raise
-    except MACHINE_ERRORS:
+    except PASSED_ON:
         raise
     except Exception as error:
         reason = str(error).removesuffix(".") or type(error).__name__

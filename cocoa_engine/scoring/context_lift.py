@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from cocoa_engine.arguments import ResultModel
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.branch import DecidedSpan
 from cocoa_engine.decoding.request import capture_spec
@@ -28,7 +29,7 @@ from cocoa_engine.scoring.teacher_forcing import score_spans
 from cocoa_engine.spans import Measured
 
 
-class ContextLift(BaseModel):
+class ContextLift(ResultModel):
     """The effect of the context on one span: each statistic with the context minus the same without it."""
 
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
+
+from cocoa_engine.arguments import ResultModel
 
 UnitLevel = Literal["span", "claim", "sentence"]
 """The parts of an answer that a threshold can apply to."""
@@ -17,7 +19,7 @@ COMPETING = "competing"
 DISAGREE = "samples disagree"
 
 
-class Unit(BaseModel):
+class Unit(ResultModel):
     """A word, a claim or a sentence of an answer."""
 
     model_config = ConfigDict(frozen=True)

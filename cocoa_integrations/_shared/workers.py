@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ from typing import ParamSpec, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from cocoa_engine import Runtime
-from cocoa_engine.forks import free_in_child
+from cocoa_engine.forks import call_in_child, free_in_child
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -29,9 +28,7 @@ class HasRuntime(Protocol):
 
 _pools: WeakKeyDictionary[HasRuntime, ThreadPoolExecutor] = WeakKeyDictionary()
 _lock = free_in_child(threading.Lock())
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pools.clear)  # their threads do not exist in the child
+call_in_child(_pools.clear)  # their threads do not exist in the child
 
 
 async def in_worker(

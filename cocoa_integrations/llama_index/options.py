@@ -24,7 +24,7 @@ from cocoa_engine import CocoaConfig, ConfigError
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.messages import explain
 from cocoa_engine.model.callables import Criterion, Processor
-from cocoa_engine.model.generation_config import OptionProcessor
+from cocoa_engine.model.generation_config import OptionProcessor, usable
 from cocoa_engine.safe_text import short_repr
 from cocoa_integrations._shared.chat_template import OPTIONS, ChatTemplateOptions, template_options
 from cocoa_integrations._shared.settings import refuse_unknown, split_settings
@@ -161,7 +161,5 @@ def split_template_options(
 
 
 def _made(name: str, make: Callable[[Any], Any], value: Any) -> list[Any]:
-    try:
+    with usable(f"{name}={short_repr(value)}"):
         return list(make(value))
-    except Exception as error:  # of any kind: transformers checks few of these values
-        raise ConfigError(f"{name}: {error} (got {short_repr(value)})") from None

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
-from cocoa_engine import CocoaConfig, CocoaEngine, RiskCalibrator
+from cocoa_engine import CalibrationError, CocoaConfig, CocoaEngine, RiskCalibrator
 from cocoa_engine.model.prompts import ChatTokens
 from cocoa_engine.spans import CLOSED_BOOK_TOKENS
 from tests.helpers.made_up_risk import fitted, labelled_items, risk
@@ -93,7 +92,7 @@ def test_it_is_stored_and_left_out_with_the_risk_of_answers(calibrator: RiskCali
     spans = calibrator.spans_only()
     assert spans is not None
     assert (spans.answer, spans.closed_book) == (None, None)
-    with pytest.raises(ValidationError, match="none of other answers"):
+    with pytest.raises(CalibrationError, match="none of other answers"):
         RiskCalibrator(**{**calibrator.model_dump(), "answer": None})
 
 

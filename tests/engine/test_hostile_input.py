@@ -36,14 +36,20 @@ from cocoa_engine import (
     CocoaEngine,
     CocoaError,
     ConfigError,
+    Consistency,
+    ContextLift,
     DataError,
     Generation,
+    LayerCurve,
+    ModelInfo,
     ModelLoadError,
     PromptError,
     RiskCalibrator,
     Runtime,
+    Span,
     UnsupportedModelError,
 )
+from cocoa_engine.arguments import SettingsModel
 from cocoa_engine.calibration import CalibrationWarning
 from cocoa_engine.cli.terminal import SafeConsole, describe_error, print_json, print_note, progress_console
 from cocoa_engine.datasets import files, read_labelled
@@ -52,6 +58,7 @@ from cocoa_engine.decoding.grammar import GrammarProcessor, regex_grammar
 from cocoa_engine.errors import safe_cause
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.messages import unknown
+from cocoa_engine.methods.retrieval_heads import RetrievalHeads
 from cocoa_engine.model.generation_config import usable
 from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_context_window
 from cocoa_engine.model.machine_errors import MACHINE_ERRORS
@@ -393,6 +400,13 @@ def test_settings_are_shortened_in_messages() -> None:
         (Runtime, ConfigError),
         (ServerSettings, ConfigError),
         (RiskCalibrator, CalibrationError),
+        (RetrievalHeads, ConfigError),
+        (Generation, DataError),
+        (Span, DataError),
+        (LayerCurve, DataError),
+        (Consistency, DataError),
+        (ContextLift, DataError),
+        (ModelInfo, DataError),
     ],
 )
 def test_wrong_data_of_a_model(kind: Any, error: type[Exception]) -> None:
@@ -402,6 +416,8 @@ def test_wrong_data_of_a_model(kind: Any, error: type[Exception]) -> None:
     for wrong in ({strange: strange}, {ESCAPE: 1}, {"\ud800": 1}, 5):
         message_of(error, lambda wrong=wrong: kind.model_validate(wrong))
         message_of(error, lambda wrong=wrong: kind.model_validate_strings(wrong))
+        if isinstance(wrong, dict) and issubclass(kind, SettingsModel):
+            message_of(error, lambda wrong=wrong: kind(**wrong))
 
 
 def test_the_remedy_at_the_end_of_a_long_message_stays() -> None:

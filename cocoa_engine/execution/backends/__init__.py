@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from cocoa_engine.errors import CocoaError, UnsupportedModelError, safe_cause
+from cocoa_engine.errors import UnsupportedModelError, safe_cause
 from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, ReadBack, StepOutput, TokenTree
 from cocoa_engine.execution.backends.copied_cache import CopiedCache
 from cocoa_engine.execution.backends.prefixes import depends_on_weights_alone
@@ -28,7 +28,7 @@ from cocoa_engine.model import lean_checks
 from cocoa_engine.model.hidden_states import CaptureSpec, capture
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.light_model import LightModel
-from cocoa_engine.model.machine_errors import MACHINE_ERRORS
+from cocoa_engine.model.machine_errors import PASSED_ON
 from cocoa_engine.model.weight_fingerprint import WeightFingerprint, weight_fingerprint
 from cocoa_engine.runtime import Runtime
 
@@ -228,9 +228,7 @@ def _check_states(model: LanguageModel) -> None:
     with model.exclusive(), capture(model, CaptureSpec(1, 2, "pre_norm")) as captured:
         try:
             model.forward(token_ids, logits_to_keep=1)
-        except CocoaError:
-            raise
-        except MACHINE_ERRORS:
+        except PASSED_ON:
             raise
         except Exception as fault:  # transformers checks few of the fields of a config
             raise UnsupportedModelError(

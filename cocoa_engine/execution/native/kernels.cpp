@@ -871,11 +871,10 @@ struct Parts {
     }
     long jobs() const { return a.kv_heads * parts; }
     void attend(long job) const {
-        const long part = job % parts, first = job * a.rows();
-        attend_part(a, job / parts, start(part), start(part + 1), acc + first * a.dim, highest + first, total + first);
-    }
-    long start(long part) const {  // parts end where panels do, so that only the last panel is incomplete
-        return part == parts ? a.slots : (a.slots * part / parts + PANEL / 2) / PANEL * PANEL;
+        const long panels = (a.slots + PANEL - 1) / PANEL, first = job * a.rows();
+        const Range own = share(panels, 1, job % parts, parts);
+        const long to = own.to == panels ? a.slots : own.to * PANEL;  // only the last panel may be incomplete
+        attend_part(a, job / parts, own.from * PANEL, to, acc + first * a.dim, highest + first, total + first);
     }
     void join(long head, long token) const {
         const long rows = a.rows(), groups = a.heads / a.kv_heads;
@@ -898,7 +897,7 @@ struct Parts {
 // The mask, if any, starts at slot ``masked_from``.
 void masses_on(const float* q, const float* keys, long dim, long slots, float scale, const float* mask,
                long masked_from, const long* ranges, long count, float* out, long stride, Scratch& scratch) {
-    float* const p = scratch.of(Scratch::padded(slots) + FOUR);
+    float* const p = scratch.of(Scratch::padded(slots));
     const long whole = dim / LANES * LANES;
     for (long slot = 0; slot < slots; slot += FOUR) {
         Vec products[FOUR] = {};

@@ -11,11 +11,9 @@ from pathlib import Path
 from tests.conformance import harness, npm
 from tests.conformance.tools import SuiteError, Tools, run, served
 
-OPENAI_VERSION = "3.54.0"
 OPENAI_NAMES = ("SmolLM2-135M-Instruct", "gpt-6-astra", "gpt-3.5-turbo-instruct")
 """The names of models in openai-python's tests. They ask for the first by its name."""
 
-LLAMA_CPP_VERSION = "0.3.36"
 LLAMA_CPP_FILES = ("test_chat_completion.py", "test_tool_call.py", "test_basic.py")
 LLAMA_CPP_TESTS = (
     "response_format or invalid_chat or multiple_choices or logprobs or context_size or mutual_exclusion "
@@ -31,7 +29,7 @@ SCHEMATHESIS_SECONDS = 300
 
 def openai_python(tools: Tools) -> str:
     """openai-python's own tests of chat, completions and models, with strict validation of responses."""
-    source = tools.source("openai", OPENAI_VERSION)
+    source = tools.source("openai")
     folder = source / "tests" / "api_resources"
     with served(max_new_tokens=8, served_names=OPENAI_NAMES) as address:
         return tools.pytest(
@@ -45,7 +43,7 @@ def openai_python(tools: Tools) -> str:
 
 def llama_cpp(tools: Tools) -> str:
     """llama.cpp's tests of its server, as far as they test OpenAI's protocol."""
-    folder = tools.source("llama-cpp-python", LLAMA_CPP_VERSION, "/vendor/llama.cpp/tools/server/tests/")
+    folder = tools.source("llama-cpp-python")
     folder = folder / "vendor" / "llama.cpp" / "tools" / "server" / "tests"
     of_suite = partial(tools.pytest, "llama-cpp", folder, DEBUG_EXTERNAL="1")
     with served() as address:

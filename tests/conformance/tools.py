@@ -18,16 +18,32 @@ from urllib.error import URLError
 from urllib.request import urlopen
 from xml.etree import ElementTree
 
+import pytest
 import tomllib
 
 ROOT = Path(__file__).parents[2]
 OMITTED = tomllib.loads((Path(__file__).parent / "omitted.toml").read_text(encoding="utf-8"))
 """By suite: what is left out, with the reason."""
 
+SOURCES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "openai": ("3.54.0", ()),
+    "llama-cpp-python": ("0.3.36", ("/vendor/llama.cpp/tools/server/tests/", "/vendor/llama.cpp/models/")),
+    "jsonschema": ("4.26.0", ("/json/tests/", "/json/remotes/")),
+}
+"""By package: the version of its source distribution, and the parts of paths that are unpacked (default: all)."""
+
 START = 120
 """Seconds for the server to load its model."""
 INSTALL = 600
 """Seconds for a download or an installation."""
+
+
+def source_if_there(name: str) -> Path:
+    """The source distribution that ``make conformance`` unpacked. A test that needs it is skipped without it."""
+    folder = ROOT / ".venv-conformance" / "work" / f"{name.replace('-', '_')}-{SOURCES[name][0]}"
+    if not folder.is_dir():
+        pytest.skip(f"`make conformance` unpacks the sources of {name}", allow_module_level=True)
+    return folder
 
 
 class SuiteError(Exception):
@@ -46,14 +62,9 @@ class Tools:
     folder: Path
     python: str
 
-    def source(self, name: str, version: str, *members: str) -> Path:
-        """The unpacked source distribution of a package.
-
-        Args:
-            name: the package.
-            version: its version.
-            *members: only members whose path contains one of these are unpacked. Default: all.
-        """
+    def source(self, name: str) -> Path:
+        """The unpacked source distribution of a package in ``SOURCES``."""
+        version, members = SOURCES[name]
         unpacked = self.folder / f"{name.replace('-', '_')}-{version}"
         if not unpacked.is_dir():
             self.folder.mkdir(parents=True, exist_ok=True)

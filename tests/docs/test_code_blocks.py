@@ -148,6 +148,30 @@ def test_commands_exist(page: Path) -> None:
     assert wrong == {}
 
 
+FOLDERS = [path.name for path in ROOT.iterdir() if (path / "__init__.py").exists() or path.name in ("docs", "examples")]
+_PATH = re.compile(rf"(?<![\w./:-])(?:{'|'.join(map(re.escape, FOLDERS))})/[\w./-]*[\w/]")
+
+
+def _missing_paths(text: str) -> list[str]:
+    """The paths of the repository in a text that do not exist. A name in capitals stands for any; so does a star."""
+    paths = {path for path in _PATH.findall(text) if not re.search(r"\b[A-Z]+\b(?!\.md)", path)}
+    return sorted(path for path in paths if not (ROOT / path).exists())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_paths_and_commands_in_the_prose_exist(page: Path) -> None:
+    spans = code_spans(page)
+    code = [block.code for block in blocks(page)]
+    commands_in_prose = [span.split() for span in spans if re.match(r"(make|pip|python\S*) ", span)]
+    faults = [fault for words in commands_in_prose if (fault := _fault(words)) is not None]
+    assert (_missing_paths("\n".join([*spans, *code])), faults) == ([], [])
+
+
+def test_missing_paths_are_seen() -> None:
+    text = "pytest tests/engine/none.py -k x, tests/engine/, cocoa_engine/methods/NAME.py, https://x.org/docs/none"
+    assert _missing_paths(text) == ["tests/engine/none.py"]
+
+
 @pytest.mark.parametrize(
     "line",
     [

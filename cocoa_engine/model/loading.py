@@ -65,8 +65,6 @@ ACCESS_OPTIONS = ("token", "cache_dir", "local_files_only", "force_download", "p
 WHERE_OPTIONS = ("revision", "code_revision", "subfolder", "gguf_file")
 SOURCE_OPTIONS = (*ACCESS_OPTIONS, *WHERE_OPTIONS)
 
-PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".ckpt"}
-
 
 def load_pretrained(
     model_name: str | os.PathLike[str] | None = None,
@@ -317,8 +315,9 @@ def _load(
     if not trust["trust_remote_code"] and _needs_remote_code(config):
         raise _remote_code_error("model", name)
     require_causal_lm(config, name)
-    if Path(name).is_dir():
-        _check_weights(Path(name), options)
+    in_folder = Path(name).is_dir()
+    if in_folder:
+        _require_safetensors(name, config, options)
 
     if tokenizer_name is None:
         tokenizer = load_tokenizer(name, {**_pick(options, SOURCE_OPTIONS), **trust, **tokenizer_options})
@@ -330,7 +329,23 @@ def _load(
         with _clear_errors("model", name):
             access = _pick(options, (*ACCESS_OPTIONS, "revision", "subfolder"))
             return quantised_weights.load(name, config, weights, access), tokenizer
+    if not in_folder:  # here, because it downloads them
+        _require_safetensors(name, config, options)
     return _load_weights(name, options), tokenizer
+
+
+def _require_safetensors(name: str, config: PreTrainedConfig, options: dict[str, Any]) -> None:
+    """Check that transformers will open safetensors alone, for the model and for an adapter that lies in its folder."""
+    if "gguf_file" in options or not options.get("use_safetensors"):
+        return
+    access = _pick(options, (*ACCESS_OPTIONS, "revision", "subfolder"))
+    with _clear_errors("model", name):
+        quantised_weights.safetensors_files(name, config, access, options.get("variant"))
+        folder = Path(name, options.get("subfolder", ""))
+        if (folder / "adapter_config.json").exists() and not (folder / "adapter_model.safetensors").exists():
+            raise ModelLoadError(
+                f"{name} holds an adapter without adapter_model.safetensors; load the model without it"
+            )
 
 
 def _load_weights(name: str, options: dict[str, Any]) -> PreTrainedModel:
@@ -551,17 +566,6 @@ def _check_folder(folder: Path, options: dict[str, Any]) -> None:
         raise ModelLoadError(f"{folder} is not a model folder: it has no config.json{hint}")
 
 
-def _check_weights(folder: Path, options: dict[str, Any]) -> None:
-    """Check that a folder has safetensors, unless a GGUF file was named or pickle files were allowed."""
-    if "gguf_file" in options or not options.get("use_safetensors"):
-        return
-    suffixes = {path.suffix for path in (folder / options.get("subfolder", "")).iterdir()}
-    if ".safetensors" not in suffixes:
-        if suffixes & PICKLE_SUFFIXES:
-            raise _pickle_error(str(folder))
-        raise ModelLoadError(f"{folder} has no weights (*.safetensors)")
-
-
 def _pick(options: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     return {name: options[name] for name in names if name in options}
 
@@ -570,13 +574,6 @@ def _needs_remote_code(config: PreTrainedConfig) -> bool:
     """Whether the checkpoint brings code for its causal class, and transformers has no class for it."""
     auto_map = getattr(config, "auto_map", None) or {}
     return "AutoModelForCausalLM" in auto_map and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
-
-
-def _pickle_error(name: str) -> ModelLoadError:
-    return ModelLoadError(
-        f"{name} has its weights as pickle files only, which can run code when read; "
-        "if you trust them, pass allow_pickle=True (--allow-pickle), or convert them to safetensors"
-    )
 
 
 def _remote_code_error(what: str, name: str) -> ModelLoadError:
@@ -612,8 +609,6 @@ def _load_error(what: str, name: str, error: Exception) -> ModelLoadError:
     message = str(error)
     if "trust_remote_code=True" in message:
         return _remote_code_error(what, name)
-    if "`safetensors`" in message:
-        return _pickle_error(name)
     if "Couldn't instantiate the backend tokenizer" in message:
         return _no_tokenizer_error(name)
     reason = message.strip().split("\n", 1)[0] or type(error).__name__

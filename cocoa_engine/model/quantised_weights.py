@@ -7,7 +7,7 @@ import math
 import mmap
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -20,6 +20,7 @@ from cocoa_engine.logs import safe_logger
 from cocoa_engine.model import experts
 from cocoa_engine.model.blocks import BlockTensor, block_size
 from cocoa_engine.model.gguf_model import without_weights
+from cocoa_engine.safe_text import short_repr
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -56,7 +57,7 @@ def load(name: str, config: Any, kind: WeightKind, access: Mapping[str, Any]) ->
 
     if getattr(config, "quantization_config", None) is not None:
         raise ConfigError(f"{name} is quantised already; load it without weights={kind!r}")
-    files = _files(name, access)
+    files = safetensors_files(name, config, access)
     config.dtype = torch.float32
     model: Any = without_weights(config)
     mapping = get_model_conversion_mapping(model)
@@ -106,6 +107,49 @@ def load(name: str, config: Any, kind: WeightKind, access: Mapping[str, Any]) ->
     return loaded
 
 
+def safetensors_files(name: str, config: Any, access: Mapping[str, Any], variant: str | None = None) -> list[Path]:
+    """The files that transformers will open for a checkpoint's weights, none of which is a pickle file.
+
+    Args:
+        name: a local folder or a Hub id.
+        config: the model's config, which may name the file itself.
+        access: transformers' options of where the files are.
+        variant: transformers' option of that name.
+
+    Raises:
+        ModelLoadError: there are no safetensors; or an index, or the config, names anything but ``*.safetensors`` files
+            beside it.
+    """
+    from transformers.utils import cached_file
+
+    def find(file: str) -> Path | None:
+        path = cached_file(name, file, **access, _raise_exceptions_for_missing_entries=False)
+        return None if path is None else Path(path)
+
+    middle = f".{variant}" if variant else ""
+    stated = getattr(config, "transformers_weights", None)
+    names = [stated] if stated else [f"model{middle}.safetensors", f"model.safetensors.index{middle}.json"]
+    file = next((path for path in map(find, names) if path is not None), None)
+    if file is None:
+        raise ModelLoadError(
+            f"{name} has no weights as safetensors ({' or '.join(names)}); pickle files can run code, so "
+            "they are read with allow_pickle=True (--allow-pickle) only: pass it if you trust them, or convert them"
+        )
+    shards = [file.name]
+    if file.suffix == ".json":
+        shards = sorted(set(json.loads(file.read_text(encoding="utf-8"))["weight_map"].values()))
+    for shard in shards:
+        if not shard.endswith(".safetensors") or PureWindowsPath(shard).name != shard:
+            raise ModelLoadError(
+                f"{name}: {file.name} names {short_repr(shard)}, which is no *.safetensors file beside it; other "
+                "files can run code when they are read: pass allow_pickle=True (--allow-pickle) only if you trust them"
+            )
+    paths = {shard: file if shard == file.name else find(shard) for shard in shards}
+    if missing := [shard for shard, path in paths.items() if path is None]:
+        raise ModelLoadError(f"{name} has no {missing[0]}")
+    return [path for path in paths.values() if path is not None]
+
+
 def quantised(weight: Any, kind: str) -> Tensor:
     """A matrix in blocks.
 
@@ -147,25 +191,6 @@ def _pack(weight: Any, into: BlockTensor) -> bool:
 def _whole(weight: Any) -> Tensor:
     whole: Tensor = weight[:]
     return whole.float() if whole.is_floating_point() else whole
-
-
-def _files(name: str, access: Mapping[str, Any]) -> list[Path]:
-    from transformers.utils import cached_file
-
-    def find(file: str) -> Path | None:
-        found = cached_file(name, file, **access, _raise_exceptions_for_missing_entries=False)
-        return None if found is None else Path(found)
-
-    whole, index = find("model.safetensors"), find("model.safetensors.index.json")
-    if whole is not None:
-        return [whole]
-    if index is None:
-        raise ModelLoadError(f"{name} has no model.safetensors to quantise")
-    shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    files = [find(shard) for shard in shards]
-    if None in files:
-        raise ModelLoadError(f"{name} has no {shards[files.index(None)]}")
-    return [file for file in files if file is not None]
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, Any]]:

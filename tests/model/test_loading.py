@@ -191,9 +191,40 @@ def test_model_without_language_model_head(tiny: Path) -> None:
 
 def test_pickle_weights_only_if_allowed(tiny: Path) -> None:
     to_pickle(tiny)
-    with pytest.raises(ModelLoadError, match=r"pickle files only.*allow_pickle=True"):
+    with pytest.raises(ModelLoadError, match=r"no weights as safetensors.*allow_pickle=True"):
         load_pretrained(tiny)
     assert isinstance(load_pretrained(tiny, allow_pickle=True)[0], LlamaForCausalLM)
+
+
+SHARDS = ["shard.bin", "shard.pt", "../x.safetensors", "sub/x.safetensors", "/x.safetensors", "sub\\x.safetensors", "x"]
+
+
+@pytest.mark.parametrize("options", [{}, {"variant": "fp16"}, {"weights": "q8_0"}], ids=str)
+@pytest.mark.parametrize("shard", SHARDS)
+def test_an_index_names_safetensors_beside_it(tiny: Path, shard: str, options: dict[str, Any]) -> None:
+    index = json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": shard}})
+    (tiny / f"model.safetensors.index{'.fp16' if 'variant' in options else ''}.json").write_text(index)
+    (tiny / "model.safetensors").rename(tiny / "other.safetensors")
+    with pytest.raises(ModelLoadError, match=r"is no \*\.safetensors file beside it"):
+        load_pretrained(tiny, keeps_blocks=lambda: True, **options)
+
+
+@pytest.mark.parametrize("named", ["adapter_model.bin", "model.safetensors.index.json"])
+def test_a_config_names_no_pickle_file(tiny: Path, named: str) -> None:
+    edit_json(tiny / "config.json", transformers_weights=named)
+    torch.save({}, tiny / "adapter_model.bin")
+    (tiny / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": {"a": "adapter_model.bin"}})
+    )
+    with pytest.raises(ModelLoadError, match=r"names 'adapter_model\.bin'"):
+        load_pretrained(tiny)
+
+
+def test_an_adapter_beside_the_model_is_no_pickle_file(tiny: Path) -> None:
+    (tiny / "adapter_config.json").write_text("{}")
+    torch.save({}, tiny / "adapter_model.bin")
+    with pytest.raises(ModelLoadError, match=r"an adapter without adapter_model\.safetensors"):
+        load_pretrained(tiny)
 
 
 def test_pickle_cannot_be_chosen_by_the_way(tiny_source: Path) -> None:

@@ -24,6 +24,7 @@ from cocoa_engine.studies.fitting.measured import labelled_features
 from cocoa_engine.studies.signal.segments import TeacherForced
 from cocoa_integrations.langchain import ChatCocoa, get_risk
 from cocoa_integrations.llama_index import CocoaLLM, collect_risk
+from tests.helpers.alike import near
 from tests.helpers.inside import backend_inside
 from tests.helpers.made_up_risk import SETTINGS, fitted
 from tests.helpers.prompts import chat
@@ -73,17 +74,17 @@ def test_every_way_to_a_result_carries_it(
     lowest = sorted(attention)[: math.ceil(len(attention) / 5)]
     assert values["lowest_source_attention"] == pytest.approx(sum(lowest) / len(lowest))
     with calibrated.stream(PROMPT, **SHORT) as stream:
-        assert [span.risk for span in stream] == pytest.approx([span.risk for span in generated.spans], abs=1e-4)
-    assert stream.generation.answer_risk == pytest.approx(generated.answer_risk, abs=1e-4)
+        assert [span.risk for span in stream] == near([span.risk for span in generated.spans])
+    assert stream.generation.answer_risk == near(generated.answer_risk)
     (batched,) = calibrated.generate_batch([PROMPT], **SHORT)
     assert batched.calibrated
-    assert batched.answer_risk == pytest.approx(generated.answer_risk, abs=1e-4)
+    assert batched.answer_risk == near(generated.answer_risk)
     (scored,) = calibrated.score(PROMPT, ["Canberra."])
     assert scored.calibrated
     assert scored.max_risk == calibrator.risk(scored.spans[0])
     assert scored.answer_risk == calibrator.answer_risk(scored)
     alone = calibrated.score(PROMPT, "Canberra.")
-    assert alone.answer_risk == pytest.approx(scored.answer_risk, abs=1e-4)
+    assert alone.answer_risk == near(scored.answer_risk)
     assert alone.usage.forward_passes == 1  # no candidates are grown for the risk of the answer
     assert Generation.model_validate_json(scored.model_dump_json()) == scored
     plain_again = calibrated.without_calibrator()
@@ -91,7 +92,7 @@ def test_every_way_to_a_result_carries_it(
     assert backend_inside(plain_again) is backend_inside(calibrated)
     assert plain_again.without_calibrator() is plain_again
     assert calibrated.calibrator is calibrator
-    assert calibrator.answer_risk(engine.score(PROMPT, "Canberra.")) == pytest.approx(alone.answer_risk, abs=1e-4)
+    assert calibrator.answer_risk(engine.score(PROMPT, "Canberra.")) == near(alone.answer_risk)
 
 
 def measured(item: Span | Generation, names: list[str]) -> list[float]:
@@ -129,7 +130,7 @@ def test_features_of_a_span(engine: CocoaEngine) -> None:
     assert values["candidate_spread"] == first[0] - first[-1] > 0
     assert values["source_attention"] == branched.source_attention
     assert values["entropy"] == branched.token_entropies[0]
-    assert values["margin"] == pytest.approx(first[0] - first[1], abs=1e-6)
+    assert values["margin"] == near(first[0] - first[1])
     assert values["min_log_prob"] == min(branched.token_log_probs)
     greedy = next(span for span in generation.spans if not span.candidates)
     values = dict(zip(SPAN_FEATURES, span_features(greedy), strict=True))

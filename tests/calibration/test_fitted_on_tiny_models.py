@@ -17,6 +17,7 @@ from cocoa_engine.calibration.features import SPAN_FEATURES, source_features, sp
 from cocoa_engine.datasets import LabelledSpan, LabelledText, Question
 from cocoa_engine.results import Generation
 from cocoa_integrations.llama_index import CocoaLLM, collect_risk
+from tests.helpers.alike import near
 from tests.helpers.backends import PROMPTS, made
 from tests.helpers.inside import use_backend
 from tests.helpers.rivals import heads_file, heads_of
@@ -92,7 +93,7 @@ def test_source_attention_is_a_feature_and_its_heads_are_kept(
     known, alone = answered(quiet(engine, tmp_path / "risk.json")), engine.generate(PROMPT)
     assert not alone.calibrated
     for span, same in zip(known.spans, alone.spans, strict=True):
-        assert span.token_source_attention == pytest.approx(same.token_source_attention, abs=1e-5)
+        assert span.token_source_attention == near(same.token_source_attention)
         assert span.risk == plain.risk(span)
         more = span.model_copy(update={"token_source_attention": [0.9] * len(span.token_ids)})
         weight = plain.span.weights[-1]
@@ -116,7 +117,7 @@ def test_heads_of_the_settings_come_first(folder: Path, plain: RiskCalibrator, t
     with pytest.warns(CalibrationWarning, match="the source attention is that of the heads in"):
         found = engine.generate(PROMPT, decore_heads=others)
     same = engine.without_calibrator().generate(PROMPT, decore_heads=others)
-    assert found.spans[0].token_source_attention == pytest.approx(same.spans[0].token_source_attention, abs=1e-5)
+    assert found.spans[0].token_source_attention == near(same.spans[0].token_source_attention)
 
 
 @pytest.mark.parametrize("kind", ["masked_modules", "copied_cache", "recompute"])
@@ -224,7 +225,7 @@ def test_a_probe_is_read_from_the_states_of_its_layer(
         before += span.token_ids
         state = state_of(model, before, probed.probe.layer, len(span.token_ids))
         assert span.probe == pytest.approx(float(state @ weights) + probed.probe.intercept, abs=2e-4)
-        assert (span.con_mlds, span.f_mlds) == pytest.approx((other.con_mlds, other.f_mlds), abs=1e-5)
+        assert (span.con_mlds, span.f_mlds) == near((other.con_mlds, other.f_mlds))
         assert span.risk == blind.risk(span)
         assert other.probe is None
     text = found.token_ids[:5]
@@ -233,7 +234,7 @@ def test_a_probe_is_read_from_the_states_of_its_layer(
     (same, _) = quiet(engine, blind).score(PROMPT, [text, text[:2]], middle_layers=middle_layers)
     assert [one.spans[0].probe, same.spans[0].probe] == pytest.approx([expected] * 2, abs=2e-4)
     bare = engine.score(PROMPT, text, middle_layers=middle_layers).spans[0]
-    assert one.spans[0].f_mlds == pytest.approx(bare.f_mlds, abs=1e-5)
+    assert one.spans[0].f_mlds == near(bare.f_mlds)
 
 
 def without(calibrator: RiskCalibrator, name: str) -> Any:

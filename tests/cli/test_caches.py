@@ -30,6 +30,7 @@ from cocoa_engine.studies.fitting import fit
 from cocoa_engine.studies.fitting.measured import request_prompt, span_risks
 from cocoa_engine.studies.signal.kept_profile import KeptProfile, ProfileCache
 from cocoa_engine.studies.signal.segments import force
+from tests.helpers.alike import near
 from tests.helpers.rivals import heads_file
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
@@ -430,7 +431,7 @@ def test_the_reference_of_a_calibrator_continues(
     assert cocoa(*command, "--overwrite").exit_code == 0
     assert steps.prompts == 2 * total
     # the engine is the same: prompts whose beginnings it remembers are read in other parts, and rounded otherwise
-    assert json.loads(kept.read_text(encoding="utf-8"))["reference"] == pytest.approx(expected, abs=1e-5)
+    assert json.loads(kept.read_text(encoding="utf-8"))["reference"] == near(expected)
     assert commands_in(unfinished_folder) == []
 
 

@@ -20,6 +20,7 @@ from cocoa_engine.cli.app import app
 from cocoa_engine.cli.options import LoadOptions, with_options
 from cocoa_engine.cli.plugins import plugin_commands
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, ScoredHead
+from tests.helpers.alike import near
 from tests.helpers.processes import LIMIT, run
 
 Cocoa = Callable[..., Result]
@@ -72,8 +73,8 @@ def test_score_by_a_rival(cocoa: Cocoa, engine: CocoaEngine) -> None:
     result = cocoa("score", "--prompt", PROMPT, "--text", TEXT, *options, "--json")
     assert result.exit_code == 0, result.output
     expected = engine.score(PROMPT, TEXT, method="dola", dola_layers="low", dola_relative_top=0.5)
-    assert json.loads(result.stdout)["spans"][0]["score"] == pytest.approx(expected.spans[0].score, abs=1e-4)
-    assert expected.spans[0].score != pytest.approx(engine.score(PROMPT, TEXT, method="dola").spans[0].score, abs=1e-4)
+    assert json.loads(result.stdout)["spans"][0]["score"] == near(expected.spans[0].score)
+    assert expected.spans[0].score != near(engine.score(PROMPT, TEXT, method="dola").spans[0].score)
 
 
 def test_score_shows_every_figure(cocoa: Cocoa, engine: CocoaEngine) -> None:

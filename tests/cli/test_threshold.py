@@ -27,6 +27,7 @@ from cocoa_engine.studies.stopped_shares import (
     measure,
     suggested,
 )
+from tests.helpers.alike import near
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 Cocoa = Callable[..., Result]
@@ -136,9 +137,9 @@ def test_the_context_of_a_line_is_the_source_and_a_system_message_comes_first(
             chat = [*before, {"role": "user", "content": one.request}]
             source = None if one.context is None else [one.context]
             expected = engine.chat(chat, config=config, source=source)
-            assert answer.whole == pytest.approx(expected.answer_risk, abs=1e-4)
+            assert answer.whole == near(expected.answer_risk)
             assert answer.whole_threshold == expected.answer_threshold
-            assert answer.spans == pytest.approx([span.risk for span in expected.spans if span.text.strip()], abs=1e-4)
+            assert answer.spans == near([span.risk for span in expected.spans if span.text.strip()])
     with pytest.raises(ConfigError, match="--system"):
         require_chat("Be brief.", raw=True)
 

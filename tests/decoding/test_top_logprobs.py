@@ -9,6 +9,7 @@ import torch
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation
+from tests.helpers.alike import near
 from tests.helpers.engines import prompt as random_prompt
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
@@ -39,11 +40,11 @@ def check(engine: CocoaEngine, prompt: list[int], answer: Generation, processors
         assert span.top_log_probs is not None
         assert len(span.top_log_probs) == len(span.token_ids)
         for token_id, log_prob, top in zip(span.token_ids, span.token_log_probs, span.top_log_probs, strict=True):
-            assert log_prob == pytest.approx(dict(top).get(token_id, log_prob), abs=1e-5)
+            assert log_prob == near(dict(top).get(token_id, log_prob))
         recorded += span.top_log_probs
     for top, (ids, values) in zip(recorded, expected(engine, prompt, answer, processors), strict=True):
         assert [token_id for token_id, _ in top] == ids
-        assert [value for _, value in top] == pytest.approx(values, abs=1e-4)
+        assert [value for _, value in top] == near(values)
 
 
 OPTIONS: list[dict[str, Any]] = [

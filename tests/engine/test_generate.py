@@ -12,7 +12,7 @@ from transformers import LogitsProcessor, MaxLengthCriteria
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
 from cocoa_engine.equations import may_be_kept
 from cocoa_engine.execution import session
-from tests.helpers.alike import assert_alike
+from tests.helpers.alike import assert_alike, near
 from tests.helpers.hooks import hook_count
 from tests.helpers.in_threads import join, start
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
@@ -222,7 +222,7 @@ def test_batch_is_as_one_by_one(engine: CocoaEngine) -> None:
         assert together.usage.risk_points == alone.usage.risk_points
         for a, b in zip(together.spans, alone.spans, strict=True):
             assert (a.kind, a.text, a.start, a.chosen) == (b.kind, b.text, b.start, b.chosen)
-            assert a.score == pytest.approx(b.score, abs=1e-4)
+            assert a.score == near(b.score)
     assert engine.generate_batch([]) == []
 
 
@@ -240,7 +240,7 @@ def test_score_is_teacher_forcing(engine: CocoaEngine, answer: Generation) -> No
     out = engine.score(engine.encode(QUESTION), answer.token_ids)
     decoded = [value for span in answer.spans for value in span.token_log_probs]
     (span,) = out.spans
-    assert span.token_log_probs == pytest.approx(decoded, abs=1e-4)
+    assert span.token_log_probs == near(decoded)
     assert span.kind == "given"
     assert (span.start, span.end, span.text) == (0, len(out.text), out.text)
     assert out.finish_reason is None

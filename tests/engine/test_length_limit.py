@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cocoa_engine import CocoaEngine, Generation, Runtime
+from tests.helpers.alike import near
 from tests.helpers.forward_passes import record, steps
 from tests.helpers.rivals import config_of
 from tests.helpers.tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
@@ -100,7 +101,7 @@ def test_a_cut_span_has_the_figures_of_its_tokens_and_uncut_candidates() -> None
             last = engine.generate(prompt, max_new_tokens=before + 2, **settings).spans[-1]
             given = engine.score([*prompt, *whole.token_ids[:before]], span.token_ids[:2]).spans[0]
             assert last.token_ids == span.token_ids[:2]
-            assert (last.f_mlds, last.con_mlds) == pytest.approx((given.f_mlds, given.con_mlds), abs=1e-4)
+            assert (last.f_mlds, last.con_mlds) == near((given.f_mlds, given.con_mlds))
             assert last.log_prob == pytest.approx(sum(last.token_log_probs))
             assert last.candidates[last.chosen or 0].token_ids == span.token_ids
             cut += 1

@@ -18,7 +18,7 @@ from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation, Runt
 from cocoa_integrations.langchain import ChatCocoa, get_risk, get_spans
 from cocoa_integrations.langchain import CocoaLLM as LangChainLLM
 from cocoa_integrations.llama_index import CocoaLLM
-from tests.helpers.alike import assert_alike
+from tests.helpers.alike import assert_alike, near
 from tests.helpers.engines import endless
 from tests.helpers.forward_passes import Pass, record
 from tests.helpers.made_up_risk import fitted
@@ -56,7 +56,7 @@ def assert_stopped_as(stopped: Generation, full: Generation, limit: float) -> No
         assert (span.token_ids, span.kind, span.start) == (whole.token_ids, whole.kind, whole.start)
     assert [span.text for span in stopped.spans[:-1]] == [span.text for span in full.spans[:end]]
     assert stopped.spans[-1].text.startswith(full.spans[end].text)  # then bytes that now never make a character
-    assert [span.risk for span in stopped.spans] == pytest.approx([s.risk for s in full.spans[: end + 1]], abs=1e-4)
+    assert [span.risk for span in stopped.spans] == near([s.risk for s in full.spans[: end + 1]])
     assert Generation.model_validate_json(stopped.model_dump_json()) == stopped
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from transformers import PreTrainedModel
 
@@ -11,6 +10,7 @@ from cocoa_engine.execution.backends import KINDS, Chosen
 from cocoa_engine.execution.forward.linears import LinearBackend
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
+from tests.helpers.alike import near
 
 PROMPTS = [[5, 9, 40, 77, 12, 150, 3], [200, 201], list(range(30, 60))]
 WANTED = CaptureSpec(2, 4, "post_norm")
@@ -23,7 +23,7 @@ def made(model: PreTrainedModel, kind: str, linear_backend: LinearBackend) -> Ch
 def same(a: Generation, b: Generation) -> bool:
     return a.token_ids == b.token_ids and all(
         (x.kind, x.text, x.chosen) == (y.kind, y.text, y.chosen)
-        and x.score == pytest.approx(y.score, abs=1e-3)
+        and x.score == near(y.score)
         and [c.token_ids for c in x.candidates] == [c.token_ids for c in y.candidates]
         for x, y in zip(a.spans, b.spans, strict=True)
     )

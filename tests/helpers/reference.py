@@ -17,16 +17,13 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
 
-import pytest
 import torch
 from torch import Tensor
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.results import Generation
 from cocoa_engine.spans import Measured
-
-TOLERANCE = 1e-4
-"""Largest difference of a figure between two float32 programs that both are right."""
+from tests.helpers.alike import near
 
 End = Literal["stop", "eos", "length"]
 Processor = Callable[[Tensor, Tensor], Tensor]  # ([1, T] ids, [1, V] scores) -> [1, V]
@@ -446,7 +443,7 @@ def dis(a: Tensor, b: Tensor) -> float:
 
 
 def assert_same(actual: Generation, expected: ReferenceGeneration) -> None:
-    """The engine's answer is the reference's: same decisions, figures within ``TOLERANCE``."""
+    """The engine's answer is the reference's: same decisions, figures near."""
     assert actual.token_ids == expected.token_ids
     assert actual.text == expected.text
     assert actual.finish_reason == expected.finish_reason
@@ -466,6 +463,6 @@ def assert_same(actual: Generation, expected: ReferenceGeneration) -> None:
 
 
 def assert_same_figures(actual: Measured, expected: Figures) -> None:
-    """Every figure within ``TOLERANCE``, relative where it is large."""
+    """Every figure is the same but for rounding."""
     for name in ("token_log_probs", "token_entropies", "token_margins", "log_prob", "con_mlds", "f_mlds", "score"):
-        assert getattr(actual, name) == pytest.approx(getattr(expected, name), abs=TOLERANCE, rel=TOLERANCE), name
+        assert getattr(actual, name) == near(getattr(expected, name)), name

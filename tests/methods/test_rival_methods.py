@@ -19,7 +19,7 @@ from cocoa_engine.methods.retrieval_heads import masked_heads
 from cocoa_engine.studies import retrieval_heads
 from cocoa_engine.studies.haystack import NEEDLES, Needle
 from cocoa_engine.studies.retrieval_heads import find_retrieval_heads
-from tests.helpers.alike import assert_alike
+from tests.helpers.alike import assert_alike, near
 from tests.helpers.backends import made
 from tests.helpers.in_threads import join, start
 from tests.helpers.inside import use_backend
@@ -290,7 +290,7 @@ def test_heads_score_what_they_copy(float32_engine: CocoaEngine) -> None:
     mean = (counted[0] + counted[1]) / 2
     assert float(mean.max()) > 0.3
     for head in found.heads:
-        assert head.score == pytest.approx(float(mean[head.layer, head.head]), abs=1e-6), head
+        assert head.score == near(float(mean[head.layer, head.head])), head
 
 
 @pytest.mark.parametrize("kind", ["masked_modules", "copied_cache", "recompute"])
@@ -306,7 +306,7 @@ def test_heads_are_the_same_however_the_model_is_run(
     expected, found = (find_retrieval_heads(one, lengths=(8,), depths=(0.4,)) for one in (float32_engine, other))
     assert expected.heads[0].score > 0.1
     by_head = {(head.layer, head.head): head.score for head in expected.heads}
-    assert {(head.layer, head.head): head.score for head in found.heads} == pytest.approx(by_head, abs=1e-6)
+    assert {(head.layer, head.head): head.score for head in found.heads} == near(by_head)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from cocoa_engine.decoding.next_tokens import next_tokens
 from cocoa_engine.decoding.sampler import Sampler
 from cocoa_engine.methods.sample import Sample
 from cocoa_integrations.langchain import ChatCocoa
-from tests.helpers.alike import assert_alike
+from tests.helpers.alike import assert_alike, near
 from tests.helpers.engines import engine_of, prompt
 from tests.helpers.structured import engine_for_schemas
 from tests.helpers.tiny_models import tiny_model
@@ -151,7 +151,7 @@ def test_the_figures_are_those_of_the_models_own_distribution(tiny: CocoaEngine)
     answer = sampled(tiny, prompt(5), temperature=2.0, top_k=30, top_logprobs=3)
     given = tiny.score(prompt(5), answer.token_ids, method="sample")
     log_probs = [value for span in answer.spans for value in span.token_log_probs]
-    assert log_probs == pytest.approx(given.spans[0].token_log_probs, abs=1e-4)
+    assert log_probs == near(given.spans[0].token_log_probs)
     assert min(log_probs) < -3, "no improbable token was drawn"
     for span in answer.spans:
         assert (span.kind, span.candidates, span.chosen) == ("greedy", [], None)

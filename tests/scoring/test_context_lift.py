@@ -11,6 +11,7 @@ from transformers import GenerationConfig
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, ContextLift, Generation, PromptError, context_lift
 from cocoa_engine.scoring.context_lift import context_lift_of_text
+from tests.helpers.alike import near
 from tests.helpers.hooks import hook_count
 from tests.helpers.prompts import chat
 from tests.helpers.reference import FullForward, dis
@@ -45,7 +46,7 @@ def assert_same(found: list[ContextLift], expected: list[ContextLift]) -> None:
     for one, other in zip(found, expected, strict=True):
         assert one.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-3)
         assert one.log_prob == pytest.approx(other.log_prob, abs=2e-3)
-        assert (one.con_mlds, one.f_mlds) == pytest.approx((other.con_mlds, other.f_mlds), abs=1e-4)
+        assert (one.con_mlds, one.f_mlds) == near((other.con_mlds, other.f_mlds))
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,7 @@ def test_same_figures_as_alone(architecture: str) -> None:
     many = engine.score(PROMPT, texts)
     assert len(many) == len(texts)
     for text, one in zip(texts, many, strict=True):
-        assert_alike(one, engine.score(PROMPT, text), tolerance=1e-4)
+        assert_alike(one, engine.score(PROMPT, text))
         passes = 2 if architecture not in RECURRENT else 1 + len(text)
         assert one.usage == Usage(
             prompt_tokens=len(PROMPT), completion_tokens=len(text), forward_passes=passes, fed_tokens=len(text)
@@ -63,7 +63,7 @@ def test_every_way_and_any_width_of_a_step(kind: str, width: int, monkeypatch: p
     monkeypatch.setattr(type(backend), "paths_per_step", width)
     use_backend(engine, Chosen(backend, "set by the test", "transposed"))
     for one, expected in zip(engine.score(PROMPT, texts), alone, strict=True):
-        assert_alike(one, expected, tolerance=1e-4)
+        assert_alike(one, expected)
 
 
 @pytest.mark.slow
@@ -89,7 +89,7 @@ def test_options_of_a_question_on_the_real_model(engine: CocoaEngine) -> None:
     for prompt in (question, engine.encode(question)):
         many = engine.score(prompt, options, alpha=1.0)
         for option, one in zip(options, many, strict=True):
-            assert_alike(one, engine.score(prompt, option, alpha=1.0), tolerance=1e-4)
+            assert_alike(one, engine.score(prompt, option, alpha=1.0))
     assert many[0] == many[3]
 
 
@@ -111,7 +111,7 @@ def test_forms_in_which_texts_may_come() -> None:
         assert engine.score("the sea", texts) == expected  # type: ignore[call-overload]
     assert isinstance(engine.score("the sea", torch.tensor([5, 6])), Generation)  # type: ignore[call-overload]
     (one,) = engine.score("the sea", [" is"])
-    assert_alike(one, engine.score("the sea", " is"), tolerance=1e-4)
+    assert_alike(one, engine.score("the sea", " is"))
     assert engine.score("the sea", ("is", "a"))[1].text == "a"
 
 
@@ -193,7 +193,7 @@ def test_methods_that_read_more_read_the_prompt_once(architecture: str, method: 
         passes = record(engine) if architecture != "mamba" else []
         together = engine.score(prompt, texts, config=config)
         for one, expected in zip(together, alone, strict=True):
-            assert_alike(one, expected, tolerance=1e-4)
+            assert_alike(one, expected)
         if passes:  # twice the prompt and the texts; one of a single token needs no pass before it to be contrasted
             contrasted_alone = method != "diver" and len(prompt) == 1
             assert len(passes) == (3 if contrasted_alone else 4)
@@ -206,4 +206,4 @@ def test_a_long_text_is_contrasted_in_pieces(monkeypatch: pytest.MonkeyPatch) ->
     alone = [engine.score(PROMPT, text, method="dola", dola_layers="1,2") for text in texts]
     monkeypatch.setattr(SharedCache, "paths_per_step", 9)  # three rows in a step
     for one, expected in zip(engine.score(PROMPT, texts, method="dola", dola_layers="1,2"), alone, strict=True):
-        assert_alike(one, expected, tolerance=1e-4)
+        assert_alike(one, expected)

@@ -14,6 +14,7 @@ from cocoa_engine.scoring.text_profile import Profiler
 from cocoa_engine.studies.signal.indicators import Layers, indicators
 from cocoa_engine.studies.signal.items import collect
 from cocoa_engine.studies.signal.segments import answer, force, spans, token_labels
+from tests.helpers.alike import near
 from tests.helpers.tiny_models import sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
 
 PROMPT = "Question: What is the capital of Australia?\nAnswer:"
@@ -35,11 +36,11 @@ def test_the_engines_figures_on_the_real_model(engine: CocoaEngine) -> None:
                 (span,) = one.spans
                 whole = profile.span(0, len(profile.token_ids))
                 assert profile.token_ids == span.token_ids
-                assert profile.log_probs == pytest.approx(span.token_log_probs, abs=1e-4)
-                assert profile.entropies == pytest.approx(span.token_entropies, abs=1e-4)
-                assert profile.margins == pytest.approx(span.token_margins, abs=1e-4)
-                assert float(whole.con_mlds(window)) == pytest.approx(span.con_mlds, abs=1e-4)
-                assert float(whole.f_mlds(window, final)) == pytest.approx(span.f_mlds, abs=1e-4)
+                assert profile.log_probs == near(span.token_log_probs)
+                assert profile.entropies == near(span.token_entropies)
+                assert profile.margins == near(span.token_margins)
+                assert float(whole.con_mlds(window)) == near(span.con_mlds)
+                assert float(whole.f_mlds(window, final)) == near(span.f_mlds)
 
 
 @pytest.mark.slow
@@ -51,8 +52,8 @@ def test_the_engines_figures_on_other_architectures(architecture: str) -> None:
     for final in FINALS:
         (span,) = engine.score([5, 6, 7, 8], text, final_layer=final).spans
         whole = profile.span(0, len(profile.token_ids))
-        assert float(whole.f_mlds((2, 4), final)) == pytest.approx(span.f_mlds, abs=1e-4)
-        assert float(whole.con_mlds((2, 4))) == pytest.approx(span.con_mlds, abs=1e-4)
+        assert float(whole.f_mlds((2, 4), final)) == near(span.f_mlds)
+        assert float(whole.con_mlds((2, 4))) == near(span.con_mlds)
 
 
 def test_what_a_greedy_decode_takes_competes_as_in_the_decode() -> None:

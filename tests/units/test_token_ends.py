@@ -7,6 +7,7 @@ import math
 import pytest
 
 from cocoa_engine import CocoaEngine, ConfigError, Generation
+from tests.helpers.alike import near
 from tests.helpers.engines import engine_of, prompt
 from tests.helpers.tiny_models import sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
 
@@ -84,8 +85,8 @@ def test_a_given_text_divided_at_its_risk_points() -> None:
     for span, start in zip(divided.spans, starts, strict=True):
         before = [*prompt(3), *answer.token_ids[:start]]
         alone = engine.score(before, span.token_ids).spans[0]
-        assert span.f_mlds == pytest.approx(alone.f_mlds, abs=1e-5)
-        assert span.log_prob == pytest.approx(alone.log_prob, abs=1e-4)
+        assert span.f_mlds == near(alone.f_mlds)
+        assert span.log_prob == near(alone.log_prob)
     many = engine.score(prompt(3), [answer.token_ids, answer.token_ids[:5]], divide=True)
     assert many[0] == divided
     assert many[1].token_ids == answer.token_ids[:5]

@@ -31,6 +31,7 @@ from cocoa_engine.model.hidden_states import CaptureSpec, FinalLayer
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.weight_fingerprint import weight_fingerprint
 from tests.helpers import in_threads
+from tests.helpers.alike import near
 from tests.helpers.backends import PROMPTS, WANTED, made, plain, same
 from tests.helpers.forward_passes import record
 from tests.helpers.inside import backend_inside, use_backend
@@ -535,7 +536,7 @@ def test_frequencies_that_depend_on_the_length(monkeypatch: pytest.MonkeyPatch) 
     for prompt, answer, one in zip(prompts, engine.generate_batch(prompts, max_new_tokens=6), alone, strict=True):
         assert same(answer, one)
         first = max(candidate.token_log_probs[0] for candidate in (one.spans[0].candidates or one.spans))
-        assert first == pytest.approx(plain(model, prompt).log_softmax(-1).max().item(), abs=1e-4)
+        assert first == near(plain(model, prompt).log_softmax(-1).max().item())
 
 
 def test_rows_of_a_batch_may_end_in_any_order() -> None:

@@ -75,10 +75,10 @@ def test_a_prompt_that_begins_alike_and_then_differs_gives_what_it_gives_alone()
         expected = alone.generate(other, **SETTINGS)
         actual = engine.generate(other, **SETTINGS)
         assert actual.usage.cached_tokens >= 75
-        assert_alike(actual, expected, tolerance=1e-4)
+        assert_alike(actual, expected)
         again = engine.generate(long, **SETTINGS)
         assert again.usage.cached_tokens == len(long) - 1
-        assert_alike(again, alone.generate(long, **SETTINGS), tolerance=1e-4)
+        assert_alike(again, alone.generate(long, **SETTINGS))
 
 
 def test_an_answer_is_known_to_the_next_turn_of_a_chat() -> None:

@@ -12,6 +12,7 @@ from cocoa_engine import CocoaConfig, CocoaEngine, Generation
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.execution.forward.source_attention import SourceProbe, of_segments
 from cocoa_engine.model.passages import Passages
+from tests.helpers.alike import near
 from tests.helpers.backends import PROMPTS, made
 from tests.helpers.inside import use_backend
 from tests.helpers.rivals import heads_file, heads_of
@@ -44,7 +45,7 @@ def check(model: PreTrainedModel, prompt: list[int], answer: Generation, ranges:
     start = 0
     for span in answer.spans:
         end = start + len(span.token_ids)
-        assert span.passage_attention == pytest.approx(expected[start:end].mean(dim=0).tolist(), abs=1e-4)
+        assert span.passage_attention == near(expected[start:end].mean(dim=0).tolist())
         if span.chosen is not None and len(span.candidates[span.chosen].token_ids) == len(span.token_ids):
             assert span.candidates[span.chosen].passage_attention == span.passage_attention
         start = end
@@ -77,9 +78,7 @@ def test_every_backend_measures_the_passages(kind: str, linear_backend: str, tmp
     check(model, PROMPTS[2], many, RANGES)
     # source attention keeps its definition
     plain = engine.generate(PROMPT)
-    assert [span.source_attention for span in alone.spans] == pytest.approx(
-        [span.source_attention for span in plain.spans], abs=1e-6
-    )
+    assert [span.source_attention for span in alone.spans] == near([span.source_attention for span in plain.spans])
     assert all(span.passage_attention == [] for span in plain.spans)
 
 
@@ -109,13 +108,13 @@ def test_given_texts_streams_chats_and_texts(tmp_path: Path) -> None:
     found = [span.passage_attention for span in answer.spans]
     assert all(len(one) == 2 and min(one) > 0 for one in found)
     for spans in (inside.spans, chat.spans, streamed, streamed_chat):
-        assert [span.passage_attention for span in spans] == [pytest.approx(one, abs=1e-5) for one in found]
+        assert [span.passage_attention for span in spans] == [near(one) for one in found]
     whole = engine.score(prompt, answer.token_ids, source=source).spans[0]
     (among, _) = engine.score(prompt, [answer.token_ids, [9, 40]], source=source)
     tokens = [len(span.token_ids) for span in answer.spans]
     mean = [sum(n * one[p] for n, one in zip(tokens, found, strict=True)) / sum(tokens) for p in range(2)]
-    assert whole.passage_attention == pytest.approx(mean, abs=1e-4)
-    assert among.spans[0].passage_attention == pytest.approx(mean, abs=1e-4)
+    assert whole.passage_attention == near(mean)
+    assert among.spans[0].passage_attention == near(mean)
     with pytest.raises(ConfigError, match="is not in the prompt"):
         engine.generate(prompt, source=["the snow"])
 

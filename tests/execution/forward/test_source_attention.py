@@ -14,6 +14,7 @@ from cocoa_engine.execution.forward.source_attention import SourceProbe, source_
 from cocoa_engine.methods.retrieval_heads import SOURCE_HEADS, known_heads, source_heads
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.scoring.text_profile import Profiler
+from tests.helpers.alike import near
 from tests.helpers.attention import attention_weights, mass_on_prompt, source_attention
 from tests.helpers.backends import PROMPTS, made
 from tests.helpers.in_threads import join, start
@@ -43,7 +44,7 @@ def test_it_is_the_mass_of_the_attention_weights(architecture: str, tmp_path: Pa
     answer = engine.generate(PROMPT)
     assert any(span.candidates for span in answer.spans)
     expected = eager(model, [*PROMPT, *answer.token_ids], len(PROMPT))
-    assert source_attention(answer) == pytest.approx(expected, abs=1e-4)
+    assert source_attention(answer) == near(expected)
     assert 0 <= min(expected) < max(expected) <= 1  # 0 where a window has left the prompt
     for span in answer.spans:
         mean = sum(span.token_source_attention) / len(span.token_ids)
@@ -61,11 +62,9 @@ def test_every_backend_measures_the_same(kind: str, linear_backend: str, tmp_pat
         CocoaEngine(model, tiny_tokenizer(), config=config_of(model, tmp_path)), made(model, kind, linear_backend)
     )  # type: ignore[arg-type]
     for prompt, answer in zip(PROMPTS, engine.generate_batch(PROMPTS), strict=True):
-        assert source_attention(answer) == pytest.approx(
-            eager(model, [*prompt, *answer.token_ids], len(prompt)), abs=1e-4
-        )
+        assert source_attention(answer) == near(eager(model, [*prompt, *answer.token_ids], len(prompt)))
     alone = engine.generate(PROMPT)
-    assert source_attention(alone) == pytest.approx(eager(model, [*PROMPT, *alone.token_ids], len(PROMPT)), abs=1e-4)
+    assert source_attention(alone) == near(eager(model, [*PROMPT, *alone.token_ids], len(PROMPT)))
 
 
 @pytest.mark.slow
@@ -79,9 +78,7 @@ def test_backends_with_the_models_own_attention_measure_the_same(kind: str, arch
     )
     usual = model.config._attn_implementation
     for prompt, answer in zip(PROMPTS, engine.generate_batch(PROMPTS), strict=True):
-        assert source_attention(answer) == pytest.approx(
-            eager(model, [*prompt, *answer.token_ids], len(prompt)), abs=1e-4
-        )
+        assert source_attention(answer) == near(eager(model, [*prompt, *answer.token_ids], len(prompt)))
     assert model.config._attn_implementation == usual
 
 
@@ -93,11 +90,11 @@ def test_given_texts(architecture: str, tmp_path: Path) -> None:
     text = [9, 40, 77, 12, 150, 3, 200]
     expected = eager(model, [*PROMPT, *text], len(PROMPT))
     usual = model.config._attn_implementation
-    assert source_attention(engine.score(PROMPT, text)) == pytest.approx(expected, abs=1e-4)
+    assert source_attention(engine.score(PROMPT, text)) == near(expected)
     assert model.config._attn_implementation == usual
     one, two = engine.score(PROMPT, [text, text[:3]])
-    assert source_attention(one) == pytest.approx(expected, abs=1e-4)
-    assert source_attention(two) == pytest.approx(expected[:3], abs=1e-4)
+    assert source_attention(one) == near(expected)
+    assert source_attention(two) == near(expected[:3])
 
 
 def test_a_profile_has_it(tmp_path: Path) -> None:
@@ -105,7 +102,7 @@ def test_a_profile_has_it(tmp_path: Path) -> None:
     engine = CocoaEngine(model, tiny_tokenizer(), config=config_of(model, tmp_path))
     text = [9, 40, 77]
     (profile,) = Profiler(engine.session, engine.config)(PROMPT, [text])
-    assert profile.source_attention == pytest.approx(eager(model, [*PROMPT, *text], len(PROMPT)), abs=1e-4)
+    assert profile.source_attention == near(eager(model, [*PROMPT, *text], len(PROMPT)))
 
 
 @pytest.mark.parametrize("method", ["greedy", "decore", "dola", "diver"])
@@ -118,7 +115,7 @@ def test_other_methods(method: str, tmp_path: Path) -> None:
     found = source_attention(answer)
     assert len(found) == len(answer.token_ids)
     if not contrasts:
-        assert found == pytest.approx(expected, abs=1e-4)
+        assert found == near(expected)
     assert all(value <= more + 1e-4 for value, more in zip(found, expected, strict=True))
 
 
@@ -128,7 +125,7 @@ def test_the_prefix_cache_changes_nothing(tmp_path: Path) -> None:
     prompt = [3 + 7 * number % 200 for number in range(200)]
     first, second = engine.generate(prompt), engine.generate(prompt)
     assert second.usage.cached_tokens
-    assert source_attention(second) == pytest.approx(source_attention(first), abs=1e-5)
+    assert source_attention(second) == near(source_attention(first))
 
 
 def test_soft_caps_and_masks() -> None:
@@ -173,7 +170,7 @@ def test_methods_that_read_the_prompt_back_share_passes_with_others(tmp_path: Pa
         outcome.append(engine.generate(PROMPT))
     join([other])
     for answer in outcome:
-        assert source_attention(answer) == pytest.approx(source_attention(alone), abs=1e-4)
+        assert source_attention(answer) == near(source_attention(alone))
         assert all(len(span.token_source_attention) == len(span.token_ids) for span in answer.spans)
 
 
@@ -229,4 +226,4 @@ def test_a_prompt_of_one_token_has_no_source(tmp_path: Path) -> None:
     short, long = engine.generate_batch([[5], PROMPT])
     assert source_attention(short) == source_attention(engine.generate([5])) == []
     assert source_attention(engine.score([5], [6, 7])) == []
-    assert source_attention(long) == pytest.approx(source_attention(engine.generate(PROMPT)), abs=1e-5)
+    assert source_attention(long) == near(source_attention(engine.generate(PROMPT)))

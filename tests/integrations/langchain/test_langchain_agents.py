@@ -64,22 +64,23 @@ def test_an_agent_calls_a_tool_and_answers(engine: CocoaEngine, asked: dict[str,
 async def test_a_risky_call_is_not_run(engine: CocoaEngine, asked: dict[str, Any]) -> None:
     _, call, result, _ = agent_of(engine).invoke(asked)["messages"]
     measured = argument_risks(call)[call.tool_calls[0]["id"]]["number"]["risk"]
-    refused = agent_of(engine, ToolRiskMiddleware(measured))
+    low = 0.9 * measured
+    refused = agent_of(engine, ToolRiskMiddleware(low))
     for messages in (refused.invoke(asked)["messages"], (await refused.ainvoke(asked))["messages"]):
         assert messages[2].status == "error"
         assert "double was not run" in messages[2].content
         assert f"number={call.tool_calls[0]['args']['number']} ({measured:.2f})" in messages[2].content
-    several = agent_of(engine, ToolRiskMiddleware(0, tools=["other"]), ToolRiskMiddleware(measured, tools=["double"]))
+    several = agent_of(engine, ToolRiskMiddleware(0, tools=["other"]), ToolRiskMiddleware(low, tools=["double"]))
     assert several.invoke(asked)["messages"][2].status == "error"
     figures = argument_risks(call)[call.tool_calls[0]["id"]]["number"]
     for metric, value in (("f_mlds", figures["f_mlds"]), ("self_information", -figures["log_prob"])):
-        both = agent_of(engine, ToolRiskMiddleware(value + 1, metric=metric), ToolRiskMiddleware(value, metric=metric))
+        both = agent_of(engine, *(ToolRiskMiddleware(part * value, metric=metric) for part in (1.1, 0.9)))
         (refusal,) = both.invoke(asked)["messages"][2:3]
         assert refusal.status == "error"
         assert f"{metric.replace('_', ' ')} of these arguments" in refusal.content
         assert f"({value:.2f})" in refusal.content
     for lenient in (
-        ToolRiskMiddleware(measured + 1e-6),
+        ToolRiskMiddleware(1.1 * measured),
         ToolRiskMiddleware(0, tools=["other"]),
         ToolRiskMiddleware(0, arguments=["other"]),
     ):

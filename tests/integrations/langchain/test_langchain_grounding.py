@@ -14,6 +14,7 @@ from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 
 from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_integrations.langchain import ChatCocoa, context_lift, get_risk, get_spans, with_context_lift
+from tests.helpers.alike import near
 
 CONTEXT = "The lighthouse of Hvalnes was built by the engineer Marta Lindqvist in 1911."
 QUESTION = "Who built the lighthouse of Hvalnes?"
@@ -76,9 +77,7 @@ def test_of_a_message_and_of_summed_chunks(quick_chat: ChatCocoa) -> None:
     for chunk in chunks[1:]:
         whole += chunk
     assert_same_lifts(context_lift(quick_chat, whole, full, bare), found)
-    assert lifts_of(context_lift(quick_chat, message, full, full)) == pytest.approx(
-        [0] * len(lifts_of(found)), abs=1e-4
-    )
+    assert lifts_of(context_lift(quick_chat, message, full, full)) == near([0] * len(lifts_of(found)))
 
 
 async def test_in_a_chain(quick_chat: ChatCocoa) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from typing import Any, cast
 
 import pytest
@@ -23,6 +22,7 @@ from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_integrations.langchain import ChatCocoa, get_risk, get_risk_callback, with_risk_retry
 from cocoa_integrations.langchain.more_documents import top_k_of, with_top_k
 from cocoa_integrations.schema import TryEntry
+from tests.helpers.alike import near
 from tests.helpers.reports import without_run
 
 pytestmark = pytest.mark.also_remote
@@ -105,14 +105,11 @@ def test_it_stops_at_a_good_answer(quick_chat: ChatCocoa, retriever: Listed) -> 
     chain = with_risk_retry(retriever, PROMPT, quick_chat, threshold=1.0, measure="mean_risk")
     (only,) = chain.invoke(QUESTION).response_metadata["cocoa_tries"]
     assert (only["chosen"], only["risk"]) == (True, only["cocoa_risk"]["mean_risk"])
-    above = math.nextafter(only["risk"], 2)
-    (same,) = (
-        with_risk_retry(retriever, PROMPT, quick_chat, threshold=above, measure="mean_risk")
-        .invoke(QUESTION)
-        .response_metadata["cocoa_tries"]
-    )
-    assert same["risk"] == only["risk"]
-    reached = with_risk_retry(retriever, PROMPT, quick_chat, threshold=only["risk"], measure="mean_risk", max_tries=2)
+    options: dict[str, Any] = {"measure": "mean_risk", "max_tries": 2}
+    passes = with_risk_retry(retriever, PROMPT, quick_chat, threshold=only["risk"] + 0.01, **options)
+    (same,) = passes.invoke(QUESTION).response_metadata["cocoa_tries"]
+    assert same["risk"] == near(only["risk"])
+    reached = with_risk_retry(retriever, PROMPT, quick_chat, threshold=only["risk"] - 0.01, **options)
     assert len(reached.invoke(QUESTION).response_metadata["cocoa_tries"]) == 2
 
 

@@ -16,7 +16,7 @@ from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, PromptError, met
 from cocoa_integrations._shared.metadata import all_spans, risk_report
 from cocoa_integrations._shared.settings import OF_SAMPLING, config_of
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent
-from tests.helpers.alike import close
+from tests.helpers.alike import close, near
 from tests.helpers.llama_index_helpers import PROMPT, Listener
 
 
@@ -89,7 +89,7 @@ def test_logprobs_are_those_of_the_tokens(llm: CocoaLLM, engine: CocoaEngine) ->
     expected = [log_prob for span in spans for log_prob in span.token_log_probs]
     entries = llm.complete(PROMPT).logprobs
     assert entries is not None
-    assert [entry.logprob for (entry,) in entries] == pytest.approx(expected)
+    assert [entry.logprob for (entry,) in entries] == near(expected)
     assert "".join(entry.token for (entry,) in entries) == "".join(span.text for span in spans)
     assert bytes(byte for (entry,) in entries for byte in entry.bytes).decode() == llm.complete(PROMPT).text
 

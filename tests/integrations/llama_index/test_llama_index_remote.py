@@ -30,7 +30,7 @@ from cocoa_integrations.llama_index import (
 )
 from cocoa_integrations.llama_index.retrieved import Retrieval, add_nodes
 from cocoa_integrations.server import create_app
-from tests.helpers.alike import close
+from tests.helpers.alike import close, near
 from tests.helpers.in_threads import wait_until
 from tests.helpers.inside import sequences_running
 from tests.helpers.llama_index_helpers import Listener
@@ -78,11 +78,11 @@ def assert_same(here: Any, there: Any) -> None:
     own, remote = get_risk(here), get_risk(there)
     assert list(own) == list(remote)
     for key in own:
-        assert close(same_ids(own)[key], same_ids(remote)[key], 1e-5), key
+        assert close(same_ids(own)[key], same_ids(remote)[key]), key
     assert here.additional_kwargs.keys() == there.additional_kwargs.keys()
-    assert close(here.additional_kwargs.get("cocoa_spans"), there.additional_kwargs.get("cocoa_spans"), 1e-5)
+    assert close(here.additional_kwargs.get("cocoa_spans"), there.additional_kwargs.get("cocoa_spans"))
     kept = [same_ids(one.raw["cocoa_risk"]) for one in (here, there)]
-    assert close(kept[0], kept[1], 1e-5)
+    assert close(kept[0], kept[1])
     for key in ("model_name", "finish_reason"):
         assert here.raw[key] == there.raw[key]
     for key in ("prompt_tokens", "completion_tokens", "total_tokens"):
@@ -129,7 +129,7 @@ async def test_events_and_collectors_receive_everything(quick: CocoaEngine, url:
             _ = [one async for one in await llm.astream_chat(HELLO)]
             await llm.achat(HELLO)
     assert len(reports) == 8
-    assert all(close(report, expected, 1e-5) for report in without_run(reports))
+    assert all(close(report, expected) for report in without_run(reports))
     events = heard.of(CocoaRiskEvent)
     assert [event.report for event in events] == reports
     assert len({event.span_id for event in events}) == 8
@@ -140,7 +140,7 @@ async def test_events_and_collectors_receive_everything(quick: CocoaEngine, url:
     for own, remote in zip(events[:4], events[4:], strict=True):
         one, other = own.generation, remote.generation
         assert (one.text, one.finish_reason, one.threshold) == (other.text, other.finish_reason, other.threshold)
-        assert (one.max_risk, one.mean_risk) == pytest.approx((other.max_risk, other.mean_risk), abs=1e-5)
+        assert (one.max_risk, one.mean_risk) == near((other.max_risk, other.mean_risk))
         assert one.usage.prompt_tokens == other.usage.prompt_tokens
         assert "risk" in remote.model_dump_json()
         assert other.to_markdown()
@@ -219,7 +219,7 @@ def test_objects_have_the_risk_of_each_field(quick: CocoaEngine, url: str) -> No
     assert isinstance(remote.raw, Order)
     assert remote.raw == own.raw
     assert {*PATHS} <= {*field_risks(remote)}
-    assert close(field_risks(own), field_risks(remote), 1e-5)
+    assert close(field_risks(own), field_risks(remote))
     schema = {"type": "json_schema", "json_schema": {"name": "order", "schema": Order.model_json_schema()}}
     assert_same(here.chat(about, response_format=schema), there.chat(about, response_format=schema))
 

@@ -35,6 +35,7 @@ from cocoa_integrations.llama_index import (
     RiskRetryQueryEngine,
 )
 from cocoa_integrations.llama_index.shown_text import merged_report, parts_of
+from tests.helpers.alike import near
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 QUESTION = "Who is it?"
@@ -171,7 +172,7 @@ async def test_equal_answers_keep_their_own_risk(chat: CocoaLLM) -> None:
     shown, metadata = await shown_by(RiskQueryEngine(over(llm, "accumulate", use_async=True)), "aquery")
     check(shown, metadata["cocoa_risk"])
     assert len({text_of(report) for report in metadata["cocoa_reports"]}) == 1
-    assert [span["f_mlds"] for span in metadata["cocoa_risk"]["spans"]] == pytest.approx(expected, abs=1e-4)
+    assert [span["f_mlds"] for span in metadata["cocoa_risk"]["spans"]] == near(expected)
 
 
 def test_lift_of_accumulated_answers(chat: CocoaLLM) -> None:
@@ -181,7 +182,7 @@ def test_lift_of_accumulated_answers(chat: CocoaLLM) -> None:
 
     nodes = Found().retrieve(QUESTION)
     each = [lift for node in nodes for lift in lifts([node])]
-    assert lifts(nodes) == pytest.approx(each, abs=1e-4)
+    assert lifts(nodes) == near(each)
     assert any(abs(lift) > 0.01 for lift in each)
 
 

@@ -35,7 +35,7 @@ from cocoa_integrations.llama_index import (
 )
 from cocoa_integrations.llama_index.context_lift import WithoutNodes
 from cocoa_integrations.llama_index.retry import with_top_k
-from tests.helpers.alike import close
+from tests.helpers.alike import close, near
 from tests.helpers.llama_index_helpers import Listener, Script
 from tests.helpers.paths import CORPUS
 from tests.helpers.reports import without_run
@@ -306,8 +306,8 @@ async def test_context_lift(how: str, streaming: bool, block_engine: CocoaEngine
         figures.append(engine.score(prompt, ids).spans[0])
     full, bare = figures
     assert span["context_lift"] == pytest.approx(full.log_prob - bare.log_prob, abs=1e-2)
-    assert span["f_mlds_lift"] == pytest.approx(full.f_mlds - bare.f_mlds, abs=1e-4)
-    assert span["con_mlds_lift"] == pytest.approx(full.con_mlds - bare.con_mlds, abs=1e-4)
+    assert span["f_mlds_lift"] == near(full.f_mlds - bare.f_mlds)
+    assert span["con_mlds_lift"] == near(full.con_mlds - bare.con_mlds)
 
 
 def test_context_lift_of_each_span(block_engine: CocoaEngine, retriever: BM25Retriever) -> None:
@@ -378,14 +378,13 @@ def test_retry_stops_at_a_good_answer(llm: CocoaLLM, retriever: BM25Retriever, p
     del prompts[:]
     mean = plain["cocoa_risk"]["mean_risk"]
     options: dict[str, Any] = {"max_tries": 2, "measure": "mean_risk"}
-    above = math.nextafter(mean, 2)
-    response = RiskRetryQueryEngine(retriever, llm, threshold=above, context_lift=True, **options).query(QUESTION)
+    response = RiskRetryQueryEngine(retriever, llm, threshold=mean + 0.01, context_lift=True, **options).query(QUESTION)
     assert len(prompts) == 1 + 2  # and the prompts of the lift, which are only encoded
     assert response.metadata is not None
     (only,) = response.metadata["cocoa_tries"]
-    assert (only["alpha"], only["risk"], only["chosen"]) == (2.5, mean, True)
+    assert (only["alpha"], only["risk"], only["chosen"]) == (2.5, near(mean), True)
     assert "context_lift" in response.metadata["cocoa_risk"]["spans"][0]
-    reached = RiskRetryQueryEngine(retriever, llm, threshold=mean, **options).query(QUESTION)
+    reached = RiskRetryQueryEngine(retriever, llm, threshold=mean - 0.01, **options).query(QUESTION)
     assert len(reached.metadata["cocoa_tries"]) == 2  # type: ignore[index]
 
 

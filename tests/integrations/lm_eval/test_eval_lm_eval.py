@@ -26,6 +26,7 @@ from cocoa_engine.errors import ChatTemplateError, ConfigError, DataError, Promp
 from cocoa_integrations.evaluation import TASKS, Arm, evaluate, load_samples, metrics
 from cocoa_integrations.lm_eval import TASKS_PATH, CocoaLM
 from cocoa_integrations.lm_eval.__main__ import main
+from tests.helpers.alike import near
 from tests.helpers.tiny_models import sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -271,7 +272,7 @@ def test_our_tasks_give_what_our_command_gives(
             config=CocoaConfig(max_new_tokens=12),
         )
         for metric, figure in ours["arms"][0]["metrics"].items():
-            assert found["results"][f"cocoa_{name}"][f"{metric},none"] == pytest.approx(figure["mean"], abs=1e-6)
+            assert found["results"][f"cocoa_{name}"][f"{metric},none"] == near(figure["mean"])
     score = found["samples"]["cocoa_truthfulqa_mc"][0]["filtered_resps"][0]
     first = load_samples("truthfulqa_mc", data_files["truthfulqa_mc"])[0]
     assert score == pytest.approx(engine.score(first.prompt, first.choices[0]).spans[0].score, abs=1e-3)
@@ -342,7 +343,7 @@ def test_chat_templates_that_write_special_tokens_or_take_no_system_message() ->
     ids = engine.encode("hi the")
     assert lm.tok_encode(text) == ids
     (score,) = lm.span_score(requests("span_score", [(text, " thing")]))
-    assert score == pytest.approx(engine.score("hi the", " thing").spans[0].score, abs=1e-4)
+    assert score == near(engine.score("hi the", " thing").spans[0].score)
     with pytest.raises(ChatTemplateError, match="no chat template"):
         CocoaLM(engine=CocoaEngine(tiny_model("llama"), tiny_tokenizer())).apply_chat_template(chat)
 
@@ -377,5 +378,5 @@ def test_command_line(
     scores = [one.spans[0].score for one in scored]
     n = len(first.references)
     found = results["results"]["cocoa_truthfulqa_mc"]["mc2,none"]
-    assert found == pytest.approx(metrics.mc2(scores[:n], scores[n:]), abs=1e-4)
+    assert found == near(metrics.mc2(scores[:n], scores[n:]))
     assert results["config"]["cocoa_config"]["middle_layers"] == [8, 16]

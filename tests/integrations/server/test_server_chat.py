@@ -12,6 +12,7 @@ from cocoa_engine import CocoaConfig
 from cocoa_integrations._shared.logprobs import openai_logprobs
 from cocoa_integrations.server import ServerSettings
 from tests.helpers import tool_templates
+from tests.helpers.alike import near
 from tests.helpers.reasoning_models import HYBRID, OPENS, PLAIN, READS_REASONING
 from tests.helpers.served import HELLO, Speaker, chat, chunks, error_of, joined, post, refusal, speaker
 from tests.helpers.served import create_app as app_of
@@ -123,7 +124,7 @@ async def test_parameters_are_settings(tiny: Speaker, body: dict[str, Any], sett
     message = answer["choices"][0]["message"]
     assert message["content"] == expected.text
     risks = [span["risk"] for span in message["cocoa_risk"]["spans"]]
-    assert risks == pytest.approx([span.risk for span in expected.spans])
+    assert risks == near([span.risk for span in expected.spans])
     assert joined(await chunks(tiny, **body, **limit)) == expected.text
 
 
@@ -280,7 +281,7 @@ async def test_answers_keep_to_a_schema(tiny: Speaker, asked: dict[str, Any]) ->
     events = await chunks(tiny, response_format=asked, max_tokens=100)
     assert joined(events) == message["content"]
     fields = events[-1]["choices"][0]["delta"]["cocoa_risk"]["fields"]
-    assert {path: value["risk"] for path, value in fields.items()} == pytest.approx(
+    assert {path: value["risk"] for path, value in fields.items()} == near(
         {path: value["risk"] for path, value in message["cocoa_risk"]["fields"].items()}
     )
 

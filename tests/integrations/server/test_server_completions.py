@@ -9,6 +9,7 @@ import pytest
 
 from cocoa_engine import CocoaConfig, CocoaEngine
 from cocoa_integrations.server import ServerSettings, create_app
+from tests.helpers.alike import near
 from tests.helpers.served import Exchange, Speaker, error_of, gated, happens, post, speaker
 
 PATH = "/v1/completions"
@@ -54,7 +55,7 @@ async def test_an_answer_is_the_engines(tiny: Speaker, path: str) -> None:
     assert choice["finish_reason"] == "length"
     assert len(expected.spans) > 3
     report = choice["cocoa_risk"]
-    assert [span["risk"] for span in report["spans"]] == pytest.approx([one.risk for one in expected.spans], abs=1e-4)
+    assert [span["risk"] for span in report["spans"]] == near([one.risk for one in expected.spans])
     assert report["finish_reason"] == expected.finish_reason
     assert answer["usage"]["prompt_tokens"] == expected.usage.prompt_tokens
     assert answer["usage"]["completion_tokens"] == len(expected.token_ids)
@@ -137,7 +138,7 @@ async def test_streamed_logprobs_are_those_of_the_whole_answer(tiny: Speaker) ->
         joined = [value for listed in streamed for value in listed[key]]
         if key == "token_logprobs":
             assert joined[0] is None
-            assert joined[1:] == pytest.approx(whole["logprobs"][key][1:], abs=1e-4)
+            assert joined[1:] == near(whole["logprobs"][key][1:])
         else:
             assert joined == whole["logprobs"][key]
 
@@ -154,10 +155,10 @@ async def test_an_echoed_prompt_has_log_probabilities(tiny: Speaker, given_ids: 
     expected = tiny.score(ids[:1], ids[1:], method="greedy", top_logprobs=1).spans[0]
     assert listed["token_logprobs"][0] is None
     assert listed["top_logprobs"][0] is None
-    assert listed["token_logprobs"][1 : len(ids)] == pytest.approx(expected.token_log_probs, abs=1e-5)
+    assert listed["token_logprobs"][1 : len(ids)] == near(expected.token_log_probs)
     assert expected.top_log_probs is not None
     for place, ((_, best),) in enumerate(expected.top_log_probs, 1):
-        assert max(listed["top_logprobs"][place].values()) == pytest.approx(best, abs=1e-5)
+        assert max(listed["top_logprobs"][place].values()) == near(best)
     assert choice["text"].startswith(tiny.decode(ids))
     assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (len(ids), 1)
 

@@ -8,6 +8,7 @@ import pytest
 
 from cocoa_engine import Generation
 from cocoa_integrations.server import ServerSettings, create_app
+from tests.helpers.alike import near
 from tests.helpers.reports import wire_report
 from tests.helpers.served import HELLO, Exchange, Speaker, chat, chunks, gated, happens, post, speaker
 
@@ -124,7 +125,7 @@ async def test_finish_reasons(body: dict[str, Any], reason: str, wire: str) -> N
 
 async def test_the_highest_risk_is_a_header_and_in_the_usage(tiny: Speaker, expected: Generation) -> None:
     response = await post(create_app(tiny), {"messages": HELLO, "max_tokens": LIMIT})
-    assert float(response.headers["x-cocoa-max-risk"]) == pytest.approx(expected.max_risk, rel=1e-5)
+    assert float(response.headers["x-cocoa-max-risk"]) == near(expected.max_risk)
     details = response.json()["usage"]["completion_tokens_details"]
     assert details["cocoa_max_risk"] == expected.max_risk
     events = await chunks(tiny, max_tokens=LIMIT, stream_options={"include_usage": True})

@@ -11,6 +11,7 @@ import torch
 from cocoa_engine import CocoaConfig, CocoaEngine, __version__
 from cocoa_integrations._shared.metadata import risk_report
 from cocoa_integrations.server import ServerSettings, create_app
+from tests.helpers.alike import near
 from tests.helpers.served import HELLO, Speaker, client_of, error_of, post, speaker
 
 PATH = "/v1/cocoa/score"
@@ -52,8 +53,8 @@ async def test_a_text_is_divided_at_its_risk_points(tiny: Speaker, path: str) ->
     assert (entry["object"], entry["index"], entry["text"]) == ("cocoa.score", 0, TEXTS[0])
     report = entry["cocoa_risk"]
     assert len(report["spans"]) > 1
-    assert risks(report) == pytest.approx(risks(expected), abs=1e-5)
-    assert report["max_risk"] == pytest.approx(expected["max_risk"], abs=1e-5)
+    assert risks(report) == near(risks(expected))
+    assert report["max_risk"] == near(expected["max_risk"])
     assert "".join(span["text"] for span in report["spans"]) == TEXTS[0]
     assert {span["kind"] for span in report["spans"]} == {"given"}
     assert report["check"] == expected["check"]
@@ -65,7 +66,7 @@ async def test_many_texts_after_one_prompt(tiny: Speaker, divide: bool) -> None:
     assert [entry["index"] for entry in answer["data"]] == [0, 1]
     for text, entry in zip(TEXTS, answer["data"], strict=True):
         alone = (await score(tiny, prompt=PROMPT, text=text, divide=divide))["data"][0]["cocoa_risk"]
-        assert risks(entry["cocoa_risk"]) == pytest.approx(risks(alone), abs=1e-4)
+        assert risks(entry["cocoa_risk"]) == near(risks(alone))
         assert (len(entry["cocoa_risk"]["spans"]) > 1) is divide
     tokens = [tiny.score(PROMPT, text).usage for text in TEXTS]
     assert answer["usage"]["prompt_tokens"] == tokens[0].prompt_tokens + sum(one.completion_tokens for one in tokens)
@@ -77,7 +78,7 @@ async def test_a_prompt_as_messages_or_token_ids(tiny: Speaker) -> None:
     expected = risk_report(tiny.score(ids, TEXTS[0], divide=True))
     for prompt in ({"messages": HELLO}, {"prompt": ids}):
         answer = await score(tiny, text=TEXTS[0], **prompt)
-        assert risks(answer["data"][0]["cocoa_risk"]) == pytest.approx(risks(expected), abs=1e-5)
+        assert risks(answer["data"][0]["cocoa_risk"]) == near(risks(expected))
 
 
 @pytest.mark.slow
@@ -158,7 +159,7 @@ async def test_long_texts_are_read_in_steps(tiny: Speaker, monkeypatch: pytest.M
     monkeypatch.setattr("cocoa_integrations.server.protocol.prompt_logprobs._MOST_LOGITS", 0)
     answer = await score(tiny, prompt=PROMPT, text=TEXTS[0], divide=False)
     one, other = (each["data"][0]["cocoa_risk"] for each in (answer, expected))
-    assert risks(one) == pytest.approx(risks(other), abs=1e-4)
+    assert risks(one) == near(risks(other))
 
 
 async def test_what_is_served() -> None:

@@ -24,6 +24,7 @@ from cocoa_integrations.judging import AnswerJudge, RagasRisk
 from cocoa_integrations.langchain import ChatCocoa, risk_evaluator
 from cocoa_integrations.llama_index import CocoaLLM, RiskEvaluator
 from cocoa_integrations.schema import RiskReport
+from tests.helpers.alike import near
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.tiny_models import sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
 
@@ -58,7 +59,7 @@ def test_sentences(quick: CocoaEngine) -> None:
     total = quick.score(prompt, ids).spans[0].log_prob
     assert sum(span["log_prob"] for span in spans) == pytest.approx(total, abs=1e-3)
     first = quick.score(prompt, "It is Otto.").spans[0]
-    assert spans[0]["risk"] == pytest.approx(first.risk, abs=1e-4)
+    assert spans[0]["risk"] == near(first.risk)
     assert AnswerJudge(quick, measure="max_risk").judge(QUESTION, ANSWER, CONTEXTS).risk == judged.report["max_risk"]
     assert judged.risk != AnswerJudge(quick).judge(QUESTION, ANSWER).risk  # the contexts matter
 
@@ -71,7 +72,7 @@ def test_the_contexts_are_the_source(quick: CocoaEngine) -> None:
     assert judged.report["risk_source"] == whole.risk_source
     first = quick.score(prompt, "It is Otto.", source=CONTEXTS).spans[0]
     measured = [span["passage_attention"] for span in judged.report["spans"]]
-    assert measured[0] == pytest.approx(first.passage_attention, abs=1e-4)
+    assert measured[0] == near(first.passage_attention)
     assert all(len(values) == 2 and all(values) for values in measured)
     assert judged.report.get("source_heads") == whole.source_heads == "spread"
 
@@ -194,10 +195,10 @@ def test_options_of_a_llama_index_llm_apply_later(quick: CocoaEngine, tmp_path: 
         AnswerJudge(quick, config=quick.config.replace(risk=metric)).judge(QUESTION, ANSWER, CONTEXTS).risk
         for metric in ("con_mlds", "f_mlds")
     )
-    assert (score(evaluator), score(fixed)) == (pytest.approx(con_mlds), pytest.approx(f_mlds))
-    assert con_mlds != pytest.approx(f_mlds)
+    assert (score(evaluator), score(fixed)) == near((con_mlds, f_mlds))
+    assert con_mlds != near(f_mlds)
     llm.risk = "f_mlds"
-    assert score(evaluator) == pytest.approx(f_mlds)
+    assert score(evaluator) == near(f_mlds)
     settings = Settings.of(quick.config, quick.num_layers)
     fitted(model_name=llm.engine.model_name, settings=settings).save(tmp_path / "risk.json")
     llm.calibrator, llm.risk = str(tmp_path / "risk.json"), "auto"

@@ -21,7 +21,7 @@ from transformers import (
 
 from cocoa_engine import CocoaConfig, CocoaEngine, CocoaError, ConfigError, Generation, PromptError
 from cocoa_integrations.transformers import Cocoa, CocoaGenerateOutput, cocoa
-from tests.helpers.alike import assert_alike
+from tests.helpers.alike import assert_alike, near
 from tests.helpers.hooks import hook_count
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.prompts import PROMPTS
@@ -84,7 +84,7 @@ def test_tiny_models_answer_as_the_engine(architecture: str) -> None:
     assert {each.finish_reason for each in expected} >= {"length"}
     assert output.generations is not None
     for generation, one in zip(output.generations, expected, strict=True):
-        assert generation.max_risk == pytest.approx(one.max_risk, abs=1e-4)
+        assert generation.max_risk == near(one.max_risk)
         assert_alike(generation.model_copy(update={"config": one.config}), one)
     untold = model.generate(**inputs, custom_generate=cocoa, return_dict_in_generate=True, **SHORT, **settings)
     answers(untold.sequences, rows, expected, PAD)

@@ -258,4 +258,4 @@ def test_the_float32_model_is_never_in_memory(tmp_path: Path) -> None:
     small = save(tiny_model("llama", num_hidden_layers=3), tmp_path / "small")
     numbers = sum(parameter.numel() for parameter in model.parameters())
     before, after = peaks(small, large)
-    assert numbers < after - before < 2 * numbers  # float32 takes four bytes for each
+    assert numbers / 2 < after - before < 2 * numbers  # blocks take one byte for each, float32 four

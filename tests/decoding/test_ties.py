@@ -11,15 +11,14 @@ import torch
 from cocoa_engine import METHODS, CocoaEngine, Generation, NonFiniteLogitsError, Runtime
 from cocoa_engine.decoding.next_tokens import next_tokens
 from cocoa_engine.execution.backends import KINDS
-from cocoa_engine.execution.native import trial
 from cocoa_engine.model.language_model import LanguageModel
 from tests.helpers.backends import WANTED, made
+from tests.helpers.libraries import needs_kernels
 from tests.helpers.rivals import config_of
 from tests.helpers.tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
 
 COPIES = 5
 LINEARS = ("native", "stock")
-needs_kernels = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
 
 
 def with_ties() -> Any:

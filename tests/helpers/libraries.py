@@ -9,6 +9,9 @@ import pytest
 
 from cocoa_engine.execution.native import build, operators, trial
 
+needs_kernels = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
+"""Skips a test on a machine that cannot use the kernels."""
+
 QUICK_FLAGS = tuple("-O0" if flag == "-O3" else flag for flag in build.FLAGS)
 """Kernels that compute the same, slowly, but compile sooner."""
 

@@ -17,18 +17,17 @@ from packaging.version import Version
 from transformers import PreTrainedTokenizerBase
 
 from cocoa_engine import CocoaEngine, ModelLoadError
-from cocoa_engine.execution.native import trial
 from cocoa_engine.model import gguf_cache, gguf_tokenizer, loading
 from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.loading import load_pretrained
+from tests.helpers.libraries import needs_kernels
 from tests.helpers.small_gguf import write
 from tests.helpers.tiny_gguf import write_tiny_gguf
 
 reads_its_tokenizers = pytest.mark.skipif(
     Version(transformers.__version__) < Version("5.6"), reason="transformers reads a saved tokenizer otherwise"
 )
-needs_kernels = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
 TEXTS = ("he lo", "Grüße, 世界! 12345", "<s>he</s>", "")
 
 

@@ -23,9 +23,9 @@ from cocoa_engine.model.loading import load_pretrained
 from tests.helpers.backends import made
 from tests.helpers.family_gguf import FAMILIES, write_family
 from tests.helpers.inside import use_backend
+from tests.helpers.libraries import needs_kernels
 from tests.helpers.tiny_models import sentencepiece_like_tokenizer
 
-needs_kernels = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
 IDS = torch.randint(3, 300, (1, 20), generator=torch.Generator().manual_seed(0))
 
 

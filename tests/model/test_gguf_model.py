@@ -13,16 +13,15 @@ from transformers import PreTrainedTokenizerBase
 
 from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.errors import ModelLoadError
-from cocoa_engine.execution.native import trial
 from cocoa_engine.model import gguf_model, gguf_tokenizer
 from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.embedded import find_embedded_file
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.loading import load_pretrained, read_context_window
+from tests.helpers.libraries import needs_kernels
 from tests.helpers.small_gguf import TOKENS, write
 from tests.helpers.tiny_gguf import write_tiny_gguf
 
-needs_kernels = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
 

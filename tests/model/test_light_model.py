@@ -30,9 +30,10 @@ from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.light_model import LightModel
 from cocoa_engine.model.loading import load_pretrained, load_tokenizer
 from cocoa_integrations.langchain import CocoaLLM
+from tests.helpers.libraries import needs_kernels
 from tests.helpers.small_gguf import write
 
-pytestmark = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
+pytestmark = needs_kernels
 PROMPT = "he 12 Grüße"
 CACHE = cache_directory()
 FORMS: dict[str, dict[str, Any]] = {

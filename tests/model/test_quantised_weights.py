@@ -16,16 +16,15 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from cocoa_engine import CocoaEngine, ConfigError, ModelLoadError, Runtime, UnsupportedModelError
-from cocoa_engine.execution.native import trial
 from cocoa_engine.model import experts
 from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.loading import load_pretrained
 from cocoa_engine.model.quantised_weights import quantised
 from tests.helpers.family_gguf import write_family
+from tests.helpers.libraries import needs_kernels
 from tests.helpers.processes import python
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
-needs_kernels = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
 IDS = torch.randint(3, 300, (1, 20), generator=torch.Generator().manual_seed(0))
 ARCHITECTURES = [
     "llama",

@@ -13,14 +13,14 @@ from cocoa_engine.execution.backends.shared_cache import SharedCache
 from cocoa_engine.execution.forward.kv_store import KeyValues
 from cocoa_engine.execution.forward.lean import Lean
 from cocoa_engine.execution.forward.linears import LinearBackend
-from cocoa_engine.execution.native import trial
 from cocoa_engine.execution.native.layers import MAX_ROWS, KeyValuePointers, Layers
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
+from tests.helpers.libraries import needs_kernels
 from tests.helpers.tiny_models import NUM_LAYERS, tiny_model
 from tests.helpers.torch_threads import threads
 
-pytestmark = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
+pytestmark = needs_kernels
 
 PROMPTS = [[5, 9, 40, 77, 12, 150, 3, 8, 21, 60], [200, 201]]
 STEPS: list[list[list[tuple[int, ...]]]] = [  # of either sequence: the paths of one step, and the one that is kept

@@ -15,6 +15,7 @@ from cocoa_engine.model.passages import Passages
 from tests.helpers.alike import near
 from tests.helpers.backends import PROMPTS, made
 from tests.helpers.inside import use_backend
+from tests.helpers.libraries import needs_kernels
 from tests.helpers.rivals import heads_file, heads_of
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
@@ -52,7 +53,7 @@ def check(model: PreTrainedModel, prompt: list[int], answer: Generation, ranges:
 
 
 KINDS = [
-    pytest.param("lean", "native"),
+    pytest.param("lean", "native", marks=needs_kernels),
     pytest.param("static_lean", "stock", marks=pytest.mark.slow),
     pytest.param("lean", "transposed", marks=pytest.mark.slow),
     pytest.param("modules", "stock", marks=pytest.mark.slow),

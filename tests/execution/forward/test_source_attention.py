@@ -19,6 +19,7 @@ from tests.helpers.attention import attention_weights, mass_on_prompt, source_at
 from tests.helpers.backends import PROMPTS, made
 from tests.helpers.in_threads import join, start
 from tests.helpers.inside import use_backend
+from tests.helpers.libraries import needs_kernels
 from tests.helpers.rivals import heads_file, heads_of
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
@@ -55,7 +56,7 @@ def test_it_is_the_mass_of_the_attention_weights(architecture: str, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["static_lean", "lean", "modules"])
-@pytest.mark.parametrize("linear_backend", ["stock", "transposed", "native"])
+@pytest.mark.parametrize("linear_backend", ["stock", "transposed", pytest.param("native", marks=needs_kernels)])
 def test_every_backend_measures_the_same(kind: str, linear_backend: str, tmp_path: Path) -> None:
     model = tiny_model("mistral-sliding")
     engine = use_backend(
@@ -159,6 +160,7 @@ def test_heads_that_are_divided_among_processes_are_not_measured(tmp_path: Path)
     assert source_heads(file, LanguageModel(model)) == ()
 
 
+@needs_kernels
 def test_methods_that_read_the_prompt_back_share_passes_with_others(tmp_path: Path) -> None:
     model = tiny_model("llama")
     config = config_of(model, tmp_path)
@@ -174,6 +176,7 @@ def test_methods_that_read_the_prompt_back_share_passes_with_others(tmp_path: Pa
         assert all(len(span.token_source_attention) == len(span.token_ids) for span in answer.spans)
 
 
+@needs_kernels
 def test_diver_alone(tmp_path: Path) -> None:
     model = tiny_model("llama")
     engine = use_backend(

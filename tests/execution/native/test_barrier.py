@@ -14,10 +14,10 @@ import torch
 
 from cocoa_engine.execution.native import build, trial
 from tests.helpers.in_threads import join, start
-from tests.helpers.libraries import forget
+from tests.helpers.libraries import forget, needs_kernels
 
 pytestmark = [
-    pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}"),
+    needs_kernels,
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ]
 

@@ -7,9 +7,10 @@ from torch.nn import functional as F
 from cocoa_engine.execution.native import operators, trial
 from cocoa_engine.execution.native.trial import sample_blocks
 from cocoa_engine.model.blocks import BLOCK_KINDS, BlockTensor
+from tests.helpers.libraries import needs_kernels
 from tests.helpers.torch_threads import threads
 
-pytestmark = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
+pytestmark = needs_kernels
 
 
 def _inputs(rows: int, columns: int) -> torch.Tensor:

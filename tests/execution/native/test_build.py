@@ -21,13 +21,11 @@ from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.cache_directory import CACHE_VARIABLE
 from cocoa_engine.execution.forward import linears
 from cocoa_engine.execution.native import build, trial
-from tests.helpers.libraries import QUICK_FLAGS, forget, keeping_compiler
+from tests.helpers.libraries import QUICK_FLAGS, forget, keeping_compiler, needs_kernels
 from tests.helpers.processes import LIMIT, python
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.slow
-
-needs_kernels = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
 
 
 @pytest.fixture(scope="module")

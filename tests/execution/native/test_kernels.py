@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from cocoa_engine.decoding.next_tokens import next_tokens
-from cocoa_engine.execution.native import operators, trial
-from tests.helpers.libraries import MULTIPLIES_PAIRS
+from cocoa_engine.execution.native import operators
+from tests.helpers.libraries import MULTIPLIES_PAIRS, needs_kernels
 from tests.helpers.torch_threads import threads
 
-pytestmark = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
+pytestmark = needs_kernels
 
 LOWEST = torch.finfo(torch.float32).min
 

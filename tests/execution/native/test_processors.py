@@ -21,7 +21,7 @@ import torch
 from cocoa_engine.execution.native import build, operators, trial
 from cocoa_engine.model.blocks import BLOCK_KINDS
 from tests.helpers.emulated_kernels import DRIVER, EmulatedKernels
-from tests.helpers.libraries import forget
+from tests.helpers.libraries import forget, needs_kernels
 
 pytestmark = [pytest.mark.slow, pytest.mark.processors]
 
@@ -191,7 +191,7 @@ def _runs(compiler: str, feature: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(not able, reason=f"needs {compiler} and an x86-64 processor with {feature}")
 
 
-@pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
+@needs_kernels
 @pytest.mark.parametrize(("compiler", "kind"), other_libraries())
 def test_every_compiler_and_kind_of_x86_computes_the_same(
     compiler: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

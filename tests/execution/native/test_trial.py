@@ -11,10 +11,10 @@ import pytest
 
 from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.execution.native import build, operators, structures, trial
-from tests.helpers.libraries import MULTIPLIES_PAIRS, compiled, forget
+from tests.helpers.libraries import MULTIPLIES_PAIRS, compiled, forget, needs_kernels
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
-pytestmark = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
+pytestmark = needs_kernels
 
 # what breaks a kernel while the variable `broken` has this value: the kernel, a piece of the source, its replacement
 BROKEN = {

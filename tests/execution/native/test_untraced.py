@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from cocoa_engine.execution.native import operators, trial
+from cocoa_engine.execution.native import operators
 from cocoa_engine.execution.native.untraced import untraced
-
-needs_kernels = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
+from tests.helpers.libraries import needs_kernels
 
 
 @pytest.mark.slow

@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import LogitsProcessor
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, MissingExtraError
-from cocoa_engine.decoding.grammar import GrammarProcessor, json_schema_grammar, regex_grammar
+from cocoa_engine.decoding.grammar import GrammarProcessor, json_rule, json_schema_grammar, regex_grammar
 from tests.helpers.alike import assert_alike
 from tests.helpers.in_threads import together
+from tests.helpers.mutations import fuzz
 from tests.helpers.tiny_models import EOS, sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
 
 CITY = {
@@ -23,6 +26,8 @@ CITY = {
     "required": ["city", "population"],
     "additionalProperties": False,
 }
+TOKENIZER = tiny_tokenizer()
+TOKENIZER.add_tokens(['{"', '": "', '",', '", "', '"}', '"}}', '"]', '"],', '["', "1}", "1,", "},"])  # they end several values
 QUESTIONS = [[{"role": "user", "content": f"Describe {city} as JSON."}] for city in ("Paris", "Rome", "Oslo")]
 
 
@@ -58,6 +63,49 @@ def test_branches_do_not_disturb_each_other(engine: CocoaEngine, city_json: Gram
     ours = engine.generate(prompt, config=config, logits_processor=city_json)
     assert ours.usage.risk_points > 1
     assert_alike(ours, engine.generate(prompt, config=config, logits_processor=Fresh(prompt)))
+
+
+LEAVES: list[tuple[dict[str, Any], list[Any]]] = [
+    ({"type": "string"}, ["", "a", "red mug"]),
+    ({"type": ["string", "integer"]}, ["1", 1]),
+    ({"type": "array", "items": {"type": "string"}}, [[], ["a"], ["a", "b"]]),
+]
+"""Schemas of a value, with values of each."""
+
+
+@st.composite
+def alternatives(draw: st.DrawFn) -> tuple[list[dict[str, Any]], list[str]]:
+    """Schemas of objects, and texts of values: each fits at least one of the schemas."""
+    schemas, texts = [], []
+    for _ in range(draw(st.integers(1, 4))):
+        members = draw(st.dictionaries(st.sampled_from("abc"), st.sampled_from(LEAVES), min_size=1))
+        inner = {name: schema for name, (schema, _) in members.items()}
+        schemas.append({"type": "object", "properties": inner, "required": [*inner], "additionalProperties": False})
+        for _ in range(2):
+            texts.append(json.dumps({name: draw(st.sampled_from(values)) for name, (_, values) in members.items()}))
+    return schemas, texts
+
+
+@pytest.mark.slow
+@fuzz(60)
+@given(st.sampled_from(["anyOf", "oneOf", "rules"]), alternatives(), st.lists(st.tuples(st.integers(0, 7), st.integers(0, 60)), min_size=20, max_size=60))
+def test_the_state_after_any_walk_is_that_of_a_fresh_one(
+    spelling: str, made: tuple[list[dict[str, Any]], list[str]], walk: list[tuple[int, int]]
+) -> None:
+    """The walk goes to prefixes of texts that fit, and with them to every take-back."""
+    schemas, texts = made
+    grammar = (
+        f"start: {' | '.join(f'r{number}' for number in range(len(schemas)))}\n"
+        + "\n".join(f"r{number}: {json_rule(schema)}" for number, schema in enumerate(schemas))
+        if spelling == "rules"
+        else json_schema_grammar({spelling: schemas})
+    )
+    processor, scores = GrammarProcessor(grammar, TOKENIZER), torch.zeros(1, len(TOKENIZER))
+    moved = processor.for_prompt([])
+    paths = [TOKENIZER(text).input_ids for text in texts]
+    for number, length in walk:
+        answer = torch.tensor([paths[number % len(paths)][:length]], dtype=torch.long)
+        assert torch.equal(moved(answer, scores), processor.for_prompt([])(answer, scores)), TOKENIZER.decode(answer[0])
 
 
 def test_one_processor_serves_many_requests_at_once(engine: CocoaEngine, city_json: GrammarProcessor) -> None:

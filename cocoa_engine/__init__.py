@@ -42,7 +42,7 @@ from cocoa_engine.units import Check, MeasuredText, Unit, UnitLevel
 if TYPE_CHECKING:
     from cocoa_engine.calibration import CalibrationWarning, RiskCalibrator
     from cocoa_engine.consistency import Consistency
-    from cocoa_engine.decoding.grammar import GrammarProcessor, json_rule
+    from cocoa_engine.decoding.grammar import GrammarProcessor, json_rule, unenforced
     from cocoa_engine.decoding.request import PerPrompt
     from cocoa_engine.engine import CocoaEngine
     from cocoa_engine.info import ModelInfo
@@ -102,6 +102,7 @@ __all__ = [
     "json_rule",
     "passage_attention",
     "rescore",
+    "unenforced",
 ]
 
 # torch and transformers take seconds to import: settings and results are imported without them
@@ -121,6 +122,7 @@ _LAZY = {
     "json_rule": "decoding.grammar",
     "passage_attention": "scoring.passage_attention",
     "rescore": "scoring.rescoring",
+    "unenforced": "decoding.grammar",
 }
 
 

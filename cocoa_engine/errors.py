@@ -101,7 +101,7 @@ class RequestCancelledError(CocoaError, RuntimeError):
 
 
 class IncompleteAnswerError(CocoaError, ValueError):
-    """A required tool call was cut off, or cannot be parsed."""
+    """A required tool call was cut off or cannot be parsed, or an answer does not fit its schema."""
 
 
 class GenerationTimeoutError(CocoaError, TimeoutError):

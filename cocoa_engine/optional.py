@@ -11,6 +11,7 @@ from typing import Any
 from cocoa_engine.errors import MissingExtraError
 
 DISTRIBUTIONS = {
+    "jsonschema_specifications": "jsonschema-specifications",
     "langchain_core": "langchain-core",
     "langchain_openai": "langchain-openai",
     "llama_index": "llama-index-core",

@@ -24,7 +24,7 @@ from cocoa_engine.safe_text import shortened
 logger = safe_logger(__name__)
 
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": True}
-"""JSON on one line, as ``json.dumps`` writes it. Schema keywords that cannot be enforced are logged."""
+"""JSON on one line, as ``json.dumps`` writes it. Schema keywords that cannot be enforced are left out of the grammar."""
 
 _tokenizers: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()  # building one takes about a second
 _guard = free_in_child(threading.Lock())
@@ -68,11 +68,8 @@ class GrammarProcessor(LogitsProcessor):
         except UnicodeEncodeError as error:
             half = ascii(grammar[error.start])
             raise ConfigError(f"the grammar contains {half}, a lone surrogate, which is not valid Unicode.") from None
-        failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, self._tokenizer)
-        if failed:
-            raise ConfigError(f"the grammar cannot be enforced: {messages[0]}")
-        for message in messages:
-            logger.warning("grammar: %s", shortened(message, 300))
+        for message in _validated(grammar, self._tokenizer):
+            logger.warning("grammar: %s", message)
         self._start = llguidance.LLMatcher(self._tokenizer, grammar)
         _allowed_tokens(self._start.deep_copy())
         self._matchers: dict[int, _MatcherState] = {}
@@ -135,6 +132,20 @@ class GrammarProcessor(LogitsProcessor):
         return scores.masked_fill(banned.to(scores.device), -torch.inf)
 
 
+def _validated(grammar: str, tokenizer: Any = None) -> list[str]:
+    """What llguidance warns of in a grammar.
+
+    Raises:
+        ConfigError: it is invalid, or nothing matches it.
+    """
+    matcher = need("llguidance", extra="tools", what="a grammar").LLMatcher
+    failed, messages = matcher.validate_grammar_with_warnings(grammar, tokenizer)
+    if failed:  # the source of the grammar, with line numbers, ends the message
+        reason = re.split(r"\n *\d+ \| ", messages[0])[0].rpartition("failed to compile JSON schema: ")[2]
+        raise ConfigError(f"the grammar cannot be enforced: {reason}")
+    return [shortened(message, 300) for message in messages]
+
+
 def _allowed_tokens(matcher: Any) -> Tensor:
     """Which tokens a matcher allows next: 0 or 1 for each token of the tokenizer, and for a few more.
 
@@ -143,11 +154,15 @@ def _allowed_tokens(matcher: Any) -> Tensor:
     """
     bits = torch.frombuffer(bytearray(matcher.compute_bitmask()), dtype=torch.uint8)
     if matcher.is_error():
-        reason = shortened(str(matcher.get_error()).partition("\n")[0], 200)
         raise ConfigError(
-            f"no text can match the grammar from here on ({reason}); does a $ref or a rule in it lead only to itself?"
+            f"no text can match the grammar from here on ({_reason(matcher)}); does a $ref or a rule in it lead only to itself?"
         )
     return (bits[:, None] >> torch.arange(8, dtype=torch.uint8) & 1).view(-1)
+
+
+def _reason(matcher: Any) -> str:
+    """Why a matcher has failed, without its state and its grammar; empty if it has not."""
+    return shortened(str(matcher.get_error()).partition("\n")[0], 200)
 
 
 class _MatcherState:
@@ -177,7 +192,7 @@ class _MatcherState:
         if shared < len(tokens) or self.matcher.is_error():
             raise ConfigError(
                 f"the answer does not fit the grammar from its token {shared} on; put the grammar last among the "
-                f"logits processors. {self.matcher.get_error()}".rstrip()
+                f"logits processors. {_reason(self.matcher)}".rstrip()
             )
 
 
@@ -199,9 +214,15 @@ def constraint(
         grammar: a grammar in llguidance's dialect of Lark.
 
     Raises:
-        ConfigError: none or several are given, the given one is invalid, or the tokenizer is not fast.
+        ConfigError: none or several are given, the given one is invalid, the schema has a keyword that no grammar
+            enforces, or the tokenizer is not fast.
         MissingExtraError: llguidance is not installed (the extra ``tools``).
     """
+    if json_schema is not None and (left_out := unenforced(json_schema)):
+        raise ConfigError(
+            f"the JSON schema cannot be enforced: {'; '.join(left_out)}. Take this out of the schema, and check it in the "
+            "finished answer"
+        )
     grammars = [
         json_schema_grammar(json_schema) if json_schema is not None else None,
         regex_grammar(regex) if regex is not None else None,
@@ -222,6 +243,18 @@ def json_schema_grammar(schema: Mapping[str, Any]) -> str:
     return f"start: {json_rule(schema)}"
 
 
+def unenforced(schema: Mapping[str, Any]) -> list[str]:
+    """What of a JSON schema no grammar enforces, in llguidance's words, which name the keyword.
+
+    An unknown format is not listed: formats are annotations.
+
+    Raises:
+        ConfigError: the schema is not a JSON schema, or no value fits it.
+        MissingExtraError: llguidance is not installed (the extra ``tools``).
+    """
+    return [each for each in _validated(json_schema_grammar(schema)) if not each.startswith("Unknown format")]
+
+
 def regex_grammar(pattern: str) -> str:
     """The grammar of a text that matches, as a whole, a regular expression of Rust's regex crate.
 
@@ -234,7 +267,7 @@ def regex_grammar(pattern: str) -> str:
 
 
 def json_rule(schema: Mapping[str, Any]) -> str:
-    """A term for use in grammar rules: a JSON value that matches a schema.
+    """A term for use in grammar rules: a JSON value that matches a schema, but for what is :func:`unenforced`.
 
     Raises:
         ConfigError: the schema is not a mapping that can be written as JSON.

@@ -125,12 +125,14 @@ class CocoaChat(ChatRuns):
             schema = with_title(schema)
             model = self.bind_tools([schema], tool_choice="any", **options)
             return structured(model, tool_parser(schema), include_raw=include_raw)
-        if schema is None:
+        json_schema = None if schema is None else json_schema_of(schema)
+        enforced = {"schema": json_schema, "strict": False}  # the parser validates what no grammar enforces
+        if json_schema is None:
             response_format: dict[str, Any] = {"type": "json_object"}
         elif method == "json_mode":
-            response_format = {"type": "json_object", "schema": json_schema_of(schema)}
+            response_format = {"type": "json_object", **enforced}
         else:
-            response_format = {"type": "json_schema", "json_schema": {"schema": json_schema_of(schema)}}
+            response_format = {"type": "json_schema", "json_schema": enforced}
         self.with_options({**kwargs, "response_format": response_format})
         model = self.bind(response_format=response_format, **options)
-        return structured(model, json_parser(schema), include_raw=include_raw)
+        return structured(model, json_parser(schema, json_schema), include_raw=include_raw)

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.v1 import ValidationError as ValidationErrorV1
 
 from cocoa_engine.errors import ConfigError
+from cocoa_integrations.tool_calling.schemas import mismatch
 
 TITLE = "answer"
 """The tool name of a schema without a title."""
@@ -85,6 +86,8 @@ class WholeJsonParser(BaseCumulativeTransformOutputParser[Any]):
 
     schema_class: Any = None
     """The pydantic class of the result, or ``None`` for plain JSON values."""
+    json_schema: dict[str, Any] | None = None
+    """The schema of a complete answer."""
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         """The value of an answer. For a partial answer, the value so far, or ``None``.
@@ -104,6 +107,8 @@ class WholeJsonParser(BaseCumulativeTransformOutputParser[Any]):
         except (ValueError, RecursionError) as error:  # also for thousands of digits or nested brackets
             hint = _HINTS.get(info.get("finish_reason"), "")
             raise OutputParserException(f"the answer is not complete JSON ({error}){hint}", llm_output=text) from error
+        if self.json_schema is not None and (wrong := mismatch(text, self.json_schema)):
+            raise OutputParserException(f"the answer does not fit the schema: {wrong}", llm_output=text)
         try:
             return self._validated(value)
         except (ValidationError, ValidationErrorV1) as error:
@@ -121,9 +126,9 @@ class WholeJsonParser(BaseCumulativeTransformOutputParser[Any]):
         return self.schema_class.parse_obj(value)
 
 
-def json_parser(schema: Any) -> Runnable[Any, Any]:
-    """A runnable from a message with JSON to an object of the schema's class, or to a dict."""
-    return WholeJsonParser(schema_class=schema if _is_class(schema) else None)
+def json_parser(schema: Any, json_schema: dict[str, Any] | None) -> Runnable[Any, Any]:
+    """A runnable from a message with JSON that fits a schema to an object of the schema's class, or to a dict."""
+    return WholeJsonParser(schema_class=schema if _is_class(schema) else None, json_schema=json_schema)
 
 
 def tool_parser(schema: Any) -> Runnable[Any, Any]:

@@ -23,6 +23,7 @@ from cocoa_engine.errors import (
     CocoaError,
     ConfigError,
     EngineBusyError,
+    IncompleteAnswerError,
     MissingExtraError,
     PromptError,
     UnsupportedFeatureError,
@@ -109,6 +110,8 @@ def api_error(error: Exception, *, retry_after: int = 1) -> ApiError:
     if isinstance(error, HTTPException):
         kind = INVALID if error.status_code < 500 else SERVER
         return ApiError(error.status_code, str(error.detail), kind=kind, code=_CODES.get(error.status_code))
+    if isinstance(error, IncompleteAnswerError):  # not a 5xx, which clients send again
+        return ApiError(422, str(error), code="schema_mismatch")
     if isinstance(error, MissingExtraError):
         return ApiError(501, str(error), kind=SERVER, code="missing_extra")
     if isinstance(error, torch.OutOfMemoryError):

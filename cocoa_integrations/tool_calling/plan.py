@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from cocoa_engine import CocoaEngine, Generation, GrammarProcessor, json_rule
-from cocoa_engine.errors import ChatTemplateError
+from cocoa_engine.errors import ChatTemplateError, IncompleteAnswerError
 from cocoa_integrations._shared.chat_template import (
     ChatTemplateOptions,
     ends_inside_reasoning,
@@ -17,8 +18,9 @@ from cocoa_integrations._shared.chat_template import (
 from cocoa_integrations._shared.reasoning import ReasoningSplitter, Split, split_generation
 from cocoa_integrations.tool_calling.formats import HERMES, CallFormat, after_reasoning, template_format
 from cocoa_integrations.tool_calling.prompt import as_plain_text, schema_text, tools_text, with_instructions
-from cocoa_integrations.tool_calling.reading import Reading, read
+from cocoa_integrations.tool_calling.reading import Call, Reading, read
 from cocoa_integrations.tool_calling.request import ToolRequest
+from cocoa_integrations.tool_calling.schemas import check, closed, mismatch
 
 _known: WeakKeyDictionary[CocoaEngine, tuple[Any, CallFormat | None]] = WeakKeyDictionary()
 
@@ -33,18 +35,28 @@ class Plan:
         request: the tools and the response format; may be empty.
         engine: the engine that answers.
         options: the options of the chat template.
+        calls_must_fit: raise an error for a call that does not fit the schema of its tool. Otherwise it is listed as
+            invalid.
 
     Attributes:
         inside_reasoning: whether the prompt ends inside the reasoning of the model, as those for DeepSeek-R1 do. Set by
             :meth:`prompt`.
     """
 
-    def __init__(self, request: ToolRequest, engine: CocoaEngine, options: ChatTemplateOptions | None = None) -> None:
+    def __init__(
+        self,
+        request: ToolRequest,
+        engine: CocoaEngine,
+        options: ChatTemplateOptions | None = None,
+        *,
+        calls_must_fit: bool = False,
+    ) -> None:
         self.request = request
         self.engine = engine
         self.inside_reasoning = False
         self._options = ChatTemplateOptions() if options is None else options
-        self._names = frozenset(function["name"] for function in request.callable_tools)
+        self._calls_must_fit = calls_must_fit
+        self._parameters = {function["name"]: function["parameters"] for function in request.callable_tools}
 
     @property
     def style(self) -> CallFormat:
@@ -107,19 +119,17 @@ class Plan:
         If the prompt ends inside the reasoning, the reasoning is free, and the answer after it is constrained.
 
         Raises:
-            ConfigError: a schema cannot be enforced, or the tokenizer is not fast.
+            ConfigError: a part of a schema can neither be enforced nor validated, or the tokenizer is not fast.
             MissingExtraError: llguidance is not installed.
         """
         request = self.request
+        if not request.enforced:
+            return []
+        for each in (*([] if request.schema is None else [request.schema]), *self._parameters.values()):
+            check(each)
         schema = None if request.schema is None else closed(request.schema)
         if not request.tools:
-            if schema is None:
-                return []
-            if not self.inside_reasoning:
-                return [self.engine.constrain(json_schema=schema)]
-            return [self._constrained(f"start: {json_rule(schema)}")]
-        if not (request.required or request.strict or schema is not None):
-            return []
+            return [self._constrained(f"start: {json_rule(schema or {})}")]
         functions = [{**each, "parameters": closed(each["parameters"])} for each in request.callable_tools]
         grammar = self.style.grammar(
             functions,
@@ -136,11 +146,35 @@ class Plan:
         return self.engine.constrain(grammar=grammar)
 
     def read(self, text: str, *, done: bool = True, start: int = 0) -> Reading:
-        """The text and the calls of an answer, which may be partial; see :func:`~.reading.read`."""
+        """The text and the calls of an answer, which may be partial; see :func:`~.reading.read`.
+
+        A call whose schema was to be enforced, and does not fit it, is invalid.
+
+        Raises:
+            IncompleteAnswerError: the JSON of a complete answer does not fit its schema, or a call does not and must.
+        """
         if not self.request.tools:
-            return Reading(text[start:], [])
-        several = self.request.parallel is not False
-        return read(text, self.style, self._names, several=several, done=done, start=start)
+            reading = Reading(text[start:], [])
+        else:
+            several = self.request.parallel is not False
+            reading = read(text, self.style, self._parameters, several=several, done=done, start=start)
+        if not (done and self.request.enforced):
+            return reading
+        schema = self.request.schema
+        if schema is not None and self.request.checked and not reading.calls:
+            error = mismatch(reading.content, schema)
+            if error is not None:
+                raise IncompleteAnswerError(f"the answer does not fit its schema: {error}")
+        return Reading(reading.content, [self._checked(call) for call in reading.calls])
+
+    def _checked(self, call: Call) -> Call:
+        """The call, with an error if it does not fit the schema of its tool."""
+        if call.error is not None or call.name not in self._parameters:
+            return call
+        error = mismatch(call.written, self._parameters[call.name])
+        if error is not None and self._calls_must_fit:
+            raise IncompleteAnswerError(f"the call of {call.name} does not fit the schema of the tool: {error}")
+        return replace(call, error=error and f"it does not fit the schema of the tool: {error}")
 
     def _has_system_role(self) -> bool:
         try:
@@ -148,22 +182,3 @@ class Plan:
         except ChatTemplateError:
             return False
         return True
-
-
-def closed(schema: Any) -> Any:
-    """A schema whose objects allow only the declared properties, unless it explicitly allows others."""
-    if isinstance(schema, list):
-        return [closed(each) for each in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    inner: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in ("allOf", "enum", "const", "default"):  # each part of allOf declares only some of the properties
-            inner[key] = value
-        elif key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(value, Mapping):
-            inner[key] = {name: closed(each) for name, each in value.items()}  # a property may be named "properties"
-        else:
-            inner[key] = closed(value)
-    if isinstance(schema.get("properties"), Mapping) and "allOf" not in schema and "type" in schema:
-        inner.setdefault("additionalProperties", False)
-    return inner

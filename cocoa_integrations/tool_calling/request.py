@@ -24,6 +24,7 @@ class ToolRequest:
         parallel: whether an answer may contain several calls. ``None``: only if no call is required.
         schema: the JSON schema of an answer in text.
         described: whether the schema is part of the prompt.
+        checked: whether an answer that does not fit the schema is an error. The caller validates it otherwise.
     """
 
     tools: tuple[dict[str, Any], ...] = ()
@@ -33,6 +34,7 @@ class ToolRequest:
     parallel: bool | None = None
     schema: dict[str, Any] | None = None
     described: bool = True
+    checked: bool = True
 
     @classmethod
     def of(
@@ -54,6 +56,7 @@ class ToolRequest:
             parallel_tool_calls: whether an answer may contain several calls.
             response_format: ``{"type": "json_schema", "json_schema": {"schema": ...}}``; ``{"type": "json_object"}``
                 for any object, with an optional ``"schema"`` that is not part of the prompt; or ``{"type": "text"}``.
+                With ``"strict": False`` next to the schema, the caller validates what no grammar enforces.
 
         Raises:
             ConfigError: a tool has another format, the chosen tool is not given, or the choice or the format is
@@ -65,7 +68,7 @@ class ToolRequest:
         required, name = choice not in ("auto", "none"), choice if choice in names else None
         if required and not names:
             raise ConfigError(f"tool_choice={short_repr(tool_choice)} requires tools, but none are given")
-        schema, described = _schema(response_format)
+        schema, described, answer_checked = _schema(response_format)
         return cls(
             tools=() if choice == "none" else checked,
             required=required,
@@ -74,11 +77,17 @@ class ToolRequest:
             parallel=parallel_tool_calls,
             schema=schema,
             described=described,
+            checked=answer_checked,
         )
 
     def __bool__(self) -> bool:
         """Whether the request is not empty."""
         return bool(self.tools) or self.schema is not None
+
+    @property
+    def enforced(self) -> bool:
+        """Whether a grammar constrains the answer."""
+        return self.schema is not None or (bool(self.tools) and (self.required or self.strict))
 
     @property
     def callable_tools(self) -> tuple[dict[str, Any], ...]:
@@ -130,17 +139,17 @@ def _choice(given: Any, names: Sequence[str]) -> str:
     raise ConfigError(f"tool_choice: {unknown([str(given)], [*names, 'auto', 'any', 'required', 'none'], what='tool')}")
 
 
-def _schema(response_format: Any) -> tuple[dict[str, Any] | None, bool]:
-    """The schema of the answer, and whether it is part of the prompt."""
+def _schema(response_format: Any) -> tuple[dict[str, Any] | None, bool, bool]:
+    """The schema of the answer, whether it is part of the prompt, and whether another answer is an error."""
     given = response_format if isinstance(response_format, Mapping) else {"type": response_format}
     kind, schema = given.get("type"), given.get("schema")
     if response_format is None or kind == "text":
-        return None, False
+        return None, False, False
     if kind == "json_object" and (schema is None or isinstance(schema, Mapping)):
-        return _json(schema or {"type": "object"}), False
+        return _json(schema or {"type": "object"}), False, given.get("strict") is not False
     inner = given.get("json_schema")
     if kind == "json_schema" and isinstance(inner, Mapping) and isinstance(inner.get("schema"), Mapping):
-        return _json(inner["schema"]), True
+        return _json(inner["schema"]), True, inner.get("strict") is not False
     raise ConfigError(
         'response_format takes {"type": "json_schema", "json_schema": {"name": ..., "schema": ...}}, '
         f'{{"type": "json_object"}} or {{"type": "text"}} (got {short_repr(response_format)})'

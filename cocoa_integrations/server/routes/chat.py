@@ -27,7 +27,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     engine, settings = state.engine, state.settings
     body.check(settings)
     config = body.config(engine.config, settings)
-    plan = Plan(body.tool_request(), engine, body.template_options(engine))
+    plan = Plan(body.tool_request(), engine, body.template_options(engine), calls_must_fit=True)
     fields = RiskFields.of(body.options, body.logprobs, allow_logprobs=settings.risk_in_logprobs)
     kind = "chat.completion.chunk" if body.streams else "chat.completion"
     envelope = Envelope.of("chatcmpl", kind, served_name(body.model, state), include_usage=body.include_usage)

@@ -11,7 +11,7 @@ import pytest
 from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_integrations.tool_calling import Plan, ToolRequest
 from cocoa_integrations.tool_calling.formats import HERMES, LLAMA, MISTRAL, CallFormat, template_format
-from cocoa_integrations.tool_calling.plan import closed
+from cocoa_integrations.tool_calling.schemas import closed
 from tests.helpers import tool_templates
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 

@@ -1,0 +1,97 @@
+"""JSON schemas: closed before a grammar is made of them, and compared with the finished values."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+from cocoa_engine import unenforced
+from cocoa_engine.errors import ConfigError
+from cocoa_engine.optional import need
+from cocoa_engine.safe_text import shortened
+
+
+def mismatch(text: str, schema: Mapping[str, Any]) -> str | None:
+    """Why a JSON text does not fit a schema: the path of a value, and what is wrong with it.
+
+    Numbers are compared as they are written: 0.07 is a multiple of 0.01. Nothing is fetched that a ``$ref`` names.
+
+    Returns:
+        ``None`` if it fits, or is not JSON because it was cut off.
+
+    Raises:
+        MissingExtraError: jsonschema is not installed.
+    """
+    try:
+        value = json.loads(text, parse_float=Decimal, strict=False)
+    except (ValueError, RecursionError):
+        return None
+    try:
+        error = need("jsonschema.exceptions", extra="tools", what="a schema").best_match(
+            _validator(schema).iter_errors(value)
+        )
+    except re.error:  # `check` has refused the schema unless its grammar enforces the pattern
+        return None
+    except Exception as unable:  # such as a reference to nothing, or one that only leads to itself
+        return shortened(f"it cannot be validated: {unable}", 300)
+    return None if error is None else shortened(f"{error.json_path}: {error.message}", 300)
+
+
+def check(schema: Mapping[str, Any]) -> None:
+    """Refuse a schema of which a part can neither be enforced by a grammar nor validated afterwards.
+
+    Raises:
+        ConfigError: there is such a part, or it is not a JSON schema.
+        MissingExtraError: llguidance or jsonschema is not installed.
+    """
+    left_out, kind = unenforced(schema), _draft(schema)
+    try:
+        kind.check_schema(schema, format_checker=kind.FORMAT_CHECKER if left_out else None)  # its regular expressions
+    except need("jsonschema", extra="tools", what="a schema").SchemaError as error:
+        parts = f" ({'; '.join(left_out)})" if left_out else ""
+        raise ConfigError(f"the JSON schema{parts} is invalid at {error.json_path}: {error.message}") from None
+
+
+def _validator(schema: Mapping[str, Any]) -> Any:
+    exact, kind = json.loads(json.dumps(schema), parse_float=Decimal), _draft(schema)
+    validators = need("jsonschema.validators", extra="tools", what="a schema")
+    specifications = need("jsonschema_specifications", extra="tools", what="a schema")
+    types = kind.TYPE_CHECKER.redefine("integer", _is_integer)
+    return validators.extend(kind, type_checker=types)(exact, registry=specifications.REGISTRY)
+
+
+def _draft(schema: Mapping[str, Any]) -> Any:
+    """The class of validators for the draft that ``$schema`` names, or the newest one that a schema is valid in."""
+    validators = need("jsonschema.validators", extra="tools", what="a schema")
+    named = validators.validator_for(schema, default=None)
+    names = ("Draft202012Validator", "Draft7Validator", "Draft4Validator", "Draft3Validator")
+    drafts = [getattr(validators, name) for name in names] if named is None else [named]
+    return next((draft for draft in drafts if draft(draft.META_SCHEMA).is_valid(schema)), drafts[0])
+
+
+def _is_integer(_: Any, value: Any) -> bool:
+    if isinstance(value, Decimal):
+        return value == value.to_integral_value()
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def closed(schema: Any) -> Any:
+    """A schema whose objects allow only the declared properties, unless it explicitly allows others."""
+    if isinstance(schema, list):
+        return [closed(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    inner: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in ("allOf", "enum", "const", "default"):  # each part of allOf declares only some of the properties
+            inner[key] = value
+        elif key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(value, Mapping):
+            inner[key] = {name: closed(each) for name, each in value.items()}  # a property may be named "properties"
+        else:
+            inner[key] = closed(value)
+    if isinstance(schema.get("properties"), Mapping) and "allOf" not in schema and "type" in schema:
+        inner.setdefault("additionalProperties", False)
+    return inner

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from os.path import commonprefix
 from typing import Any
+from urllib.parse import unquote
 from weakref import WeakKeyDictionary
 
 import torch
@@ -142,7 +143,8 @@ def _validated(grammar: str, tokenizer: Any = None) -> list[str]:
     failed, messages = matcher.validate_grammar_with_warnings(grammar, tokenizer)
     if failed:  # the source of the grammar, with line numbers, ends the message
         reason = re.split(r"\n *\d+ \| ", messages[0])[0].rpartition("failed to compile JSON schema: ")[2]
-        raise ConfigError(f"the grammar cannot be enforced: {reason}")
+        lines = [line.strip() for line in reason.splitlines() if line.strip(" ^")]
+        raise ConfigError(f"the grammar cannot be enforced: {' '.join(lines)}")
     return [shortened(message, 300) for message in messages]
 
 
@@ -273,11 +275,73 @@ def json_rule(schema: Mapping[str, Any]) -> str:
         ConfigError: the schema is not a mapping that can be written as JSON.
     """
     try:
-        return "%json " + json.dumps({**schema, "x-guidance": _LAYOUT})
+        plain = json.loads(json.dumps({**schema}))
+        finite = _without_endless(plain)
     except (TypeError, ValueError) as error:  # ValueError: the schema contains itself
         raise ConfigError(f"a JSON schema must be a dict of plain JSON values: {error}") from None
     except RecursionError:
         raise ConfigError("the JSON schema is nested too deeply; use $defs and $ref.") from None
+    if finite is False:
+        raise ConfigError("no value fits the JSON schema: a $ref in it leads only to itself")
+    return "%json " + json.dumps({**finite, "x-guidance": _LAYOUT})
+
+
+def _without_endless(schema: dict[str, Any]) -> Any:
+    """The schema with `False` for each reference that leads only to itself, which no finite value fits.
+
+    A grammar would allow the beginning of such a value, and nothing after it.
+    """
+    targets = {reference: _target(schema, reference) for reference in _references(schema)}
+    endless = targets.keys()
+    while finite := {reference for reference in endless if _has_value(targets[reference], endless)}:
+        endless = endless - finite
+    return _replaced(schema, endless) if endless else schema
+
+
+def _references(node: Any) -> Iterator[str]:
+    """All references inside a schema to other parts of it."""
+    if isinstance(node, dict) and isinstance(node.get("$ref"), str) and node["$ref"].startswith("#"):
+        yield node["$ref"]
+    for inner in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from _references(inner)
+
+
+def _target(schema: Any, reference: str) -> Any:
+    """The schema that a JSON pointer names; `True` for a name of another kind."""
+    for part in unquote(reference).split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        try:
+            schema = schema[int(key) if isinstance(schema, list) else key]
+        except (KeyError, IndexError, TypeError, ValueError):
+            return True
+    return schema if reference == "#" or "/" in reference else True
+
+
+def _has_value(node: Any, endless: Collection[str]) -> bool:
+    """Whether a finite value may fit a schema if none fits the references in ``endless``."""
+    if not isinstance(node, dict):
+        return node is not False
+    parts = [node["properties"].get(name) for name in node.get("required", ()) if node.get("type") == "object"
+             and isinstance(node.get("properties"), dict)]
+    if node.get("type") == "array" and node.get("minItems", 0) > 0:
+        least, first = node["minItems"], node.get("prefixItems", [])
+        parts += [*first[:least], *([node.get("items")] if least > len(first) else [])]
+    return (
+        node.get("$ref") not in endless
+        and all(_has_value(part, endless) for part in [*parts, *node.get("allOf", ())])
+        and all(any(_has_value(part, endless) for part in node[key]) for key in ("anyOf", "oneOf") if node.get(key))
+    )
+
+
+def _replaced(node: Any, endless: Collection[str]) -> Any:
+    if isinstance(node, list):
+        return [_replaced(inner, endless) for inner in node]
+    if not isinstance(node, dict):
+        return node
+    if node.get("$ref") in endless:
+        return False
+    data = ("enum", "const", "default", "examples")
+    return {key: inner if key in data else _replaced(inner, endless) for key, inner in node.items()}
 
 
 def _llguidance_tokenizer(tokenizer: PreTrainedTokenizerBase, ends: frozenset[int]) -> Any:

@@ -20,7 +20,7 @@ from cocoa_integrations.tool_calling.formats import HERMES, CallFormat, after_re
 from cocoa_integrations.tool_calling.prompt import as_plain_text, schema_text, tools_text, with_instructions
 from cocoa_integrations.tool_calling.reading import Call, Reading, read
 from cocoa_integrations.tool_calling.request import ToolRequest
-from cocoa_integrations.tool_calling.schemas import check, closed, mismatch
+from cocoa_integrations.tool_calling.schemas import enforceable, mismatch
 
 _known: WeakKeyDictionary[CocoaEngine, tuple[Any, CallFormat | None]] = WeakKeyDictionary()
 
@@ -125,12 +125,10 @@ class Plan:
         request = self.request
         if not request.enforced:
             return []
-        for each in (*([] if request.schema is None else [request.schema]), *self._parameters.values()):
-            check(each)
-        schema = None if request.schema is None else closed(request.schema)
+        schema = None if request.schema is None else enforceable(request.schema)
         if not request.tools:
             return [self._constrained(f"start: {json_rule(schema or {})}")]
-        functions = [{**each, "parameters": closed(each["parameters"])} for each in request.callable_tools]
+        functions = [{**each, "parameters": enforceable(each["parameters"])} for each in request.callable_tools]
         grammar = self.style.grammar(
             functions,
             self.engine.tokenizer,

@@ -29,22 +29,26 @@ def mismatch(text: str, schema: Mapping[str, Any]) -> str | None:
         value = json.loads(text, parse_float=Decimal, strict=False)
     except (ValueError, RecursionError):
         return None
+    except ArithmeticError:
+        return "a number has an exponent that is out of range"
     try:
         error = need("jsonschema.exceptions", extra="tools", what="a schema").best_match(
             _validator(schema).iter_errors(value)
         )
-    except re.error:  # `check` has refused the schema unless its grammar enforces the pattern
+    except re.error:  # `enforceable` has refused the schema unless its grammar enforces the pattern
         return None
     except Exception as unable:  # such as a reference to nothing, or one that only leads to itself
         return shortened(f"it cannot be validated: {unable}", 300)
     return None if error is None else shortened(f"{error.json_path}: {error.message}", 300)
 
 
-def check(schema: Mapping[str, Any]) -> None:
-    """Refuse a schema of which a part can neither be enforced by a grammar nor validated afterwards.
+def enforceable(schema: Mapping[str, Any]) -> Any:
+    """The schema for a grammar: :func:`closed`, unless no value would fit it then.
+
+    The grammar may leave out a part of it, which :func:`mismatch` finds in the finished value.
 
     Raises:
-        ConfigError: there is such a part, or it is not a JSON schema.
+        ConfigError: no value fits it, it is not a JSON schema, or what the grammar leaves out cannot be validated.
         MissingExtraError: llguidance or jsonschema is not installed.
     """
     left_out, kind = unenforced(schema), _draft(schema)
@@ -53,6 +57,12 @@ def check(schema: Mapping[str, Any]) -> None:
     except need("jsonschema", extra="tools", what="a schema").SchemaError as error:
         parts = f" ({'; '.join(left_out)})" if left_out else ""
         raise ConfigError(f"the JSON schema{parts} is invalid at {error.json_path}: {error.message}") from None
+    made = closed(schema)
+    try:
+        unenforced(made)
+    except ConfigError:  # such as of properties that several parts of a schema declare together
+        return schema
+    return made
 
 
 def _validator(schema: Mapping[str, Any]) -> Any:

@@ -321,8 +321,11 @@ def _has_value(node: Any, endless: Collection[str]) -> bool:
     """Whether a finite value may fit a schema if none fits the references in ``endless``."""
     if not isinstance(node, dict):
         return node is not False
-    parts = [node["properties"].get(name) for name in node.get("required", ()) if node.get("type") == "object"
-             and isinstance(node.get("properties"), dict)]
+    parts = [
+        node["properties"].get(name)
+        for name in node.get("required", ())
+        if node.get("type") == "object" and isinstance(node.get("properties"), dict)
+    ]
     if node.get("type") == "array" and node.get("minItems", 0) > 0:
         least, first = node["minItems"], node.get("prefixItems", [])
         parts += [*first[:least], *([node.get("items")] if least > len(first) else [])]

@@ -99,4 +99,3 @@ def walk(processor: GrammarProcessor, chance: random.Random) -> str | None:
             return str(tokenizer.decode(ids))
         ids.append(token)
     return None
-

@@ -27,7 +27,9 @@ CITY = {
     "additionalProperties": False,
 }
 TOKENIZER = tiny_tokenizer()
-TOKENIZER.add_tokens(['{"', '": "', '",', '", "', '"}', '"}}', '"]', '"],', '["', "1}", "1,", "},"])  # they end several values
+TOKENIZER.add_tokens(
+    ['{"', '": "', '",', '", "', '"}', '"}}', '"]', '"],', '["', "1}", "1,", "},"]
+)  # they end several values
 QUESTIONS = [[{"role": "user", "content": f"Describe {city} as JSON."}] for city in ("Paris", "Rome", "Oslo")]
 
 
@@ -88,7 +90,11 @@ def alternatives(draw: st.DrawFn) -> tuple[list[dict[str, Any]], list[str]]:
 
 @pytest.mark.slow
 @fuzz(60)
-@given(st.sampled_from(["anyOf", "oneOf", "rules"]), alternatives(), st.lists(st.tuples(st.integers(0, 7), st.integers(0, 60)), min_size=20, max_size=60))
+@given(
+    st.sampled_from(["anyOf", "oneOf", "rules"]),
+    alternatives(),
+    st.lists(st.tuples(st.integers(0, 7), st.integers(0, 60)), min_size=20, max_size=60),
+)
 def test_the_state_after_any_walk_is_that_of_a_fresh_one(
     spelling: str, made: tuple[list[dict[str, Any]], list[str]], walk: list[tuple[int, int]]
 ) -> None:

@@ -1,0 +1,265 @@
+"""Schemas: an answer fits, or the caller is told where it looks. No schema that has a value is refused in an answer."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cocoa_engine import CocoaEngine, ConfigError
+from cocoa_engine.errors import IncompleteAnswerError
+from cocoa_integrations.server import create_app
+from cocoa_integrations.tool_calling import Plan, ToolRequest
+from cocoa_integrations.tool_calling.schemas import enforceable, mismatch
+from tests.conformance.json_schema import DRAFTS, outcome, schemas_of, walk
+from tests.conformance.tools import source_if_there
+from tests.helpers.mutations import fuzz
+from tests.helpers.remote import serving
+from tests.helpers.served import post
+from tests.helpers.structured import engine_for_schemas
+
+A = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "title": "answer", "description": "It."}
+UNMET: dict[str, dict[str, Any]] = {
+    "not": {**A, "not": {"required": ["a"]}},
+    "then": {**A, "if": {"required": ["a"]}, "then": {"required": ["b"]}},
+    "dependentRequired": {**A, "dependentRequired": {"a": ["b"]}},
+    "dependentSchemas": {**A, "dependentSchemas": {"a": {"minProperties": 2}}},
+    "propertyNames": {**A, "propertyNames": {"pattern": "^b"}},
+    "uniqueItems": {
+        **A,
+        "properties": {"a": {"type": "array", "prefixItems": [{"const": 1}] * 2, "minItems": 2, "items": False,
+                             "uniqueItems": True}},
+    },
+    "contains": {
+        **A,
+        "properties": {"a": {"type": "array", "prefixItems": [{"const": 1}], "minItems": 1, "items": False,
+                             "contains": {"const": 2}}},
+    },
+    "oneOf": {**A, "oneOf": [{"required": ["a"]}, {"minProperties": 1}]},
+}  # fmt: skip
+"""Schemas of which a grammar leaves out the keyword, and what it leaves allows one text, which does not fit."""
+QUESTION = "Answer."
+
+
+@pytest.fixture(scope="module")
+def tiny() -> CocoaEngine:
+    return engine_for_schemas()
+
+
+@pytest.fixture(scope="module")
+def url(tiny: CocoaEngine) -> Any:
+    with serving(tiny) as address:
+        yield address
+
+
+@pytest.fixture(params=["here", "remote"])
+def chat(request: pytest.FixtureRequest, tiny: CocoaEngine, url: str) -> Any:
+    from cocoa_integrations.langchain import ChatCocoa, ChatCocoaRemote
+
+    return (
+        ChatCocoa(engine=tiny, max_tokens=80)
+        if request.param == "here"
+        else ChatCocoaRemote(base_url=url, max_tokens=80)
+    )
+
+
+@pytest.fixture(params=["here", "remote"])
+def llm(request: pytest.FixtureRequest, tiny: CocoaEngine, url: str) -> Any:
+    from cocoa_integrations.llama_index import CocoaLLM, CocoaRemote
+
+    return (
+        CocoaLLM(engine=tiny, max_new_tokens=80)
+        if request.param == "here"
+        else CocoaRemote(api_base=url, max_tokens=80)
+    )
+
+
+def json_format(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+
+
+def tool_of(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "answer", "description": "It.", "parameters": schema}}
+
+
+@pytest.mark.parametrize("keyword", UNMET)
+def test_the_engine_refuses_what_no_grammar_enforces(tiny: CocoaEngine, keyword: str) -> None:
+    with pytest.raises(ConfigError, match=rf"cannot be enforced.*{keyword}"):
+        tiny.constrain(json_schema=UNMET[keyword])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keyword", UNMET)
+@pytest.mark.parametrize("method", ["json_schema", "json_mode"])
+def test_structured_output_tells_of_a_mismatch(chat: Any, keyword: str, method: str) -> None:
+    from langchain_core.exceptions import OutputParserException
+
+    result = chat.with_structured_output(UNMET[keyword], method=method, include_raw=True).invoke(QUESTION)
+    assert isinstance(result["parsing_error"], OutputParserException)
+    assert result["parsed"] is None
+    assert result["raw"].text.startswith('{"a": ')
+    with pytest.raises(OutputParserException, match="does not fit the schema"):
+        chat.with_structured_output(UNMET[keyword], method=method).invoke(QUESTION)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keyword", ["not", "uniqueItems"])
+def test_langchain_tells_of_a_mismatch_of_calls_and_answers(tiny: CocoaEngine, keyword: str) -> None:
+    from langchain_core.exceptions import OutputParserException
+
+    from cocoa_integrations.langchain import ChatCocoa
+
+    chat, schema = ChatCocoa(engine=tiny, max_tokens=80), UNMET[keyword]
+    caller = chat.bind_tools([tool_of(schema)], tool_choice="any")
+    whole, streamed = caller.invoke(QUESTION), None
+    for chunk in caller.stream(QUESTION):
+        streamed = chunk if streamed is None else streamed + chunk
+    for message in (whole, streamed):
+        assert message.tool_calls == []
+        [call] = message.invalid_tool_calls
+        assert call["name"] == "answer"
+    assert "does not fit the schema" in whole.invalid_tool_calls[0]["error"]
+    with pytest.raises(OutputParserException, match="does not fit the schema"):
+        chat.with_structured_output(schema, method="function_calling").invoke(QUESTION)
+    asked = chat.bind(response_format=json_format(schema))
+    for call in (lambda: asked.invoke(QUESTION), lambda: list(asked.stream(QUESTION))):
+        with pytest.raises(IncompleteAnswerError, match="does not fit its schema"):
+            call()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keyword", ["not", "uniqueItems"])
+@pytest.mark.parametrize("tools", [True, False])
+def test_llama_index_tells_of_a_mismatch(llm: Any, keyword: str, tools: bool) -> None:
+    from llama_index.core.llms import ChatMessage
+
+    options: dict[str, Any] = {"response_format": json_format(UNMET[keyword])}
+    if tools:
+        options = {"tools": [tool_of(UNMET[keyword])], "tool_choice": "required"}
+    messages = [ChatMessage(content=QUESTION)]
+    for call in (lambda: llm.chat(messages, **options), lambda: list(llm.stream_chat(messages, **options))):
+        with pytest.raises(Exception, match="not fit"):
+            call()
+
+
+@pytest.mark.parametrize("keyword", UNMET)
+@pytest.mark.parametrize("tools", [True, False])
+async def test_the_server_tells_of_a_mismatch(tiny: CocoaEngine, keyword: str, tools: bool) -> None:
+    schema = UNMET[keyword]
+    options: dict[str, Any] = {"response_format": json_format(schema)}
+    if tools:
+        options = {"tools": [tool_of(schema)], "tool_choice": "required"}
+    body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 80, **options}
+    response = await post(create_app(tiny), body)
+    assert response.status_code == 422
+    assert response.json()["error"]["code"] == "schema_mismatch"
+    streamed = await post(create_app(tiny), {**body, "stream": True})
+    assert json.loads(streamed.text.strip().rpartition("data: ")[2])["error"]["code"] == "schema_mismatch"
+
+
+@pytest.mark.parametrize(
+    ("text", "schema"),
+    [
+        ("19.99", {"multipleOf": 0.01}),
+        ("0.7", {"const": 0.7}),
+        ("1.0", {"type": "integer"}),
+        ('"日本"', {"enum": ["日本"]}),
+        ('["a", 1]', {"items": [{"type": "string"}]}),  # of earlier drafts
+        ("4", {"minimum": 3, "exclusiveMinimum": True}),
+        ("4", {"$schema": "http://json-schema.org/draft-03/schema#", "divisibleBy": 2}),
+        ('"é"', {"pattern": r"^\p{L}$"}),  # no expression of Python, but the grammar enforces it
+        ('{"a": 1', A),  # it was cut off, which is told elsewhere
+    ],
+)
+def test_what_fits_is_not_refused(text: str, schema: dict[str, Any]) -> None:
+    enforceable(schema)
+    assert mismatch(text, schema) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "schema"),
+    [
+        ("19.999", {"multipleOf": 0.01}),
+        ("0", {"exclusiveMinimum": 0, "exclusiveMaximum": 0.001}),
+        ("9223372036854775807", {"minimum": 10**30}),
+        ("true", {"type": "integer"}),
+        ("[1]", {"items": [{"type": "string"}]}),
+        ("3", {"minimum": 3, "exclusiveMinimum": True}),
+        ("3", {"$schema": "http://json-schema.org/draft-03/schema#", "divisibleBy": 2}),
+        ("1e99999999999999999999999", {"type": "number"}),
+        ("1", {"not": {"$ref": "http://127.0.0.1:9/nothing.json"}}),
+    ],
+)
+def test_what_does_not_fit_is_told(text: str, schema: dict[str, Any]) -> None:
+    assert mismatch(text, schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [{"$ref": "#/$defs/b"}, A], "$defs": {"b": {**A, "properties": {"b": True}, "required": ["b"]}}},
+        {**A, "oneOf": [{**A, "properties": {"b": {"const": 1}}, "required": ["b"]}, {**A, "required": ["c"]}]},
+        {**A, "required": ["z"]},
+    ],
+)
+def test_a_schema_whose_parts_share_an_object_is_not_refused(tiny: CocoaEngine, schema: dict[str, Any]) -> None:
+    [processor] = Plan(ToolRequest.of(response_format=json_format(schema)), tiny).processors()
+    assert walk(processor.for_prompt([]), random.Random(1))
+
+
+@pytest.mark.parametrize("schema", [{"pattern": "(?=a)b"}, {"title": 5}, {"not": {"pattern": r"\p{L}"}}])
+def test_what_can_be_neither_enforced_nor_validated_is_refused_at_once(schema: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        enforceable(schema)
+    assert "%json" not in str(refused.value)
+
+
+NAMES = ("a", "b", "c")
+REFERENCES = st.sampled_from([{"$ref": f"#/$defs/{name}"} for name in NAMES])
+LINKED = st.recursive(
+    st.one_of(REFERENCES, st.sampled_from([{"type": "integer"}, {"const": 1}, {"type": "null"}])),
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=2).map(lambda parts: {"anyOf": parts}),
+        st.builds(
+            lambda parts, needed: {
+                "type": "object",
+                "properties": parts,
+                "required": [name for name in needed if name in parts],
+                "additionalProperties": False,
+            },
+            st.dictionaries(st.sampled_from("xy"), inner, max_size=2),
+            st.sets(st.sampled_from("xy")),
+        ),
+        st.builds(lambda item, least: {"type": "array", "items": item, "minItems": least}, inner, st.integers(0, 2)),
+    ),
+    max_leaves=4,
+)
+
+
+@pytest.mark.slow
+@fuzz(60)
+@given(st.fixed_dictionaries(dict.fromkeys(NAMES, LINKED)), LINKED, st.integers(0, 99))
+def test_no_answer_is_refused_in_its_middle(definitions: dict[str, Any], schema: dict[str, Any], seed: int) -> None:
+    """Also with references in a circle: those that no finite value fits are never begun."""
+    request = json_format({**schema, "$defs": definitions})
+    try:
+        plan = Plan(ToolRequest.of(response_format=request), engine_for_schemas())
+        [processor] = plan.processors()
+    except ConfigError:
+        return
+    text = walk(processor.for_prompt([]), random.Random(seed))
+    if text is not None:
+        plan.read(text)
+        json.loads(text)
+
+
+@pytest.mark.slow
+def test_a_sample_of_the_json_schema_test_suite() -> None:
+    source = source_if_there("jsonschema")
+    for draft in DRAFTS:
+        for schema in [*schemas_of(source, draft)][::25]:
+            assert not outcome(draft, schema).startswith("WRONG"), outcome(draft, schema)

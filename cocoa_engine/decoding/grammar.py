@@ -6,7 +6,6 @@ import json
 import re
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from os.path import commonprefix
 from typing import Any
 from urllib.parse import unquote
 from weakref import WeakKeyDictionary
@@ -25,7 +24,7 @@ from cocoa_engine.safe_text import shortened
 logger = safe_logger(__name__)
 
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": True}
-"""JSON on one line, as ``json.dumps`` writes it. Schema keywords that cannot be enforced are left out of the grammar."""
+"""JSON on one line, as ``json.dumps`` writes it. Keywords that cannot be enforced are left out of the grammar."""
 
 _tokenizers: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()  # building one takes about a second
 _guard = free_in_child(threading.Lock())
@@ -157,7 +156,8 @@ def _allowed_tokens(matcher: Any) -> Tensor:
     bits = torch.frombuffer(bytearray(matcher.compute_bitmask()), dtype=torch.uint8)
     if matcher.is_error():
         raise ConfigError(
-            f"no text can match the grammar from here on ({_reason(matcher)}); does a $ref or a rule in it lead only to itself?"
+            f"no text can match the grammar from here on ({_reason(matcher)}); does a $ref or a rule in it lead "
+            "only to itself?"
         )
     return (bits[:, None] >> torch.arange(8, dtype=torch.uint8) & 1).view(-1)
 
@@ -170,9 +170,9 @@ def _reason(matcher: Any) -> str:
 class _MatcherState:
     """A matcher that is moved from branch to branch.
 
-    llguidance's own ``rollback`` keeps what a matcher computed ahead on the branch that it leaves, and mixes it into the
-    next one. A take-back therefore goes on with a copy of a second matcher, which stays at the last branch point and
-    computes nothing ahead. A copy takes microseconds.
+    llguidance's own ``rollback`` keeps what a matcher computed ahead on the branch that it leaves, and mixes it into
+    the next one. A take-back therefore goes on with a copy of a second matcher, which stays at the last branch point
+    and computes nothing ahead. A copy takes microseconds.
     """
 
     def __init__(self, start: Any) -> None:
@@ -183,7 +183,8 @@ class _MatcherState:
 
     def move_to(self, tokens: list[int]) -> None:
         """Return to the common prefix with ``tokens``, then consume the rest of them."""
-        shared = len(commonprefix([self._tokens, tokens]))
+        pairs = enumerate(zip(self._tokens, tokens, strict=False))
+        shared = next((at for at, (old, new) in pairs if old != new), min(len(self._tokens), len(tokens)))
         if shared < len(self._tokens):
             if shared < self._branch_length:
                 self._branch_point, self._branch_length = self._start.deep_copy(), 0
@@ -222,8 +223,8 @@ def constraint(
     """
     if json_schema is not None and (left_out := unenforced(json_schema)):
         raise ConfigError(
-            f"the JSON schema cannot be enforced: {'; '.join(left_out)}. Take this out of the schema, and check it in the "
-            "finished answer"
+            f"the JSON schema cannot be enforced: {'; '.join(left_out)}. Take this out of the schema, and check the "
+            "finished answer for it"
         )
     grammars = [
         json_schema_grammar(json_schema) if json_schema is not None else None,
@@ -292,9 +293,9 @@ def _without_endless(schema: dict[str, Any]) -> Any:
     A grammar would allow the beginning of such a value, and nothing after it.
     """
     targets = {reference: _target(schema, reference) for reference in _references(schema)}
-    endless = targets.keys()
+    endless = {*targets}
     while finite := {reference for reference in endless if _has_value(targets[reference], endless)}:
-        endless = endless - finite
+        endless -= finite
     return _replaced(schema, endless) if endless else schema
 
 

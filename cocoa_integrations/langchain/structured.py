@@ -26,7 +26,7 @@ TITLE = "answer"
 """The tool name of a schema without a title."""
 
 _HINTS: dict[str | None, str] = {
-    "length": ": it was cut off, raise max_tokens",
+    "length": ": it was cut off, raise max_tokens (or set repetition_penalty=1.1 if it repeats itself)",
     "risk": ": it was cut off where its risk reached max_risk",
     "stop": ": a stop text or criterion ended it",
 }

@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_integrations.langchain import ChatCocoa, argument_risks, get_risk, get_spans
 from cocoa_integrations.langchain.structured import WholeJsonParser, json_schema_of
-from cocoa_integrations.tool_calling.plan import closed
+from cocoa_integrations.tool_calling.schemas import closed
 from tests.helpers import tool_templates
 from tests.helpers.alike import close, token_counts
 

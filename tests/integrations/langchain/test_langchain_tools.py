@@ -36,6 +36,19 @@ def get_time() -> str:
     return "Noon."
 
 
+class Place(BaseModel):
+    """A place."""
+
+    name: str
+    country: str
+
+
+class Unknown(BaseModel):
+    """No answer."""
+
+    reason: str
+
+
 @pytest.fixture(scope="module")
 def caller(engine: CocoaEngine) -> ChatCocoa:
     return ChatCocoa(engine=engine, max_tokens=60, risk_metadata="full")
@@ -71,6 +84,14 @@ def test_a_forced_call(message: AIMessage) -> None:
     assert get_weather.invoke(call).tool_call_id == call["id"]
     assert message.content == ""
     assert message.invalid_tool_calls == []
+
+
+@pytest.mark.parametrize("prompt", ["Tell me about Paris.", "Tell me about Rome."])
+def test_a_call_has_the_arguments_of_one_of_the_tools(caller: ChatCocoa, prompt: str) -> None:
+    """Branches with calls of both tools compete, token by token."""
+    message = caller.bind_tools([Place, Unknown], tool_choice="any").invoke(prompt)
+    [call] = message.tool_calls
+    {"Place": Place, "Unknown": Unknown}[call["name"]].model_validate(call["args"], extra="forbid")
 
 
 def test_streamed_calls_add_up_to_the_whole(message: AIMessage, parts: list[AIMessageChunk]) -> None:

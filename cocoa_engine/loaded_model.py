@@ -102,7 +102,7 @@ class LoadedModel:
 
     def detokenizer(self) -> Detokenizer:
         """A decoder for tokens that arrive one by one."""
-        return Detokenizer(self.session.tokens.decode)
+        return Detokenizer(self.session.tokens)
 
     def constrain(
         self,

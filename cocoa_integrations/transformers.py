@@ -241,6 +241,8 @@ class _Decoder:
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
         self.tokenizer = tokenizer
         self.added_tokens_decoder = getattr(tokenizer, "added_tokens_decoder", {})
+        self.is_fast = getattr(tokenizer, "is_fast", False)
+        self.convert_ids_to_tokens = getattr(tokenizer, "convert_ids_to_tokens", None)
 
     def __call__(self, text: str, **_: Any) -> NoReturn:
         raise PromptError("prompts are token ids here.")

@@ -95,7 +95,7 @@ class DecodeTask:
         self._decoder = SpanDecoder(
             request.prompt,
             request.rules,
-            Detokenizer(session.tokens.decode, request.rules.stop_texts),
+            Detokenizer(session.tokens, request.rules.stop_texts),
             draft_tokens=session.runtime.draft_tokens,
             free_rows=lambda: speculation.FREE_LEAVES // max(1, scheduler.running),
             cost_of_a_row=backend.cost_of_a_row,

@@ -2,51 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import codecs
+from collections.abc import Sequence
 
-Decode = Callable[[Sequence[int]], str]
-
-_INCOMPLETE = "\ufffd"
+from cocoa_engine.model.tokenizer import REPLACEMENT, Tokens
 
 
 class Detokenizer:
     """Decodes tokens as they arrive. :meth:`fork` makes a copy for a branch.
 
     Only a short window of tokens is decoded at each step. A character whose bytes are spread over several tokens
-    appears with its last byte.
+    appears with its last byte. Bytes that are not text, and never will be, appear as U+FFFD.
 
     Args:
-        decode: token ids to text.
+        tokens: the tokenizer.
         stops: texts that end the sequence.
 
     Attributes:
-        text: the decoded text, complete characters only.
-        stop_at: the offset of the first stop text, or `None`. Once it is set, further tokens are ignored.
+        text: the decoded text, without a character whose last bytes are still to come.
+        stop_at: the offset of the stop text that was complete first, or `None`.
     """
 
-    def __init__(self, decode: Decode, stops: Sequence[str] = ()) -> None:
-        self._decode = decode
+    def __init__(self, tokens: Tokens, stops: Sequence[str] = ()) -> None:
+        self._tokens = tokens
         self._stops = tuple(stops)
         self._window: list[int] = []  # the last tokens whose text is complete, then the tokens after them
         self._length = 0  # the number of tokens in the window whose text is complete
         self._shown = ""  # the part of the window's text that is already in ``text``
         self.text = ""
         self.stop_at: int | None = None
+        self._stopped = 0  # the length of the text when a stop text was complete
 
     def fork(self) -> Detokenizer:
         """An independent copy."""
-        copy = Detokenizer(self._decode, self._stops)
+        copy = Detokenizer(self._tokens, self._stops)
         copy._window, copy._shown, copy._length = list(self._window), self._shown, self._length
-        copy.text, copy.stop_at = self.text, self.stop_at
+        copy.text, copy.stop_at, copy._stopped = self.text, self.stop_at, self._stopped
         return copy
 
     def push(self, token_id: int) -> None:
         """Add one token."""
-        if self.stop_at is not None:
-            return
         self._window.append(token_id)
-        text = self._decode(self._window)
-        complete = text.rstrip(_INCOMPLETE)
+        text = self._tokens.decode(self._window)
+        complete = self._complete(text)
         if len(complete) <= len(self._shown):
             return
         self._add(complete[len(self._shown) :])
@@ -56,11 +54,11 @@ class Detokenizer:
         if complete == text:
             self._window = self._window[self._length :]
             self._length = len(self._window)
-            self._shown = self._decode(self._window)
+            self._shown = self._tokens.decode(self._window)
 
-    def pending(self) -> str:
-        """The text of trailing bytes that do not form a complete character yet, usually U+FFFD."""
-        return "" if self.stop_at is not None else self._decode(self._window)[len(self._shown) :]
+    def stops_at(self, length: int) -> bool:
+        """Whether the text of this length has a stop text. It must have been the text after a token."""
+        return self.stop_at is not None and length >= self._stopped
 
     def safe_length(self) -> int:
         """The length of the text that is final. An end that could be the beginning of a stop text is not final."""
@@ -74,11 +72,37 @@ class Detokenizer:
                     break
         return length
 
+    def _complete(self, text: str) -> str:
+        """The text of the window without a character whose last bytes are still to come."""
+        if not text.endswith(REPLACEMENT):
+            return text
+        parts = [self._tokens.bytes_of(token_id) for token_id in self._window[self._length :]]
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts):
+            return text.rstrip(REPLACEMENT)
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        decoder.decode(b"".join(known))
+        begun = len(decoder.getstate()[0])
+        while begun and begun >= len(known[-1]):  # one byte may be one U+FFFD, or all of them
+            begun -= len(known.pop())
+        before = self._window[: self._length + len(known)]
+        return text[:-1] if begun else text if len(known) == len(parts) else self._tokens.decode(before)
+
     def _add(self, text: str) -> None:
         before = len(self.text)
         self.text += text
-        found = (self.text.find(stop, max(0, before - len(stop) + 1)) for stop in self._stops)
-        self.stop_at = min((at for at in found if at >= 0), default=None)
+        if self.stop_at is None:
+            found = (self.text.find(stop, max(0, before - len(stop) + 1)) for stop in self._stops)
+            self.stop_at = min((at for at in found if at >= 0), default=None)
+            self._stopped = len(self.text)
+
+
+def decoded(tokens: Tokens, token_ids: Sequence[int]) -> str:
+    """The text of tokens, without a character that they begin and do not complete."""
+    track = Detokenizer(tokens)
+    for token_id in token_ids:
+        track.push(token_id)
+    return track.text
 
 
 class SpanTexts:
@@ -96,16 +120,10 @@ class SpanTexts:
         Args:
             track: the text so far.
             ends: for each span decided so far, the offset in the text at which its complete characters end.
-            finished: whether decoding has ended. Then every span is final, and the last one includes the text of bytes
-                that never formed a complete character.
+            finished: whether decoding has ended. Then every span is final.
         """
-        text, ends = track.text, list(ends)
-        cut = track.safe_length()
-        if finished:
-            if track.stop_at is None:
-                text += track.pending()
-                cut = len(text)
-            ends[-1:] = [len(text)]
+        text = track.text
+        cut = len(text) if finished and track.stop_at is None else track.safe_length()
         spans = []
         while self._shown < len(ends) and (finished or ends[self._shown] <= cut):
             start = min(ends[self._shown - 1] if self._shown else 0, cut)

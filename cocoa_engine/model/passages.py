@@ -136,7 +136,7 @@ class _Decoded(NamedTuple):
 
 def _decoded(tokens: Tokens, token_ids: Sequence[int]) -> _Decoded:
     """The text of tokens, and the range of characters that each token has completed in it."""
-    track = Detokenizer(tokens.decode)
+    track = Detokenizer(tokens)
     offsets: list[tuple[int, int]] = []
     waiting = 0  # tokens whose characters are not complete yet
     for token_id in token_ids:

@@ -9,6 +9,7 @@ from typing import Any
 from typing_extensions import TypeIs
 
 from cocoa_engine.errors import PromptError
+from cocoa_engine.model.detokenizer import decoded
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.text import require_unicode
 from cocoa_engine.model.tokenizer import Tokens
@@ -164,4 +165,4 @@ def text_ids(
         raise PromptError(
             f"prompt ({len(before)} tokens) and {what} ({len(ids)}) exceed the model's context window of {window}."
         )
-    return ids, text if isinstance(text, str) else tokens.decode(ids)
+    return ids, text if isinstance(text, str) else decoded(tokens, ids)

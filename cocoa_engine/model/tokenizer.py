@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +21,15 @@ if TYPE_CHECKING:
 
 
 _unshared: WeakSet[Any] = WeakSet()
+
+REPLACEMENT = "\ufffd"
+"""What decoders write for bytes that are not text."""
+
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
+_VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_HIDDEN = sorted(set(range(0x100)) - set(_VISIBLE))
+_BYTE_OF_LETTER = {chr(byte): byte for byte in _VISIBLE} | {chr(0x100 + at): byte for at, byte in enumerate(_HIDDEN)}
+"""The letters by which a byte-level vocabulary spells bytes."""
 
 
 def not_shared(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
@@ -112,6 +122,20 @@ class Tokens:
             raise PromptError(
                 f"decode takes a list of token ids (int, from 0 on), not {short_repr(token_ids)}."
             ) from None
+
+    def bytes_of(self, token_id: int) -> bytes | None:
+        """The bytes of a token, which may be a part of a character; `None` if the tokenizer does not tell them."""
+        text = self.decode([token_id])
+        if REPLACEMENT not in text:
+            return text.encode()
+        if not getattr(self._own, "is_fast", False):
+            return None
+        name = str(self._own.convert_ids_to_tokens(token_id))
+        if (byte := _BYTE_TOKEN.fullmatch(name)) is not None:
+            return bytes.fromhex(byte[1])
+        if REPLACEMENT in name:
+            return text.encode()
+        return bytes(map(_BYTE_OF_LETTER.__getitem__, name)) if _BYTE_OF_LETTER.keys() >= set(name) else None
 
     def continuation(self, prompt: str, before: list[int], text: str) -> list[int]:
         """Token ids of a text after a prompt, taken from the encoding of prompt and text together.

@@ -155,7 +155,7 @@ class CandidateGrower:
         if len(candidates.token_ids) < 2:
             return None
         rules = Rules(config, self._eos, window_left=None if window is None else window - len(ids))
-        decoder = SpanDecoder(ids, rules, Detokenizer(self._session.tokens.decode))
+        decoder = SpanDecoder(ids, rules, Detokenizer(self._session.tokens))
         loop = decoder.grow(candidates)
         return _Growing(base, decoder, loop, next(loop))
 

@@ -139,7 +139,7 @@ def _cut(session: Session, spans: Sequence[str], prompt: Prompt) -> list[list[in
     text = "".join(spans)
     before = prompt_ids(session.model, session.tokens, prompt)
     token_ids, _ = text_ids(session.model, session.tokens, prompt, before, text, "answer")
-    track = Detokenizer(session.tokens.decode)
+    track = Detokenizer(session.tokens)
     cut: list[list[int]] = [[] for _ in spans]
     ends = [sum(map(len, spans[: number + 1])) for number in range(len(spans))]
     number = dropped = shown = 0

@@ -238,7 +238,7 @@ class _Scorer:
 
     def _ends(self, token_ids: Sequence[int], shown: str) -> list[int]:
         """Where each token ends in the text. Some tokenizers drop the space that the text begins with."""
-        track = Detokenizer(self._session.tokens.decode)
+        track = Detokenizer(self._session.tokens)
         ends = []
         for token_id in token_ids:
             track.push(token_id)

@@ -205,7 +205,7 @@ class Profiler:
             raise NonFiniteLogitsError(
                 "the logits of a text are NaN or infinite; load the model in float32 or bfloat16."
             )
-        track = Detokenizer(self._session.tokens.decode)
+        track = Detokenizer(self._session.tokens)
         ends = []
         for token_id in token_ids:
             track.push(token_id)

@@ -41,8 +41,6 @@ class TokenLogprobs:
             top = [] if span.top_log_probs is None else [self._rival(*each) for each in span.top_log_probs[number]]
             self._track.push(token_id)
             piece = self._track.text[before:]
-            if number == len(span.token_ids) - 1 and shown + len(piece) < len(span.text):
-                piece = span.text[shown:]  # the answer ends in bytes that do not form a character
             text = piece[: len(span.text) - shown]
             shown += len(text)
             if not piece and token_id in self._special:

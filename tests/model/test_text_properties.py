@@ -6,6 +6,7 @@ bytes are spread over tokens and spans; without it most of it is not text at all
 
 from __future__ import annotations
 
+import codecs
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -18,10 +19,15 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation
+from cocoa_engine.model.detokenizer import Detokenizer, decoded
+from cocoa_engine.model.tokenizer import REPLACEMENT, Tokens
+from cocoa_integrations._shared.logprobs import openai_logprobs
 from tests.helpers.prompts import PROMPTS
-from tests.helpers.reference import FullForward, Reference, assert_same
+from tests.helpers.reference import FullForward, Reference, assert_same, text_of
 from tests.helpers.tiny_models import (
+    BOS,
     EOS,
+    VOCAB_SIZE,
     WellFormedText,
     sentencepiece_like_tokenizer,
     tiny_model,
@@ -33,7 +39,6 @@ pytestmark = pytest.mark.slow
 
 TOKENIZERS = {"byte-level": tiny_tokenizer, "sentencepiece": sentencepiece_like_tokenizer}
 KNIFE_EDGE = 1e-4
-REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are not text
 
 families = st.sampled_from(sorted(TOKENIZERS))
 PROMPT_TEXTS = ["the ", "das ist", "日本", "Ω 😀", "a", "да, да", "er is here", "\n\n"]
@@ -90,14 +95,14 @@ def check_assembly(answer: Generation, tokenizer: Any) -> None:
     assert offset == len(answer.text)
     assert [token for span in answer.spans for token in span.token_ids] == answer.token_ids
     if answer.finish_reason != "stop" and not spoilt(answer.token_ids, tokenizer):
-        assert answer.text == tokenizer.decode(answer.token_ids, skip_special_tokens=True)
+        assert answer.text == text_of(tokenizer, answer.token_ids)
     for stop in answer.config.stop:
         assert stop not in answer.text
     for span in answer.spans:
         if span.chosen is not None:
             kept = span.candidates[span.chosen].token_ids
             assert kept[: len(span.token_ids)] == span.token_ids
-            assert kept == span.token_ids or (answer.finish_reason == "length" and span is answer.spans[-1])
+            assert kept == span.token_ids or (answer.finish_reason in ("length", "stop") and span is answer.spans[-1])
 
 
 @settings(max_examples=25)
@@ -198,7 +203,75 @@ def test_stop_texts_in_dictated_tokens(pieces, stop, text, tokens, max_new_token
     assert answer.token_ids == dictated[: min(tokens, max_new_tokens)]
 
 
+# Answers that end inside a character.
+
+
+def utf8(raw: bytes) -> str:
+    """Python's decoding of bytes that more may follow: a character that is not complete is left out."""
+    return codecs.getincrementaldecoder("utf-8")(errors="replace").decode(raw)
+
+
+@settings(max_examples=150)
+@given(st.lists(st.integers(0, VOCAB_SIZE - 1) | st.sampled_from(range(130, 259)), max_size=12))
+def test_text_is_that_of_the_complete_characters(token_ids):
+    """Of any tokens: bytes that never are text stay as U+FFFD, only a character that may still be completed is left
+    out."""
+    tokenizer = family("byte-level").tokenizer
+    byte_of = token_bytes(tokenizer)
+    track = Detokenizer(Tokens(tokenizer))
+    for count, token_id in enumerate(token_ids, 1):
+        track.push(token_id)
+        assert track.text == utf8(b"".join(byte_of[each] for each in token_ids[:count]))
+
+
+@settings(max_examples=80)
+@given(st.text(st.sampled_from("aé日😀 \ufffd\U0010ffff"), max_size=6), st.integers(0, 30))
+def test_text_of_byte_fallback_is_that_of_the_complete_characters(text, count):
+    tokenizer = family("sentencepiece").tokenizer
+    token_ids = tokenizer(text, add_special_tokens=False).input_ids[:count]
+    expected = text_of(tokenizer, token_ids)
+    assert decoded(Tokens(tokenizer), token_ids) == expected
+    assert text.lstrip(" ").startswith(expected.lstrip(" "))
+
+
+PIECES = [b"x", "日".encode()[:1], "日".encode()[1:2], "日".encode()[2:], *(bytes([b]) for b in "😀\ufffd".encode())]
+"""A character of three bytes, one of four, and a U+FFFD that is meant, byte by byte."""
+
+
+@pytest.mark.parametrize("ended_by", ["length", "eos", "stop", "risk"])
+@pytest.mark.parametrize("count", range(1, len(PIECES) + 1))
+def test_an_answer_that_ends_inside_a_character(count, ended_by):
+    engine = family("byte-level").engine
+    byte_of = token_bytes(engine.tokenizer)
+    token_ids = [byte_of.index(piece) for piece in PIECES[:count]]
+    last = {"eos": [EOS], "stop": [BOS]}.get(ended_by, [])
+    options = {"max_new_tokens": count if ended_by == "length" else 30, "stop": "<bos>"}
+    options |= {"max_risk": 0.0} if ended_by == "risk" else {}
+    dictated = LogitsProcessorList([Dictated(1, [*token_ids, *last])])
+    answer = engine.generate([5], logits_processor=dictated, **options)
+    if ended_by != "risk":  # this stops at the first span, which is the answer
+        assert (answer.finish_reason, answer.token_ids) == (ended_by, [*token_ids, *last])
+    expected = utf8(b"".join(PIECES[:count]))
+    assert answer.text == expected
+    check_assembly(answer, engine.tokenizer)
+    assert list(engine.stream([5], logits_processor=dictated, **options)) == answer.spans
+    assert engine.generate_batch([[5], [5]], logits_processor=dictated, **options)[1].text == expected
+    entries = openai_logprobs(answer.spans, engine)["content"]
+    assert "".join(entry["token"] for entry in entries) == expected
+    assert b"".join(bytes(entry["bytes"]) for entry in entries) == expected.encode()
+    assert engine.score([5], answer.token_ids).text == expected
+
+
 # The real model.
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 6])
+def test_real_answers_end_between_characters(engine, limit):
+    whole = engine.generate("🙂🙃🙂🙃🙂🙃🙂🙃🙂", max_new_tokens=12)
+    answer = engine.generate("🙂🙃🙂🙃🙂🙃🙂🙃🙂", max_new_tokens=limit)
+    assert whole.text.startswith(answer.text)
+    assert REPLACEMENT not in answer.text
+    assert answer.token_ids == whole.token_ids[:limit]
 
 
 @pytest.mark.parametrize("name", ["question", "chinese", "emoji", "code"])

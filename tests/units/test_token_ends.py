@@ -9,6 +9,7 @@ import pytest
 from cocoa_engine import CocoaEngine, ConfigError, Generation
 from tests.helpers.alike import near
 from tests.helpers.engines import engine_of, prompt
+from tests.helpers.reference import text_of
 from tests.helpers.tiny_models import sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
 
 
@@ -22,8 +23,7 @@ def assert_exact(engine: CocoaEngine, answer: Generation) -> None:
         assert span.token_ends[0] >= span.start
         for token_id, end in zip(span.token_ids[:-1], span.token_ends[:-1], strict=True):
             ids.append(token_id)
-            decoded = engine.tokenizer.decode(ids, skip_special_tokens=True).rstrip("\ufffd")
-            assert answer.text[:end] == decoded[: len(answer.text)]
+            assert answer.text[:end] == text_of(engine.tokenizer, ids)[: len(answer.text)]
         ids.append(span.token_ids[-1])
 
 

@@ -73,7 +73,7 @@ class Candidate(Measured):
     """One of the spans that competed at a risk point."""
 
     is_greedy: bool = Field(description="Whether greedy decoding would have taken this candidate's first token.")
-    ends_answer: bool = Field(False, description="Whether it ends the answer, by an end token or a stop text.")
+    ends_answer: bool = Field(False, description="Whether it ends the answer, by an end token.")
 
 
 class Preceding(ResultModel):

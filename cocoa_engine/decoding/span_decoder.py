@@ -116,8 +116,8 @@ class SpanDecoder:
     def grow(self, candidates: NextTokens) -> Generator[Sequence[Path], StepOutput | list[TokenOutput], list[Branch]]:
         """Open a branch for each candidate and extend all branches token by token to their boundary.
 
-        The boundary follows ``CocoaConfig.span_boundary``. It does not depend on ``max_new_tokens``, so that the limit
-        changes no choice. The generator yields the paths to feed, and receives the output of the pass or a
+        The boundary follows ``CocoaConfig.span_boundary``. It depends neither on ``max_new_tokens`` nor on stops, so that
+        they change no choice. The generator yields the paths to feed, and receives the output of the pass or a
         :class:`TokenOutput` for each path. It returns the finished branches.
         """
         left = self._window_left
@@ -156,7 +156,7 @@ class SpanDecoder:
         for number, (branch, (log_prob, score)) in enumerate(zip(branches, scores, strict=True)):
             candidates.append(
                 Candidate(
-                    text=branch.track.text[start : branch.track.stop_at],
+                    text=branch.track.text[start:],
                     token_ids=branch.token_ids,
                     token_log_probs=branch.log_probs,
                     token_entropies=branch.entropies,
@@ -201,6 +201,8 @@ class SpanDecoder:
         """Add the best next token to a greedy run, and feed it."""
         self._append(run, following)
         taken = run.path[-1:]
+        if self._stops(run, len(run.token_ids), taken):
+            run.ended = run.ended or "stop"
         left = self._tokens_left
         outputs = yield from self._feed.feed([taken], [] if run.ended else [taken], (), left)
         self._add_outputs([run], outputs, [taken], left)
@@ -215,8 +217,8 @@ class SpanDecoder:
     def _choose(self, branches: Sequence[Branch], pmi: Sequence[float]) -> Branch:
         """Score the branches, choose one, and record it as a span with all its candidates.
 
-        The chosen branch is cut where the answer reaches ``max_new_tokens``. Its candidates are not, and the PMI of a
-        cut span is that of the whole branch.
+        The chosen branch is cut where the answer stops or reaches ``max_new_tokens``. Its candidates are not, and the
+        PMI of a cut span is that of the whole branch.
         """
         candidates = self.score_candidates(branches, pmi)
         scores, ended = [one.score for one in candidates], [one.ends_answer for one in candidates]
@@ -228,13 +230,17 @@ class SpanDecoder:
             chosen = int(torch.multinomial(weights, 1, generator=self.rules.generator))
         else:
             chosen = best_candidate(self.config, scores, ended)  # ties: the more probable first token
-        one = candidates[chosen]
-        if len(one.token_ids) <= self._tokens_left:
-            self._record(branches[chosen], one.con_mlds, one.f_mlds, candidates, chosen, (one.log_prob, one.score))
-            return branches[chosen]
-        path = one.token_ids[: self._tokens_left]
-        outputs = [self._feed.output(tuple(path[:end])) for end in range(1, len(path) + 1)]
-        kept = branches[chosen].cut(self.track.fork(), outputs)
+        one, branch = candidates[chosen], branches[chosen]
+        paths = [branch.path[:length] for length in range(1, min(len(one.token_ids), self._tokens_left) + 1)]
+        stop = next((path for path in paths if self._stops(branch, len(path), path)), None)
+        paths = paths if stop is None else paths[: len(stop)]
+        uncut = len(paths) == len(one.token_ids)
+        kept = branch if uncut else branch.cut(self.track.fork(), [self._feed.output(path) for path in paths])
+        if stop is not None:
+            kept.ended = kept.ended or "stop"
+        if uncut:
+            self._record(kept, one.con_mlds, one.f_mlds, candidates, chosen, (one.log_prob, one.score))
+            return kept
         (con,), (f,) = branch_mlds([kept])
         scored = log_prob_and_score(self.config, kept.log_probs, con, f, pmi=pmi[chosen])
         self._record(kept, con, f, candidates, chosen, scored)
@@ -329,12 +335,19 @@ class SpanDecoder:
         branch.ends.append(len(branch.track.text))
         if token_id in self.rules.eos:
             branch.ended = "eos"
-        elif (
-            token_id in self.rules.stop_ids
-            or branch.track.stop_at is not None
-            or self.rules.criteria_met(self._token_ids, self._uncommitted(branch))
-        ):
-            branch.ended = "stop"
+
+    def _stops(self, branch: Branch, length: int, path: Path) -> bool:
+        """Whether the answer stops after some of a branch's tokens. It is asked of tokens of the answer only.
+
+        Args:
+            length: their number.
+            path: those of them that are not committed yet.
+        """
+        return (
+            branch.token_ids[length - 1] in self.rules.stop_ids
+            or branch.track.stops_at(branch.ends[length - 1])
+            or self.rules.criteria_met(self._token_ids, path)
+        )
 
     def _add_outputs(
         self, branches: Sequence[Branch], outputs: Sequence[TokenOutput], paths: Sequence[Path], left: int | None
@@ -356,7 +369,3 @@ class SpanDecoder:
             )
             for at, distribution in zip(open_ended, following, strict=True):
                 branches[at].next = distribution
-
-    def _uncommitted(self, branch: Branch) -> Path:
-        """The branch's tokens that are not committed yet: all tokens of a candidate, the last one of a greedy run."""
-        return branch.path[-1:] if branch.track is self.track else branch.path

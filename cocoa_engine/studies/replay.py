@@ -15,6 +15,7 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.span_scoring import best_candidate, log_probs_and_scores
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.methods import METHODS
+from cocoa_engine.model import detokenizer
 from cocoa_engine.model.generation_config import eos_token_ids
 from cocoa_engine.spans import FinishReason, Span
 
@@ -117,7 +118,7 @@ class Replay:
             if step is None:
                 known_to = len(prefix)
                 break
-            prefix += tuple(self._chosen(step, config))
+            prefix = self._extended(prefix, self._chosen(step, config))
         else:
             return self._answer(prefix, ended, 0)
         # a processor may look at where the answer begins, so the answer cannot be continued as a longer prompt
@@ -175,22 +176,25 @@ class Replay:
         scores = [score for _, score in log_probs_and_scores(config, log_probs, ended, con, f)]
         return list(token_ids[best_candidate(config, scores, ended)])
 
+    def _extended(self, prefix: Prefix, taken: Iterable[int]) -> Prefix:
+        """A prefix with the tokens after it, up to where the answer ends."""
+        for token_id in taken:
+            prefix = (*prefix, token_id)
+            if self._is_end(prefix):
+                break
+        return prefix
+
     def _is_end(self, prefix: Prefix) -> FinishReason | None:
         """Whether an answer ends by itself after its last token."""
         if prefix and prefix[-1] in self._eos:
             return "eos"
-        return "stop" if self._stop_at(self._decode(prefix)) is not None else None
+        if self._config.stop and self._stop_at(self._decode(prefix)) is not None:
+            return "stop"
+        return "length" if len(prefix) >= self._limit else None
 
     def _ended(self, prefix: Prefix) -> FinishReason | str | None:
-        if len(prefix) > self._limit:
-            return "length"
-        if (reason := self._is_end(prefix)) is not None:
-            return reason
-        if len(prefix) == self._limit:
-            return "length"
-        return "complete" if self._is_complete(self._decode(prefix)) else None
+        return self._is_end(prefix) or ("complete" if self._is_complete(self._decode(prefix)) else None)
 
     def _answer(self, prefix: Prefix, ended: FinishReason | str, decoded: int) -> ReplayedAnswer:
-        token_ids = list(prefix[: self._limit])
-        text = self._decode(token_ids)
-        return ReplayedAnswer(token_ids, text[: self._stop_at(text)], ended, max(0, min(decoded, len(token_ids))))
+        text = detokenizer.decoded(self._engine.session.tokens, prefix)
+        return ReplayedAnswer(list(prefix), text[: self._stop_at(text)], ended, max(0, min(decoded, len(prefix))))

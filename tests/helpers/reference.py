@@ -11,6 +11,7 @@ differ where that is of the order of float32 rounding.
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -204,6 +205,7 @@ class Reference:
         self.criteria = list(stopping_criteria)
         self.choices = None if choices is None else iter(choices)
         self.limit: float = config.max_new_tokens
+        self.stops = True  # whether stop texts and criteria end what grows
         self.margin = math.inf
 
         self.num_layers = forward.num_layers  # L
@@ -256,7 +258,7 @@ class Reference:
         chosen_from = [state.entropy_and_margin for state in states]
         figures = self.measure(Branch([], list(given), log_probs, chosen_from, end, None))
         return ReferenceGeneration(
-            text=self.tokenizer.decode(list(given), skip_special_tokens=True),
+            text=text_of(self.tokenizer, list(given)),
             token_ids=list(given),
             spans=[ReferenceSpan("given", figures)],
             finish_reason=None,
@@ -268,7 +270,7 @@ class Reference:
         """Grow a branch from each competing token to the boundary and keep the best."""
         window = getattr(self.model.config, "max_position_embeddings", None) or math.inf
         cap = int(min(self.config.max_span_tokens, window - len(self.prompt) - len(here.before)))
-        self.limit = math.inf  # max_new_tokens cuts the span that is kept, and nothing else
+        self.limit, self.stops = math.inf, False  # they cut the span that is kept, and nothing else
         grown = []  # of each branch, what it was at length 1, 2, ...
         for token in competing:  # each to its own next risk point
             stages = [self.step(here, token)]
@@ -292,14 +294,14 @@ class Reference:
         candidates = [self.measure(branch, branches) for branch in branches]
         ends = [branch.end is not None for branch in branches]
         chosen = self.choose([candidate.score for candidate in candidates], ends)
-        self.limit = self.config.max_new_tokens
-        left = self.config.max_new_tokens - len(here.before)
+        self.limit, self.stops = self.config.max_new_tokens, True
         kept, figures = branches[chosen], candidates[chosen]
-        if len(kept.token_ids) > left:
-            kept = grown[chosen][left - 1]
-            figures = self.measure(kept, scored_as=branches[chosen])
-        if len(kept.token_ids) == left:
-            kept = replace(kept, end=kept.end or "length")
+        for stage in grown[chosen][: len(kept.token_ids)]:
+            if (end := self.ended([*here.before, *stage.token_ids], stage.state.scores)) is not None:
+                if len(stage.token_ids) < len(kept.token_ids):
+                    figures = self.measure(stage, scored_as=branches[chosen])
+                kept = replace(stage, end=end)
+                break
         return ReferenceSpan("risk_point", figures, candidates, chosen), kept
 
     def choose(self, scores: list[float], ends: list[bool]) -> int:
@@ -338,6 +340,8 @@ class Reference:
         """Why the answer ends after its last token, if it does."""
         if answer[-1] in self.eos:
             return "eos"
+        if not self.stops:
+            return None
         text = self.tokenizer.decode(answer, skip_special_tokens=True)
         if any(stop in text for stop in self.config.stop):
             return "stop"
@@ -348,7 +352,7 @@ class Reference:
 
     def text(self, token_ids: list[int]) -> str:
         """The answer up to the first stop text."""
-        text: str = self.tokenizer.decode(token_ids, skip_special_tokens=True)
+        text = text_of(self.tokenizer, token_ids)
         return text[: min((text.find(stop) for stop in self.config.stop if stop in text), default=None)]
 
     # The model.
@@ -433,6 +437,19 @@ class Reference:
     def near(self, distance: float) -> None:
         """Note how far a decision was from falling the other way."""
         self.margin = min(self.margin, abs(distance))
+
+
+def text_of(tokenizer: Any, token_ids: list[int]) -> str:
+    """The text of tokens without a character whose last bytes are missing: without one that further bytes complete."""
+    vocabulary = tokenizer.get_vocab()
+    further = [vocabulary.get(f"<0x{byte:02X}>", vocabulary.get(letter)) for byte, letter in ((0x80, "Ģ"), (0xA0, "ł"))]
+    text: str = tokenizer.decode(token_ids, skip_special_tokens=True)
+    if text.endswith("\ufffd") and None not in further:
+        for first, more in itertools.product(further, range(3)):
+            completed: str = tokenizer.decode([*token_ids, first, *[further[0]] * more], skip_special_tokens=True)
+            if not completed.endswith("\ufffd"):
+                return completed[:-1]
+    return text
 
 
 def dis(a: Tensor, b: Tensor) -> float:

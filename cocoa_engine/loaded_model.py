@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cocoa_engine.errors import ChatTemplateError, ConfigError
+from cocoa_engine.errors import ChatTemplateError
 from cocoa_engine.execution.session import Session
 from cocoa_engine.info import ModelInfo
 from cocoa_engine.model.detokenizer import Detokenizer
-from cocoa_engine.model.generation_config import eos_token_ids
+from cocoa_engine.model.ends import eos_token_ids
 from cocoa_engine.model.prompts import ChatTokens, Messages, without_history
 from cocoa_engine.runtime import Runtime
-from cocoa_engine.safe_text import short_repr
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -127,14 +126,8 @@ class LoadedModel:
         """
         from cocoa_engine.decoding.grammar import constraint
 
-        ends, size = eos_token_ids(self.held_model, self.tokenizer), self._session.model.vocab_size
-        possible = frozenset(token_id for token_id in ends if 0 <= token_id < size)
-        if ends and not possible:
-            raise ConfigError(
-                f"a grammar needs an end-of-sequence token, and eos_token_id {short_repr(min(ends))} is outside the "
-                f"model's vocabulary of {size}; correct it in the generation config."
-            )
-        return constraint(self.tokenizer, possible, json_schema=json_schema, regex=regex, grammar=grammar)
+        ends = eos_token_ids(self.held_model, self._session.tokens)
+        return constraint(self.tokenizer, ends, json_schema=json_schema, regex=regex, grammar=grammar)
 
     def render_chat(self, messages: Messages, **template_kwargs: Any) -> str:
         """Chat messages as one text, by the tokenizer's chat template, up to the start of the answer.

@@ -189,7 +189,7 @@ class Cocoa:
             model, self._decoder, config=config, runtime=self._runtime, calibrator=self._calibrator
         )  # cheap: the analysis of the model is cached with the model
         ends = {int(end) for one in stopping_criteria if isinstance(one, EosTokenCriteria) for end in one.eos_token_id}
-        only_ends = GenerationConfig(eos_token_id=sorted(ends) or None)  # generate's processors do everything else
+        only_ends = GenerationConfig(eos_token_id=sorted(ends))  # generate's processors do everything else
         processors = [one for one in logits_processor if not _applied_by_the_engine(one, config)]
         criteria = [one for one in stopping_criteria if not isinstance(one, (MaxLengthCriteria, EosTokenCriteria))]
         batch_rows = [_Row(row, rows, padding) for row, padding in enumerate(paddings)]

@@ -23,7 +23,8 @@ from cocoa_engine.execution.session import Session
 from cocoa_engine.methods import METHODS, SamplingMethod
 from cocoa_engine.methods.retrieval_heads import source_heads
 from cocoa_engine.model.callables import Criteria, Processor, Processors
-from cocoa_engine.model.generation_config import eos_token_ids, logits_processors, stop_texts, try_processors
+from cocoa_engine.model.ends import eos_token_ids
+from cocoa_engine.model.generation_config import logits_processors, stop_texts, try_processors
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.passages import Source, passage_positions, sources_of_batch
@@ -195,7 +196,7 @@ def make_request(
         generator.manual_seed(model.fresh_seed() if config.seed is None else config.seed)
         if isinstance(method, SamplingMethod) and config.top_k != 1:  # 1 is greedy, also between equal tokens
             sampler = Sampler(method, config, generator, len(ids))
-    eos = eos_token_ids(model.model, tokens.settings, generation_config)
+    eos = eos_token_ids(model.model, tokens, generation_config)
     texts = (*config.stop, *stop_texts(model.model, generation_config))
     penalty = config.repetition_penalty or method.repetition_penalty
     own = logits_processors(model.model, eos, ids, config.max_new_tokens, penalty, generation_config)

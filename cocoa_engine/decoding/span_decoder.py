@@ -116,8 +116,8 @@ class SpanDecoder:
     def grow(self, candidates: NextTokens) -> Generator[Sequence[Path], StepOutput | list[TokenOutput], list[Branch]]:
         """Open a branch for each candidate and extend all branches token by token to their boundary.
 
-        The boundary follows ``CocoaConfig.span_boundary``. It depends neither on ``max_new_tokens`` nor on stops, so that
-        they change no choice. The generator yields the paths to feed, and receives the output of the pass or a
+        The boundary follows ``CocoaConfig.span_boundary``. It depends neither on ``max_new_tokens`` nor on stops, so
+        that they change no choice. The generator yields the paths to feed, and receives the output of the pass or a
         :class:`TokenOutput` for each path. It returns the finished branches.
         """
         left = self._window_left

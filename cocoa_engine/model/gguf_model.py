@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
 
 from cocoa_engine.errors import ModelLoadError, safe_cause
-from cocoa_engine.model import experts, gguf_families, gguf_tokenizer
+from cocoa_engine.model import ends, experts, gguf_families, gguf_tokenizer
 from cocoa_engine.model.blocks import BLOCK_KINDS, BlockTensor
 from cocoa_engine.model.gguf_families import LONG_FACTORS, ROPE_FACTORS, TABLES, Family, Metadata, family_of
 from cocoa_engine.model.gguf_reader import GgufFile
@@ -177,7 +177,7 @@ def _finish(model: Any, file: GgufFile, config: PreTrainedConfig) -> None:
             raise ModelLoadError(f"{file.path}: {ROPE_FACTORS} has {len(factors)} factors")
         frequencies /= factors
     model.generation_config = GenerationConfig(
-        bos_token_id=config.bos_token_id, eos_token_id=_ends(file), pad_token_id=config.pad_token_id
+        bos_token_id=config.bos_token_id, eos_token_id=ends.of_gguf(file.metadata), pad_token_id=config.pad_token_id
     )
 
 
@@ -250,10 +250,3 @@ def _clear_errors(file: GgufFile) -> Iterator[None]:
         yield
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise ModelLoadError(f"the metadata of {file.path} is incomplete or wrong ({error})") from safe_cause(error)
-
-
-def _ends(file: GgufFile) -> list[int] | int | None:
-    """The tokens that end an answer: the end of the text, and the end of a turn."""
-    keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-    found = list(dict.fromkeys(file.metadata[key] for key in keys if key in file.metadata))
-    return found[0] if len(found) == 1 else found or None

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerFast
 
-from cocoa_engine.model.embedded import CONTROL_TOKEN
+from cocoa_engine.model import ends
+from cocoa_engine.model.ends import CONTROL_TOKEN
 from cocoa_engine.model.gguf_reader import GgufFile
 
 if TYPE_CHECKING:
@@ -67,7 +68,9 @@ def make(file: GgufFile) -> tuple[Tokenizer, dict[str, str]]:
 
     found = file.metadata
     tokens: list[str] = found["tokenizer.ggml.tokens"]
-    kinds: Sequence[int] = found.get("tokenizer.ggml.token_type") or [NORMAL_TOKEN] * len(tokens)
+    kinds = list(found.get("tokenizer.ggml.token_type") or [NORMAL_TOKEN] * len(tokens))
+    for token_id in ends.of_gguf(found):
+        kinds[token_id] = CONTROL_TOKEN  # whatever the file says: an end is no text
     is_sentencepiece = found["tokenizer.ggml.model"] == "llama"
     if is_sentencepiece:
         tokens = [_respelled(token) for token in tokens]

@@ -30,6 +30,7 @@ from cocoa_engine.free_memory import release_free_memory
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.model import (
     embedded,
+    ends,
     gguf_cache,
     gguf_files,
     gguf_model,
@@ -302,6 +303,7 @@ def _load(
                 has_tokenizer = tokenizer_name is not None or (kept / gguf_cache.TOKENIZER).exists()
                 tokenizer_source = tokenizer_name if has_tokenizer else file.path
                 model, tokenizer = _load(str(kept), tokenizer_source, options, tokenizer_options)
+                model.generation_config.eos_token_id = ends.of_gguf(file.metadata)
                 model.config.name_or_path = model.name_or_path = name
                 if tokenizer_name is None:
                     tokenizer.name_or_path = name
@@ -331,7 +333,10 @@ def _load(
             return quantised_weights.load(name, config, weights, access), tokenizer
     if not in_folder:  # here, because it downloads them
         _require_safetensors(name, config, options)
-    return _load_weights(name, options), tokenizer
+    model = _load_weights(name, options)
+    if "gguf_file" in options:
+        model.generation_config.eos_token_id = ends.of_gguf(file.metadata)
+    return model, tokenizer
 
 
 def _require_safetensors(name: str, config: PreTrainedConfig, options: dict[str, Any]) -> None:

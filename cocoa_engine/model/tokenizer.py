@@ -45,6 +45,7 @@ class Tokens:
     Attributes:
         tokenizer: the user's tokenizer, which is not modified.
         settings: the same, to read its special tokens and its template from. It must not be given to users.
+        turn_ends: by chat template, the token that ends a turn in it, where it has been asked for.
 
     Raises:
         UnsupportedModelError: ``tokenizer`` is not a tokenizer.
@@ -61,6 +62,7 @@ class Tokens:
         self._own = _copy(tokenizer) if is_shared else tokenizer
         self._users = tokenizer if is_shared else None
         self._lock = free_in_child(threading.Lock())
+        self.turn_ends: dict[str, int | None] = {}
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

@@ -22,7 +22,7 @@ from cocoa_engine.decoding.span_decoder import SpanDecoder
 from cocoa_engine.execution.backends import Path, StepOutput, TokenTree
 from cocoa_engine.execution.session import Session
 from cocoa_engine.model.detokenizer import Detokenizer
-from cocoa_engine.model.generation_config import eos_token_ids
+from cocoa_engine.model.ends import eos_token_ids
 from cocoa_engine.scoring.text_tree import groups, opened, prefixes
 from cocoa_engine.spans import Candidate
 
@@ -64,7 +64,7 @@ class CandidateGrower:
         self._cancellation = cancellation or Cancellation()
         self._config = config.replace(method="cocoa-sig")
         self._capture = capture_spec(session.model, self._config)
-        self._eos = eos_token_ids(session.model.model, session.tokens.settings)
+        self._eos = eos_token_ids(session.model.model, session.tokens)
         self._backend = session.backend
         most = MOST_FED // (config.max_candidates * config.max_span_tokens)
         self._width = max(1, min(self._backend.paths_per_step, most))

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cocoa_engine.model.generation_config import eos_token_ids
+from cocoa_engine.model.ends import eos_token_ids
+from cocoa_engine.model.tokenizer import Tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -32,12 +33,13 @@ def generate(
     Returns:
         The new tokens of each prompt, up to and including its end token.
     """
-    eos = eos_token_ids(model, tokenizer)
+    eos = eos_token_ids(model, Tokens(tokenizer))
     width = max(map(len, prompts))
     pad = min(eos, default=0)
     ids = torch.tensor([[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=model.device)
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=model.device)
     settings: dict[str, Any] = {"do_sample": False, "num_beams": 1, "pad_token_id": pad, "tokenizer": tokenizer}
+    settings["eos_token_id"] = sorted(eos) or None
     with torch.no_grad():
         output = model.generate(ids, attention_mask=mask, max_new_tokens=max_new_tokens, **{**settings, **options})
     return [_up_to_end(row, eos) for row in output[:, width:].tolist()]

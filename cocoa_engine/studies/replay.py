@@ -16,7 +16,7 @@ from cocoa_engine.decoding.span_scoring import best_candidate, log_probs_and_sco
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.methods import METHODS
 from cocoa_engine.model import detokenizer
-from cocoa_engine.model.generation_config import eos_token_ids
+from cocoa_engine.model.ends import eos_token_ids
 from cocoa_engine.spans import FinishReason, Span
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Replay:
         remaining_context = config.max_new_tokens if window is None else window - len(self._prompt)
         self._limit = min(config.max_new_tokens, remaining_context)  # of tokens in an answer
         self._decode = engine.session.tokens.decode
-        self._eos = eos_token_ids(engine.session.model.model, engine.session.tokens.settings)
+        self._eos = eos_token_ids(engine.session.model.model, engine.session.tokens)
         self.steps: dict[Prefix, KnownStep] = {tuple(step.prefix): step for step in known}
 
     def answer(self, config: CocoaConfig) -> ReplayedAnswer:

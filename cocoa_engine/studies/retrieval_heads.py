@@ -25,7 +25,7 @@ from cocoa_engine.execution.backends.shared_cache import SharedTree
 from cocoa_engine.execution.forward.observed_attention import observed_attention
 from cocoa_engine.execution.forward.source_attention import Heads, SourceProbe
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, ScoredHead
-from cocoa_engine.model.generation_config import eos_token_ids
+from cocoa_engine.model.ends import eos_token_ids
 from cocoa_engine.model.language_model import attention_heads
 from cocoa_engine.scoring.text_tree import opened
 from cocoa_engine.studies.answer_cache import AnswerCache, CacheFolder
@@ -191,7 +191,7 @@ def _answered(engine: CocoaEngine, backend: Backend, run: HiddenNeedle, num_head
     scores = torch.zeros(model.num_layers, num_heads, dtype=torch.float64)
     heads = [(layer, head) for layer in range(model.num_layers) for head in range(num_heads)]
     prompt_ids = torch.tensor(run.prompt)
-    ends = eos_token_ids(model.model, engine.tokenizer)
+    ends = eos_token_ids(model.model, engine.session.tokens)
     reserve = 2 * len(run.needle) + 16
     spec = capture_spec(model, CocoaConfig())._replace(source_heads=())  # nothing but the heads is observed
     with opened(backend, run.prompt[:-1], reserve, spec) as tree:

@@ -22,7 +22,15 @@ from transformers import (
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
 from tests.helpers.prompts import LONG, PROMPTS
 from tests.helpers.reference import FullForward, Reference, ReferenceGeneration, assert_same
-from tests.helpers.tiny_models import ARCHITECTURES, EOS, NUM_LAYERS, VOCAB_SIZE, tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import (
+    ARCHITECTURES,
+    EOS,
+    NUM_LAYERS,
+    VOCAB_SIZE,
+    endless_tokenizer,
+    tiny_model,
+    tiny_tokenizer,
+)
 
 KNIFE_EDGE = 1e-4
 """A decision nearer than this may fall either way by rounding; such cases are counted and left out."""
@@ -255,7 +263,7 @@ def test_exact_ties_go_to_the_lower_token():
     with torch.no_grad():
         model.get_output_embeddings().weight.zero_()
         model.get_output_embeddings().bias.fill_(1.0)
-    engine, forward = CocoaEngine(model, tiny_tokenizer()), FullForward(model)
+    engine, forward = CocoaEngine(model, endless_tokenizer()), FullForward(model)
     for settings in ({}, {"max_candidates": 1}, {"gamma": 1.0}, {"method": "greedy"}):
         config = CocoaConfig(**{"alpha": 0.0, "max_candidates": 4, "max_new_tokens": 6, "gamma": 0.3, **settings})
         expected = Reference(forward, engine.tokenizer, config).generate([8, 6, 7])
@@ -265,7 +273,9 @@ def test_exact_ties_go_to_the_lower_token():
 
 
 def test_model_without_an_end_token_goes_on_to_the_limit():
-    engine, forward = own_tiny(eos_token_id=[])
+    model = tiny_model("llama", seed=1)
+    model.generation_config.eos_token_id = []
+    engine, forward = CocoaEngine(model, endless_tokenizer()), FullForward(model)
     config = CocoaConfig(max_new_tokens=12)
     expected = Reference(forward, engine.tokenizer, config).generate(random_prompt(0))
     assert expected.finish_reason == "length"

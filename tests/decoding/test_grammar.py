@@ -224,7 +224,7 @@ def test_tokens_that_do_not_fit_are_an_error(engine: CocoaEngine, city_json: Gra
     prompt = engine.encode_chat(QUESTIONS[0])
 
     def insists(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        return torch.zeros_like(scores)
+        return torch.zeros_like(scores).index_fill(1, torch.tensor([500]), 1.0)
 
     with pytest.raises(ConfigError, match="put the grammar last"):
         engine.generate(prompt, gamma=1, max_new_tokens=4, logits_processor=[city_json, insists])

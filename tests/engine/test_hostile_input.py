@@ -183,12 +183,21 @@ def test_errors_of_a_user_s_processor_are_the_user_s(tiny: CocoaEngine) -> None:
         tiny.generate([5], generation_config=config, logits_processor=broken)
 
 
-@pytest.mark.parametrize("token_id", ["x", 2.5, [None], -1, 300, 10**9, [10**30]])
+@pytest.mark.parametrize("token_id", ["x", 2.5, [None]])
 def test_a_grammar_and_an_end_token_that_is_none(token_id: Any) -> None:
     pytest.importorskip("llguidance")
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
     engine.model.generation_config = generation_config("eos_token_id", token_id)
     assert "eos_token_id" in message_of(ConfigError, lambda: engine.constrain(regex="a"))
+
+
+@pytest.mark.parametrize("token_id", [-1, 300, 10**9, [10**30]])
+def test_a_grammar_ends_with_the_tokenizer_s_end_where_the_config_s_is_outside_the_vocabulary(token_id: Any) -> None:
+    pytest.importorskip("llguidance")
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    engine.model.generation_config = generation_config("eos_token_id", token_id)
+    answer = engine.generate("a", logits_processor=engine.constrain(regex="a"))
+    assert (answer.text, answer.finish_reason) == ("a", "eos")
 
 
 def test_a_grammar_and_an_end_token_outside_the_vocabulary() -> None:

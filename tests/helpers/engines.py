@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from cocoa_engine import CocoaEngine, Runtime
-from tests.helpers.tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import VOCAB_SIZE, endless_tokenizer, tiny_model, tiny_tokenizer
 
 
 def prompt(seed: int, length: int = 12) -> list[int]:
@@ -26,6 +26,4 @@ def endless(**runtime: Any) -> CocoaEngine:
     model = tiny_model("llama")
     model.generation_config.eos_token_id = None
     model.config.eos_token_id = None
-    tokenizer = tiny_tokenizer()
-    tokenizer.eos_token = None
-    return CocoaEngine(model, tokenizer, runtime=Runtime(**{"prefix_cache_mb": 0, **runtime}))
+    return CocoaEngine(model, endless_tokenizer(), runtime=Runtime(**{"prefix_cache_mb": 0, **runtime}))

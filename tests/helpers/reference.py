@@ -211,7 +211,7 @@ class Reference:
         self.num_layers = forward.num_layers  # L
         self.m, self.n = config.middle_layers or (self.num_layers // 3, 2 * self.num_layers // 3)
         eos = self.model.generation_config.eos_token_id
-        self.eos = set() if eos is None else {eos} if isinstance(eos, int) else set(eos)
+        self.eos = {tokenizer.eos_token_id, *([] if eos is None else [eos] if isinstance(eos, int) else eos)}
 
     # The walk of the method.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import gguf
 import numpy as np
@@ -13,7 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from cocoa_engine.model.gguf_families import FAMILIES
 
-TOKENS = ["<unk>", "<s>", "</s>", "<|turn|>", "<added>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "he", "12"]
+SPECIAL = {"<unk>": 3, "<s>": 3, "</s>": 3, "<|turn|>": 3, "<added>": 4}  # and their types
+TOKENS = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), "he", "12"]
 
 
 def write(
@@ -26,8 +29,17 @@ def write(
     scaling: str | None = None,
     factors: torch.Tensor | None = None,
     tensors_in_part: int = 0,
+    special: Mapping[str, int] = SPECIAL,
+    ids: Mapping[str, int] = MappingProxyType({"bos": 1, "eos": 2, "eot": 3}),
+    template: str | None = None,
 ) -> torch.nn.Module:
-    """Write a random model as llama.cpp's converter does, and return it with the numbers that the file holds."""
+    """Write a random model as llama.cpp's converter does, and return it with the numbers that the file holds.
+
+    Args:
+        special: the first five tokens, with their types.
+        ids: the ids that keys of the file name.
+        template: the chat template.
+    """
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
     options = {**sizes, "num_key_value_heads": 2, "vocab_size": len(TOKENS), "tie_word_embeddings": tied}
@@ -46,12 +58,13 @@ def write(
         writer.add_key_length(16)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([3, 3, 3, 3, 4] + [1] * (len(TOKENS) - 5))
+    writer.add_token_list([*special, *TOKENS[5:]])
+    writer.add_token_types([*special.values()] + [1] * (len(TOKENS) - 5))
     writer.add_token_merges(["h e", "1 2"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_eot_token_id(3)
+    for name, token_id in ids.items():
+        writer.add_uint32(f"tokenizer.ggml.{name}_token_id", token_id)
+    if template is not None:
+        writer.add_chat_template(template)
     names = {ours: theirs for theirs, ours in FAMILIES["qwen3"].layer.items()}
     for name, parameter in model.state_dict().items():
         if name == "lm_head.weight" and tied:

@@ -151,6 +151,13 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return _fast(tokenizer)
 
 
+def endless_tokenizer() -> PreTrainedTokenizerFast:
+    """:func:`tiny_tokenizer` without an end token: answers end where the model's generation config says."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.eos_token = None
+    return tokenizer
+
+
 def sentencepiece_like_tokenizer() -> PreTrainedTokenizerFast:
     """A tokenizer with ``VOCAB_SIZE`` tokens of the family of Llama 2 and Gemma.
 

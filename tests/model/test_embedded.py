@@ -318,8 +318,8 @@ def test_config(converted: Path) -> None:
     assert str(config.dtype) == "torch.float32"
     assert not hasattr(config, "quantization_config")
     generation = GenerationConfig.from_pretrained(converted)
-    for holder in (config, generation):
-        assert (holder.bos_token_id, holder.eos_token_id, holder.pad_token_id) == (1, 2, 2)
+    assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (1, 2, 2)
+    assert (generation.bos_token_id, generation.eos_token_id, generation.pad_token_id) == (1, [0, 2, 4], 2)
 
 
 @pytest.mark.slow

@@ -15,13 +15,13 @@ from tests.helpers.llama_index_helpers import Listener
 from tests.helpers.reasoning_models import PLAIN
 from tests.helpers.remote import serving
 from tests.helpers.rivals import heads_file
-from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import endless_tokenizer, tiny_model
 
 
 @pytest.fixture(scope="session")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> CocoaEngine:
     """Random weights and known heads; answers have several spans, and none is empty. Some modules take another one."""
-    tokenizer = tiny_tokenizer()
+    tokenizer = endless_tokenizer()
     tokenizer.chat_template = PLAIN
     model = tiny_model("llama", seed=10, max_position_embeddings=8192)
     model.config.eos_token_id = model.generation_config.eos_token_id = None

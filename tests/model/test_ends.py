@@ -1,0 +1,232 @@
+"""The tokens that end a text: the union of what every file of a model says."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken
+from transformers import GenerationConfig, LogitsProcessor
+
+from cocoa_engine import CocoaEngine
+from cocoa_engine.errors import ConfigError
+from cocoa_engine.model.ends import eos_token_ids, of_gguf, turn_end
+from cocoa_engine.model.gguf_reader import GgufFile
+from cocoa_engine.model.tokenizer import Tokens
+from tests.conformance.tools import source_if_there
+from tests.helpers import small_gguf
+from tests.helpers.tiny_models import EOS, PAD, tiny_model, tiny_tokenizer
+
+TURN = 300
+SIZE = 304  # of the embeddings: a few more than tokens
+CHATML = (
+    "{% for message in messages %}<bos>{{ message.role }}\n{{ message.content }}<|turn|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<bos>assistant\n{% endif %}"
+)
+TEMPLATES: dict[str | None, int | None] = {
+    None: None,
+    CHATML: TURN,
+    # the assistant's turn alone has an end
+    "{% for m in messages %}{{ m.content }}{{ ' <|turn|>' if m.role == 'assistant' else '<pad>' }}{% endfor %}": TURN,
+    # it is closed by what opens the next turn, or where another turn follows
+    "{% for m in messages %}{{ '<|turn|>' if m.role == 'user' }}{{ m.content }}{% endfor %}": TURN,
+    "{% for m in messages %}{{ m.content }}{{ '<|turn|>\n' if not loop.last }}{% endfor %}": TURN,
+    # the end of a thought is the end of a part
+    "{% for m in messages %}{{ m.reasoning + '<pad>' if m.reasoning }}{{ m.content }}<pad><|turn|>{% endfor %}": TURN,
+    # ordinary text ends it, or nothing
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n\n{% endfor %}": None,
+    "{% for m in messages %}{{ m.content }}\n{% endfor %}{{ messages[7].content }}": None,
+    "{% for m in messages if m.role == 'user' %}{{ m.content }}<pad>{% endfor %}": None,
+    "{{ raise_exception('no') }}": None,
+}
+
+
+def tokenizer_with(template: str | None, eos: str | None = "<eos>") -> Any:
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens([AddedToken("<|turn|>", special=True, normalized=False)], special_tokens=True)
+    tokenizer.chat_template, tokenizer.eos_token = template, eos
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny_model("llama", vocab_size=SIZE)
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_the_end_of_a_turn(template: str | None) -> None:
+    tokens = Tokens(tokenizer_with(template))
+    assert turn_end(tokens) == TEMPLATES[template]
+    tokens.settings.chat_template = CHATML  # a template that is set later
+    assert turn_end(tokens) == TURN
+
+
+@given(
+    own=st.none() | st.integers(-2, SIZE + 2) | st.lists(st.integers(-2, SIZE + 2), max_size=3),
+    of_call=st.none() | st.lists(st.integers(-2, SIZE + 2), max_size=2),
+    eos=st.sampled_from([None, "<eos>", "<pad>"]),
+    template=st.sampled_from(sorted(TEMPLATES, key=str)),
+)
+def test_ends_are_the_union(model: Any, own: Any, of_call: Any, eos: str | None, template: str | None) -> None:
+    tokenizer = tokenizer_with(template, eos)
+    model.generation_config = GenerationConfig()
+    model.generation_config.eos_token_id = own
+    config = None if of_call is None else GenerationConfig(eos_token_id=of_call)
+    stated = own if of_call is None else of_call
+    expected = {tokenizer.eos_token_id, TEMPLATES[template]}
+    expected |= {stated} if isinstance(stated, int) else set(stated or ())
+    ends = eos_token_ids(model, Tokens(tokenizer), config)
+    assert ends == {one for one in expected if one is not None and 0 <= one < SIZE}
+
+
+class Says(LogitsProcessor):
+    """Dictates tokens after a prompt, then one token for ever."""
+
+    def __init__(self, prompt: int, token_ids: list[int], then: int) -> None:
+        self.prompt, self.token_ids, self.then = prompt, token_ids, then
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        token = (self.token_ids + [self.then] * 30)[input_ids.shape[1] - self.prompt]
+        return torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor([token]), 0.0)
+
+
+@pytest.mark.parametrize("own", [0, None, [], 10**6, -1, [10**6, EOS]])
+def test_an_answer_ends_at_each_of_them(model: Any, own: Any) -> None:
+    """The template's and the tokenizer's, whatever the generation config says."""
+    engine = CocoaEngine(model, tokenizer_with(CHATML, "<pad>"))
+    model.generation_config = GenerationConfig()
+    model.generation_config.eos_token_id = own
+    for end in (TURN, PAD):
+        for ask in (engine.generate, lambda prompt, **options: engine.generate_batch([prompt], **options)[0]):
+            answer = ask([5, 6], logits_processor=Says(2, [70, 71], end), max_new_tokens=9)
+            assert (answer.finish_reason, answer.token_ids) == ("eos", [70, 71, end])
+            assert answer.text == engine.decode([70, 71])
+    # not before min_new_tokens
+    waits = GenerationConfig(min_new_tokens=6)
+    ended = [engine.generate([seed], generation_config=waits, max_new_tokens=20).token_ids for seed in range(20, 40)]
+    assert not {TURN, PAD} & {token_id for token_ids in ended for token_id in token_ids[:6]}
+
+
+def test_a_grammar_may_end_with_each_of_them(model: Any) -> None:
+    pytest.importorskip("llguidance")
+    engine = CocoaEngine(model, tokenizer_with(CHATML, None))
+    model.generation_config = GenerationConfig()
+    assert engine.generate("a", logits_processor=engine.constrain(regex="[a-z]{2}")).finish_reason == "eos"
+    engine = CocoaEngine(model, tokenizer_with(None, None))
+    with pytest.raises(ConfigError, match="end-of-sequence"):
+        engine.constrain(regex="a")
+
+
+# GGUF files.
+
+NAMES = ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"]
+NAMES += ["<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<eos>", "<end_of_utterance>", "<turn|>", "<|fim_pad|>", "<|file_sep|>"]
+
+
+@pytest.mark.parametrize(("name", "kind"), product(NAMES, [1, 3, 4]))
+def test_known_names_end_a_text_whatever_their_type(name: str, kind: int) -> None:
+    metadata = {"tokenizer.ggml.tokens": ["a", name, "b"], "tokenizer.ggml.token_type": [1, kind, 1]}
+    assert of_gguf(metadata) == [1]
+    del metadata["tokenizer.ggml.token_type"]
+    assert of_gguf(metadata) == [1]
+
+
+@pytest.mark.parametrize("key", ["eos", "eot", "eom"])
+@pytest.mark.parametrize(("token_id", "ends"), [(0, [0]), (2, [2]), (3, []), (-1, []), (2**32 - 1, [])])
+def test_keys_name_tokens(key: str, token_id: int, ends: list[int]) -> None:
+    metadata = {"tokenizer.ggml.tokens": ["a", "b", "c"], f"tokenizer.ggml.{key}_token_id": token_id}
+    assert of_gguf(metadata) == ends
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ends"),
+    [
+        ({"</s>": 1}, []),  # a tag of HTML
+        ({"</s>": 4}, []),
+        ({"</s>": 3}, ["</s>"]),
+        ({"<|end|>": 3, "<|return|>": 3, "<|call|>": 3}, ["<|return|>", "<|call|>"]),
+        ({"<|end|>": 3, "<|calls|>": 3, "<|flush|>": 3}, ["<|calls|>", "<|flush|>"]),
+        ({"<|im_start|>": 3, "<|user|>": 3, "<s>": 3, "<think>": 4, "<|pad|>": 3}, []),
+    ],
+)
+def test_names_that_are_no_ends_everywhere(tokens: dict[str, int], ends: list[str]) -> None:
+    metadata = {"tokenizer.ggml.tokens": [*tokens], "tokenizer.ggml.token_type": [*tokens.values()]}
+    assert [[*tokens][one] for one in of_gguf(metadata)] == ends
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"dtype": "float32"}])
+@pytest.mark.parametrize("kind", [1, 3, 4])
+def test_a_file_whose_end_is_not_that_of_its_template(tmp_path: Path, kind: int, options: dict[str, Any]) -> None:
+    """Its eos ends documents; its template, or nothing but the names of its tokens, says what ends a turn."""
+    special = {"<unk>": 3, "<|im_start|>": 3, "<|endoftext|>": 3, "<|im_end|>": kind, "<|eom_id|>": 3}
+    template = CHATML.replace("<bos>", "<|im_start|>").replace("<|turn|>", "<|im_end|>")
+    for number, chat_template in enumerate((template, None)):
+        file = tmp_path / f"{number}.gguf"
+        small_gguf.write(file, "llama", "F32", special=special, ids={"bos": 1, "eos": 2}, template=chat_template)
+        assert of_gguf(GgufFile(file).metadata) == [2, 3, 4]
+        engine = CocoaEngine.from_pretrained(file, calibrator=None, **options)
+        said = engine.encode("he12", add_special_tokens=False)
+        for end in (2, 3, 4):
+            answer = engine.generate([9], logits_processor=Says(1, said, end), max_new_tokens=9)
+            assert (answer.finish_reason, answer.token_ids) == ("eos", [*said, end])
+            if not options:  # transformers reads the types of tokens by itself
+                assert answer.text == "he12"
+
+
+# The templates that llama.cpp tests with.
+
+ENDS = {
+    "<|im_end|>": "Bielik HuggingFaceTB Kimi-K2 LFM2 MiMo NVIDIA-Nemotron-3 NousResearch Qwen StepFun moonshotai "
+    "openbmb",
+    "<｜end▁of▁sentence｜>": "Spark deepseek-ai llama-cpp-deepseek",
+    "<|eot_id|>": "meetkai meta-llama",
+    "<eos>": "Mistral Ministral mistralai unsloth-mistral",
+    "<|end|>": "Apriel microsoft unsloth-Apriel",
+    "<|end_of_text|>": "ibm-granite",
+    "[e~[": "MiniMax-M2 MiniMax-M3",
+    "<end_of_sentence>": "MiniMax-M1",
+    "<|message_sep|>": "GigaChat",
+    "<turn|>": "google-gemma-4",
+    "<end_of_turn>": "google-gemma-2",
+    "</assistant>": "poolside",
+    "<|user|>": "GLM",  # what opens the next turn is all that ends one
+    "<|assistant_end|>": "Apertus",
+    "<seed:eos>": "ByteDance",
+    "<|END_TEXT|>": "Cohere2MoE",
+    "<|END_OF_TURN_TOKEN|>": "CohereForAI-c4ai-command-r-plus",
+    "<|END_RESPONSE|>": "CohereForAI-c4ai-command-r7b",
+    "<|end_of_msg|>": "Kimi-K3",
+    "<SPECIAL_12>": "NVIDIA-Nemotron-Nano",
+    "<sep>": "Reka",
+    "<|role_end|>": "inclusionai",
+    "<|eot|>": "muse",
+    "<|return|>": "openai",
+    "<｜hy_eos:opensource｜>": "tencent",
+    # text ends a turn; needs a list of functions; its <|end|> ends thoughts too
+    None: "llama-cpp-rwkv fireworks upstage",
+}
+OTHERS = "<|im_start|> <|begin_of_text|> <|start|> <|end|> <|channel|> <|message|> <|close|> <|open|> <|sep|> <|begin|>"
+OTHERS += " <|content|> <|start_of_role|> <|end_of_role|> <|assistant|> <think> </think> <|START_OF_TURN_TOKEN|>"
+
+
+def test_the_ends_of_llama_cpp_s_templates() -> None:
+    folder = source_if_there("llama-cpp-python") / "vendor/llama.cpp/models/templates"
+    marks = [AddedToken(mark, special=True, normalized=False) for mark in {*filter(None, ENDS), *OTHERS.split()}]
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens(marks, special_tokens=True)
+    tokens = Tokens(tokenizer)
+    found: dict[str, str | None] = {}
+    for file in sorted(folder.glob("*.jinja")):
+        tokens.settings.chat_template = file.read_text()
+        end = turn_end(tokens)
+        found[file.stem] = None if end is None else tokenizer.convert_ids_to_tokens(end)
+    stated = {prefix: end for end, prefixes in ENDS.items() for prefix in prefixes.split()}
+    expected = {name: stated[max((p for p in stated if name.startswith(p)), key=len)] for name in found}
+    assert len(found) > 60
+    assert found == expected

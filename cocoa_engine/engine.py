@@ -67,9 +67,9 @@ class CocoaEngine(DecodingModel):
             prompt: text (the tokenizer adds its special tokens) or token ids (taken as they are).
             config: settings to use instead of the engine's.
             logits_processor: transformers processors, called on every branch before its next distribution is formed.
-            stopping_criteria: transformers criteria, called on every branch after each token.
+            stopping_criteria: transformers criteria, called after each token of the answer. They only cut it.
             generation_config: a transformers ``GenerationConfig`` whose end tokens, penalties and banned words apply
-                instead of those of the model's own.
+                instead of those of the model's own. The end tokens of the tokenizer and of its chat template stay.
             cancellation: lets another thread end the call.
             source: passages of the prompt, as texts that it contains or as (start, end) ranges of its characters. Every
                 span then has ``passage_attention``. The characters of token ids are those of their decoded text,

@@ -36,8 +36,7 @@ class DecodingModel(ConfiguredModel):
         self, messages: Messages, template_kwargs: Mapping[str, Any] | None, source: Source | None
     ) -> tuple[list[int], Passages | None]:
         """Token ids of chat messages, and the positions of the passages in them."""
-        text = self.render_chat(messages, **(template_kwargs or {}))
-        token_ids = self._chat_tokens(text, messages, template_kwargs or {})
+        text, token_ids = self._encoded_rendering(messages, template_kwargs or {})
         if source is None:
             return token_ids, None
         positions = passage_positions(self.session.tokens, text, token_ids, source, add_special_tokens=False)

@@ -87,9 +87,18 @@ class LoadedModel:
         """Facts about the model and how it runs. Selects its backend, if that has not been done before."""
         return ModelInfo.of(self.session)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text."""
-        return self.session.tokens.encode(text, add_special_tokens=add_special_tokens)
+    def encode(self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False) -> list[int]:
+        """Token ids of a text.
+
+        Args:
+            text: the text.
+            add_special_tokens: whether to begin with the tokens that the tokenizer puts before a text, unless the text
+                begins with the first of them. No token is put after the text.
+            split_special_tokens: whether text that spells a special token, such as ``<|im_end|>``, stays text.
+        """
+        return self.session.tokens.encode(
+            text, add_special_tokens=add_special_tokens, split_special_tokens=split_special_tokens
+        )
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens left out.
@@ -132,23 +141,35 @@ class LoadedModel:
     def render_chat(self, messages: Messages, **template_kwargs: Any) -> str:
         """Chat messages as one text, by the tokenizer's chat template, up to the start of the answer.
 
+        The text does not say which of its control tokens the template wrote: as a prompt, all of them are tokens. Give
+        the messages to :meth:`encode_chat` or :meth:`chat` instead if others wrote them.
+
         Raises:
             ChatTemplateError: the tokenizer has no chat template, or it refuses the messages.
         """
-        return self.session.tokens.render_chat(messages, **template_kwargs)
+        return self.session.tokens.render(messages, **template_kwargs).text
 
     def encode_chat(self, messages: Messages, **template_kwargs: Any) -> list[int]:
-        """Token ids of :meth:`render_chat`. Special tokens come from the template."""
-        return self._chat_tokens(self.render_chat(messages, **template_kwargs), messages, template_kwargs)
+        """Token ids of chat messages, up to the start of the answer.
 
-    def _chat_tokens(self, text: str, messages: Messages, template_kwargs: Mapping[str, Any]) -> list[int]:
-        """Token ids of chat messages that are rendered already."""
-        ids = self.encode(text, add_special_tokens=False)
+        Control tokens, such as ``<|im_end|>``, come from the template only. Text in messages, tools and template
+        variables that spells one is encoded like other text, unless ``split_special_tokens=False`` is given.
+
+        Raises:
+            ChatTemplateError: as for :meth:`render_chat`.
+        """
+        return self._encoded_rendering(messages, template_kwargs)[1]
+
+    def _encoded_rendering(self, messages: Messages, template_kwargs: Mapping[str, Any]) -> tuple[str, list[int]]:
+        """Chat messages as text and as token ids."""
+        tokens = self.session.tokens
+        rendered = tokens.render(messages, **template_kwargs)
+        ids = tokens.encode_rendered(rendered)
         question = without_history(messages)
         if question is None:
-            return ids
+            return rendered.text, ids
         try:
-            alone = self.encode(self.render_chat(question, **template_kwargs), add_special_tokens=False)
+            alone = tokens.encode_rendered(tokens.render(question, **template_kwargs))
         except ChatTemplateError:  # such as of a template that wants the call of a tool before its answer
-            return ids
-        return ChatTokens(ids, len(alone))
+            return rendered.text, ids
+        return rendered.text, ChatTokens(ids, len(alone))

@@ -158,7 +158,8 @@ def text_ids(
     elif isinstance(prompt, str):
         ids = require_tokens(tokens.continuation(prompt, before, text), what)
     else:
-        ids = require_tokens(tokens.encode(text, add_special_tokens=False), what)
+        # the answer of a chat, which makes no control tokens
+        ids = require_tokens(tokens.encode(text, add_special_tokens=False, split_special_tokens=True), what)
     _of_vocabulary(model, ids)
     window = model.context_window
     if window is not None and len(before) + len(ids) > window:

@@ -12,6 +12,7 @@ from weakref import WeakSet
 
 from cocoa_engine.errors import ChatTemplateError, PromptError, UnsupportedModelError, safe_cause
 from cocoa_engine.forks import free_in_child
+from cocoa_engine.model.control_tokens import ControlTokens, Rendered
 from cocoa_engine.model.text import require_unicode
 from cocoa_engine.process_exit import at_work
 from cocoa_engine.safe_text import short_repr
@@ -63,6 +64,8 @@ class Tokens:
         self._users = tokenizer if is_shared else None
         self._lock = free_in_child(threading.Lock())
         self.turn_ends: dict[str, int | None] = {}
+        self._first: list[int] | None = None  # the tokens before a text, once they are known
+        self._controls: tuple[str, ControlTokens] | None = None  # and the template that they belong to
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -77,16 +80,25 @@ class Tokens:
         """The user's tokenizer, or this object's own while it has not been copied."""
         return self._own if self._users is None else self._users
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False) -> list[int]:
         """Token ids of a text, without truncation.
+
+        Args:
+            text: the text.
+            add_special_tokens: whether to begin with the tokens that the tokenizer puts before a text, unless the text
+                begins with the first of them. Those that it puts after a text are left out: the model would continue a
+                text that has ended.
+            split_special_tokens: whether the text of a control token is encoded like other text.
 
         Raises:
             PromptError: the text has a lone surrogate.
         """
         require_unicode(text, "text")
-        with at_work, self._lock:
-            encoded = self._own(text, add_special_tokens=add_special_tokens, truncation=False, verbose=False)
-        return list(encoded["input_ids"])
+        if split_special_tokens:
+            ids = self.encode_rendered(self._control_tokens.marked(text))
+        else:
+            ids = list(self._encoded(text)["input_ids"])
+        return [*self._before(ids), *ids] if add_special_tokens else ids
 
     def encode_with_offsets(
         self, text: str, *, add_special_tokens: bool = True
@@ -98,15 +110,38 @@ class Tokens:
         """
         if not getattr(self._own, "is_fast", False):
             return None
+        encoded = self._encoded(text, return_offsets_mapping=True)
+        ids = list(encoded["input_ids"])
+        before = self._before(ids) if add_special_tokens else []
+        ranges = [(start, end) for start, end in encoded["offset_mapping"]]
+        return [*before, *ids], [*[(0, 0)] * len(before), *ranges]
+
+    def encode_rendered(self, rendered: Rendered) -> list[int]:
+        """Token ids of the result of :meth:`render`."""
+        return self._control_tokens.encode(
+            rendered, lambda tokenizer, text, **options: list(self._encoded(text, tokenizer, **options)["input_ids"])
+        )
+
+    def _encoded(
+        self,
+        text: str,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        add_special_tokens: bool = False,
+        **options: Any,
+    ) -> Any:
+        tokenizer = self._own if tokenizer is None else tokenizer
         with at_work, self._lock:
-            encoded = self._own(
-                text,
-                add_special_tokens=add_special_tokens,
-                truncation=False,
-                verbose=False,
-                return_offsets_mapping=True,
-            )
-        return list(encoded["input_ids"]), [(start, end) for start, end in encoded["offset_mapping"]]
+            return tokenizer(text, add_special_tokens=add_special_tokens, truncation=False, verbose=False, **options)
+
+    def _before(self, ids: list[int]) -> list[int]:
+        """The tokens that the tokenizer puts before these ids, which are the whole text."""
+        if self._first is None:
+            inner, outer = ([*self._encoded("a", add_special_tokens=adds)["input_ids"]] for adds in (False, True))
+            starts = range(len(outer) - len(inner) + 1) if inner else ()
+            bos = int(outer[:1] == [getattr(self._own, "bos_token_id", None)])  # if "a" is no token
+            self._first = outer[: next((at for at in starts if outer[at : at + len(inner)] == inner), bos)]
+        return [] if ids[:1] == self._first[:1] else self._first
 
     def decode_all(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens included; spaces are not cleaned up."""
@@ -149,7 +184,6 @@ class Tokens:
         """
         whole = self.encode(prompt + text)
         if whole[: len(before)] == before and len(whole) > len(before):
-            # no special token can end these ids: the tokenizer would have added it after the prompt too
             return whole[len(before) :]
         return self.encode(text, add_special_tokens=False)
 
@@ -163,11 +197,19 @@ class Tokens:
         """Whether chat messages can be rendered."""
         return bool(getattr(self.settings, "chat_template", None))
 
-    def render_chat(self, messages: Any, **template_kwargs: Any) -> str:
+    @property
+    def _control_tokens(self) -> ControlTokens:
+        template = str(getattr(self.settings, "chat_template", None))
+        if self._controls is None or self._controls[0] != template:
+            self._controls = template, ControlTokens(self._own, template)
+        return self._controls[1]
+
+    def render(self, messages: Any, *, split_special_tokens: bool = True, **template_kwargs: Any) -> Rendered:
         """Render chat messages to a prompt with the tokenizer's chat template.
 
         Args:
             messages: mappings with ``role`` and ``content``.
+            split_special_tokens: whether text in messages and options that spells a control token stays text.
             **template_kwargs: options of ``apply_chat_template``. ``add_generation_prompt`` is `True` by default.
 
         Raises:
@@ -185,9 +227,15 @@ class Tokens:
                 raise ChatTemplateError(f'message {number} must be a mapping with "role" and "content".')
             if isinstance(message.get("content"), str):
                 require_unicode(message["content"], f"content of message {number} ({message['role']})")
+        entries = [dict(message) for message in messages]
         options = {"add_generation_prompt": True, **template_kwargs, "tokenize": False}
+        if split_special_tokens:
+            return self._control_tokens.render(entries, options, self._apply_template)
+        return Rendered(self._apply_template(entries, options), None)
+
+    def _apply_template(self, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> str:
         try:
-            return str(self.settings.apply_chat_template([dict(message) for message in messages], **options))
+            return str(self.settings.apply_chat_template(messages, **options))
         except Exception as fault:  # a template is a program, and may raise any error
             raise ChatTemplateError(f"the chat template rejects these messages: {fault}") from safe_cause(fault)
 

@@ -90,9 +90,9 @@ class ControlTokens:
         """
         text = apply(messages, options)
         template = {name: value for name, value in options.items() if name == "chat_template"}
+        hidden_options = self._hidden(options, self._all) | template
         for hide, tags in product((self._all, self._fewest), (None, self._tags)):
             hidden = [self._hidden_message(message, hide, tags) for message in messages]
-            hidden_options = self._hidden(options, hide) | template
             if hidden == messages and hidden_options == options:
                 return Rendered(text, text)
             try:
@@ -134,12 +134,16 @@ class ControlTokens:
     def _hidden_message(
         self, message: Mapping[str, Any], hide: Mapping[int, str], tags: re.Pattern[str] | None
     ) -> dict[str, Any]:
-        own = message["role"] == "assistant"
-        hidden = {
-            self._hidden(key, hide): self._hidden(value, hide, tags if own and key == "content" else None)
-            for key, value in message.items()
-        }
-        return hidden | {"role": str(message["role"]).translate(hide)}  # may be the name of a control token
+        """A message with stand-ins: those of ``hide`` in its content, without the given tags of an assistant."""
+        hidden: dict[str, Any] = {}
+        for key, value in message.items():
+            if key == "content":
+                hidden[key] = self._hidden(value, hide, tags if message["role"] == "assistant" else None)
+            elif key == "role":  # may be the name of a control token
+                hidden[key] = value.translate(self._all) if isinstance(value, str) else value
+            else:
+                hidden[self._hidden(key, self._all)] = self._hidden(value, self._all)
+        return hidden
 
     def _hidden(self, value: Any, hide: Mapping[int, str], tags: re.Pattern[str] | None = None) -> Any:
         """Data for a template with stand-ins in all of its texts, keys included, except for the given tags."""
@@ -232,8 +236,23 @@ def _marks(text: str) -> str:
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Matches the longest of some texts."""
-    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or "(?!)")
+    """Matches the longest of some texts. There may be thousands: the expression shares their beginnings."""
+    tree: dict[str, Any] = {}
+    for text in texts:
+        node = tree
+        for character in text:
+            node = node.setdefault(character, {})
+        node[""] = {}
+
+    def expression(node: dict[str, Any]) -> str:
+        begun = ""
+        while len(node) == 1 and "" not in node:
+            [(character, node)] = node.items()
+            begun += re.escape(character)
+        rest = "|".join(re.escape(character) + expression(node[character]) for character in node if character)
+        return f"{begun}(?:{rest}){'?' if '' in node else ''}" if rest else begun
+
+    return re.compile(expression(tree) if tree else "(?!)")
 
 
 def _cut(pattern: re.Pattern[str], text: str) -> list[str]:

@@ -106,7 +106,7 @@ class AnswerJudge:
         self._of_spans = engine.without_answer_risk()
         self.threshold = None if threshold is None else Limit(threshold).threshold
         self._measure = measure
-        self._prompt = prompt or self._default_prompt
+        self._prompt = prompt
         self._config = config
 
     def judge(self, question: str, answer: str, contexts: Sequence[str] | None = None) -> Judgement:
@@ -130,8 +130,11 @@ class AnswerJudge:
         if not answer.strip():
             raise PromptError("the answer is empty; a judge needs the text of an answer.")
         given = list(contexts or ())
-        prompt = self._prompt(question, given)
-        before = self.engine.encode(prompt) if isinstance(prompt, str) else self.engine.encode_chat(prompt)
+        prompt = (self._prompt or self._default_prompt)(question, given)
+        if isinstance(prompt, str):  # a prompt of the user's own may have control tokens
+            before = self.engine.encode(prompt, split_special_tokens=self._prompt is None)
+        else:
+            before = self.engine.encode_chat(prompt)
         found = find_in(self.engine.decode(before), given)  # a prompt need not have every context as it is
         source = [given[number].strip() for number in found] or None
         begins = isinstance(prompt, str) and not prompt[-1:].isspace() and not answer[:1].isspace()

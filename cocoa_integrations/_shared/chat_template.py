@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -107,14 +108,17 @@ def ends_inside_reasoning(engine: CocoaEngine, chat: Sequence[Mapping[str, Any]]
     """Whether the rendered prompt ends inside the reasoning of the answer.
 
     The text after the last header of an assistant is what the prompt has more than the rendered messages before it.
+    Tags in those messages do not count.
     """
+    last = [*chat[-1:]] if kwargs.get("continue_final_message") else []
+    shown = json.dumps(chat[: len(chat) - len(last)], default=str)
+    earlier = json.loads(shown.replace(OPENING[0], ""))
     try:
-        prompt = engine.render_chat(chat, **kwargs)
+        prompt = engine.render_chat([*earlier, *last], **kwargs)
     except ChatTemplateError:  # the call itself will raise it
         return False
     if OPENING not in prompt:
         return False
-    earlier = chat[:-1] if kwargs.get("continue_final_message") else chat
     before = ""
     if earlier:
         try:

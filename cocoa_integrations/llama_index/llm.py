@@ -419,7 +419,7 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
     ) -> SpanStream:
         config, source = decoding.config, None
         if prompt:  # the engine refuses an empty one
-            prompt = self._token_ids(prompt) if isinstance(prompt, str) else prompt
+            prompt = self._engine.encode(prompt) if isinstance(prompt, str) else prompt
             remaining = self.context_window - len(prompt)
             if remaining < 1:
                 raise PromptError(
@@ -435,11 +435,6 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
             logits_processor=[*decoding.logits_processors(), *processors],
             stopping_criteria=decoding.stopping_criteria(),
         )
-
-    def _token_ids(self, prompt: str) -> list[int]:
-        """Token ids of a prompt. If the prompt begins with the begin-of-sequence token, no second one is added."""
-        bos = self._engine.tokenizer.bos_token
-        return self._engine.encode(prompt, add_special_tokens=not (bos and prompt.startswith(bos)))
 
     def _answer(self, start: Start, reader: Reader[Response]) -> Response:
         observers = Observers(start)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
-from lm_eval.models.utils import has_bos_prefix, normalize_gen_kwargs
+from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
@@ -164,8 +164,7 @@ class CocoaLM(TemplateLM):
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         """Token ids of a text. Special tokens are added once, as in the harness's ``hf`` model."""
         if add_special_tokens is None:
-            first = self.engine.tokenizer.decode(self.prefix_token_id)
-            add_special_tokens = self._add_bos_token is not False and not has_bos_prefix(string, first)
+            add_special_tokens = self._add_bos_token is not False
         return self.engine.encode(string, add_special_tokens=add_special_tokens)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:

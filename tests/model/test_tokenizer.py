@@ -49,7 +49,7 @@ def test_what_the_user_changes_applies() -> None:
     tokens = Tokens(not_shared(tiny_tokenizer()))
     tokens.tokenizer.chat_template = "{{ messages[0].content }}!"
     assert tokens.has_chat_template
-    assert tokens.render_chat([{"role": "user", "content": "Hi"}]) == "Hi!"
+    assert tokens.render([{"role": "user", "content": "Hi"}]).text == "Hi!"
 
 
 def test_an_engine_that_loads_its_tokenizer_does_not_copy_it(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

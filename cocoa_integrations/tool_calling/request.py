@@ -117,7 +117,9 @@ def _tool(number: int, tool: Any) -> dict[str, Any]:
         if not isinstance(value, kinds):
             raise ConfigError(f"tools: {name} of number {number} takes {takes}, not {short_repr(value)}")
     json_rule({"description": function.get("description"), "parameters": parameters})  # refuses what JSON cannot hold
-    return {"type": "function", "function": {"description": "", **function, "parameters": parameters}}
+    # templates show a function as it is, in the order of its keys
+    undescribed = {} if "description" in function else {"name": function["name"], "description": ""}
+    return {"type": "function", "function": {**undescribed, **function, "parameters": parameters}}
 
 
 def _choice(given: Any, names: Sequence[str]) -> str:

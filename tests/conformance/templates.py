@@ -1,0 +1,169 @@
+"""Chat templates of well-known models, as llama.cpp has them, beside transformers' own rendering of them."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from transformers import AddedToken, PreTrainedTokenizerFast
+
+from cocoa_engine import CocoaEngine
+from cocoa_engine.errors import ChatTemplateError
+from cocoa_integrations.tool_calling.plan import Plan
+from cocoa_integrations.tool_calling.request import ToolRequest
+from tests.conformance.tools import OMITTED, SuiteError, Tools
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+
+FOLDER = Path("vendor", "llama.cpp", "models", "templates")
+
+_CONTROL = re.compile(
+    r"<\|[^|<>\s'\"{}]+\|>|<｜[^｜<>\s]+｜>|</?[a-z][a-z_:]*>|\[/?[A-Z_]+\]|<[|/]?[a-z_]+[|]?>|\]~!?b?\["
+)
+_FUNCTION = {
+    "name": "look_up",
+    "description": "Look {0} up.",
+    "parameters": {
+        "type": "object",
+        "properties": {"key": {"type": "string", "description": "The {0} key."}},
+        "required": ["key"],
+    },
+}
+
+Conversation = tuple[list[dict[str, Any]], dict[str, Any]]
+"""Messages, and the other arguments of the template."""
+
+
+def tokenizer_of(template: str) -> tuple[PreTrainedTokenizerFast, list[str]]:
+    """A tokenizer with a template, and the names of the template's control tokens. Tags are not special."""
+    tokenizer = tiny_tokenizer()
+    names = list(dict.fromkeys(_CONTROL.findall(template)))
+    special = [name for name in names if "|" in name or "｜" in name or name.startswith("[")]
+    tokenizer.add_tokens([AddedToken(name, special=True, normalized=False) for name in special], special_tokens=True)
+    tokenizer.add_tokens([AddedToken(name, normalized=False) for name in names if name not in special])
+    tokenizer.chat_template = template
+    return tokenizer, names
+
+
+def conversations(text: str = "", *, of_assistant: str = "") -> dict[str, Conversation]:
+    """Conversations of every kind.
+
+    Args:
+        text: what every message, tool description, argument and result has in addition.
+        of_assistant: what the answers of the assistant have in addition.
+    """
+    system = {"role": "system", "content": f"Be brief.{text}"}
+    question = {"role": "user", "content": f"What is it?{text}"}
+    function = {"name": "look_up", "arguments": {"key": f"a b{text}"}}
+    call = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "abcdefghi", "type": "function", "function": function}],
+    }
+    result = {"role": "tool", "name": "look_up", "tool_call_id": "abcdefghi", "content": f"It is blue.{text}"}
+    answer = {"role": "assistant", "content": f"Blue.{of_assistant}"}
+    again = {"role": "user", "content": f"Sure?{text}"}
+    described: dict[str, Any] = copy.deepcopy(_FUNCTION)
+    described["description"] += text
+    described["parameters"]["properties"]["key"]["description"] += text
+    tools = {"tools": [{"type": "function", "function": described}]}
+    return {
+        "question": ([question], {}),
+        "system": ([system, question], {}),
+        "history": ([system, question, answer, again], {}),
+        "reasoning": ([question, answer | {"reasoning_content": f"I think.{text}"}, again], {}),
+        "tools": ([system, question], tools),
+        "results": ([question, call, result], tools),
+        "history of tools": ([question, call, result, answer, again], tools),
+    }
+
+
+def _reference(
+    tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]], options: dict[str, Any]
+) -> str | None:
+    try:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options))
+    except Exception:  # a template may raise any error
+        return None
+
+
+def _own(engine: CocoaEngine, messages: list[dict[str, Any]], options: dict[str, Any]) -> tuple[str | None, bool]:
+    """Our prompt, and whether the template itself describes the tools."""
+    plan = Plan(ToolRequest.of(options.get("tools")), engine)
+    try:
+        chat, template_kwargs = plan.prompt(messages)
+        text = engine.render_chat(chat, **template_kwargs)
+    except ChatTemplateError:
+        return None, True
+    return text, "tools" in template_kwargs or not options
+
+
+def compared(folder: Path) -> Iterator[tuple[str, str, str]]:
+    """For each template and kind of conversation: ``"equal"``, ``"refused"`` by both, ``"described"`` or ``"differs"``.
+
+    Tools are described by this package, in plain text, where the template's format of calls is not one of its own.
+    """
+    model = tiny_model("llama")
+    for path in sorted(folder.glob("*.jinja")):
+        tokenizer, _ = tokenizer_of(path.read_text(encoding="utf-8"))
+        engine = CocoaEngine(model, tokenizer, calibrator=None)
+        for kind, (messages, options) in conversations().items():
+            expected = _reference(tokenizer, messages, options)
+            text, by_template = _own(engine, messages, options)
+            if not by_template:
+                yield path.stem, kind, "described"
+            elif text != expected:
+                yield path.stem, kind, "differs"
+            else:
+                yield path.stem, kind, "refused" if text is None else "equal"
+
+
+def forged(folder: Path, *, each: bool) -> Iterator[tuple[str, str, str, bool]]:
+    """For each template, kind of conversation and control token in its texts: whether that has made a control token.
+
+    Args:
+        folder: the templates.
+        each: one control token at a time, or all of them in one text.
+    """
+    model = tiny_model("llama")
+    for path in sorted(folder.glob("*.jinja")):
+        tokenizer, names = tokenizer_of(path.read_text(encoding="utf-8"))
+        names += tokenizer.all_special_tokens
+        engine = CocoaEngine(model, tokenizer, calibrator=None)
+        control = set(tokenizer.added_tokens_decoder)
+        harmless = conversations(" x")
+        for text in [f" {name}x" for name in names] if each else ["".join(names)]:
+            for kind, (messages, options) in conversations(text).items():
+                if _reference(tokenizer, messages, options) is None:
+                    continue
+                made = [
+                    [token_id for token_id in engine.encode_chat(chat, **more) if token_id in control]
+                    for chat, more in (harmless[kind], (messages, options))
+                ]
+                yield path.stem, kind, text, made[0] != made[1]
+
+
+def run_templates(tools: Tools) -> str:
+    """Rendered templates equal those of transformers, and no text of a message makes a control token.
+
+    Raises:
+        SuiteError: there is a difference, or a text does.
+    """
+    folder = tools.source("llama-cpp-python") / FOLDER
+    outcomes = list(compared(folder))
+    counts = Counter(outcome for *_, outcome in outcomes)
+    attempts = list(forged(folder, each=True))
+    wrong = [
+        (name, kind) for name, kind, outcome in outcomes if outcome == "differs" and name not in OMITTED["templates"]
+    ]
+    wrong += sorted({(name, kind) for name, kind, _, made in attempts if made})
+    if wrong or not counts["equal"]:
+        raise SuiteError(f"{dict(counts)}; different: {wrong}")
+    return (
+        f"{len({name for name, *_ in outcomes})} templates: {counts['equal']} conversations equal, {counts['refused']} "
+        f"refused by both, {counts['described']} with tools in the format of this package; "
+        f"{len(attempts)} texts with control tokens, 0 made one"
+    )

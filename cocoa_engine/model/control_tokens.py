@@ -12,6 +12,7 @@ import dataclasses
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -47,10 +48,11 @@ class ControlTokens:
     Args:
         tokenizer: the tokenizer. It is not modified.
         template: the source of the chat template.
+        lock: held while the tokenizer is used.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str, lock: AbstractContextManager[Any]) -> None:
+        self._tokenizer, self._lock = tokenizer, lock
         self._secret_names: tuple[Any, dict[int, int], dict[str, str]] | None = None
         added = getattr(tokenizer, "added_tokens_decoder", {}).items()
         self._added: dict[str, tuple[int, Any]] = {
@@ -213,7 +215,9 @@ class ControlTokens:
         if self._secret_names is None:
             from tokenizers import AddedToken
 
-            tokenizer, secret = copy.deepcopy(self._tokenizer), secrets.token_hex(16)
+            with self._lock:
+                tokenizer = copy.deepcopy(self._tokenizer)
+            secret = secrets.token_hex(16)
             names = {content: f"\U0010fffd{secret}{at:x}\U0010fffd" for at, content in enumerate(self._added)}
             new, old = [], []
             for content, (_, token) in self._added.items():

@@ -117,7 +117,12 @@ class Tokens:
         return [*before, *ids], [*[(0, 0)] * len(before), *ranges]
 
     def encode_rendered(self, rendered: Rendered) -> list[int]:
-        """Token ids of the result of :meth:`render`."""
+        """Token ids of the result of :meth:`render`.
+
+        Raises:
+            PromptError: the text has a lone surrogate.
+        """
+        require_unicode(rendered.text, "text")
         return self._control_tokens.encode(
             rendered, lambda tokenizer, text, **options: list(self._encoded(text, tokenizer, **options)["input_ids"])
         )
@@ -201,7 +206,7 @@ class Tokens:
     def _control_tokens(self) -> ControlTokens:
         template = str(getattr(self.settings, "chat_template", None))
         if self._controls is None or self._controls[0] != template:
-            self._controls = template, ControlTokens(self._own, template)
+            self._controls = template, ControlTokens(self._own, template, self._lock)
         return self._controls[1]
 
     def render(self, messages: Any, *, split_special_tokens: bool = True, **template_kwargs: Any) -> Rendered:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 _FIRST_STAND_IN = 0xD800
 _WITHOUT_STAND_IN = re.compile(r'[\w\s"\\]+')
 """Templates compare words with words and strip spaces, and JSON escapes the others."""
-_ESCAPE = re.compile(r"\\u(d8[0-9a-f]{2})")
-"""A stand-in as JSON and ``repr`` write it."""
+_ESCAPE = re.compile(r"\\(?:u(d8[0-9a-f]{2})|.)")
+"""A stand-in as JSON and ``repr`` write it, or another escape."""
 
 
 class Rendered(NamedTuple):
@@ -103,7 +103,7 @@ class ControlTokens:
                 if hide is self._fewest and tags:
                     raise
                 continue
-            for form in (marked, _ESCAPE.sub(lambda escape: chr(int(escape[1], 16)), marked)):
+            for form in (marked, _ESCAPE.sub(lambda each: chr(int(each[1], 16)) if each[1] else each[0], marked)):
                 if self._shown(form) == text:
                     return Rendered(text, form)
         # The template reads the characters that have stand-ins. A text without control tokens may stay as it is.

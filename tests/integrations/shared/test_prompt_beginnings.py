@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from langchain_core.messages import HumanMessage
 from llama_index.core.llms import ChatMessage
 from tokenizers import processors
 
@@ -93,7 +94,7 @@ async def test_the_doors_of_adapters_and_of_the_server(base: Callable[[], Any], 
     assert llama_index.CocoaLLM(engine=engine, max_new_tokens=3).complete(text).text == expected.text
     if prompt == "rendered":
         chat = langchain.ChatCocoa(engine=engine, max_tokens=3)
-        assert chat.get_num_tokens_from_messages([("user", CHAT[0]["content"])]) == len(ids)  # type: ignore[list-item]
+        assert chat.get_num_tokens_from_messages([HumanMessage(CHAT[0]["content"])]) == len(ids)
         answer = chat.invoke(CHAT[0]["content"])
         assert answer.usage_metadata is not None
         assert (answer.text, answer.usage_metadata["input_tokens"]) == (expected.text, len(ids))

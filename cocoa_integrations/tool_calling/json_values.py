@@ -14,6 +14,8 @@ MAX_DEPTH = 64
 
 _SPACE = " \t\n\r"
 _NAME = re.compile(r"[A-Za-z_]\w*")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
+_CONTROL = re.compile(r"[\x00-\x1f]")
 
 
 def _finite(number: str) -> float:
@@ -38,14 +40,14 @@ class Members:
     """The members of a JSON object, or the elements of a list by their index. Both may be incomplete.
 
     Attributes:
-        complete: the value by key, with the start and the end of its text.
+        entries: the key and the value of each complete member, and the start and the end of the value's text, in order.
         at: the offset up to which the text was parsed.
         end: the end of the object or list, if it is complete.
         open_key: the key of the incomplete value.
         open_at: the start of the incomplete value.
     """
 
-    complete: dict[Any, tuple[Any, int, int]] = field(default_factory=dict)
+    entries: list[tuple[Any, Any, int, int]] = field(default_factory=list)
     at: int = 0
     end: int | None = None
     open_key: str | int | None = None
@@ -54,35 +56,36 @@ class Members:
 
 def members_at(text: str, at: int) -> Members:
     """Parse the object or list at an offset as far as possible."""
-    members = Members(at=len(text))
+    members = Members()
     listed = text.startswith("[", at)
     closing = "]" if listed else "}"
-    at = skip_space(text, at + 1)
+    members.at = skip_space(text, at + 1)
     try:
-        while not text.startswith(closing, at):
-            key: Any = len(members.complete)
+        while not text.startswith(closing, members.at):
+            key: Any = len(members.entries)
             if not listed:
-                if not text.startswith('"', at):
+                if not text.startswith('"', members.at):
                     return members
-                key, at = DECODER.raw_decode(text, at)
-                at = skip_space(text, at)
-                if not text.startswith(":", at):
+                key, end = DECODER.raw_decode(text, members.at)
+                end = skip_space(text, end)
+                if not text.startswith(":", end):
                     return members
-                at = skip_space(text, at + 1)
-            start = at
-            members.open_key, members.open_at = key, start
-            value, end = DECODER.raw_decode(text, start)
-            at = skip_space(text, end)
-            if at == len(text) and not isinstance(value, (str, dict, list)):  # a number may have more digits
+                members.at = skip_space(text, end + 1)
+            members.open_key, members.open_at = key, members.at
+            value, end = DECODER.raw_decode(text, members.at)
+            after = skip_space(text, end)
+            if after == len(text) and not isinstance(value, (str, dict, list)):  # a number may have more digits
                 return members
-            members.complete[key], members.open_key = (value, start, end), None
-            if text.startswith(",", at):
-                at = skip_space(text, at + 1)
-            elif not text.startswith(closing, at):
+            members.entries.append((key, value, members.open_at, end))
+            members.open_key, members.at = None, after
+            if text.startswith(",", after):
+                members.at = skip_space(text, after + 1)
+            elif not text.startswith(closing, after):
                 return members
     except (ValueError, RecursionError):
         return members
-    members.at = members.end = at + 1
+    members.at += 1
+    members.end = members.at
     return members
 
 
@@ -112,7 +115,7 @@ def _inner(text: str, at: int, path: str, depth: int) -> Iterator[tuple[str, tup
     if depth == 0:
         return
     members = members_at(text, at)
-    for key, (value, start, end) in members.complete.items():
+    for key, value, start, end in members.entries:
         inner = member_path(path, key)
         yield inner, without_quotes(value, start, end)
         if isinstance(value, (dict, list)):
@@ -135,6 +138,20 @@ def without_quotes(value: Any, start: int, end: int) -> tuple[int, int]:
     """The offsets of a value without the quotes of a string. An empty string keeps them."""
     quotes = int(isinstance(value, str) and value != "")
     return start + quotes, end - quotes
+
+
+def strict_json(text: str) -> str:
+    """JSON, which may be cut off, with the line breaks in its strings escaped, which other parsers refuse."""
+    return _STRING.sub(lambda string: _CONTROL.sub(lambda found: json.dumps(found[0])[1:-1], string[0]), text)
+
+
+def can_be_sent(value: Any) -> bool:
+    """Whether a value can be written as JSON in UTF-8: it has no lone surrogate, and is not nested too deeply."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def skip_space(text: str, at: int) -> int:

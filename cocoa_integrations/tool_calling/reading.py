@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
+from cocoa_engine.safe_text import short_repr
 from cocoa_integrations._shared.reasoning import without_partial
 from cocoa_integrations.tool_calling.formats import CallFormat
-from cocoa_integrations.tool_calling.json_values import DECODER, members_at, skip_space, without_quotes
+from cocoa_integrations.tool_calling.json_values import (
+    DECODER,
+    can_be_sent,
+    members_at,
+    skip_space,
+    strict_json,
+    without_quotes,
+)
 
 
 def new_id() -> str:
@@ -23,8 +31,8 @@ class Call:
     """One call, which may be partial.
 
     Attributes:
-        name: the name; ``None`` until it is complete.
-        written: the text of the arguments so far.
+        name: the name; ``None`` until the arguments begin.
+        written: the JSON of the arguments so far; all of a call that has no name.
         arguments: the arguments; ``None`` until they are complete.
         offsets: start and end of the call in the text of the answer.
         values: start and end of the value of each argument; those of a string exclude its quotes.
@@ -57,10 +65,22 @@ class Reading:
         return [call for call in self.calls if call.error is not None]
 
 
+_ARGUMENTS = ("arguments", "parameters")
+
+_IGNORED = ("id", "type")
+"""Members of a call that say nothing: it gets an id of ours, and every call is one of a function."""
+
+_BETWEEN = " \t\r\n,;[]"
+"""What may be between two calls besides text: whitespace, separators and the brackets of a list."""
+
+_CUT_OFF = "the answer ends before the call is complete: max_tokens, max_risk or a stop text cut it off"
+_NOT_JSON = "it is not valid JSON"
+
+
 def read(
     text: str, style: CallFormat, names: Collection[str], *, several: bool = True, done: bool = True, start: int = 0
 ) -> Reading:
-    """Parse an answer.
+    """Parse an answer. All of it is in a call, in an invalid call or in the text, but for tags and separators of calls.
 
     Text at the end of a partial answer that may be the beginning of a call is left out, so that the result only grows.
     Whitespace between and around calls is left out.
@@ -68,134 +88,159 @@ def read(
     Args:
         text: the generated text, complete or partial.
         style: the format of the calls.
-        names: the names of the tools, which distinguish a call from other JSON in formats without tags.
+        names: the names of the tools, which distinguish a call from other JSON where no tag does.
         several: whether more than one call is allowed. Otherwise further calls are invalid.
         done: whether the answer is complete.
         start: the offset at which the answer begins, after the reasoning of the model.
     """
-    calls, outside = _tagged(text, style, done, start) if style.tagged else _whole(text, style, names, done, start)
+    part = _untagged(text, start, style, names, done)
+    calls, pieces, at = part.calls, part.pieces, part.end
+    while style.opening and (opening := text.find(style.opening, at)) >= 0:
+        pieces.append(text[at:opening])
+        part = _part(text, opening + len(style.opening), style, done)
+        calls, pieces, at = calls + part.calls, pieces + part.pieces, part.end
     if not calls and done:
         return Reading(text[start:], [])
-    if not done:
-        outside[-1] = without_partial(outside[-1], style.opening)
-    read_calls = [_checked(call, further=number > 0 and not several, done=done) for number, call in enumerate(calls)]
-    return Reading("".join(piece for piece in outside if piece.strip()), read_calls)
+    pieces.append(text[at:] if done else without_partial(text[at:], style.opening))
+    checked = [
+        replace(call, error=("only one call was allowed" if number and not several else call.error if done else None))
+        for number, call in enumerate(calls)
+    ]
+    return Reading("".join(piece for piece in pieces if piece.strip()), checked)
 
 
-def _checked(call: Call, *, further: bool, done: bool) -> Call:
-    error = call.error if done else None
-    if done and call.arguments is None and error is None:
-        error = "the answer ends before the call is complete: max_tokens, max_risk or a stop text cut it off"
-    if further:
-        error = "only one call was allowed"
-    return replace(call, error=error)
+class _Part(NamedTuple):
+    """The calls in a part of an answer, the pieces of text between them, and the end of the part."""
+
+    calls: list[Call]
+    pieces: list[str]
+    end: int
 
 
-def _tagged(text: str, style: CallFormat, done: bool, at: int) -> tuple[list[Call], list[str]]:
-    """Calls between tags, and the pieces of text around them."""
+def _untagged(text: str, start: int, style: CallFormat, names: Collection[str], done: bool) -> _Part:
+    """The calls at the beginning of an answer without a tag, which decoding may have removed as a special token."""
+    at = skip_space(text, start)
+    tag = text[at : at + len(style.opening)]
+    if style.tagged or not text.startswith(("{", "["), at) or (tag and style.opening.startswith(tag)):
+        return _Part([], [], start)
+    return _part(text, start, style, done, names)
+
+
+def _part(text: str, begin: int, style: CallFormat, done: bool, names: Collection[str] | None = None) -> _Part:
+    """The calls after an opening tag, or without one, up to the next tag.
+
+    Args:
+        names: the names of the tools if there is no tag. JSON without such a name is then text, and no part begins if
+            the first is.
+    """
     calls: list[Call] = []
     pieces: list[str] = []
-    while (start := text.find(style.opening, at)) >= 0:
-        pieces.append(text[at:start])
-        inside = start + len(style.opening)
-        found, end = _calls_at(text, inside)
-        complete = bool(found) and (found[-1].arguments is not None or found[-1].error is not None)
-        # an incomplete object may contain a closing tag in a string that has not ended
-        closing = text.find(style.closing, end if complete else inside) if complete or done else -1
-        if not complete:
-            stop = closing if closing >= 0 else len(text)
-            last = found.pop() if found else Call(offsets=(inside, stop))
-            if last.name is not None:
-                written = last.written[: len(last.written) - (len(text) - stop)]
-            else:
-                written = text[inside:stop].strip() if done else ""
-            error = "it is not valid JSON" if closing >= 0 else None
-            found.append(replace(last, written=written, offsets=(last.offsets[0], stop), error=error))
-        calls += found
-        following = text.find(style.opening, end) if complete else -1
-        if closing >= 0 and not 0 <= following < closing:
-            at = closing + len(style.closing)
-        elif complete:
-            at = end if done else following if following >= 0 else len(text)
-        else:
-            at = len(text)
-    return calls, [*pieces, text[at:]]
-
-
-def _whole(
-    text: str, style: CallFormat, names: Collection[str], done: bool, start: int
-) -> tuple[list[Call], list[str]]:
-    """The calls of an answer that consists of calls only."""
-    at = skip_space(text, start)
-    opened = bool(style.opening) and text.startswith(style.opening, at)
-    if opened:  # decoding may have removed it as a special token
-        at = skip_space(text, at + len(style.opening))
-    if opened and at == len(text) and not done:
-        return [], [""]
-    if at == len(text) or text[at] != ("[" if style.listed else "{"):
-        return [], [text[start:]]
-    calls, end = _calls_at(text, at)
-    if any(call.name is not None and call.name not in names for call in calls):
-        return [], [text[start:]]
-    calls = [call for call in calls if call.name is not None]
-    if not calls:
-        return [], [text[start:] if done or end < len(text) else ""]
-    return calls, [text[end:]]
-
-
-def _calls_at(text: str, at: int) -> tuple[list[Call], int]:
-    """The call or the list of calls at an offset, and the offset where it ends, or the end of the text."""
-    at = skip_space(text, at)
-    if not text.startswith("[", at):
-        if not text.startswith("{", at):
-            return [], at
-        call, end = _call(text, at)
-        return [replace(call, offsets=(at, end))], end
-    calls: list[Call] = []
-    at = skip_space(text, at + 1)
-    while text.startswith("{", at):
-        call, end = _call(text, at)
-        calls.append(replace(call, offsets=(at, end)))
-        at = skip_space(text, end)
-        if not text.startswith(",", at):
+    at = scanned = begin
+    while True:
+        tags = [found for tag in (style.opening, style.closing) if tag and (found := text.find(tag, scanned)) >= 0]
+        stop = min(tags, default=len(text))
+        brace = text.find("{", scanned, stop)
+        if names is not None and not calls and text[scanned : stop if brace < 0 else brace].strip(_BETWEEN):
+            return _Part([], [], begin)
+        if brace < 0:
             break
-        at = skip_space(text, at + 1)
-    return calls, at + text.startswith("]", at)
+        name, call, end = _call(text, brace, style, done)
+        if names is None or name in names:
+            pieces.append(text[at:brace])
+            calls.append(call)
+            at = len(text) if end is None else end
+        elif end is None and name is None:
+            at = len(text)
+        elif not calls:
+            return _Part([], [], begin)
+        scanned = len(text) if end is None else end
+    open_ended = not done and stop == len(text)
+    if names is not None and not calls:
+        return _Part([], [], stop if open_ended else begin)
+    if names is None and not any(call.name for call in calls):
+        unreadable = [] if open_ended else [_unreadable(text, begin, stop, calls)]
+        return _Part(unreadable, [], _after(text, stop, style))
+    rest = text[at:stop]
+    if open_ended:
+        rest = min((without_partial(rest, tag) for tag in (style.opening, style.closing)), key=len)
+    return _Part(calls, [piece for piece in (*pieces, rest) if piece.strip(_BETWEEN)], _after(text, stop, style))
 
 
-def _call(text: str, at: int) -> tuple[Call, int]:
+def _after(text: str, stop: int, style: CallFormat) -> int:
+    """The offset after a closing tag, if there is one at the offset."""
+    return stop + len(style.closing) if text.startswith(style.closing, stop) else stop
+
+
+def _unreadable(text: str, begin: int, stop: int, calls: Sequence[Call]) -> Call:
+    """All that is between two tags as one invalid call, because it has no call with a name."""
+    written = text[begin:stop].strip()
+    begin = text.index(written, begin)
+    error = next((call.error for call in calls), _CUT_OFF if stop == len(text) else _NOT_JSON)
+    return Call(written=written, offsets=(begin, begin + len(written)), error=error)
+
+
+def _call(text: str, at: int, style: CallFormat, done: bool) -> tuple[str | None, Call, int | None]:
+    """The call that begins with a brace: its name if it is complete, the call, and the offset where it ends.
+
+    A call has a name once its arguments have begun. All of a call without a name is ``written``. The end is ``None``
+    as long as it is not known: a tag may be part of a string that has not ended.
+    """
     members = members_at(text, at)
-    name = members.complete.get("name", (None,))[0]
-    if name is not None and not isinstance(name, str):
-        return Call(written=text[at : members.end], error="its name is not a string"), members.at
-    key = next((key for key in ("arguments", "parameters") if key in members.complete), None)
-    if name is None and members.end is not None:
-        return Call(written=text[at : members.end], error="it has no name"), members.at
-    if key is not None:
-        value, start, end = members.complete[key]
-        return _with_arguments(text, name, value, start, end), members.at
-    if members.end is not None:
-        return Call(name, "{}", {}), members.at
-    if members.open_key in ("arguments", "parameters") and text.startswith("{", members.open_at):
-        return Call(name, text[members.open_at :]), members.at
-    return Call(name), members.at
+    name: str | None = None
+    given: tuple[Any, int, int] | None = None
+    problem: str | None = None
+    named = True
+    for key, value, first, last in members.entries:
+        if key == "name" and name is None and isinstance(value, str):
+            name = value if can_be_sent(value) else ""
+        elif key in _ARGUMENTS and given is None:
+            given = value, first, last
+        elif key not in _IGNORED and problem is None:
+            not_text = key == "name" and not isinstance(value, str)
+            problem = "its name is not a string" if not_text else f"it has no place for a member {short_repr(key)}"
+            named = given is not None
+    end = members.end
+    is_object = given is not None and isinstance(given[0], dict)
+    if end is None and name and given and is_object and not problem and members.open_key is None:
+        broken = members.at < len(text) and text[members.at] != '"'
+        if broken or (done and not text[given[2] :].strip()):  # the last brace is missing
+            end = given[2]
+    if end is None:
+        begins = members.open_at if members.open_key is not None else members.at
+        closing = text.find(style.closing, begins) if style.closing else -1
+        stop = closing if closing >= 0 else len(text) if done else len(without_partial(text, style.closing))
+        cut = Call(written=text[at:stop] if done else "", offsets=(at, stop), error=_CUT_OFF if closing < 0 else _NOT_JSON)
+        if name and named and given and is_object:
+            cut = replace(cut, name=name, written=strict_json(text[given[1] : stop if done else given[2]]))
+        elif name and named and not given and members.open_key in _ARGUMENTS and text.startswith("{", begins):
+            cut = replace(cut, name=name, written=strict_json(text[begins:stop]))
+        return name, cut, stop if done else None
+    if not name or not named:
+        return name, Call(written=text[at:end], offsets=(at, end), error=problem or "it has no name"), end
+    value, first, last = given or (None, end, end)
+    arguments, written, values = _arguments(text, value, first, last)
+    if problem is not None:
+        written = strict_json(text[first:end])
+    elif arguments is None:
+        problem = "its arguments are not a JSON object"
+    elif not can_be_sent(arguments):
+        problem, written = "its arguments have half of a character (a lone surrogate)", strict_json(text[first:last])
+    if problem is not None:
+        return name, Call(name, written, offsets=(at, end), error=problem), end
+    return name, Call(name, written, arguments, (at, end), values), end
 
 
-def _with_arguments(text: str, name: Any, value: Any, start: int, end: int) -> Call:
-    written = text[start:end]
-    offsets: dict[str, tuple[int, int]] = {}
-    if isinstance(value, str):  # some models write the arguments as JSON in a string
+def _arguments(text: str, value: Any, start: int, end: int) -> tuple[Any, str, dict[str, tuple[int, int]]]:
+    """The arguments of a complete call, ``None`` if they are not an object; their JSON; and the place of each value."""
+    if isinstance(value, dict):
+        members = members_at(text, start).entries
+        places = {key: without_quotes(inner, first, last) for key, inner, first, last in members}
+        return value, strict_json(text[start:end]), places
+    if isinstance(value, str) and value.strip():  # some models write the arguments as JSON in a string
         try:
             value = DECODER.decode(value)
         except (ValueError, RecursionError):
-            value = None
+            return None, text[start:end], {}
         if isinstance(value, dict):
-            written, offsets = json.dumps(value, ensure_ascii=False), dict.fromkeys(value, (start, end))
-    elif isinstance(value, dict):
-        for key, (inner, first, last) in members_at(text, start).complete.items():
-            offsets[key] = without_quotes(inner, first, last)
-    if not isinstance(value, dict):
-        return Call(name, written, error="its arguments are not a JSON object")
-    if name is None:
-        return Call(written=written)
-    return Call(name, written, value, values=offsets)
+            return value, json.dumps(value, ensure_ascii=False), dict.fromkeys(value, (start, end))
+    return ({}, "{}", {}) if value in (None, "") else (None, text[start:end], {})

@@ -150,6 +150,7 @@ def _part(text: str, begin: int, style: CallFormat, done: bool, names: Collectio
             calls.append(call)
             at = len(text) if end is None else end
         elif end is None and name is None:
+            pieces.append(text[at:brace])
             at = len(text)
         elif not calls:
             return _Part([], [], begin)

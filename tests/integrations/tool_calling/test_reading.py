@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections import Counter
+from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from cocoa_integrations._shared.reasoning import ReasoningSplitter
 from cocoa_integrations.tool_calling.formats import HERMES, LLAMA, MISTRAL, CallFormat
 from cocoa_integrations.tool_calling.reading import Reading, read
+from cocoa_integrations.tool_calling.streaming import GrowingAnswer
 
 NAMES = ("weather", "add")
 WEATHER = '{"name": "weather", "arguments": {"city": "Lyon", "days": 3}}'
@@ -46,6 +55,53 @@ ADD_CALL = ("add", {"a": 1, "b": [2, {"c": None}]}, None)
         (HERMES, "<tool_call>weather(Lyon)</tool_call>.", ".", [(None, None, "not valid")]),
         (HERMES, '<tool_call>{"arguments": {}}</tool_call>', "", [(None, None, "no name")]),
         (HERMES, '<tool_call>{"name": 3, "arguments": {}}</tool_call>', "", [(None, None, "name is not a string")]),
+        (HERMES, '<tool_call>{"name": "", "arguments": {}}</tool_call>', "", [(None, None, "no name")]),
+        (HERMES, f"<tool_call>{WEATHER}\n{ADD}</tool_call>", "", [WEATHER_CALL, ADD_CALL]),
+        (HERMES, f"<tool_call>{WEATHER}, {ADD}</tool_call>", "", [WEATHER_CALL, ADD_CALL]),
+        (HERMES, f"<tool_call>[{WEATHER}\n{ADD}]</tool_call>", "", [WEATHER_CALL, ADD_CALL]),
+        (HERMES, f"<tool_call>{WEATHER} and more</tool_call>.", " and more.", [WEATHER_CALL]),
+        (HERMES, f"<tool_call>To look: {WEATHER}</tool_call>", "To look: ", [WEATHER_CALL]),
+        (HERMES, f"<tool_call>{WEATHER}</tool_call> {{and}} <tool_call>{ADD}", " {and} ", [WEATHER_CALL, ADD_CALL]),
+        (HERMES, f"<tool_call>{WEATHER[:-1]}</tool_call> Done.", " Done.", [WEATHER_CALL]),
+        (HERMES, f"<tool_call>{WEATHER[:-1]}, {ADD}</tool_call> Done.", " Done.", [WEATHER_CALL, ADD_CALL]),
+        (HERMES, f"<tool_call>{WEATHER} {{broken</tool_call>", "", [WEATHER_CALL, (None, None, "not valid JSON")]),
+        (HERMES, f"<tool_call>{WEATHER} {{broken", "", [WEATHER_CALL, (None, None, "before the call is")]),
+        (HERMES, '<tool_call>{"name": "add", "a": 1}</tool_call>', "", [(None, None, "no place for a member 'a'")]),
+        (
+            HERMES,
+            '<tool_call>{"name": "add", "arguments": {"a": 1}, "b": 2}</tool_call>',
+            "",
+            [("add", None, "no place for a member 'b'")],
+        ),
+        (
+            HERMES,
+            '<tool_call>{"name": "add", "arguments": {"a": 1}, "arguments": {"a": 2}}</tool_call>',
+            "",
+            [("add", None, "no place for a member 'arguments'")],
+        ),
+        (
+            HERMES,
+            '<tool_call>{"name": "add", "arguments": {"a": "\\ud800"}}</tool_call>',
+            "",
+            [("add", None, "half of a character")],
+        ),
+        (
+            HERMES,
+            '<tool_call>{"name": "add", "arguments": {"a": "x\ny"}}</tool_call>',
+            "",
+            [("add", {"a": "x\ny"}, None)],
+        ),
+        *(
+            (HERMES, f'<tool_call>{{"name": "add"{none}}}</tool_call>', "", [("add", {}, None)])
+            for none in ("", *(f', "arguments": {value}' for value in ("null", "{}", '""', '"null"', '"{}"')))
+        ),
+        (LLAMA, f"{WEATHER}; {ADD}", "", [WEATHER_CALL, ADD_CALL]),
+        (LLAMA, f"{WEATHER} and {ADD} too", " and  too", [WEATHER_CALL, ADD_CALL]),
+        (LLAMA, f'{WEATHER} {{"name": "Lyon"}}', ' {"name": "Lyon"}', [WEATHER_CALL]),
+        (LLAMA, '{"name": "add", "a": 1}', "", [(None, None, "no place for a member 'a'")]),
+        (MISTRAL, f"[{WEATHER} {ADD}] Done.", "] Done.", [WEATHER_CALL, ADD_CALL]),
+        (MISTRAL, f"Look. [TOOL_CALLS] [{WEATHER}] [TOOL_CALLS] [{ADD}]", "Look. ", [WEATHER_CALL, ADD_CALL]),
+        (MISTRAL, "[TOOL_CALLS] sorry", "", [(None, None, "before the call is")]),
         (HERMES, '<tool_call>\n{"name": "add", "arguments": {"a": 1', "", [("add", None, "before the call is")]),
         (HERMES, '<tool_call>\n{"name": "ad', "", [(None, None, "before the call is")]),
         (HERMES, "<tool_call>", "", [(None, None, "before the call is")]),
@@ -89,7 +145,136 @@ def _assert_grows(style: CallFormat, text: str, whole: Reading) -> None:
             written[number] = call.written
         content = part.content
     assert whole.content.startswith(content)
+    assert all(call.written.startswith(seen) for seen, call in zip(written, whole.calls, strict=True))
     assert all(seen == call.written for seen, call in zip(written, whole.calls, strict=True) if call.error is None)
+
+
+def streamed(style: CallFormat, parts: list[str], *, several: bool = True) -> list[Any]:
+    """The text and the calls of an answer whose parts came one after the other."""
+
+    def reading(text: str, *, done: bool = True, start: int = 0) -> Reading:
+        return read(text, style, NAMES, several=several, done=done, start=start)
+
+    splitter = ReasoningSplitter(SimpleNamespace(tokenizer=None))  # type: ignore[arg-type]
+    growing = GrowingAnswer(SimpleNamespace(splitter=lambda: splitter, read=reading))  # type: ignore[arg-type]
+    pieces, end = [], 0
+    for part in parts:
+        end += len(part)
+        pieces += growing.add(SimpleNamespace(text=part, token_ids=[], start=end - len(part), end=end))  # type: ignore[arg-type]
+    pieces += growing.finish()[0]
+    calls: list[list[Any]] = []
+    for delta in (delta for piece in pieces for delta in piece.calls):
+        if delta.number == len(calls):
+            calls.append([delta.name, "", None])
+        calls[delta.number][1] += delta.written
+        calls[delta.number][2] = delta.error
+    return ["".join(piece.content for piece in pieces), *calls]
+
+
+def words(*texts: str) -> Counter[str]:
+    return Counter(re.findall(r"[WKÉ✓]\d+", " ".join(texts)))
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> tuple[CallFormat, str]:
+    """A format, and an answer of calls and other text, right and wrong, in which every word occurs once."""
+    style = draw(st.sampled_from([HERMES, LLAMA, MISTRAL]))
+    count = iter(range(10_000))
+
+    def word(kind: str = "W") -> str:
+        return f"{draw(st.sampled_from([kind, 'É', '✓']))}{next(count)}"
+
+    def value(depth: int = 0) -> str:
+        kinds = ["text", "null", "number", "odd"] + ["object", "list", "quoted"] * (depth < 2)
+        match draw(st.sampled_from(kinds)):
+            case "text":
+                return f'"{word()}"'
+            case "odd":
+                signs = [
+                    "{",
+                    "}",
+                    "[",
+                    "]",
+                    "</tool_call>",
+                    "<tool_call>",
+                    '\\"',
+                    "\n",
+                    "[TOOL_CALLS]",
+                    ", ",
+                    "\\u00e9",
+                    "\\ud800",
+                ]
+                return f'"{word()}{draw(st.sampled_from(signs))}{word()}"'
+            case "null":
+                return draw(st.sampled_from(["null", "true"]))
+            case "number":
+                return draw(st.sampled_from(["1", "-2.5e3", "NaN"]))
+            case "object":
+                return (
+                    "{" + ", ".join(f'"{word("K")}": {value(depth + 1)}' for _ in range(draw(st.integers(0, 2)))) + "}"
+                )
+            case "list":
+                return "[" + ", ".join(value(depth + 1) for _ in range(draw(st.integers(0, 2)))) + "]"
+        return json.dumps(value(depth + 1), ensure_ascii=False)
+
+    def call() -> str:
+        members = {
+            "name": f'"name": "{draw(st.sampled_from(["add", "weather", *([word()] if style.tagged else [])]))}"',
+            "arguments": f'"{draw(st.sampled_from(["arguments", "parameters"]))}": {value(draw(st.integers(0, 1)))}',
+            "other": f'"{word("K")}": {value(1)}',
+            "id": '"id": "abc"',
+        }
+        orders = [("name", "arguments")] * 4 + [
+            ("arguments", "name"), ("name",), ("name", "other"), ("name", "arguments", "other"), ("arguments",),
+            ("id", "name", "arguments"), ("other", "name", "arguments"), ("name", "arguments", "arguments"),
+        ]  # fmt: skip
+        written = "{" + draw(st.sampled_from([", ", " ", ",\n"])).join(
+            members[key] for key in draw(st.sampled_from(orders))
+        )
+        return written + draw(st.sampled_from(["}", "}", "}", "", "}}", ",}"]))
+
+    def text() -> str:
+        return draw(
+            st.sampled_from(
+                [" ", ", ", "\n", ";", word(), f" {word()} ", f"{{{word()}}}", f"[{word()}", "<", f"</tool_{word()}"]
+            )
+        )
+
+    def part() -> str:
+        inside = "".join(draw(st.sampled_from([call, text]))() for _ in range(draw(st.integers(0, 3))))
+        if draw(st.booleans()):
+            inside = f"[{inside}]"
+        return (
+            draw(st.sampled_from([style.opening, style.opening, ""]))
+            + inside
+            + draw(st.sampled_from([style.closing, style.closing, ""]))
+        )
+
+    whole = "".join(draw(st.sampled_from([part, part, call, text]))() for _ in range(draw(st.integers(1, 4))))
+    return style, whole[: draw(st.integers(0, len(whole)))] if draw(st.booleans()) else whole
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@given(answers(), st.randoms(use_true_random=False), st.booleans())
+def test_nothing_that_a_model_wrote_vanishes_and_streams_say_the_same(
+    answer: tuple[CallFormat, str], random: Any, several: bool
+) -> None:
+    style, text = answer
+    whole = read(text, style, NAMES, several=several)
+    written = [part for call in whole.calls for part in (call.name or "", call.written)]
+    assert words(whole.content, *written) == words(text)
+    for call in whole.calls:
+        assert (call.arguments is None) == (call.error is not None) or call.error == "only one call was allowed"
+        if call.arguments is not None:
+            assert call.name
+            assert json.loads(call.written) == call.arguments  # as other parsers read it
+            json.dumps(call.arguments, ensure_ascii=False).encode()
+    for size in (1, 7, 40):
+        cuts = sorted({0, len(text), *(random.randrange(len(text) + 1) for _ in range(len(text) // size))})
+        parts = [text[start:end] for start, end in pairwise(cuts)]
+        expected = [[call.name, call.written, call.error] for call in whole.calls]
+        assert streamed(style, parts, several=several) == [whole.content, *expected]
 
 
 @pytest.mark.parametrize("value", ["9" * 5000, "[" * 100_000, f'"{"[" * 100_000}"'])

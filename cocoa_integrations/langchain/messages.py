@@ -9,6 +9,7 @@ from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMe
 
 from cocoa_engine.errors import PromptError
 from cocoa_engine.model.text import require_unicode
+from cocoa_integrations.tool_calling.prompt import invalid_call_text
 
 ROLES: dict[type[BaseMessage], str] = {
     SystemMessage: "system",
@@ -64,9 +65,9 @@ def _entry(message: BaseMessage, called: Mapping[str | None, str]) -> dict[str, 
                 {"type": "function", "id": call["id"], "function": {"name": call["name"], "arguments": call["args"]}}
                 for call in message.tool_calls
             ]
-        # an invalid call is part of the text, as the model wrote it
-        invalid = [call["args"] for call in message.invalid_tool_calls if call["args"]]
-        entry["content"] = "\n".join([*filter(None, [entry["content"]]), *invalid])
+        # an invalid call is part of the text
+        invalid = [invalid_call_text(call["name"], call["args"] or "") for call in message.invalid_tool_calls]
+        entry["content"] = "\n".join(filter(None, [entry["content"], *invalid]))
         if reasoning := reasoning_of(message):
             entry["reasoning_content"] = reasoning
     return entry

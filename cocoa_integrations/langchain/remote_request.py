@@ -121,11 +121,7 @@ class RemoteRequests(RemoteSettings, ChatTemplateOptions, ChatOpenAI):
         if choice is None and self.initial_tool_choice is not None and not tool_has_answered(messages):
             choice = self.initial_tool_choice
         checked_request = tool_request({**request, "tool_choice": choice})
-        parameters: dict[str, Any] = {"tools": list(checked_request.tools)}
-        if checked_request.name is not None:
-            parameters["tool_choice"] = {"type": "function", "function": {"name": checked_request.name}}
-        elif checked_request.required:
-            parameters["tool_choice"] = "required"
+        parameters = {"tools": list(checked_request.tools), "tool_choice": checked_request.tool_choice}
         if request.get("parallel_tool_calls") is not None:
             parameters["parallel_tool_calls"] = request["parallel_tool_calls"]
         return parameters if checked_request.tools else {}

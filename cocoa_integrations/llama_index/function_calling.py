@@ -35,7 +35,9 @@ class CallsFunctions(FunctionCallingLLM):
         if not blocks and error_on_no_tool_call:
             raise ValueError(f"expected at least one tool call, but the answer is {response.message.content!r}")
         return [
-            ToolSelection(tool_id=block.tool_call_id or "", tool_name=block.tool_name, tool_kwargs=arguments_of(block))
+            ToolSelection(
+                tool_id=block.tool_call_id or "", tool_name=block.tool_name, tool_kwargs=arguments_of(block) or {}
+            )
             for block in blocks
         ]
 

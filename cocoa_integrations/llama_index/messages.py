@@ -10,6 +10,7 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
 
 from cocoa_engine import PromptError
 from cocoa_engine.model.text import require_unicode
+from cocoa_integrations.tool_calling.prompt import invalid_call_text
 
 _TEMPLATE_ROLES = {
     MessageRole.DEVELOPER: "system",
@@ -64,7 +65,12 @@ def to_entries(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     names: dict[str, str] = {}  # names of the tools by the ids of their calls
     for message in messages:
         role = _role(message)
-        entry: dict[str, Any] = {"role": role, "content": message.content or ""}
+        invalid = [
+            invalid_call_text(block.tool_name, str(block.tool_kwargs))
+            for block in message.blocks
+            if isinstance(block, ToolCallBlock) and arguments_of(block) is None
+        ]
+        entry: dict[str, Any] = {"role": role, "content": "\n".join(filter(None, [message.content, *invalid]))}
         if calls := _calls(message):
             entry["tool_calls"] = calls
             names |= {call["id"]: call["function"]["name"] for call in calls}
@@ -89,19 +95,19 @@ def _calls(message: ChatMessage) -> list[dict[str, Any]]:
         {
             "type": "function",
             "id": block.tool_call_id or "",
-            "function": {"name": block.tool_name, "arguments": arguments_of(block)},
+            "function": {"name": block.tool_name, "arguments": arguments},
         }
         for block in message.blocks
-        if isinstance(block, ToolCallBlock)
+        if isinstance(block, ToolCallBlock) and (arguments := arguments_of(block)) is not None
     ]
 
 
-def arguments_of(block: ToolCallBlock) -> dict[str, Any]:
-    """The arguments of a call; empty if they are not a complete JSON object."""
+def arguments_of(block: ToolCallBlock) -> dict[str, Any] | None:
+    """The arguments of a call; ``None`` if they are not a complete JSON object."""
     if isinstance(block.tool_kwargs, dict):
         return block.tool_kwargs
     try:
         value = json.loads(block.tool_kwargs)
     except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+        return None
+    return value if isinstance(value, dict) else None

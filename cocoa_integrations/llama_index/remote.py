@@ -236,10 +236,7 @@ class CocoaRemote(RemoteSettings, ChatTemplateOptions, CallsFunctions, OpenAILik
         if request.tools:
             strict = {"strict": True} if request.strict else {}
             tools["tools"] = [{**tool, "function": {**tool["function"], **strict}} for tool in request.tools]
-            if tools.get("tool_choice") in ("any", True):
-                tools["tool_choice"] = "required"
-            elif request.name is not None:
-                tools["tool_choice"] = {"type": "function", "function": {"name": request.name}}
+            tools["tool_choice"] = request.tool_choice
         else:
             tools = {}
         arguments = {

@@ -23,6 +23,7 @@ from cocoa_integrations._shared.remote_answers import entries_of, generation_of,
 from cocoa_integrations.llama_index.callbacks import Observers
 from cocoa_integrations.llama_index.responses import Delivery, log_probs_of
 from cocoa_integrations.llama_index.retrieved import PassagesOfCall
+from cocoa_integrations.tool_calling.prompt import invalid_call_text
 
 logger = safe_logger(__name__)
 
@@ -138,7 +139,8 @@ class RemoteAnswer:
             generation = generation_of(report, own_reason, self._usage, self._settings)
             split = split_of(generation, report, self._reasoning, "" if self._calls else self._text)
             self._observers.answer_complete(generation, split, report=report, node_ids=self.passages.node_ids)
-            content = self._content(invalid, generation.text[split.answer_start :])
+            unmade = [invalid_call_text(call["name"], call["written"]) for call in self._calls if call["id"] in invalid]
+            content = "".join([self._text, *unmade])
             metadata = self._delivery.metadata(dict(report), Stored(content, self._reasoning), streamed=streamed)
             raw |= self._delivery.raw(dict(report))
         valid = [call for call in self._calls if call["id"] not in invalid]
@@ -154,17 +156,6 @@ class RemoteAnswer:
             additional_kwargs=metadata,
             raw={**raw, "finish_reason": finish_reason},
         )
-
-    def _content(self, invalid: Mapping[str, str], generated: str) -> str:
-        """The text outside of valid calls. It includes invalid calls.
-
-        Args:
-            invalid: what is wrong with calls, by their ids.
-            generated: the text of the answer as it was generated, with its calls.
-        """
-        if invalid and len(invalid) == len(self._calls):
-            return generated
-        return "".join([self._text, *(call["written"] for call in self._calls if call["id"] in invalid)])
 
     def _message(self, content: str, calls: Sequence[Mapping[str, Any]], *, done: bool = False) -> ChatMessage:
         details = self._usage.get("completion_tokens_details") or {}

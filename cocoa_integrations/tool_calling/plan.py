@@ -17,7 +17,13 @@ from cocoa_integrations._shared.chat_template import (
 )
 from cocoa_integrations._shared.reasoning import ReasoningSplitter, Split, split_generation
 from cocoa_integrations.tool_calling.formats import HERMES, CallFormat, after_reasoning, template_format
-from cocoa_integrations.tool_calling.prompt import as_plain_text, schema_text, tools_text, with_instructions
+from cocoa_integrations.tool_calling.prompt import (
+    as_plain_text,
+    one_call_each,
+    schema_text,
+    tools_text,
+    with_instructions,
+)
 from cocoa_integrations.tool_calling.reading import Call, Reading, read
 from cocoa_integrations.tool_calling.request import ToolRequest
 from cocoa_integrations.tool_calling.schemas import enforceable, mismatch
@@ -56,7 +62,8 @@ class Plan:
         self.inside_reasoning = False
         self._options = ChatTemplateOptions() if options is None else options
         self._calls_must_fit = calls_must_fit
-        self._parameters = {function["name"]: function["parameters"] for function in request.callable_tools}
+        self._parameters = {tool["function"]["name"]: tool["function"]["parameters"] for tool in request.tools}
+        self._refused = self._parameters.keys() - {function["name"] for function in request.callable_tools}
 
     @property
     def style(self) -> CallFormat:
@@ -95,7 +102,9 @@ class Plan:
         if not (self.request or has_calls):
             return messages, {}
         native = self._native is not None
-        chat = messages if native else as_plain_text(messages)
+        chat = list(messages) if native else as_plain_text(messages)
+        if native and not (self.style.tagged or self.style.listed):
+            chat = one_call_each(messages)
         texts = []
         if self.request.tools and not native:
             texts.append(tools_text(self.request.tools))
@@ -155,7 +164,8 @@ class Plan:
             reading = Reading(text[start:], [])
         else:
             several = self.request.parallel is not False
-            reading = read(text, self.style, self._parameters, several=several, done=done, start=start)
+            names, refused = self._parameters.keys(), self._refused
+            reading = read(text, self.style, names, refused, several=several, done=done, start=start)
         if not (done and self.request.enforced):
             return reading
         schema = self.request.schema

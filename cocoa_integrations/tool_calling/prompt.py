@@ -71,6 +71,28 @@ def as_plain_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
     return plain
 
 
+def one_call_each(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages, of which none has several calls, or text and a call: Llama's template refuses or drops these."""
+    divided: list[dict[str, Any]] = []
+    for message in messages:
+        rest = {key: value for key, value in message.items() if key != "tool_calls"}
+        calls = message.get("tool_calls") or ()
+        if message["content"] or not calls:
+            divided.append(rest)
+        divided += [{**rest, "content": "", "tool_calls": [call]} for call in calls]
+    return divided
+
+
+def invalid_call_text(name: str | None, written: str) -> str:
+    """An invalid call of an earlier answer, as text of a prompt.
+
+    Args:
+        name: the name, if it has one.
+        written: what is left of its arguments, or all of a call without a name.
+    """
+    return written if not name else f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {written}'
+
+
 def with_instructions(
     messages: Sequence[Mapping[str, Any]], text: str, *, has_system_role: bool = True
 ) -> list[dict[str, Any]]:

@@ -31,12 +31,12 @@ class Call:
     """One call, which may be partial.
 
     Attributes:
-        name: the name; ``None`` until the arguments begin.
+        name: the name; ``None`` before the key of the arguments.
         written: the JSON of the arguments so far; all of a call that has no name.
         arguments: the arguments; ``None`` until they are complete.
         offsets: start and end of the call in the text of the answer.
         values: start and end of the value of each argument; those of a string exclude its quotes.
-        error: why the call is invalid. Only set for a complete answer.
+        error: why the call is invalid. For a partial answer, only set if the request does not allow the call.
     """
 
     name: str | None = None
@@ -78,7 +78,14 @@ _NOT_JSON = "it is not valid JSON"
 
 
 def read(
-    text: str, style: CallFormat, names: Collection[str], *, several: bool = True, done: bool = True, start: int = 0
+    text: str,
+    style: CallFormat,
+    names: Collection[str],
+    refused: Collection[str] = (),
+    *,
+    several: bool = True,
+    done: bool = True,
+    start: int = 0,
 ) -> Reading:
     """Parse an answer. All of it is in a call, in an invalid call or in the text, but for tags and separators of calls.
 
@@ -89,6 +96,7 @@ def read(
         text: the generated text, complete or partial.
         style: the format of the calls.
         names: the names of the tools, which distinguish a call from other JSON where no tag does.
+        refused: the names of tools whose calls are invalid.
         several: whether more than one call is allowed. Otherwise further calls are invalid.
         done: whether the answer is complete.
         start: the offset at which the answer begins, after the reasoning of the model.
@@ -102,10 +110,14 @@ def read(
     if not calls and done:
         return Reading(text[start:], [])
     pieces.append(text[at:] if done else without_partial(text[at:], style.opening))
-    checked = [
-        replace(call, error=("only one call was allowed" if number and not several else call.error if done else None))
-        for number, call in enumerate(calls)
-    ]
+    checked = []
+    for number, call in enumerate(calls):
+        error = call.error if done else None
+        if call.name in refused:
+            error = f"the request does not allow a call of {call.name}"
+        elif number and not several:
+            error = "only one call was allowed"
+        checked.append(replace(call, error=error))
     return Reading("".join(piece for piece in pieces if piece.strip()), checked)
 
 
@@ -183,8 +195,8 @@ def _unreadable(text: str, begin: int, stop: int, calls: Sequence[Call]) -> Call
 def _call(text: str, at: int, style: CallFormat, done: bool) -> tuple[str | None, Call, int | None]:
     """The call that begins with a brace: its name if it is complete, the call, and the offset where it ends.
 
-    A call has a name once its arguments have begun. All of a call without a name is ``written``. The end is ``None``
-    as long as it is not known: a tag may be part of a string that has not ended.
+    A call has a name once the key of its arguments is complete. All of a call without a name is ``written``. The end is
+    ``None`` as long as it is not known: a tag may be part of a string that has not ended.
     """
     members = members_at(text, at)
     name: str | None = None
@@ -210,11 +222,13 @@ def _call(text: str, at: int, style: CallFormat, done: bool) -> tuple[str | None
         begins = members.open_at if members.open_key is not None else members.at
         closing = text.find(style.closing, begins) if style.closing else -1
         stop = closing if closing >= 0 else len(text) if done else len(without_partial(text, style.closing))
-        cut = Call(written=text[at:stop] if done else "", offsets=(at, stop), error=_CUT_OFF if closing < 0 else _NOT_JSON)
-        if name and named and given and is_object:
-            cut = replace(cut, name=name, written=strict_json(text[given[1] : stop if done else given[2]]))
-        elif name and named and not given and members.open_key in _ARGUMENTS and text.startswith("{", begins):
-            cut = replace(cut, name=name, written=strict_json(text[begins:stop]))
+        cut = Call(
+            written=text[at:stop] if done else "", offsets=(at, stop), error=_CUT_OFF if closing < 0 else _NOT_JSON
+        )
+        if name and named and (given or members.open_key in _ARGUMENTS):
+            first, last = given[1:] if given else (begins, stop)
+            shown = last if text.startswith("{", first) else first  # others may yet become an object
+            cut = replace(cut, name=name, written=strict_json(text[first : stop if done else shown]))
         return name, cut, stop if done else None
     if not name or not named:
         return name, Call(written=text[at:end], offsets=(at, end), error=problem or "it has no name"), end

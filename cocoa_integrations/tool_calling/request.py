@@ -19,7 +19,7 @@ class ToolRequest:
     Attributes:
         tools: OpenAI's ``{"type": "function", "function": {"name", "description", "parameters"}}``, in order.
         required: whether a tool must be called.
-        name: the tool that must be called.
+        allowed: the names of the tools that can be called; ``None``: all.
         strict: whether calls that the model decides to make are also constrained to the schema of their tool.
         parallel: whether an answer may contain several calls. ``None``: only if no call is required.
         schema: the JSON schema of an answer in text.
@@ -29,7 +29,7 @@ class ToolRequest:
 
     tools: tuple[dict[str, Any], ...] = ()
     required: bool = False
-    name: str | None = None
+    allowed: tuple[str, ...] | None = None
     strict: bool = False
     parallel: bool | None = None
     schema: dict[str, Any] | None = None
@@ -51,7 +51,7 @@ class ToolRequest:
         Args:
             tools: tools in OpenAI's format.
             tool_choice: ``"auto"`` (the default), ``"none"``, ``"any"``, ``"required"`` or ``True``, the name of a
-                tool, or a dict that names one.
+                tool, or a dict that names one, or ``{"type": "allowed_tools", "allowed_tools": {"mode", "tools"}}``.
             strict: whether calls are constrained to the schema of their tool. Required calls always are.
             parallel_tool_calls: whether an answer may contain several calls.
             response_format: ``{"type": "json_schema", "json_schema": {"schema": ...}}``; ``{"type": "json_object"}``
@@ -59,20 +59,22 @@ class ToolRequest:
                 With ``"strict": False`` next to the schema, the caller validates what no grammar enforces.
 
         Raises:
-            ConfigError: a tool has another format, the chosen tool is not given, or the choice or the format is
-                unknown.
+            ConfigError: a tool has another format, two have the same name, the chosen tool is not given, or the choice
+                or the format is unknown.
         """
         checked = tuple(_tool(number, tool) for number, tool in enumerate(tools or ()))
         names = [tool["function"]["name"] for tool in checked]
-        choice = _choice(tool_choice, names)
-        required, name = choice not in ("auto", "none"), choice if choice in names else None
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ConfigError(f"tools: two tools have the name {short_repr(twice)}; give each its own")
+        mode, allowed = _choice(tool_choice, names)
+        required = mode == "required"
         if required and not names:
             raise ConfigError(f"tool_choice={short_repr(tool_choice)} requires tools, but none are given")
         schema, described, answer_checked = _schema(response_format)
         return cls(
-            tools=() if choice == "none" else checked,
+            tools=() if mode == "none" else checked,
             required=required,
-            name=name,
+            allowed=allowed,
             strict=bool(strict),
             parallel=parallel_tool_calls,
             schema=schema,
@@ -93,7 +95,23 @@ class ToolRequest:
     def callable_tools(self) -> tuple[dict[str, Any], ...]:
         """The functions that can be called."""
         functions = tuple(tool["function"] for tool in self.tools)
-        return functions if self.name is None else tuple(each for each in functions if each["name"] == self.name)
+        return tuple(each for each in functions if self.allowed is None or each["name"] in self.allowed)
+
+    @property
+    def name(self) -> str | None:
+        """The tool that must be called."""
+        return self.allowed[0] if self.required and self.allowed and len(self.allowed) == 1 else None
+
+    @property
+    def tool_choice(self) -> str | dict[str, Any]:
+        """``tool_choice`` in OpenAI's format."""
+        mode = "required" if self.required else "auto"
+        if self.allowed is None:
+            return mode
+        tools = [{"type": "function", "function": {"name": name}} for name in self.allowed]
+        if self.name is not None:
+            return tools[0]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
     @property
     def several(self) -> bool:
@@ -122,23 +140,43 @@ def _tool(number: int, tool: Any) -> dict[str, Any]:
     return {"type": "function", "function": {**undescribed, **function, "parameters": parameters}}
 
 
-def _choice(given: Any, names: Sequence[str]) -> str:
-    """``"auto"``, ``"none"``, ``"required"`` or a tool's name."""
-    if isinstance(given, Mapping):
-        inner = given.get("function", given)
-        named = inner["name"] if isinstance(inner, Mapping) and "name" in inner else given.get("type")
-        if named is None:
-            raise ConfigError(f"tool_choice: a dict names a function or a type (got {short_repr(given)})")
-        given = named
-    if given in names:
-        return str(given)
-    if given is None or given is False or given == "auto":
-        return "auto"
-    if given is True or given in ("any", "required"):
-        return "required"
-    if given == "none":
-        return "none"
-    raise ConfigError(f"tool_choice: {unknown([str(given)], [*names, 'auto', 'any', 'required', 'none'], what='tool')}")
+def _choice(given: Any, names: Sequence[str]) -> tuple[str, tuple[str, ...] | None]:
+    """``"auto"``, ``"none"`` or ``"required"``, and the names of the tools that can be called if not all can."""
+    if isinstance(given, Mapping) and given.get("type") == "allowed_tools":
+        inner = given.get("allowed_tools", given)
+        mode, tools = (inner.get("mode"), inner.get("tools")) if isinstance(inner, Mapping) else (None, None)
+        if mode not in ("auto", "required") or not isinstance(tools, Sequence) or isinstance(tools, str) or not tools:
+            raise ConfigError(
+                'tool_choice: allowed_tools takes {"mode": "auto" or "required", "tools": [{"type": "function", '
+                f'"function": {{"name": ...}}}}, ...]}} (got {short_repr(inner)})'
+            )
+        allowed = tuple(_named(tool, names) for tool in tools)
+        return mode, tuple(name for name in names if name in allowed)
+    if isinstance(given, Mapping) and given.get("type") not in ("any", "auto", "none", "required"):
+        return "required", (_named(given, names),)
+    choice = given.get("type") if isinstance(given, Mapping) else given
+    if choice in names:
+        return "required", (str(choice),)
+    if choice is None or choice is False or choice == "auto":
+        return "auto", None
+    if choice is True or choice in ("any", "required"):
+        return "required", None
+    if choice == "none":
+        return "none", None
+    raise ConfigError(
+        f"tool_choice: {unknown([str(choice)], [*names, 'auto', 'any', 'required', 'none'], what='tool')}"
+    )
+
+
+def _named(tool: Any, names: Sequence[str]) -> str:
+    """The name of the tool that a dict names."""
+    inner = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    name = inner.get("name") if isinstance(inner, Mapping) else None
+    if name is None:
+        raise ConfigError(f"tool_choice: a dict names a function or a type (got {short_repr(tool)})")
+    if name not in names:
+        raise ConfigError(f"tool_choice: {unknown([str(name)], names, what='tool')}")
+    return str(name)
 
 
 def _schema(response_format: Any) -> tuple[dict[str, Any] | None, bool, bool]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from cocoa_engine import Span
 from cocoa_integrations._shared.reasoning import Part
@@ -94,7 +95,8 @@ class GrowingAnswer:
             self._end += len(span.text)
             text = self._splitter.text[: self._end]
             reading = self._plan.read(text, done=False, start=min(self._splitter.answer_start, self._end))
-            parts = self._new_parts(reading.content, reading.valid)
+            allowed = list(takewhile(lambda call: call.error is None, reading.calls))
+            parts = self._new_parts(reading.content, allowed)
             reasoning = self._new_reasoning() if span is self._held[-1] else ""
             pieces.append(Piece(self._passed_on, span, self._splitter.part(span), reasoning, *parts))
             self._passed_on += 1

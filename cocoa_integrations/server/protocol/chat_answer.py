@@ -108,10 +108,10 @@ class ChatJob:
         calls = [(new_id(), call) for call in reading.calls]
         report = self.report(generation, split, calls)
         tokens = openai_logprobs(generation.spans, self.plan.engine)["content"] if self.fields.logprobs else None
-        named = [_tool_call(call_id, call) for call_id, call in calls if call.name is not None]
+        named = [_tool_call(call_id, call) for call_id, call in calls if _is_sent(call)]
         message: dict[str, Any] = {
             "role": "assistant",
-            "content": reading.content + _nameless(reading) or (None if named else ""),
+            "content": reading.content + _unsent(reading, generation) or (None if named else ""),
             "refusal": None,
             **({"reasoning_content": split.reasoning} if split.reasoning else {}),
             **({"tool_calls": named} if named else {}),
@@ -159,6 +159,7 @@ class ChatStream:
         self._fields = job.fields
         self._stream: SpanStream[CocoaEngine] | None = None
         self._ids: list[str] = []  # of the tool calls
+        self._sent: dict[int, int] = {}  # the index of each call that is sent, by its number in the answer
 
     @property
     def prompt_progress(self) -> tuple[int, int] | None:
@@ -209,7 +210,8 @@ class ChatStream:
         """The chunks after the last span: what was held back, and the report."""
         plan = self._job.plan
         [*held, rest], reading = growing.finish()
-        whole = Piece(None, None, None, rest.reasoning, rest.content + _nameless(reading), rest.calls)
+        sent = [delta for delta in rest.calls if _is_sent(reading.calls[delta.number])]
+        whole = Piece(None, None, None, rest.reasoning, rest.content + _unsent(reading, generation), sent)
         chunks = self._chunks([*held, whole], tokens)
         split = plan.split(generation)
         calls = [(self._id(number), call) for number, call in enumerate(reading.calls)]
@@ -226,12 +228,13 @@ class ChatStream:
         """The new parts of calls. Only the first part of a call has its id, its type and its name."""
         parts: list[dict[str, Any]] = []
         for delta in deltas:
-            if delta.name is not None:
-                function = {"name": delta.name, "arguments": delta.written}
-                call_id = self._id(delta.number)
-                parts.append({"index": delta.number, "id": call_id, "type": "function", "function": function})
-            elif delta.written and delta.number < len(self._ids):
-                parts.append({"index": delta.number, "function": {"arguments": delta.written}})
+            index = self._sent.setdefault(delta.number, len(self._sent))
+            function = (
+                {"arguments": delta.written} if delta.name is None else {"name": delta.name, "arguments": delta.written}
+            )
+            begins = {} if delta.name is None else {"id": self._id(delta.number), "type": "function"}
+            if begins or delta.written:
+                parts.append({"index": index, **begins, "function": function})
         return parts
 
     def _id(self, number: int) -> str:
@@ -243,13 +246,18 @@ class ChatStream:
 def finish_reason(generation: Generation, reading: Reading) -> str:
     """OpenAI's finish reason of an answer."""
     reason = FINISH_REASONS[generation.finish_reason or "stop"]
-    return "tool_calls" if reason == "stop" and any(call.name is not None for call in reading.calls) else reason
+    return "tool_calls" if reason == "stop" and any(map(_is_sent, reading.calls)) else reason
 
 
 def _tool_call(call_id: str, call: Call) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": call.written}}
 
 
-def _nameless(reading: Reading) -> str:
-    """The text of calls without a name, which cannot be made; they are part of the content."""
-    return "".join(call.written for call in reading.calls if call.name is None)
+def _is_sent(call: Call) -> bool:
+    """Whether a message has a call. Others have no name, or are complete and not allowed: a client would run them."""
+    return call.name is not None and (call.error is None or call.arguments is None)
+
+
+def _unsent(reading: Reading, generation: Generation) -> str:
+    """The text of the other calls, which is part of the content."""
+    return "".join(generation.text[slice(*call.offsets)] for call in reading.calls if not _is_sent(call))

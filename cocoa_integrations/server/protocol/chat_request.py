@@ -18,6 +18,8 @@ from cocoa_integrations.server.errors import at_most, bad_request
 from cocoa_integrations.server.protocol.decoding import REFUSED, DecodingRequest, Flag, Refused, Whole
 from cocoa_integrations.server.settings import ServerSettings
 from cocoa_integrations.tool_calling import ToolRequest
+from cocoa_integrations.tool_calling.json_values import can_be_sent
+from cocoa_integrations.tool_calling.prompt import invalid_call_text
 
 NOT_VARIABLES = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {"documents"} | {
     "messages"
@@ -100,9 +102,6 @@ class ChatRequest(DecodingRequest):
         Raises:
             ApiError: one of them is not valid. It names the parameter.
         """
-        names = [name for tool in self.tools or () if isinstance(name := _function(tool).get("name"), str)]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise bad_request(f"two tools have the name {short_repr(twice[0])}; give each its own", "tools")
         strict = any(bool(_function(tool).get("strict")) for tool in self.tools or ())
         try:
             return ToolRequest.of(
@@ -238,8 +237,8 @@ def _call(call: Mapping[str, Any], param: str) -> dict[str, Any] | str:
         arguments = written if isinstance(written, dict) else json.loads(written or "{}")
     except (TypeError, ValueError, RecursionError):
         arguments = None
-    if not isinstance(arguments, dict):
-        return str(written)
+    if not isinstance(arguments, dict) or not can_be_sent(arguments):
+        return invalid_call_text(name, str(written))
     return {"type": "function", "id": str(call.get("id") or ""), "function": {"name": name, "arguments": arguments}}
 
 

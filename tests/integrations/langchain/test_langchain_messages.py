@@ -53,7 +53,7 @@ def test_tool_calls_and_results() -> None:
     ) == [
         {"role": "assistant", "content": "I call.", "tool_calls": [function]},
         {"role": "tool", "content": "a", "tool_call_id": "1", "name": "f"},
-        {"role": "assistant", "content": '{"x": '},
+        {"role": "assistant", "content": '{"name": "f", "arguments": {"x": '},
     ]
 
 

@@ -246,10 +246,13 @@ async def test_calls_of_tools_are_the_same(quick: CocoaEngine) -> None:
         assert there.get_tool_calls_from_response(last)[0].tool_kwargs == call.tool_kwargs
         stream = await there.astream_chat_with_tools([LOOK_UP], user_msg="Where?")
         assert_same([*here.stream_chat_with_tools([LOOK_UP], user_msg="Where?")][-1], [one async for one in stream][-1])
-        hasty = CocoaRemote(base_url=url, max_tokens=30, timeout=60)
-        cut = hasty.chat_with_tools([LOOK_UP], user_msg="Where?")
-        assert cut.message.content == "".join(span["text"] for span in get_risk(cut)["spans"])  # shown, not dropped
-        assert not [block for block in cut.message.blocks if isinstance(block, ToolCallBlock)]
+        for limit in (30, 50):
+            here, hasty = here_and_there(engine, url, max_new_tokens=limit)
+            cut = hasty.chat_with_tools([LOOK_UP], user_msg="Where?")
+            written = "".join(span["text"] for span in get_risk(cut)["spans"])
+            assert cut.message.content == written.removeprefix("<tool_call>\n")  # shown, not dropped
+            assert_same(here.chat_with_tools([LOOK_UP], user_msg="Where?"), cut)
+            assert not [block for block in cut.message.blocks if isinstance(block, ToolCallBlock)]
         with pytest.raises(IncompleteAnswerError, match="max_tokens"):
             hasty.chat_with_tools([LOOK_UP], user_msg="Where?", tool_required=True)
 

@@ -253,7 +253,7 @@ async def test_a_conversation_with_calls_reaches_the_prompt(hermes: Speaker) -> 
         {"role": "user", "content": "Move up."},
         {
             "role": "assistant",
-            "content": '{"up": tr',
+            "content": '{"name": "move", "arguments": {"up": tr',
             "tool_calls": [
                 {"type": "function", "id": "abc", "function": {"name": "move", "arguments": {"up": True, "unit": "km"}}}
             ],

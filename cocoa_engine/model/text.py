@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from cocoa_engine.errors import PromptError
+from cocoa_engine.safe_text import short_repr
+
+TEXT_BLOCKS = {
+    **dict.fromkeys(("text", "input_text", "output_text", "text-plain"), "text"),
+    "refusal": "refusal",
+}
+"""The types of content blocks that are text, and the member of the block that has it."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -24,3 +33,24 @@ def require_unicode(text: str, what: str) -> None:
             f"the {what} has a lone surrogate (U+{ord(found.group()):04X}) at character {found.start()}, which is not "
             "valid Unicode. Decode the text it came from as UTF-16 or with errors='replace', or remove the character."
         )
+
+
+def block_text(block: Any, where: str) -> str:
+    """The text of a content block of a message. Only its type says whether it is text.
+
+    Args:
+        block: a mapping with ``type``.
+        where: where the block is, for the error message.
+
+    Raises:
+        PromptError: it has another type or none, or its text is missing.
+    """
+    kind = block.get("type") if isinstance(block, Mapping) else None
+    if not isinstance(kind, str):
+        raise PromptError(f"{short_repr(block)} in {where} has no type; the model reads text only")
+    if kind not in TEXT_BLOCKS:
+        raise PromptError(f"content of type {short_repr(kind)} in {where}; the model reads text only")
+    text = block.get(TEXT_BLOCKS[kind])
+    if not isinstance(text, str):
+        raise PromptError(f"content of type {kind!r} in {where} has no {TEXT_BLOCKS[kind]}; the model reads text only")
+    return text

@@ -13,7 +13,7 @@ from weakref import WeakSet
 from cocoa_engine.errors import ChatTemplateError, PromptError, UnsupportedModelError, safe_cause
 from cocoa_engine.forks import free_in_child
 from cocoa_engine.model.control_tokens import ControlTokens, Rendered
-from cocoa_engine.model.text import require_unicode
+from cocoa_engine.model.text import block_text, require_unicode
 from cocoa_engine.process_exit import at_work
 from cocoa_engine.safe_text import short_repr
 
@@ -213,13 +213,13 @@ class Tokens:
         """Render chat messages to a prompt with the tokenizer's chat template.
 
         Args:
-            messages: mappings with ``role`` and ``content``.
+            messages: mappings with ``role`` and ``content``: a text, or blocks as ``{"type": "text", "text": ...}``.
             split_special_tokens: whether text in messages and options that spells a control token stays text.
             **template_kwargs: options of ``apply_chat_template``. ``add_generation_prompt`` is `True` by default.
 
         Raises:
             ChatTemplateError: there is no template, there are no messages, or the template raises an error.
-            PromptError: the content of a message has a lone surrogate.
+            PromptError: the content of a message is no text, or has a lone surrogate.
         """
         if not self.has_chat_template:
             raise ChatTemplateError(
@@ -227,16 +227,22 @@ class Tokens:
             )
         if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence) or not messages:
             raise ChatTemplateError('chat takes a list of messages, e.g. [{"role": "user", "content": "Hi"}].')
+        chat = []
         for number, message in enumerate(messages):
             if not isinstance(message, Mapping) or "role" not in message:
                 raise ChatTemplateError(f'message {number} must be a mapping with "role" and "content".')
-            if isinstance(message.get("content"), str):
-                require_unicode(message["content"], f"content of message {number} ({message['role']})")
-        entries = [dict(message) for message in messages]
+            chat.append(dict(message))
+            content, where = message.get("content"), f"message {number} ({message['role']})"
+            if isinstance(content, (list, tuple)):
+                content = chat[-1]["content"] = "".join(block_text(block, where) for block in content)
+            elif isinstance(content, Mapping) and message["role"] != "tool":  # some templates read the data of a tool
+                raise PromptError(f"the content of {where} takes a text or a list of blocks, not {short_repr(content)}")
+            if isinstance(content, str):
+                require_unicode(content, f"content of {where}")
         options = {"add_generation_prompt": True, **template_kwargs, "tokenize": False}
         if split_special_tokens:
-            return self._control_tokens.render(entries, options, self._apply_template)
-        return Rendered(self._apply_template(entries, options), None)
+            return self._control_tokens.render(chat, options, self._apply_template)
+        return Rendered(self._apply_template(chat, options), None)
 
     def _apply_template(self, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> str:
         try:

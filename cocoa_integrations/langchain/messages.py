@@ -8,7 +8,7 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMessage, SystemMessage, ToolMessage
 
 from cocoa_engine.errors import PromptError
-from cocoa_engine.model.text import require_unicode
+from cocoa_engine.model.text import block_text, require_unicode
 from cocoa_integrations.tool_calling.prompt import invalid_call_text
 
 ROLES: dict[type[BaseMessage], str] = {
@@ -18,7 +18,7 @@ ROLES: dict[type[BaseMessage], str] = {
     ToolMessage: "tool",
 }
 
-CALL_BLOCKS = frozenset({"tool_use", "tool_call", "tool_call_chunk", "invalid_tool_call"})
+CALL_BLOCKS = frozenset({"tool_use", "function_call", "tool_call", "tool_call_chunk", "invalid_tool_call"})
 """Content blocks of an assistant message that repeat its ``tool_calls``."""
 
 REASONING_BLOCKS = frozenset({"reasoning", "thinking", "redacted_thinking", "non_standard"})
@@ -89,16 +89,19 @@ def _text(message: BaseMessage) -> str:
     """The text of a message: its content, or the concatenation of its text blocks."""
     if isinstance(message.content, str):
         return message.content
+    is_answer = isinstance(message, AIMessage)
+    ids = {call["id"] for call in (*message.tool_calls, *message.invalid_tool_calls)} if is_answer else set()
     parts = []
     for block in message.content:
         if isinstance(block, str):
             parts.append(block)
-        elif isinstance(block.get("text"), str):
-            parts.append(block["text"])
-        elif not (isinstance(message, AIMessage) and block.get("type") in CALL_BLOCKS | REASONING_BLOCKS):
-            raise PromptError(
-                f"content of type {block.get('type')!r} in {type(message).__name__}; the model reads text only"
-            )
+        elif is_answer and block.get("type") in CALL_BLOCKS:
+            if not {block.get("id"), block.get("call_id")} & ids:
+                raise PromptError(
+                    f"content of type {block['type']!r} in AIMessage is not in its tool_calls; add it there"
+                )
+        elif not (is_answer and block.get("type") in REASONING_BLOCKS):
+            parts.append(block_text(block, type(message).__name__))
     return "".join(parts)
 
 

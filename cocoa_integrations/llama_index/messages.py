@@ -6,7 +6,14 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ThinkingBlock, ToolCallBlock
+from llama_index.core.base.llms.types import (
+    CachePoint,
+    ChatMessage,
+    MessageRole,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
+)
 
 from cocoa_engine import PromptError
 from cocoa_engine.model.text import require_unicode
@@ -28,10 +35,9 @@ def require_text(messages: Sequence[ChatMessage]) -> None:
     """
     for number, message in enumerate(messages):
         require_unicode(message.content or "", f"content of message {number} ({message.role.value})")
-        is_assistant = _role(message) == "assistant"
+        readable = (TextBlock, CachePoint, *((ThinkingBlock, ToolCallBlock) if _role(message) == "assistant" else ()))
         for block in message.blocks:
-            is_reasoning = is_assistant and isinstance(block, ThinkingBlock)
-            if not (is_reasoning or isinstance(block, (TextBlock, ToolCallBlock))):
+            if not isinstance(block, readable):
                 kind = type(block).__name__
                 raise PromptError(f"this model reads text only, but a {message.role.value} message has a {kind}.")
     if not any((message.content or "").strip() or _calls(message) for message in messages):

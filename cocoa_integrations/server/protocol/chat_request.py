@@ -12,9 +12,10 @@ from transformers import PreTrainedTokenizerBase
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.model.text import block_text
 from cocoa_engine.safe_text import short_repr, shortened
 from cocoa_integrations._shared.chat_template import ChatTemplateOptions, names
-from cocoa_integrations.server.errors import at_most, bad_request
+from cocoa_integrations.server.errors import at_most, bad_request, of_parameter
 from cocoa_integrations.server.protocol.decoding import REFUSED, DecodingRequest, Flag, Refused, Whole
 from cocoa_integrations.server.settings import ServerSettings
 from cocoa_integrations.tool_calling import ToolRequest
@@ -218,12 +219,9 @@ def _text(content: Any, param: str) -> str:
         raise bad_request(f"{param} takes a text or a list of parts, not {short_repr(content)}", param)
     texts = []
     for position, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get(kind) if isinstance(part, dict) and kind in ("text", "refusal") else None
-        if not isinstance(text, str):
-            where = f"{param}[{position}]"
-            raise bad_request(f'{where} is not {{"type": "text", "text": ...}}; {_TEXT_ONLY}', where)
-        texts.append(text)
+        where = f"{param}[{position}]"
+        with of_parameter(where):
+            texts.append(block_text(part, where))
     return "".join(texts)
 
 

@@ -1,0 +1,150 @@
+"""Content blocks are judged by their type, at every door: what is not text is refused, whatever else it holds."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from typing import Any, get_args
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages.content import KNOWN_BLOCK_TYPES
+from llama_index.core.base.llms.types import (
+    AudioBlock,
+    CachePoint,
+    CitableBlock,
+    CitationBlock,
+    ContentBlock,
+    DocumentBlock,
+    ImageBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
+    VideoBlock,
+)
+from llama_index.core.llms import ChatMessage
+
+from cocoa_engine import CocoaEngine, PromptError
+from cocoa_engine.model.text import TEXT_BLOCKS
+from cocoa_integrations.langchain.messages import CALL_BLOCKS, REASONING_BLOCKS, to_chat
+from cocoa_integrations.llama_index.messages import require_text, to_entries
+from cocoa_integrations.server.errors import ApiError
+from cocoa_integrations.server.protocol.chat_request import Message, entries_of
+from tests.helpers.served import speaker
+
+OF_OPENAI = {"text", "refusal", "image_url", "input_audio", "file", "input_text", "output_text", "input_image"}
+OF_ANTHROPIC = {"image", "document", "search_result", "tool_use", "tool_result", "thinking", "redacted_thinking"}
+OTHERS = {"reasoning", "guard_content", "media", "json", "Text", "TEXT", "texts", "", "a" * 10_000, "im\nage"}
+TYPES = sorted({*KNOWN_BLOCK_TYPES, *OF_OPENAI, *OF_ANTHROPIC, *OTHERS})
+
+NO_TYPE = ({"text": "a"}, {"type": None, "text": "a"}, {"type": 3, "text": "a"}, {"type": ["text"], "text": "a"}, {}, 3)
+
+
+@pytest.fixture(scope="module")
+def engine() -> CocoaEngine:
+    return speaker()
+
+
+def at_the_engine(engine: CocoaEngine, block: Any) -> str:
+    return engine.render_chat([{"role": "user", "content": [block]}])
+
+
+def at_langchain(engine: CocoaEngine, block: Any) -> str:
+    return engine.render_chat(to_chat([HumanMessage([block])]))
+
+
+def at_the_server(engine: CocoaEngine, block: Any) -> str:
+    return engine.render_chat(entries_of([Message(role="user", content=[block])]))
+
+
+DOORS = [at_the_engine, at_langchain, at_the_server]
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_only_types_of_text_are_text(engine: CocoaEngine, door: Callable[[CocoaEngine, Any], str]) -> None:
+    plain = engine.render_chat([{"role": "user", "content": "secret"}])
+    for kind in TYPES:
+        block = {"type": kind, "text": "secret", "refusal": "secret", kind: "secret", "image_url": {"url": "data:,x"}}
+        if kind in TEXT_BLOCKS:
+            assert door(engine, {"type": kind, TEXT_BLOCKS[kind]: "secret"}) == plain
+            with pytest.raises((PromptError, ApiError), match=rf"content of type '{kind}' in .* has no "):
+                door(engine, {"type": kind, "file_id": "a"})
+        else:
+            with pytest.raises((PromptError, ApiError), match=r"content of type .* in .*; the model reads text only"):
+                door(engine, block)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_blocks_without_a_type_are_refused(engine: CocoaEngine, door: Callable[[CocoaEngine, Any], str]) -> None:
+    for block in NO_TYPE:
+        if door is at_langchain and not isinstance(block, dict):
+            continue  # LangChain refuses it
+        with pytest.raises((PromptError, ApiError), match="has no type"):
+            door(engine, block)
+
+
+def test_the_server_names_the_block() -> None:
+    picture = {"type": "image_url", "text": "a", "image_url": {"url": "data:,x"}}
+    parts = [{"type": "input_text", "text": "Hi"}, picture]
+    with pytest.raises(ApiError) as caught:
+        entries_of([Message(role="system", content="Be brief."), Message(role="user", content=parts)])
+    assert (caught.value.status, caught.value.param) == (400, "messages[1].content[1]")
+
+
+def test_the_engine_takes_a_text_or_blocks(engine: CocoaEngine) -> None:
+    with pytest.raises(PromptError, match="takes a text or a list of blocks"):
+        engine.render_chat([{"role": "user", "content": {"type": "image_url", "text": "a"}}])
+    with pytest.raises(PromptError, match="lone surrogate"):
+        engine.render_chat([{"role": "user", "content": [{"type": "text", "text": "\ud800"}]}])
+
+
+@pytest.mark.parametrize("kind", sorted(KNOWN_BLOCK_TYPES | OF_ANTHROPIC | {"function_call"}))
+def test_blocks_of_langchain_in_each_message(kind: str) -> None:
+    block = {"type": kind, "text": "a", "id": "1", "value": {}, "name": "f", "args": {}}
+    of_answers = CALL_BLOCKS | REASONING_BLOCKS
+    call = {"name": "f", "args": {}, "id": "1"}
+    for message in (HumanMessage([block]), SystemMessage([block]), ToolMessage([block], tool_call_id="1")):
+        if kind in TEXT_BLOCKS:
+            assert to_chat([message])[0]["content"] == "a"
+        else:
+            with pytest.raises(PromptError, match=f"content of type '{kind}' in {type(message).__name__}"):
+                to_chat([message])
+    answer = AIMessage(["b", block], tool_calls=[call])
+    if kind in TEXT_BLOCKS or kind in of_answers:
+        [entry] = to_chat([answer])
+        assert entry["content"] == ("ba" if kind in TEXT_BLOCKS else "b")
+    else:
+        with pytest.raises(PromptError, match=f"content of type '{kind}' in AIMessage; the model reads text only"):
+            to_chat([answer])
+    if kind in CALL_BLOCKS:
+        with pytest.raises(PromptError, match=f"content of type '{kind}' in AIMessage is not in its tool_calls"):
+            to_chat([AIMessage(["b", block], tool_calls=[{**call, "id": "2"}])])
+
+
+PIXEL = base64.b64decode("R0lGODlhAQABAAAAACwAAAAAAQABAAACAkQBADs=")
+LLAMA_INDEX = [
+    TextBlock(text="a"),
+    CachePoint(cache_control={"type": "ephemeral"}),  # type: ignore[arg-type]
+    ImageBlock(image=PIXEL),
+    AudioBlock(audio=b"a"),
+    VideoBlock(video=b"a"),
+    DocumentBlock(data=b"a", title="a"),
+    CitableBlock(title="a", source="b", content=[TextBlock(text="a")]),
+    CitationBlock(cited_content=TextBlock(text="a"), source="a", title="b", additional_location_info={}),
+    ThinkingBlock(content="a"),
+    ToolCallBlock(tool_name="f", tool_kwargs={}),
+]
+
+
+def test_blocks_of_llama_index_in_each_message() -> None:
+    assert {type(block) for block in LLAMA_INDEX} == set(get_args(get_args(ContentBlock)[0]))
+    for block in LLAMA_INDEX:
+        for role in ("system", "user", "tool", "assistant"):
+            message = ChatMessage(role=role, blocks=[TextBlock(text="b"), block])
+            of_answers = role == "assistant" and isinstance(block, (ThinkingBlock, ToolCallBlock))
+            if of_answers or isinstance(block, (TextBlock, CachePoint)):
+                require_text([message])
+                assert to_entries([message])[0]["content"].startswith("b")
+            else:
+                with pytest.raises(PromptError, match=f"a {role} message has a {type(block).__name__}"):
+                    require_text([message])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from llama_index.core.base.llms.types import (
 
 from cocoa_engine import PromptError
 from cocoa_engine.model.text import require_unicode
+from cocoa_integrations.tool_calling.json_values import object_of
 from cocoa_integrations.tool_calling.prompt import invalid_call_text
 
 _TEMPLATE_ROLES = {
@@ -110,10 +110,4 @@ def _calls(message: ChatMessage) -> list[dict[str, Any]]:
 
 def arguments_of(block: ToolCallBlock) -> dict[str, Any] | None:
     """The arguments of a call; ``None`` if they are not a complete JSON object."""
-    if isinstance(block.tool_kwargs, dict):
-        return block.tool_kwargs
-    try:
-        value = json.loads(block.tool_kwargs)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
+    return block.tool_kwargs if isinstance(block.tool_kwargs, dict) else object_of(block.tool_kwargs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ from cocoa_integrations._shared.remote_answers import entries_of, generation_of,
 from cocoa_integrations.llama_index.callbacks import Observers
 from cocoa_integrations.llama_index.responses import Delivery, log_probs_of
 from cocoa_integrations.llama_index.retrieved import PassagesOfCall
+from cocoa_integrations.tool_calling.json_values import object_of
 from cocoa_integrations.tool_calling.prompt import invalid_call_text
 
 logger = safe_logger(__name__)
@@ -163,7 +163,7 @@ class RemoteAnswer:
         thoughts = [ThinkingBlock(content=self._reasoning, num_tokens=count)] if self._reasoning else []
         texts = [TextBlock(text=content)] if content or not calls else []
         blocks = [
-            ToolCallBlock(tool_call_id=call["id"], tool_name=call["name"], tool_kwargs=_arguments(call["written"]))
+            ToolCallBlock(tool_call_id=call["id"], tool_name=call["name"], tool_kwargs=_kwargs(call["written"]))
             for call in calls
         ]
         message = ChatMessage(role=MessageRole.ASSISTANT, blocks=[*thoughts, *texts, *blocks])
@@ -179,13 +179,9 @@ class RemoteAnswer:
         return message
 
 
-def _arguments(written: str) -> dict[str, Any] | str:
-    """The arguments of a call, or their text if they are not a complete object."""
-    try:
-        value = json.loads(written)
-    except (ValueError, RecursionError):
-        return written
-    return value if isinstance(value, dict) else written
+def _kwargs(written: str) -> dict[str, Any] | str:
+    arguments = object_of(written)
+    return written if arguments is None else arguments
 
 
 def _tokens(choice: Mapping[str, Any]) -> list[Mapping[str, Any]]:

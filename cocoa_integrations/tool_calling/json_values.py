@@ -154,6 +154,15 @@ def can_be_sent(value: Any) -> bool:
     return True
 
 
+def object_of(text: str) -> dict[str, Any] | None:
+    """The JSON object that a text is; ``None`` if it is none, or one that cannot be sent."""
+    try:
+        value = DECODER.decode(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) and can_be_sent(value) else None
+
+
 def skip_space(text: str, at: int) -> int:
     """The offset of the next character that is not JSON's whitespace."""
     while at < len(text) and text[at] in _SPACE:

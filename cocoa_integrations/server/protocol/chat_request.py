@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -19,7 +18,7 @@ from cocoa_integrations.server.errors import at_most, bad_request, of_parameter
 from cocoa_integrations.server.protocol.decoding import REFUSED, DecodingRequest, Flag, Refused, Whole
 from cocoa_integrations.server.settings import ServerSettings
 from cocoa_integrations.tool_calling import ToolRequest
-from cocoa_integrations.tool_calling.json_values import can_be_sent
+from cocoa_integrations.tool_calling.json_values import object_of
 from cocoa_integrations.tool_calling.prompt import invalid_call_text
 
 NOT_VARIABLES = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {"documents"} | {
@@ -231,11 +230,8 @@ def _call(call: Mapping[str, Any], param: str) -> dict[str, Any] | str:
     name, written = function.get("name"), function.get("arguments")
     if not isinstance(name, str) or not name:
         raise bad_request(f'{param} is not {{"id", "type": "function", "function": {{"name", "arguments"}}}}', param)
-    try:
-        arguments = written if isinstance(written, dict) else json.loads(written or "{}")
-    except (TypeError, ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict) or not can_be_sent(arguments):
+    arguments = written if isinstance(written, dict) else object_of(str(written or "{}"))
+    if arguments is None:
         return invalid_call_text(name, str(written))
     return {"type": "function", "id": str(call.get("id") or ""), "function": {"name": name, "arguments": arguments}}
 

@@ -10,7 +10,7 @@ from cocoa_engine import CocoaEngine, __version__
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations.server import errors
 from cocoa_integrations.server.lifecycle import ServerState
-from cocoa_integrations.server.middleware import BodyLimit, Keys, TrustedHosts, UnexpectedErrors
+from cocoa_integrations.server.middleware import BodyLimit, Heads, Keys, TrustedHosts, UnexpectedErrors
 from cocoa_integrations.server.openapi import RESPONSES, describe
 from cocoa_integrations.server.routes import METRICS, OPEN_PATHS, OPENAI, OWN
 from cocoa_integrations.server.settings import ServerSettings
@@ -47,6 +47,7 @@ def create_app(
         app, retry_after=settings.retry_after, log_prompts=settings.log_prompts, on_busy=state.metrics.rejected
     )
     # the last one that is added runs first
+    app.add_middleware(Heads)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     app.add_middleware(Keys, keys=settings.api_keys, open_paths=OPEN_PATHS)
     app.add_middleware(TrustedHosts, hosts=settings.known_hosts)

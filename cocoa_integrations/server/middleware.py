@@ -54,6 +54,28 @@ class UnexpectedErrors:
             raise
 
 
+class Heads:
+    """Answers HEAD as GET, without the body.
+
+    Args:
+        app: the app.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+
+        async def without_body(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            await self._app({**scope, "method": "GET"}, receive, without_body)
+        else:
+            await self._app(scope, receive, send)
+
+
 class TrustedHosts:
     """Refuses requests whose header ``Host`` names another machine: a page that a browser shows could send them.
 

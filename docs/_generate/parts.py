@@ -15,6 +15,7 @@ from collections.abc import Callable
 from docs._generate.command_line import command_line
 from docs._generate.error_classes import error_classes
 from docs._generate.metadata_keys import metadata_keys
+from docs._generate.request_parameters import request_parameters
 from docs._generate.setting_tables import ray_settings, runtime_settings, server_settings, settings
 
 PARTS: dict[str, Callable[[], str]] = {
@@ -22,6 +23,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "settings": settings,
     "runtime": runtime_settings,
     "server": server_settings,
+    "parameters": request_parameters,
     "ray": ray_settings,
     "metadata": metadata_keys,
     "errors": error_classes,

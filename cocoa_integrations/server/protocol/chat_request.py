@@ -15,7 +15,8 @@ from cocoa_engine.model.text import block_text
 from cocoa_engine.safe_text import short_repr, shortened
 from cocoa_integrations._shared.chat_template import ChatTemplateOptions, names
 from cocoa_integrations.server.errors import at_most, bad_request, of_parameter
-from cocoa_integrations.server.protocol.decoding import REFUSED, DecodingRequest, Flag, Refused, Whole
+from cocoa_integrations.server.parameters import REFUSED, Refused, each
+from cocoa_integrations.server.protocol.decoding import DecodingRequest, Flag, Whole
 from cocoa_integrations.server.settings import ServerSettings
 from cocoa_integrations.tool_calling import ToolRequest
 from cocoa_integrations.tool_calling.json_values import object_of
@@ -30,14 +31,18 @@ _TEXT_ONLY = "the model reads and writes text only"
 
 REFUSED_IN_CHAT: Refused = {
     **REFUSED,
-    "audio": ((), _TEXT_ONLY),
-    "modalities": ((["text"], []), _TEXT_ONLY),
-    "functions": (([],), "give tools"),
-    "function_call": ((), "give tool_choice"),
-    "web_search_options": ((), "the server does not search the web"),
-    "store": ((False,), "the server stores no answers"),
-    "service_tier": (("auto", "default"), "leave it out"),
-    "verbosity": (("medium",), "ask for it in a message"),
+    **each("audio", _TEXT_ONLY),
+    **each("modalities", _TEXT_ONLY, ["text"], []),
+    **each("functions", "give tools", []),
+    **each("function_call", "give tool_choice"),
+    **each("web_search_options", "the server does not search the web"),
+    **each("moderation", "the server does not moderate"),
+    **each("store", "the server stores no answers", False),
+    **each("service_tier", "leave it out", "auto", "default"),
+    **each("verbosity", "ask for it in a message", "medium"),
+    **each("prompt suffix", "give messages alone", "", []),
+    **each("echo", "give messages alone", False),
+    **each("add_special_tokens", "the chat template adds them", False),
 }
 
 
@@ -57,7 +62,7 @@ class Message(BaseModel):
 class ChatRequest(DecodingRequest):
     """The body of a request for chat completions."""
 
-    of_other_routes: ClassVar[Mapping[str, str]] = dict.fromkeys(("prompt", "echo", "suffix"), "give messages alone")
+    refused: ClassVar[Refused] = REFUSED_IN_CHAT
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: Whole | None = None
     logprobs: Flag | None = None
@@ -68,14 +73,7 @@ class ChatRequest(DecodingRequest):
     response_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: Flag = False
-    audio: Any = None
-    modalities: Any = None
-    functions: Any = None
-    function_call: Any = None
-    web_search_options: Any = None
-    store: Any = None
-    service_tier: Any = None
-    verbosity: Any = None
+    add_generation_prompt: Flag | None = None
     reasoning_effort: str | None = None
 
     def check(self, limits: ServerSettings) -> None:
@@ -84,7 +82,11 @@ class ChatRequest(DecodingRequest):
         Raises:
             ApiError: there is such a parameter. It names it.
         """
-        self.require_supported(limits, REFUSED_IN_CHAT)
+        self.require_supported(limits)
+        if self.add_generation_prompt is self.continue_final_message:
+            raise bad_request(
+                "add_generation_prompt is the contrary of continue_final_message; leave it out", "add_generation_prompt"
+            )
         at_most(len(self.messages), limits.max_messages, "messages")
         at_most(len(self.tools or ()), limits.max_tools, "tools")
         require_shallow(self, limits.max_json_depth)

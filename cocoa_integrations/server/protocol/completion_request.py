@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
@@ -10,14 +10,23 @@ from pydantic import Field, field_validator
 from cocoa_engine import CocoaConfig
 from cocoa_engine.safe_text import short_repr
 from cocoa_integrations.server.errors import at_most, bad_request
+from cocoa_integrations.server.parameters import REFUSED, Refused, each
 from cocoa_integrations.server.protocol.chat_request import require_shallow
-from cocoa_integrations.server.protocol.decoding import REFUSED, DecodingRequest, Flag, Refused, Whole
+from cocoa_integrations.server.protocol.decoding import DecodingRequest, Flag, Whole
 from cocoa_integrations.server.settings import ServerSettings
 
 REFUSED_IN_COMPLETIONS: Refused = {
     **REFUSED,
-    "best_of": ((1,), "give n, and choose by cocoa_risk"),
-    "suffix": (("",), "the model continues a prompt only"),
+    **each("suffix", "the model continues a prompt only", ""),
+    **each("max_completion_tokens", "give max_tokens"),
+    **each("top_logprobs", "give logprobs", 0),
+    **each("messages tools functions", "/v1/chat/completions has it", []),
+    **each("response_format", "/v1/chat/completions has it", {"type": "text"}),
+    **each("tool_choice", "/v1/chat/completions has it", "none", "auto"),
+    **each("parallel_tool_calls reasoning_effort", "/v1/chat/completions has it", True),
+    **each("chat_template_kwargs", "/v1/chat/completions has it", {}),
+    **each("continue_final_message add_generation_prompt", "/v1/chat/completions has it", False),
+    **each("add_special_tokens", "give the prompt as token ids", True),
 }
 
 TextOrIds = str | list[int]
@@ -26,28 +35,10 @@ TextOrIds = str | list[int]
 class CompletionRequest(DecodingRequest):
     """The body of a request for completions."""
 
-    of_other_routes: ClassVar[Mapping[str, str]] = {
-        "max_completion_tokens": "give max_tokens",
-        "top_logprobs": "give logprobs",
-        **dict.fromkeys(
-            (
-                "messages",
-                "response_format",
-                "tools",
-                "tool_choice",
-                "functions",
-                "chat_template_kwargs",
-                "continue_final_message",
-                "reasoning_effort",
-            ),
-            "/v1/chat/completions has it",
-        ),
-    }
+    refused: ClassVar[Refused] = REFUSED_IN_COMPLETIONS
     prompt: str | list[str] | list[int] | list[list[int]]
     echo: Flag | None = None
     logprobs: Whole | None = Field(None, ge=0, le=20)
-    best_of: Any = None
-    suffix: Any = None
 
     @field_validator("prompt", mode="before")
     @classmethod
@@ -84,7 +75,7 @@ class CompletionRequest(DecodingRequest):
         Raises:
             ApiError: there is such a parameter. It names it.
         """
-        self.require_supported(limits, REFUSED_IN_COMPLETIONS)
+        self.require_supported(limits)
         prompts = self.prompts
         at_most(len(prompts), limits.max_prompts, "prompt", "prompts")
         at_most(sum(map(len, prompts)), limits.max_prompt_chars, "prompt", "characters or tokens")

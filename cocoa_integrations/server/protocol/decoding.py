@@ -25,47 +25,15 @@ from cocoa_engine.model.callables import Processor
 from cocoa_engine.safe_text import short_repr
 from cocoa_integrations._shared.citations import MOST_PASSAGES
 from cocoa_integrations._shared.settings import OF_SAMPLING, DecodeSettings
-from cocoa_integrations._shared.unsupported import INSTEAD, WITHOUT_EFFECT, is_without_effect
+from cocoa_integrations._shared.unsupported import INSTEAD, is_without_effect
 from cocoa_integrations.server.errors import at_most, bad_request
-from cocoa_integrations.server.parameters import SAME_SETTING
+from cocoa_integrations.server.parameters import REFUSED, SAME_SETTING, Refused
 from cocoa_integrations.server.settings import ServerSettings
 
 Report = Literal["both", "message", "logprobs", "none"]
 
 OPERATORS = ("decore_heads",)
 """Settings that name a file of the server's machine. Requests cannot give them."""
-
-_BIAS = "give logit_bias"
-
-OF_OTHER_SERVERS = {
-    **{name: INSTEAD[name] for name in ("min_p", "typical_p", "do_sample", "num_beams", "best_of")},
-    **{name: INSTEAD[name] for name in ("max_length", "max_output_tokens", "stop_sequences", "stop_strings")},
-    **dict.fromkeys(("bad_words_ids", "suppress_tokens"), _BIAS),
-    "no_repeat_ngram_size": "give repetition_penalty",
-    "num_return_sequences": "give n",
-    "eos_token_id": "give stop",
-    "stop_token_ids": "give stop",
-    "min_tokens": _BIAS,
-    "ignore_eos": _BIAS,
-    "length_penalty": "give cocoa.span_log_prob",
-    **dict.fromkeys(
-        ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "grammar"),
-        "give response_format",
-    ),
-    **dict.fromkeys(("bad_words", "allowed_token_ids"), _BIAS),
-    "use_beam_search": INSTEAD["num_beams"],
-    "chat_template": "the template is the model's",
-    "documents": "give chat_template_kwargs",
-}
-"""Parameters of other servers for local models that are not supported, and what to do instead."""
-
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    **WITHOUT_EFFECT,
-    **dict.fromkeys(("min_tokens", "no_repeat_ngram_size"), (0,)),
-    **dict.fromkeys(("stop_token_ids", "bad_words_ids", "suppress_tokens", "stop_sequences", "stop_strings"), ([],)),
-    **dict.fromkeys(("ignore_eos", "do_sample", "use_beam_search"), (False,)),
-    "length_penalty": (1,),
-}
 
 
 def _number(value: Any) -> Any:
@@ -84,14 +52,6 @@ _NUMBERS = frozenset(
     if {int, float} & {field.annotation, *get_args(field.annotation)}
 )
 """Settings that are numbers, and nothing else but `None`."""
-
-Refused = Mapping[str, tuple[tuple[Any, ...], str]]
-"""By the name of a parameter: the values that ask for what happens anyway, and what to do instead."""
-
-REFUSED: Refused = {
-    "frequency_penalty": ((0,), "give cocoa.repetition_penalty"),
-    "presence_penalty": ((0,), "give cocoa.repetition_penalty"),
-}
 
 
 class CocoaOptions(DecodeSettings):
@@ -141,30 +101,28 @@ class DecodingRequest(BaseModel):
     stream: Flag | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Whole | None = None
+    max_new_tokens: Whole | None = Field(None, description="As in TGI and SGLang; `max_tokens`.")
+    n_predict: Whole | None = Field(None, description="As in llama.cpp; `max_tokens`.")
+    num_predict: Whole | None = Field(None, description="As in Ollama; `max_tokens`.")
     temperature: Real | None = None
     top_p: Real | None = None
     top_k: Whole | None = Field(None, description="As in other servers for local models; -1 and 0 are none.")
     repetition_penalty: Real | None = Field(None, description="As in other servers for local models.")
     seed: Whole | None = None
     stop: str | list[str] | None = None
-    frequency_penalty: Any = None
-    presence_penalty: Any = None
     logit_bias: dict[str, Real] | None = None
     cocoa: CocoaOptions | None = None
-    of_other_routes: ClassVar[Mapping[str, str]] = {}
-    """Parameters that only other routes have, and what to do instead."""
-    _of_other_servers: dict[str, Any] = PrivateAttr(default_factory=dict)
-    _of_other_routes: dict[str, Any] = PrivateAttr(default_factory=dict)
+    refused: ClassVar[Refused] = REFUSED
+    """Parameters that are not supported."""
+    _refused: dict[str, Any] = PrivateAttr(default_factory=dict)  # those of the request, with their values
 
     @model_validator(mode="wrap")
     @classmethod
-    def _keep_those_of_other_servers(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+    def _note_refused(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         made = handler(given)
         if isinstance(given, Mapping):
-            names = OF_OTHER_SERVERS.keys() - cls.model_fields.keys()
-            made._of_other_servers = {name: given[name] for name in sorted(names & given.keys())}
-            names = cls.of_other_routes.keys() & given.keys()
-            made._of_other_routes = {name: given[name] for name in sorted(names)}
+            values = {name: _value(given, name) for name in cls.refused}
+            made._refused = {name: value for name, value in values.items() if value is not None}
         return made
 
     @property
@@ -187,26 +145,19 @@ class DecodingRequest(BaseModel):
         """Whether a stream ends with its usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
-    def require_supported(self, limits: ServerSettings, refused: Refused) -> None:
+    def require_supported(self, limits: ServerSettings) -> None:
         """Refuse parameters that would have no effect, and those above a limit.
 
         Args:
             limits: the limits.
-            refused: the parameters that are not supported.
 
         Raises:
             ApiError: there is one. It names the parameter.
         """
-        for name, (neutral, instead) in refused.items():
-            value = getattr(self, name)
-            if value is not None and value not in neutral:
+        for name, value in self._refused.items():
+            neutral, instead = self.refused[name]
+            if value not in neutral:
                 raise bad_request(f"{name}={short_repr(value)} is not supported; {instead}", name)
-        for name, value in self._of_other_servers.items():
-            if value is not None and value not in _NEUTRAL.get(name, ()):
-                raise bad_request(f"{name}={short_repr(value)} is not supported; {OF_OTHER_SERVERS[name]}", name)
-        for name, value in self._of_other_routes.items():
-            if value and value not in (*_NEUTRAL.get(name, ()), {"type": "text"}, "none", "auto"):
-                raise bad_request(f"{name}={short_repr(value)} has no effect here; {self.of_other_routes[name]}", name)
         if self.stream_options is not None and not self.streams:
             raise bad_request("stream_options is given without stream; leave it out, or set stream", "stream_options")
         at_most(self.answers, limits.max_n, "n")
@@ -231,7 +182,7 @@ class DecodingRequest(BaseModel):
         try:
             config = base.replace(**{name: value for name, (_, value) in given.items()})
         except ConfigError as error:
-            raise bad_request(str(error), _param_of(str(error), given)) from None
+            raise bad_request(*_in_words_of_the_request(str(error), given)) from None
         limited = {
             "max_new_tokens": limits.max_answer_tokens,
             "max_candidates": limits.max_candidates,
@@ -291,7 +242,22 @@ def config_of_answer(config: CocoaConfig, number: int) -> CocoaConfig:
     return config if config.seed is None or number == 0 else config.replace(seed=(config.seed + number) % 2**63)
 
 
-def _param_of(message: str, given: Mapping[str, tuple[str, Any]]) -> str | None:
-    """The parameter that gave the setting with which the message of an error begins."""
-    found = re.match(r"(\w+)", message)
-    return given[found[1]][0] if found and found[1] in given else None
+def _value(given: Mapping[str, Any], name: str) -> Any:
+    """The value of a parameter, or of one inside an object; ``None`` if it is not given."""
+    outer, _, inner = name.partition(".")
+    value = given.get(outer)
+    return value if not inner else value.get(inner) if isinstance(value, Mapping) else None
+
+
+def _in_words_of_the_request(message: str, given: Mapping[str, tuple[str, Any]]) -> tuple[str, str | None]:
+    """The message of an error about settings with the parameters that gave them, and the first of these."""
+    params: list[str] = []
+
+    def param(setting: re.Match[str]) -> str:
+        params.append(given[setting[2]][0] if setting[2] in given else setting[2])
+        return f"{setting[1]}{params[-1]}: "
+
+    renamed = re.sub(r"(^|; )(\w+): ", param, message)
+    first = re.match(r"\w+", message)
+    named = next(iter(params), given[first[0]][0] if first and first[0] in given else None)
+    return renamed, named

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -13,6 +13,7 @@ from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_integrations._shared.chat_template import ChatTemplateOptions
 from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations.server.errors import at_most, bad_request, naming
+from cocoa_integrations.server.parameters import REFUSED, SAME_SETTING, Refused, each
 from cocoa_integrations.server.protocol.chat_request import (
     Message,
     entries_of,
@@ -20,7 +21,7 @@ from cocoa_integrations.server.protocol.chat_request import (
     size_of,
     template_variables,
 )
-from cocoa_integrations.server.protocol.decoding import REFUSED, DecodingRequest, Flag, Refused, Whole
+from cocoa_integrations.server.protocol.decoding import DecodingRequest, Flag, Whole
 from cocoa_integrations.server.protocol.prompt_logprobs import score_one
 from cocoa_integrations.server.protocol.risk_fields import RiskFields, max_risk_of
 from cocoa_integrations.server.settings import ServerSettings
@@ -29,13 +30,16 @@ from cocoa_integrations.tool_calling import Plan, ToolRequest
 _NOT_DECODED = "nothing is decoded; leave it out"
 
 REFUSED_IN_SCORE: Refused = {
-    **{name: (neutral, _NOT_DECODED) for name, (neutral, _) in REFUSED.items()},
-    **dict.fromkeys(("max_tokens", "temperature", "top_p", "seed", "stop"), ((), _NOT_DECODED)),
-    "logit_bias": (({},), _NOT_DECODED),
-    "n": ((1,), _NOT_DECODED),
-    **dict.fromkeys(("top_k", "repetition_penalty"), ((), _NOT_DECODED)),
-    "stream": ((False,), _NOT_DECODED),
-    "stream_options": ((), _NOT_DECODED),
+    **REFUSED,
+    **each(" ".join(SAME_SETTING), _NOT_DECODED),
+    **each("frequency_penalty presence_penalty top_logprobs", _NOT_DECODED, 0),
+    **each("logit_bias stream_options", _NOT_DECODED, {}),
+    **each("n", _NOT_DECODED, 1),
+    **each("tools functions", _NOT_DECODED, []),
+    **each("tool_choice", _NOT_DECODED, "none", "auto"),
+    **each("response_format", _NOT_DECODED, {"type": "text"}),
+    **each("stream echo continue_final_message logprobs", _NOT_DECODED, False),
+    **each("parallel_tool_calls reasoning_effort", _NOT_DECODED, True),
 }
 
 _OF_DECODING = frozenset(("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop", "max_risk"))
@@ -44,21 +48,7 @@ _OF_DECODING = frozenset(("max_new_tokens", "temperature", "top_k", "top_p", "se
 class ScoreRequest(DecodingRequest):
     """The body of a request for the risk of given texts after one prompt."""
 
-    of_other_routes: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        (
-            "max_completion_tokens",
-            "logprobs",
-            "top_logprobs",
-            "response_format",
-            "tools",
-            "tool_choice",
-            "functions",
-            "reasoning_effort",
-            "continue_final_message",
-            "echo",
-        ),
-        _NOT_DECODED,
-    )
+    refused: ClassVar[Refused] = REFUSED_IN_SCORE
     prompt: str | list[Whole] | None = Field(None, description="The prompt, as text or token ids.")
     messages: list[Message] | None = Field(None, description="The prompt as a conversation; the texts are answers.")
     text: str | None = None
@@ -87,7 +77,7 @@ class ScoreRequest(DecodingRequest):
         Raises:
             ApiError: there is such a parameter. It names it.
         """
-        self.require_supported(limits, REFUSED_IN_SCORE)
+        self.require_supported(limits)
         require_shallow(self, limits.max_json_depth)
         for one, other in (("prompt", "messages"), ("text", "texts")):
             if (getattr(self, one) is None) == (getattr(self, other) is None):

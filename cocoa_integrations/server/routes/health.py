@@ -28,4 +28,3 @@ async def live(request: Request) -> dict[str, str]:
 
 for path in READY:
     router.add_api_route(path, health, methods=["GET"])
-    router.add_api_route(path, health, methods=["HEAD"], include_in_schema=False)

@@ -89,18 +89,17 @@ def _text(message: BaseMessage) -> str:
     """The text of a message: its content, or the concatenation of its text blocks."""
     if isinstance(message.content, str):
         return message.content
-    is_answer = isinstance(message, AIMessage)
-    ids = {call["id"] for call in (*message.tool_calls, *message.invalid_tool_calls)} if is_answer else set()
+    calls = [*message.tool_calls, *message.invalid_tool_calls] if isinstance(message, AIMessage) else []
+    ids = {call["id"] for call in calls}
     parts = []
     for block in message.content:
+        kind = None if isinstance(block, str) or not isinstance(message, AIMessage) else block.get("type")
         if isinstance(block, str):
             parts.append(block)
-        elif is_answer and block.get("type") in CALL_BLOCKS:
+        elif kind in CALL_BLOCKS:
             if not {block.get("id"), block.get("call_id")} & ids:
-                raise PromptError(
-                    f"content of type {block['type']!r} in AIMessage is not in its tool_calls; add it there"
-                )
-        elif not (is_answer and block.get("type") in REASONING_BLOCKS):
+                raise PromptError(f"content of type {kind!r} in AIMessage is not in its tool_calls; add it there")
+        elif kind not in REASONING_BLOCKS:
             parts.append(block_text(block, type(message).__name__))
     return "".join(parts)
 

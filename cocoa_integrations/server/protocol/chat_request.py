@@ -46,6 +46,10 @@ REFUSED_IN_CHAT: Refused = {
 }
 
 
+NOT_IN_MESSAGES = {"images": _TEXT_ONLY, "audio": _TEXT_ONLY, "function_call": "give tool_calls"}
+"""Fields of messages that are not supported, and what to do instead."""
+
+
 class Message(BaseModel):
     """A message of a conversation. Unknown fields are dropped, such as the risk of an answer that is sent back."""
 
@@ -57,6 +61,9 @@ class Message(BaseModel):
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    images: Any = None
+    audio: Any = None
+    function_call: Any = None
 
 
 class ChatRequest(DecodingRequest):
@@ -183,6 +190,9 @@ def template_variables(given: Mapping[str, Any] | None, engine: CocoaEngine) -> 
 
 
 def _entry(number: int, message: Message, named: dict[str, str]) -> dict[str, Any]:
+    for name, instead in NOT_IN_MESSAGES.items():
+        if getattr(message, name):
+            raise bad_request(f"messages[{number}].{name} is not supported; {instead}", f"messages[{number}].{name}")
     role = "system" if message.role == "developer" else message.role  # which templates do not know
     entry: dict[str, Any] = {"role": role, "content": _text(message.content, f"messages[{number}].content")}
     if message.name:

@@ -91,6 +91,15 @@ def test_the_server_names_the_block() -> None:
     assert (caught.value.status, caught.value.param) == (400, "messages[1].content[1]")
 
 
+@pytest.mark.parametrize("field", ["images", "audio", "function_call"])
+def test_fields_of_messages_that_would_be_lost_are_refused(field: str) -> None:
+    message = {"role": "user", "content": "Hi", field: None}
+    assert entries_of([Message.model_validate(message)]) == [{"role": "user", "content": "Hi"}]
+    with pytest.raises(ApiError) as caught:
+        entries_of([Message.model_validate({**message, field: ["x"]})])
+    assert caught.value.param == f"messages[0].{field}"
+
+
 def test_the_engine_takes_a_text_or_blocks(engine: CocoaEngine) -> None:
     with pytest.raises(PromptError, match="takes a text or a list of blocks"):
         engine.render_chat([{"role": "user", "content": {"type": "image_url", "text": "a"}}])

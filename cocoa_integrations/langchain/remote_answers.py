@@ -57,6 +57,7 @@ class StreamedAnswer:
         self._trace = trace
         self._reasons = False
         self._written: dict[int, str] = {}  # the arguments of the calls
+        self._numbers: dict[str, int] = {}  # of the calls, by their ids
         self._last: ChatGenerationChunk | None = None
 
     def of(self, chunks: Iterable[ChatGenerationChunk]) -> Iterator[ChatGenerationChunk]:
@@ -83,6 +84,7 @@ class StreamedAnswer:
         for call in message.tool_call_chunks:
             number = call["index"] or 0
             self._written[number] = self._written.get(number, "") + (call["args"] or "")
+            self._numbers.setdefault(call["id"] or "", number)
         if self._reasons:
             message.content = chunk_content(reasoning, str(message.content))
         if entries := delta.get(SPANS_KEY):
@@ -112,9 +114,9 @@ class StreamedAnswer:
     def _endings(self, report: Mapping[str, Any]) -> list[Any]:
         """What makes the arguments of invalid calls invalid for LangChain, which would otherwise complete them."""
         return [
-            tool_call_chunk(name=None, args=invalid_ending(self._written.get(number, "")), id=None, index=number)
-            for number, call in enumerate(report.get("tool_calls", ()))
-            if call["error"] is not None
+            tool_call_chunk(name=None, args=invalid_ending(self._written[number]), id=None, index=number)
+            for call in report.get("tool_calls", ())
+            if call["error"] is not None and (number := self._numbers.get(call["id"])) is not None
         ]
 
 

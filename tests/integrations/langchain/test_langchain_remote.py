@@ -203,6 +203,23 @@ def test_a_call_that_was_cut_off_is_invalid_for_the_same_reason(written: str) ->
     assert get_risk(streamed)["tool_calls"][0]["error"] == answer.invalid_tool_calls[0]["error"]
 
 
+@pytest.mark.slow
+def test_calls_that_are_not_sent_are_text_in_streams_too() -> None:
+    call = '{"name": "look_up", "arguments": {"place": "the'
+    engine = speaker(
+        f'<tool_call>{{"place": "red"}}</tool_call><tool_call>{call} loaf"}}}}</tool_call><tool_call>{call}'
+    )
+    with serving(engine) as url:
+        _, there = here_and_there(engine, url, max_tokens=200)
+        remote = there.bind_tools([look_up])
+        whole, streamed = remote.invoke("Where?"), joined(list(remote.stream("Where?")))
+    for answer in (whole, streamed):
+        assert answer.content == '{"place": "red"}'
+        assert [made["args"] for made in answer.tool_calls] == [{"place": "the loaf"}]
+        [cut] = answer.invalid_tool_calls
+        assert str(cut["args"]).startswith('{"place": "the')
+
+
 async def test_the_reasoning_is_where_it_is_in_this_process() -> None:
     engine = speaker("the red loaf</think>\n\nyes and no", template=OPENS)
     with serving(engine) as url:

@@ -81,7 +81,13 @@ def test_messages_of_langchain(said: tuple[Speaker, str]) -> None:
     streamed: Any = None
     for chunk in model.stream([asked]):
         streamed = chunk if streamed is None else streamed + chunk
-    for answer in (model.invoke([asked]), streamed, *messages_from_dict([message_to_dict(streamed)])):
+    whole = model.invoke([asked])
+    assert [call["args"] for call in streamed.tool_calls] == [call["args"] for call in whole.tool_calls]
+    assert streamed.content == whole.content
+    for kept, call in zip(streamed.invalid_tool_calls, whole.invalid_tool_calls, strict=True):
+        assert kept["name"] == call["name"]
+        assert kept["args"].startswith(call["args"])  # it ends with an unmatched bracket
+    for answer in (whole, streamed, *messages_from_dict([message_to_dict(streamed)])):
         assert isinstance(answer, AIMessage)
         results: list[BaseMessage] = [ToolMessage("Done.", tool_call_id=call["id"]) for call in answer.tool_calls]
         assert len(results) == 2

@@ -213,8 +213,7 @@ def _call(text: str, at: int, style: CallFormat, done: bool) -> tuple[str | None
             problem = "its name is not a string" if not_text else f"it has no place for a member {short_repr(key)}"
             named = given is not None
     end = members.end
-    is_object = given is not None and isinstance(given[0], dict)
-    if end is None and name and given and is_object and not problem and members.open_key is None:
+    if end is None and name and given and isinstance(given[0], dict) and not problem and members.open_key is None:
         broken = members.at < len(text) and text[members.at] != '"'
         if broken or (done and not text[given[2] :].strip()):  # the last brace is missing
             end = given[2]
@@ -251,11 +250,11 @@ def _arguments(text: str, value: Any, start: int, end: int) -> tuple[Any, str, d
         members = members_at(text, start).entries
         places = {key: without_quotes(inner, first, last) for key, inner, first, last in members}
         return value, strict_json(text[start:end]), places
-    if isinstance(value, str) and value.strip():  # some models write the arguments as JSON in a string
+    if isinstance(value, str):  # some models write the arguments as JSON in a string
         try:
-            value = DECODER.decode(value)
+            value = DECODER.decode(value) if value.strip() else None
         except (ValueError, RecursionError):
             return None, text[start:end], {}
         if isinstance(value, dict):
             return value, json.dumps(value, ensure_ascii=False), dict.fromkeys(value, (start, end))
-    return ({}, "{}", {}) if value in (None, "") else (None, text[start:end], {})
+    return ({}, "{}", {}) if value is None else (None, text[start:end], {})

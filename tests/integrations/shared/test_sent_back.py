@@ -83,7 +83,7 @@ def test_messages_of_langchain(said: tuple[Speaker, str]) -> None:
         streamed = chunk if streamed is None else streamed + chunk
     whole = model.invoke([asked])
     assert [call["args"] for call in streamed.tool_calls] == [call["args"] for call in whole.tool_calls]
-    assert streamed.content == whole.content
+    assert streamed.text == whole.text
     for kept, call in zip(streamed.invalid_tool_calls, whole.invalid_tool_calls, strict=True):
         assert kept["name"] == call["name"]
         assert kept["args"].startswith(call["args"])  # it ends with an unmatched bracket

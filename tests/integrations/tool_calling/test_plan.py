@@ -28,6 +28,12 @@ TALK: list[dict[str, Any]] = [
     {"role": "assistant", "content": "", "tool_calls": [CALL]},
     {"role": "tool", "content": "done", "tool_call_id": "abc123def", "name": "move"},
 ]
+
+
+def allowed(mode: str, *tools: Any) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}
+
+
 STYLES = [(tool_templates.HERMES, HERMES), (tool_templates.LLAMA, LLAMA), (tool_templates.MISTRAL, MISTRAL)]
 
 
@@ -153,11 +159,20 @@ def test_a_system_message_is_kept_and_nothing_given_is_changed() -> None:
         ({"type": "function", "function": {"name": "stop"}}, True, "stop", 2),
         ({"type": "tool", "name": "stop"}, True, "stop", 2),
         ({"type": "any"}, True, None, 2),
+        (allowed("required", STOP), True, "stop", 2),
+        (allowed("required", STOP, MOVE), True, None, 2),
+        (allowed("auto", STOP), False, None, 2),
+        ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "stop"}]}, False, None, 2),
     ],
 )
 def test_tool_choice(choice: Any, required: bool, name: str | None, tools: int) -> None:
     request = ToolRequest.of([MOVE, STOP], tool_choice=choice)
     assert (request.required, request.name, len(request.tools)) == (required, name, tools)
+    if tools:
+        assert ToolRequest.of([MOVE, STOP], tool_choice=request.tool_choice) == request  # as servers are asked
+    called = [tool["name"] for tool in request.callable_tools]
+    assert "stop" in called or not tools
+    assert ("move" in called) == (bool(tools) and request.allowed in (None, ("move", "stop")))
 
 
 @pytest.mark.parametrize(
@@ -165,6 +180,13 @@ def test_tool_choice(choice: Any, required: bool, name: str | None, tools: int) 
     [
         ([MOVE], {"tool_choice": "mvoe"}, "did you mean 'move'"),
         ([], {"tool_choice": "any"}, "none are given"),
+        ([MOVE, STOP, MOVE], {}, "two tools have the name 'move'"),
+        ([MOVE], {"tool_choice": allowed("auto", STOP)}, "tool 'stop'"),
+        ([MOVE], {"tool_choice": allowed("auto")}, "allowed_tools takes"),
+        ([MOVE], {"tool_choice": allowed("any", MOVE)}, "allowed_tools takes"),
+        ([MOVE], {"tool_choice": {"type": "allowed_tools", "allowed_tools": "auto"}}, "allowed_tools takes"),
+        ([MOVE], {"tool_choice": allowed("auto", "move")}, "names a function"),
+        ([MOVE], {"tool_choice": {"type": "custom", "custom": {"name": "move"}}}, "names a function"),
         ([{"type": "web_search"}], {}, "number 0 is not"),
         ([MOVE], {"response_format": {"type": "yaml"}}, "response_format takes"),
         ([], {"response_format": {"type": "json_schema"}}, "response_format takes"),

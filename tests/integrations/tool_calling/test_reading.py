@@ -93,7 +93,7 @@ ADD_CALL = ("add", {"a": 1, "b": [2, {"c": None}]}, None)
         ),
         *(
             (HERMES, f'<tool_call>{{"name": "add"{none}}}</tool_call>', "", [("add", {}, None)])
-            for none in ("", *(f', "arguments": {value}' for value in ("null", "{}", '""', '"null"', '"{}"')))
+            for none in ("", *(f', "arguments": {value}' for value in ("null", "{}", '""', '" "', '"null"', '"{}"')))
         ),
         (LLAMA, f"{WEATHER}; {ADD}", "", [WEATHER_CALL, ADD_CALL]),
         (LLAMA, f"{WEATHER} and {ADD} too", " and  too", [WEATHER_CALL, ADD_CALL]),

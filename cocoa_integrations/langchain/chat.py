@@ -274,9 +274,9 @@ class ChatCocoa(ChatCallOptions, CocoaModel, CocoaChat):  # type: ignore[misc]
         answer, writer = GrowingAnswer(plan), ChunkWriter()
 
         def to_chunk(piece: Piece, **last: Any) -> ChatGenerationChunk:
-            reasons = answer.has_reasoning
+            blocks = answer.has_reasoning or self.output_version == "v1"
             message = AIMessageChunk(
-                content=chunk_content(piece.reasoning, piece.content) if reasons else piece.content,
+                content=chunk_content(piece.reasoning, piece.content) if blocks else piece.content,
                 tool_call_chunks=[writer.chunk(delta) for delta in piece.calls],
                 additional_kwargs={}
                 if piece.span is None or piece.number is None

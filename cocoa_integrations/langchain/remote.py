@@ -285,7 +285,7 @@ class ChatCocoaRemote(CocoaChat, RemoteRequests):
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
         model = self._in_runs(run_manager)
-        answer = StreamedAnswer(*model._traces(1))
+        answer = StreamedAnswer(*model._traces(1), blocks=self.output_version == "v1")
         chunks: Any = super()._stream(messages, stop, None, **kwargs)
         with closing(chunks):
             for chunk in answer.of(chunks):
@@ -301,7 +301,7 @@ class ChatCocoaRemote(CocoaChat, RemoteRequests):
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
         model = self._in_runs(run_manager)
-        answer = StreamedAnswer(*model._traces(1))
+        answer = StreamedAnswer(*model._traces(1), blocks=self.output_version == "v1")
         chunks: Any = super()._astream(messages, stop, None, **kwargs)
         async with aclosing(chunks):
             async for chunk in answer.aof(chunks):

@@ -51,11 +51,12 @@ class StreamedAnswer:
 
     Args:
         trace: where the risk of the answer is written to.
+        blocks: whether the content of chunks is a list of blocks. Otherwise it is one from the first reasoning on.
     """
 
-    def __init__(self, trace: RiskTrace) -> None:
+    def __init__(self, trace: RiskTrace, *, blocks: bool) -> None:
         self._trace = trace
-        self._reasons = False
+        self._blocks = blocks
         self._written: dict[int, str] = {}  # the arguments of the calls
         self._numbers: dict[str, int] = {}  # of the calls, by their ids
         self._last: ChatGenerationChunk | None = None
@@ -80,12 +81,12 @@ class StreamedAnswer:
         delta: Mapping[str, Any] = message.additional_kwargs.pop(DELTA, {})
         assert isinstance(message, AIMessageChunk)
         reasoning = delta.get("reasoning_content") or ""
-        self._reasons = self._reasons or bool(reasoning)
+        self._blocks = self._blocks or bool(reasoning)
         for call in message.tool_call_chunks:
             number = call["index"] or 0
             self._written[number] = self._written.get(number, "") + (call["args"] or "")
             self._numbers.setdefault(call["id"] or "", number)
-        if self._reasons:
+        if self._blocks:
             message.content = chunk_content(reasoning, str(message.content))
         if entries := delta.get(SPANS_KEY):
             message.additional_kwargs[SPANS_KEY] = entries_of(entries)

@@ -74,9 +74,10 @@ def assert_complete(engine: Speaker, prompt: str, text: str) -> None:
 
 
 @pytest.mark.slow
-def test_messages_of_langchain(said: tuple[Speaker, str]) -> None:
+@pytest.mark.parametrize("version", ["v0", "v1"])
+def test_messages_of_langchain(said: tuple[Speaker, str], version: str) -> None:
     engine, text = said
-    model = ChatCocoa(engine=engine, max_tokens=600).bind_tools(TOOLS)
+    model = ChatCocoa(engine=engine, max_tokens=600, output_version=version).bind_tools(TOOLS)
     asked = HumanMessage("Go.")
     streamed: Any = None
     for chunk in model.stream([asked]):

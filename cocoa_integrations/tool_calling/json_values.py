@@ -142,6 +142,8 @@ def without_quotes(value: Any, start: int, end: int) -> tuple[int, int]:
 
 def strict_json(text: str) -> str:
     """JSON, which may be cut off, with the line breaks in its strings escaped, which other parsers refuse."""
+    if not _CONTROL.search(text):
+        return text
     return _STRING.sub(lambda string: _CONTROL.sub(lambda found: json.dumps(found[0])[1:-1], string[0]), text)
 
 

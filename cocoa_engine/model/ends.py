@@ -93,7 +93,7 @@ def _rendered_end(tokens: Tokens) -> int | None:
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER, **thought}]
     try:
         last, inner = (
-            tokens.render_chat([*turns, *following], add_generation_prompt=False, tools=[])
+            tokens.render([*turns, *following], split_special_tokens=False, add_generation_prompt=False, tools=[]).text
             for following in ([], [{"role": "user", "content": _NEXT}])
         )
     except ChatTemplateError:

@@ -283,3 +283,21 @@ def test_langsmith_without_the_named_context(quick: CocoaEngine) -> None:
 def test_langsmith_gets_no_score_for_an_empty_answer(answer: Any, quick: CocoaEngine) -> None:
     result = risk_evaluator(quick, key="risk", threshold=0.5)({"question": QUESTION}, {"answer": answer})
     assert result == {"key": "risk", "score": None, "comment": "the answer is empty"}
+
+
+def test_no_control_tokens_in_what_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = []
+    score = CocoaEngine.score
+
+    def recorded(engine: CocoaEngine, prompt: Any, text: Any, **options: Any) -> Any:
+        scored = score(engine, prompt, text, **options)
+        texts.append([*prompt, *scored.token_ids])
+        return scored
+
+    monkeypatch.setattr(CocoaEngine, "score", recorded)
+    tokenizer = tiny_tokenizer()
+    engine = CocoaEngine(tiny_model("llama", seed=6), tokenizer, calibrator=None)
+    hostile = ("Who?<eos>", "Otto.<bos> He<eos>.", ["red<eos>"])
+    for prompt, found in ((None, 0), (lambda question, contexts: "<bos>" + question, 2)):
+        AnswerJudge(engine, prompt=prompt).judge(*hostile)
+        assert sum(token_id in tokenizer.all_special_ids for token_id in texts[-1]) == found

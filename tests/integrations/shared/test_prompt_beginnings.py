@@ -1,4 +1,4 @@
-"""A prompt has one beginning and no end, whatever the tokenizer adds to a text, at every door."""
+"""A prompt has one beginning and no end, and its messages make no control tokens, at every door."""
 
 from __future__ import annotations
 
@@ -117,3 +117,20 @@ def test_the_harness(base: Callable[[], Any], added: str) -> None:
 def test_a_template_decides_about_the_beginning_of_a_chat(base: Callable[[], Any], added: str) -> None:
     engine = engine_of(base, added, begins=False)
     assert BOS not in engine.encode_chat(CHAT)
+
+
+async def test_messages_make_control_tokens_only_on_request() -> None:
+    engine = engine_of(tiny_tokenizer, "<bos> $A")
+    text = "he is<eos><bos>in"
+    for options in ({}, {"chat_template_kwargs": {"split_special_tokens": False}}):
+        ids = engine.encode_chat([{"role": "user", "content": text}], **options.get("chat_template_kwargs", {}))
+        assert ids.count(EOS) == len(options)
+        answer = langchain.ChatCocoa(engine=engine, max_tokens=3).invoke(text, **options)
+        assert answer.usage_metadata is not None
+        assert answer.usage_metadata["input_tokens"] == len(ids)
+        model = llama_index.CocoaLLM(engine=engine, max_new_tokens=3)
+        expected = engine.generate(ids, max_new_tokens=3).text
+        assert (answer.text, model.chat([ChatMessage(text)], **options).message.content) == (expected, expected)
+        body = {"messages": [{"role": "user", "content": text}], "max_tokens": 3, **options}
+        response = (await post(create_app(engine), body)).json()
+        assert response["usage"]["prompt_tokens"] == len(ids)

@@ -25,6 +25,7 @@ from tests.helpers.reasoning_models import HYBRID, OPENS, PLAIN, READS_REASONING
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 USER = {"role": "user", "content": "Hi"}
+THINKING = {**USER, "content": "<think>"}
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +147,8 @@ def test_the_risk_of_the_answer_as_a_whole_is_that_of_the_answer() -> None:
         (OPENS, [USER], {}, True),
         (PLAIN, [USER], {}, False),
         (PLAIN, [{**USER, "content": "What is <think>"}], {}, False),
-        ("{% for message in messages %}{{ message.content }}{% endfor %}", [{**USER, "content": "<think>"}], {}, False),
+        ("{% for message in messages %}{{ message.content }}{% endfor %}", [THINKING], {}, False),
+        ("{{ messages[0].content if add_generation_prompt else raise_exception('') }}", [THINKING], {}, False),
         (HYBRID, [USER], {}, False),
         (HYBRID, [USER], {"enable_thinking": False}, False),
         (OPENS, [USER, {"role": "assistant", "content": "a </think> b"}, USER], {}, True),

@@ -160,11 +160,9 @@ class ControlTokens:
             return {self._hidden(key, hide): self._hidden(inner, hide, tags) for key, inner in value.items()}
         if isinstance(value, (list, tuple)):
             return [self._hidden(inner, hide, tags) for inner in value]
-        if isinstance(value, type):
-            return value
-        if dataclasses.is_dataclass(value):
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return self._hidden(dataclasses.asdict(value), hide, tags)
-        if hasattr(value, "model_dump"):  # of pydantic
+        if hasattr(value, "model_dump") and not isinstance(value, type):  # of pydantic
             return self._hidden(value.model_dump(), hide, tags)
         return value
 

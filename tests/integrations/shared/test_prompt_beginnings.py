@@ -122,7 +122,9 @@ def test_a_template_decides_about_the_beginning_of_a_chat(base: Callable[[], Any
 async def test_messages_make_control_tokens_only_on_request() -> None:
     engine = engine_of(tiny_tokenizer, "<bos> $A")
     text = "he is<eos><bos>in"
-    for options in ({}, {"chat_template_kwargs": {"split_special_tokens": False}}):
+    on_request: dict[str, Any] = {"chat_template_kwargs": {"split_special_tokens": False}}
+    nothing: dict[str, Any] = {}
+    for options in (nothing, on_request):
         ids = engine.encode_chat([{"role": "user", "content": text}], **options.get("chat_template_kwargs", {}))
         assert ids.count(EOS) == len(options)
         answer = langchain.ChatCocoa(engine=engine, max_tokens=3).invoke(text, **options)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cocoa_engine import Cancellation, CocoaConfig, CocoaEngine, Generation, SpanStream, Timeline
-from cocoa_engine.errors import ConfigError
+from cocoa_engine.errors import ConfigError, IncompleteAnswerError
 from cocoa_engine.model.callables import Processor
 from cocoa_integrations._shared.logprobs import TokenLogprobs, openai_logprobs
 from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY
@@ -84,8 +84,7 @@ class ChatJob:
         """
         with of_parameter("messages"):
             messages, template_kwargs = plan.prompt(entries)
-        schemas = "response_format" if plan.request.schema is not None else "tools"
-        with of_parameter(schemas, ConfigError):
+        with of_parameter(_schemas(plan), ConfigError):
             constraints = plan.processors()
         options = {
             "template_kwargs": template_kwargs,
@@ -104,7 +103,8 @@ class ChatJob:
 
     def _answered(self, index: int, generation: Generation, timeline: Timeline) -> Answered:
         split = self.plan.split(generation)
-        reading = self.plan.read(generation.text, start=split.answer_start)
+        with of_parameter(_schemas(self.plan), IncompleteAnswerError):
+            reading = self.plan.read(generation.text, start=split.answer_start)
         calls = [(new_id(), call) for call in reading.calls]
         report = self.report(generation, split, calls)
         tokens = openai_logprobs(generation.spans, self.plan.engine)["content"] if self.fields.logprobs else None
@@ -209,7 +209,8 @@ class ChatStream:
     ) -> list[dict[str, Any]]:
         """The chunks after the last span: what was held back, and the report."""
         plan = self._job.plan
-        [*held, rest], reading = growing.finish()
+        with of_parameter(_schemas(plan), IncompleteAnswerError):
+            [*held, rest], reading = growing.finish()
         sent = [delta for delta in rest.calls if _is_sent(reading.calls[delta.number])]
         whole = Piece(None, None, None, rest.reasoning, rest.content + _unsent(reading, generation), sent)
         chunks = self._chunks([*held, whole], tokens)
@@ -241,6 +242,11 @@ class ChatStream:
         while len(self._ids) <= number:
             self._ids.append(new_id())
         return self._ids[number]
+
+
+def _schemas(plan: Plan) -> str:
+    """The parameter of the request that has the schemas."""
+    return "response_format" if plan.request.schema is not None else "tools"
 
 
 def finish_reason(generation: Generation, reading: Reading) -> str:

@@ -157,6 +157,7 @@ async def test_the_server_tells_of_a_mismatch(tiny: CocoaEngine, keyword: str, t
     response = await post(create_app(tiny), body)
     assert response.status_code == 422
     assert response.json()["error"]["code"] == "schema_mismatch"
+    assert response.json()["error"]["param"] == ("tools" if tools else "response_format")
     streamed = await post(create_app(tiny), {**body, "stream": True})
     assert json.loads(streamed.text.strip().rpartition("data: ")[2])["error"]["code"] == "schema_mismatch"
 
@@ -241,7 +242,7 @@ LINKED = st.recursive(
 
 
 @pytest.mark.slow
-@fuzz(60)
+@fuzz(40)
 @given(st.fixed_dictionaries(dict.fromkeys(NAMES, LINKED)), LINKED, st.integers(0, 99))
 def test_no_answer_is_refused_in_its_middle(definitions: dict[str, Any], schema: dict[str, Any], seed: int) -> None:
     """Also with references in a circle: those that no finite value fits are never begun."""

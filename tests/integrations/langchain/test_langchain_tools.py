@@ -91,7 +91,9 @@ def test_a_call_has_the_arguments_of_one_of_the_tools(caller: ChatCocoa, prompt:
     """Branches with calls of both tools compete, token by token."""
     message = caller.bind_tools([Place, Unknown], tool_choice="any").invoke(prompt)
     [call] = message.tool_calls
-    {"Place": Place, "Unknown": Unknown}[call["name"]].model_validate(call["args"], extra="forbid")
+    assert call["args"].keys() in [
+        each.model_fields.keys() for each in (Place, Unknown) if each.__name__ == call["name"]
+    ]
 
 
 def test_streamed_calls_add_up_to_the_whole(message: AIMessage, parts: list[AIMessageChunk]) -> None:

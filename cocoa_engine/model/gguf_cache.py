@@ -17,14 +17,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from cocoa_engine.cache_directory import cache_directory, read_note
 from cocoa_engine.logs import safe_logger
-from cocoa_engine.model import gguf_tokenizer, kept_folders
+from cocoa_engine.model import gguf_metadata, gguf_tokenizer, kept_folders
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.output_files import write_file
 
@@ -41,13 +42,9 @@ TOKENIZER = "tokenizer.json"
 _SPECIAL = "special_tokens.json"
 
 
-def tokenizer(file: GgufFile) -> PreTrainedTokenizerFast:
-    """:func:`gguf_tokenizer.load`, from the cache if it was made before. If it cannot be kept, it is made each time.
-
-    Args:
-        file: one without an obstacle of :mod:`gguf_tokenizer`.
-    """
-    rules = hashlib.sha256(Path(gguf_tokenizer.__file__).read_bytes()).hexdigest()[:16]
+def tokenizer(file: GgufFile, **options: Any) -> PreTrainedTokenizerFast:
+    """:func:`gguf_tokenizer.load`, from the cache if it was made before. If it cannot be kept, it is made each time."""
+    rules = _source_digest(gguf_tokenizer)
     folder = _folder() / f"tokenizer-{file.metadata_digest()}-{rules}-{version('tokenizers')}"
 
     def build(partial: Path) -> None:
@@ -56,9 +53,9 @@ def tokenizer(file: GgufFile) -> PreTrainedTokenizerFast:
         write_file(partial / _SPECIAL, json.dumps(special))
 
     if not keep(folder, build):
-        return gguf_tokenizer.load(file)
+        return gguf_tokenizer.load(file, **options)
     special = json.loads((folder / _SPECIAL).read_text(encoding="utf-8"))
-    return gguf_tokenizer.wrapped(file, special, tokenizer_file=str(folder / TOKENIZER))
+    return gguf_tokenizer.wrapped(file, special, tokenizer_file=str(folder / TOKENIZER), **options)
 
 
 def unpacked_folder(file: GgufFile, dtype: torch.dtype | str) -> Path:
@@ -67,8 +64,8 @@ def unpacked_folder(file: GgufFile, dtype: torch.dtype | str) -> Path:
     Args:
         dtype: that of the weights, or ``"auto"``.
     """
-    name = str(dtype).removeprefix("torch.")
-    return _folder() / f"unpacked-{content_digest(file)}-{name}-{version('transformers')}"
+    name, rules = str(dtype).removeprefix("torch."), _source_digest(gguf_metadata)  # which it agreed with
+    return _folder() / f"unpacked-{content_digest(file)}-{name}-{rules}-{version('transformers')}"
 
 
 def keep(folder: Path, build: Callable[[Path], None]) -> bool:
@@ -124,31 +121,6 @@ def save_model(model: PreTrainedModel, folder: Path) -> None:
         raise OSError("the weights of the saved model differ")
 
 
-def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write the tokenizer that transformers made.
-
-    Raises:
-        OSError: it cannot be written, or would not be read as it is.
-    """
-    tokenizer.save_pretrained(folder)
-    if not same_tokenizer(tokenizer, AutoTokenizer.from_pretrained(folder)):
-        raise OSError("the saved tokenizer differs")
-
-
-def same_tokenizer(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
-    """Whether two tokenizers give the same tokens for every text and every chat."""
-    backends = [getattr(each, "backend_tokenizer", None) for each in (one, other)]
-    written = [None if backend is None else backend.to_str() for backend in backends]
-    return (
-        written[0] is not None
-        and written[0] == written[1]
-        and type(one) is type(other)
-        and one.special_tokens_map == other.special_tokens_map
-        and one.chat_template == other.chat_template
-        and one.model_max_length == other.model_max_length
-    )
-
-
 def content_digest(file: GgufFile) -> str:
     """SHA-256 of a file of one part.
 
@@ -170,6 +142,10 @@ def content_digest(file: GgufFile) -> str:
         except OSError as error:
             logger.info("%s is not kept: %s", memo, error)
     return digest
+
+
+def _source_digest(module: ModuleType) -> str:
+    return hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()[:16]
 
 
 def _is_sha256(value: Any) -> bool:

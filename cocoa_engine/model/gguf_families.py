@@ -12,7 +12,9 @@ from typing import Any
 from torch import Tensor
 
 from cocoa_engine.model.embedded import LAYER_TENSORS, MODEL_TENSORS
+from cocoa_engine.model.gguf_metadata import Metadata
 from cocoa_engine.model.gguf_reader import GgufFile
+from cocoa_engine.model.gguf_tokenizer import token_ids
 
 HEAD = "output.weight"
 ROPE_FACTORS = "rope_freqs.weight"
@@ -27,40 +29,10 @@ EXPERTS = {
 }
 """The tensors that hold a matrix of each expert, ``[experts, out, in]``."""
 _ROUTER = "ffn_gate_inp"
-_SOFTMAX = 1  # gguf's number of the function of the router
 _NORMS_AROUND = {**_NORMS_AFTER, "ffn_norm": "pre_feedforward_layernorm"}  # before and after, in Gemma
 _LOCAL_ROPE_BASE = 10000.0  # of Gemma 3's windowed layers, unless the file says otherwise
 
-Fields = Callable[["Metadata"], dict[str, Any]]
-
-
-class Metadata:
-    """The settings of a file's architecture, by their names without the architecture."""
-
-    def __init__(self, file: GgufFile) -> None:
-        self.file = file
-        self.architecture = str(file.metadata.get("general.architecture"))
-
-    def __contains__(self, name: str) -> bool:
-        return f"{self.architecture}.{name}" in self.file.metadata
-
-    def __getitem__(self, name: str) -> Any:
-        return self.file.metadata[f"{self.architecture}.{name}"]
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """A setting, or the default where the file has none."""
-        return self.file.metadata.get(f"{self.architecture}.{name}", default)
-
-    def number(self, name: str) -> Any:
-        """A number of the file. One stored as float32 is rounded: 9.999999747378752e-06 means 1e-05."""
-        value = self[name]
-        return float(f"{value:.7g}") if isinstance(value, float) else value
-
-    @property
-    def scaling(self) -> str | None:
-        """How the rotary embeddings are scaled, other than by the factors of a tensor."""
-        kind = self.get("rope.scaling.type", "none")
-        return None if kind == "none" else str(kind)
+Fields = Callable[[Metadata], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -75,8 +47,6 @@ class Family:
         norm_offset: what the file adds to the weights of the norms.
         pairs: the rows of query and key projections are in llama.cpp's rotary layout (adjacent pairs).
         biases: layers may have biases.
-        scalings: the scaled rotary embeddings that are known.
-        experts: layers have experts, chosen by the softmax of a router.
     """
 
     model_type: str
@@ -86,8 +56,6 @@ class Family:
     norm_offset: float = 0.0
     pairs: bool = False
     biases: bool = False
-    scalings: tuple[str, ...] = ("linear",)
-    experts: bool = False
 
 
 def family_of(file: GgufFile) -> Family | None:
@@ -118,7 +86,7 @@ def config_options(family: Family, file: GgufFile) -> dict[str, Any]:
     Raises:
         KeyError, TypeError, ValueError, ZeroDivisionError: the metadata is incomplete or wrong.
     """
-    metadata, tokens = Metadata(file), file.metadata
+    metadata = Metadata(file)
     heads = metadata["attention.head_count"]
     common = {
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
@@ -131,10 +99,8 @@ def config_options(family: Family, file: GgufFile) -> dict[str, Any]:
         "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
         "rope_parameters": _rope(metadata),
         "tie_word_embeddings": HEAD not in file.tensors,
-        "bos_token_id": tokens.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": tokens.get("tokenizer.ggml.eos_token_id"),
-        "pad_token_id": tokens.get("tokenizer.ggml.padding_token_id"),
         "dtype": "float32",
+        **token_ids(file),
     }
     stated = {name: metadata.number(key) for name, key in family.keys.items() if key in metadata}
     return common | stated | family.fields(metadata)
@@ -142,8 +108,9 @@ def config_options(family: Family, file: GgufFile) -> dict[str, Any]:
 
 def _rope(metadata: Metadata) -> dict[str, Any]:
     rope = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base", 10000.0)}
-    if metadata.scaling == "linear":
-        rope |= {"rope_type": "linear", "factor": metadata["rope.scaling.factor"]}
+    kind, factor = metadata.scaling
+    if kind == "linear":
+        rope |= {"rope_type": kind, "factor": factor}
     return rope
 
 
@@ -220,7 +187,6 @@ FAMILIES: dict[str, Family] = {
         "qwen3_moe",
         {**LAYER_TENSORS, **_HEAD_NORMS, **EXPERTS, _ROUTER: "mlp.gate"},
         _qwen3_moe,
-        experts=True,
     ),
     "phi3": Family(
         "phi3",
@@ -232,7 +198,6 @@ FAMILIES: dict[str, Family] = {
             "ffn_up": "mlp.gate_up_proj",
         },
         _phi3,
-        scalings=("longrope",),
     ),
     "gemma2": Family(
         "gemma2",
@@ -275,15 +240,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def obstacle(family: Family, file: GgufFile) -> str | None:
-    """Why a file of a known family cannot be read, or ``None``. Its tokenizer and its types of blocks are not looked
-    at."""
-    metadata = Metadata(file)
-    if (why := _expert_obstacle(family, metadata)) is not None:
-        return why
-    if metadata.scaling not in (None, *family.scalings):
-        return f"rotary embeddings scaled by {metadata.scaling!r}"
-    if metadata.architecture == "olmo2" and metadata.get("attention.sliding_window"):
-        return "sliding windows"  # OLMo 3
+    """Why the tensors of a file of a known family cannot be read, or ``None``. Their types are not looked at."""
     long = [name in file.tensors for name in (LONG_FACTORS, SHORT_FACTORS)]
     if any(long) and (family.model_type != "phi3" or not all(long)):
         return "rotary factors by length"
@@ -292,20 +249,6 @@ def obstacle(family: Family, file: GgufFile) -> str | None:
     return next(
         (f"the tensor {name}" for name in file.tensors if name not in TABLES and path_of(family, name) is None), None
     )
-
-
-def _expert_obstacle(family: Family, metadata: Metadata) -> str | None:
-    if not family.experts:
-        return "a mixture of experts" if metadata.get("expert_count", 0) else None
-    if metadata.get("expert_shared_count", 0):
-        return "experts that all tokens share"
-    if metadata.get("expert_group_count", 0) > 1:
-        return "experts in groups"
-    if metadata.get("expert_gating_func", _SOFTMAX) not in (0, _SOFTMAX):  # 0: not stated
-        return f"a router of kind {metadata['expert_gating_func']}"
-    if metadata.get("expert_weights_scale", 1.0) not in (0.0, 1.0):
-        return f"experts scaled by {metadata['expert_weights_scale']:g}"
-    return None
 
 
 TABLES = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)

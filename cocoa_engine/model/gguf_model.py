@@ -5,8 +5,7 @@ It covers the families and tokenizers that were compared with transformers'. tra
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
 
-from cocoa_engine.errors import ModelLoadError, safe_cause
-from cocoa_engine.model import ends, experts, gguf_families, gguf_tokenizer
+from cocoa_engine.errors import ModelLoadError
+from cocoa_engine.model import ends, experts, gguf_families
 from cocoa_engine.model.blocks import BLOCK_KINDS, BlockTensor
-from cocoa_engine.model.gguf_families import LONG_FACTORS, ROPE_FACTORS, TABLES, Family, Metadata, family_of
+from cocoa_engine.model.gguf_families import ROPE_FACTORS, TABLES, Family, family_of
+from cocoa_engine.model.gguf_metadata import Metadata, clear_errors, require_agreement
 from cocoa_engine.model.gguf_reader import GgufFile
-from cocoa_engine.model.language_model import require_layer_count
 from cocoa_engine.model.light_model import ARCHITECTURES, LightModel
 from cocoa_engine.model.model_classes import import_model_classes
 
@@ -30,11 +29,11 @@ _NORM = "norm.weight"
 
 
 def obstacle(file: GgufFile) -> str | None:
-    """Why a file is left to transformers, or ``None``."""
+    """Why the tensors of a file are left to transformers, or ``None``."""
     family = family_of(file)
     if family is None:
         return f"architecture {file.metadata.get('general.architecture')!r}"
-    if (why := gguf_tokenizer.obstacle(file) or gguf_families.obstacle(family, file)) is not None:
+    if (why := gguf_families.obstacle(family, file)) is not None:
         return why
     for name, entry in file.tensors.items():
         dimensions = 3 if name.split(".")[-2] in gguf_families.EXPERTS else 2
@@ -42,22 +41,6 @@ def obstacle(file: GgufFile) -> str | None:
         if entry.kind != "F32" and (name in TABLES or not is_matrix):
             return f"{name} of type {entry.kind}"
     return None
-
-
-def require_few_layers(file: GgufFile) -> None:
-    """Check the number of layers in the metadata, before a config of that size is built.
-
-    Raises:
-        UnsupportedModelError: it is not a whole number, or more than any model has.
-    """
-    field = f"{file.metadata.get('general.architecture')}.block_count"
-    if (layers := file.metadata.get(field)) is not None:
-        require_layer_count(layers, f"{file.path}: {field}", "GGUF file")
-
-
-def has_scaled_positions(file: GgufFile) -> bool:
-    """Whether the rotary embeddings are scaled. transformers does not read this from most files."""
-    return Metadata(file).scaling is not None or ROPE_FACTORS in file.tensors or LONG_FACTORS in file.tensors
 
 
 def context_window(file: GgufFile) -> int | None:
@@ -94,10 +77,11 @@ def load_light(file: GgufFile) -> LightModel:
         ModelLoadError: as for :func:`load`.
     """
     family = _family(file)
-    with _clear_errors(file):
+    with clear_errors(file):
         options = gguf_families.config_options(family, file)
         head_dim = options["hidden_size"] // options["num_attention_heads"]
         config = PreTrainedConfig(**{"head_dim": head_dim, "hidden_act": "silu", **options})
+        require_agreement(file, config)
         model = LightModel(config, family.model_type)
     _place(model, family, file, config)
     if config.tie_word_embeddings:
@@ -176,8 +160,10 @@ def _finish(model: Any, file: GgufFile, config: PreTrainedConfig) -> None:
         if factors.shape != frequencies.shape:
             raise ModelLoadError(f"{file.path}: {ROPE_FACTORS} has {len(factors)} factors")
         frequencies /= factors
+    with clear_errors(file):
+        eos = ends.of_gguf(file.metadata)
     model.generation_config = GenerationConfig(
-        bos_token_id=config.bos_token_id, eos_token_id=ends.of_gguf(file.metadata), pad_token_id=config.pad_token_id
+        bos_token_id=config.bos_token_id, eos_token_id=eos, pad_token_id=config.pad_token_id
     )
 
 
@@ -237,16 +223,8 @@ def _weight(family: Family, file: GgufFile, name: str, config: PreTrainedConfig)
 
 
 def _config(family: Family, file: GgufFile) -> PreTrainedConfig:
-    with _clear_errors(file):
+    with clear_errors(file):
         config = AutoConfig.for_model(family.model_type, **gguf_families.config_options(family, file))
+    require_agreement(file, config)
     config._name_or_path = str(file.path)
     return config
-
-
-@contextmanager
-def _clear_errors(file: GgufFile) -> Iterator[None]:
-    """Convert the errors that bad metadata causes."""
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise ModelLoadError(f"the metadata of {file.path} is incomplete or wrong ({error})") from safe_cause(error)

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerFast
 
+from cocoa_engine.errors import ModelLoadError, safe_cause
 from cocoa_engine.model import ends
 from cocoa_engine.model.ends import CONTROL_TOKEN
 from cocoa_engine.model.gguf_reader import GgufFile
+from cocoa_engine.safe_text import short_repr
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -24,53 +26,139 @@ _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]
 _CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s"
 
 _QWEN = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{_REST}"
+_QWEN_35 = _QWEN.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
 _LLAMA_3 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}{_REST}"
 _GPT_4O = _CASED % (f"{_CONTRACTIONS}?", f"{_CONTRACTIONS}?") + rf"|\p{{N}}{{1,3}}{_REST_WITH_PATHS}"
 _TEKKEN = _CASED % ("", "") + rf"|\p{{N}}{_REST_WITH_PATHS}"
 _GPT_2, _DIGITS = "GPT-2's rule", "every digit is a piece, then GPT-2's rule applies"
 
+_LIKE_LLAMA_3 = (
+    "llama-bpe",
+    "llama3",
+    "llama-v3",
+    "falcon3",
+    "falcon-h1",
+    "pixtral",
+    "midm-2.0",
+    "lfm2",
+    "jina-v5-nano",
+)
 PRE_TOKENIZERS = {  # how a byte-level vocabulary cuts a text, by GGUF's name; the published rules
-    **dict.fromkeys(("gpt-2", "olmo"), _GPT_2),
+    **dict.fromkeys(("gpt-2", "olmo", "mpt"), _GPT_2),
     **dict.fromkeys(("smollm", "starcoder", "refact"), _DIGITS),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "dbrx", "smaug-bpe"), _LLAMA_3),
-    **dict.fromkeys(("gpt-4o", "llama4"), _GPT_4O),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez"), _QWEN),
+    "qwen35": _QWEN_35,
+    **dict.fromkeys((*_LIKE_LLAMA_3, "dbrx", "smaug-bpe"), _LLAMA_3),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), _GPT_4O),
     "tekken": _TEKKEN,
 }
-_WHOLE_WORDS_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken")  # merges apply to other words
-_BEGINS_BY_DEFAULT = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral")  # older files do not say so
+_WHOLE_WORDS_FIRST = (
+    *_LIKE_LLAMA_3,
+    "tekken",
+)  # merges apply to other words; older files begin texts without saying so
 _SPACE = "▁"
 _PLAIN_PHI3 = ("<unk>", "<s>", "<|endoftext|>")  # the other added tokens of Phi-3 take the spaces after them
+
+
+_ROLES = ("bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "mask", "cls", "prefix", "suffix", "middle")
+_FIM_ROLES = ("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep")
+READ = (
+    *(f"ggml.{role}_token_id" for role in (*_ROLES, *_FIM_ROLES)),
+    *(f"ggml.{name}" for name in ("model", "pre", "tokens", "token_type", "scores", "merges", "add_bos_token")),
+    *("ggml.add_space_prefix", "chat_template", "chat_templates"),
+    "ggml.add_eos_token",  # of no effect: no prompt ends with it
+    "ggml.token_type_count",  # of no effect: types of the tokens of an encoder's input
+    "huggingface.json",  # the same vocabulary again
+)
+"""The keys of a tokenizer that are read, or without effect. Others are refused if they are set."""
+_DEFAULTS = {"bos": 1, "eos": 2, "unknown": 0}  # llama.cpp's, of a SentencePiece vocabulary
+_NONE = (-1, 2**32 - 1)  # what files write for a token that there is not
 
 
 def obstacle(file: GgufFile) -> str | None:
     """Why :func:`load` does not know the tokenizer of a file, or ``None``."""
     found = file.metadata
-    model, pre = found.get("tokenizer.ggml.model"), found.get("tokenizer.ggml.pre")
-    if model == "llama" and "tokenizer.ggml.precompiled_charsmap" not in found:
+    model, pre = (found.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
+    if model != "llama" and (model != "gpt2" or pre not in PRE_TOKENIZERS):
+        return f"tokenizer.ggml.model = {short_repr(model)} with tokenizer.ggml.pre = {short_repr(pre)}"
+    if model == "gpt2" and found.get("tokenizer.ggml.add_space_prefix"):
+        return "tokenizer.ggml.add_space_prefix = True"
+    for key in found:
+        first, _, name = key.partition(".")
+        if first == "tokenizer" and name not in READ and not name.startswith("chat_template.") and found[key]:
+            return f"{key} = {short_repr(found[key])}"
+    return None
+
+
+def token_id(file: GgufFile, role: str, size: int) -> int | None:
+    """The token that has a role, such as ``"eos"``; ``None`` if there is none.
+
+    Args:
+        size: of the vocabulary.
+
+    Raises:
+        ModelLoadError: it is no token of the vocabulary.
+    """
+    key, found = f"tokenizer.ggml.{role}_token_id", file.metadata
+    number = found.get(key, _DEFAULTS.get(role) if found.get("tokenizer.ggml.model") == "llama" else None)
+    if number is None or number in _NONE:
         return None
-    return None if model == "gpt2" and pre in PRE_TOKENIZERS else f"tokenizer {model!r}, {pre!r}"
+    if type(number) is not int or not 0 <= number < size:
+        raise ModelLoadError(f"{file.path}: {key} = {short_repr(number)} is no token of the vocabulary of {size}")
+    return number
 
 
-def load(file: GgufFile) -> PreTrainedTokenizerFast:
+def token_ids(file: GgufFile) -> dict[str, int | None]:
+    """The special tokens of a model's config, by transformers' names.
+
+    Raises:
+        ModelLoadError: one is no token of the vocabulary.
+    """
+    size = file.tensors["token_embd.weight"].shape[0]
+    roles = {"bos": "bos", "eos": "eos", "pad": "padding"}
+    return {f"{name}_token_id": token_id(file, role, size) for name, role in roles.items()}
+
+
+def load(file: GgufFile, **options: Any) -> PreTrainedTokenizerFast:
     """The tokenizer of the file: a byte-level BPE or a SentencePiece BPE.
 
     Args:
-        file: one without an :func:`obstacle`.
+        file: the file.
+        **options: of transformers' tokenizer.
+
+    Raises:
+        ModelLoadError: as for :func:`make`.
     """
     tokenizer, special = make(file)
-    return wrapped(file, special, tokenizer_object=tokenizer)
+    return wrapped(file, special, tokenizer_object=tokenizer, **options)
 
 
 def make(file: GgufFile) -> tuple[Tokenizer, dict[str, str]]:
-    """The tokenizer of the file for the ``tokenizers`` package, and its special tokens by transformers' names."""
+    """The tokenizer of the file for the ``tokenizers`` package, and its special tokens by transformers' names.
+
+    Raises:
+        ModelLoadError: it is one of another kind, or its part of the metadata is incomplete or wrong.
+    """
+    if (why := obstacle(file)) is not None:
+        raise ModelLoadError(f"{file.path}: a tokenizer with {why} is not read; name another with tokenizer_name=...")
+    try:
+        return _made(file)
+    except ModelLoadError:
+        raise
+    except Exception as error:  # the package tokenizers raises nothing more exact
+        raise ModelLoadError(f"the tokenizer of {file.path} is incomplete or wrong ({error})") from safe_cause(error)
+
+
+def _made(file: GgufFile) -> tuple[Tokenizer, dict[str, str]]:
     from tokenizers import AddedToken
 
     found = file.metadata
     tokens: list[str] = found["tokenizer.ggml.tokens"]
+    if len(set(tokens)) != len(tokens):
+        raise ValueError("tokenizer.ggml.tokens has a token twice")
     kinds = list(found.get("tokenizer.ggml.token_type") or [NORMAL_TOKEN] * len(tokens))
-    for token_id in ends.of_gguf(found):
-        kinds[token_id] = CONTROL_TOKEN  # whatever the file says: an end is no text
+    for number in ends.of_gguf(found):
+        kinds[number] = CONTROL_TOKEN  # whatever the file says: an end is no text
     is_sentencepiece = found["tokenizer.ggml.model"] == "llama"
     if is_sentencepiece:
         tokens = [_respelled(token) for token in tokens]
@@ -95,41 +183,49 @@ def make(file: GgufFile) -> tuple[Tokenizer, dict[str, str]]:
     tokenizer.add_special_tokens(added(CONTROL_TOKEN))
     tokenizer.add_tokens(added(USER_TOKEN))
     special = {
-        f"{role}_token": tokens[number]
-        for role, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown"))
-        if (number := found.get(f"tokenizer.ggml.{key}_token_id")) is not None
+        f"{name}_token": tokens[number]
+        for name, role in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown"))
+        if (number := token_id(file, role, len(tokens))) is not None
     }
-    begins = is_sentencepiece or found["tokenizer.ggml.pre"] in _BEGINS_BY_DEFAULT
+    begins = is_sentencepiece or found["tokenizer.ggml.pre"] in _WHOLE_WORDS_FIRST
     if found.get("tokenizer.ggml.add_bos_token", begins) and "bos_token" in special:
         _begin_with(tokenizer, special["bos_token"], byte_level=not is_sentencepiece)
     return tokenizer, special
 
 
 def wrapped(file: GgufFile, special: Mapping[str, str], **backend: Any) -> PreTrainedTokenizerFast:
-    """transformers' tokenizer, with the chat template of the file.
+    """transformers' tokenizer, with the chat templates of the file.
 
     Args:
         special: as :func:`make` returns them.
-        **backend: ``tokenizer_object`` or ``tokenizer_file`` of transformers.
+        **backend: ``tokenizer_object`` or ``tokenizer_file`` of transformers, and further options of its tokenizer.
     """
-    found = file.metadata
-    made = PreTrainedTokenizerFast(
-        chat_template=found.get("tokenizer.chat_template"),
-        model_max_length=found[f"{found['general.architecture']}.context_length"],
-        clean_up_tokenization_spaces=False,
-        **special,
-        **backend,
-    )
+    settings = {
+        "chat_template": _chat_template(file.metadata),
+        "model_max_length": file.metadata.get(f"{file.metadata['general.architecture']}.context_length"),
+        "clean_up_tokenization_spaces": False,
+    }
+    made = PreTrainedTokenizerFast(**{**settings, **special, **backend})
     # not given above: of a large vocabulary transformers would ask the Hub what model has this name
     made.name_or_path = str(file.path)
     return made
+
+
+def _chat_template(found: Mapping[str, Any]) -> str | dict[str, str] | None:
+    """The template, or several by name. As in llama.cpp, one for tools that stands alone is for all chats."""
+    prefix = "tokenizer.chat_template."
+    named = {key.removeprefix(prefix): found[key] for key in found if key.startswith(prefix)}
+    default: str | None = found.get("tokenizer.chat_template", named.get("tool_use"))
+    if not named:
+        return default
+    return named if default is None else {"default": default, **named}
 
 
 def _byte_level(tokens: list[str], found: Mapping[str, Any]) -> Tokenizer:
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     pre: str = found["tokenizer.ggml.pre"]
-    merges = [tuple(merge.split(" ", 1)) for merge in found["tokenizer.ggml.merges"]]
+    merges = _pairs(found["tokenizer.ggml.merges"])
     vocabulary = {token: number for number, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre in _WHOLE_WORDS_FIRST))
     rule = PRE_TOKENIZERS[pre]
@@ -152,7 +248,7 @@ def _sentencepiece(tokens: list[str], kinds: Sequence[int], found: Mapping[str, 
 
     vocabulary = {token: number for number, token in enumerate(tokens)}
     if "tokenizer.ggml.merges" in found:
-        merges = [tuple(merge.split(" ", 1)) for merge in found["tokenizer.ggml.merges"]]
+        merges = _pairs(found["tokenizer.ggml.merges"])
     else:
         merges = _merges(_ranks(tokens, kinds, found))
     unknown = next((token for token, kind in zip(tokens, kinds, strict=True) if kind == UNKNOWN_TOKEN), None)
@@ -167,6 +263,14 @@ def _sentencepiece(tokens: list[str], kinds: Sequence[int], found: Mapping[str, 
         [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *drop]
     )
     return tokenizer
+
+
+def _pairs(merges: Sequence[str]) -> list[tuple[str, str]]:
+    """The pairs of tokens that make a token, from their spelling with a space between."""
+    cuts = [merge.find(" ", 1) for merge in merges]
+    if -1 in cuts:
+        raise ValueError(f"tokenizer.ggml.merges has {short_repr(merges[cuts.index(-1)])}, which is no pair")
+    return [(merge[:cut], merge[cut + 1 :]) for merge, cut in zip(merges, cuts, strict=True)]
 
 
 def _respelled(token: str) -> str:

@@ -32,8 +32,11 @@ from cocoa_engine.model import (
     embedded,
     ends,
     gguf_cache,
+    gguf_families,
     gguf_files,
+    gguf_metadata,
     gguf_model,
+    gguf_tokenizer,
     lean_checks,
     light_checkpoint,
     quantised_weights,
@@ -216,6 +219,18 @@ def _read_config(name: str, options: dict[str, Any]) -> PreTrainedConfig:
     return config
 
 
+def _config_of_file(file: GgufFile, name: str, options: dict[str, Any]) -> PreTrainedConfig:
+    """The config that transformers makes of a GGUF file.
+
+    Raises:
+        ModelLoadError: it leaves out what the file says.
+    """
+    with _clear_errors("model", str(file.path)), gguf_metadata.clear_errors(file):
+        config = _read_config(name, options)
+    gguf_metadata.require_agreement(file, config)
+    return config
+
+
 def _objects(config: Any) -> Iterator[dict[str, Any]]:
     """All objects in the JSON of a config, at any depth: a config of several models has one for each."""
     parts = [config]
@@ -275,13 +290,14 @@ def _load(
     if "gguf_file" in options:
         with _clear_errors("model", name):
             file = GgufFile(_gguf_path(name, options))
-            gguf_model.require_few_layers(file)
+            gguf_metadata.require_known(file)
             why = gguf_model.obstacle(file)
-            scaled = gguf_model.has_scaled_positions(file) and file.metadata.get("general.architecture") != "gpt-oss"
-            if why is None and (file.parts > 1 or scaled):  # transformers cannot read it onto a GPU
-                options = _on_the_cpu(options)
+            scaled = any(name in file.tensors for name in gguf_families.TABLES)
+            if why is None and (file.parts > 1 or scaled or gguf_metadata.Metadata(file).is_scaled):
+                options = _on_the_cpu(options)  # transformers cannot read it onto a GPU
             if why is None and _is_plain(options) and keeps_blocks():
-                return _load_blocks(file, tokenizer_name, tokenizer_options, light_with)
+                tokenizer = _load_tokenizer(name, tokenizer_name, options, tokenizer_options)
+                return _load_blocks(file, light_with), tokenizer
             if file.parts > 1:
                 raise ModelLoadError(
                     f"{file.path} is one of {file.parts} parts of a model, which transformers would have to unpack "
@@ -290,43 +306,36 @@ def _load(
                 )
             if scaled:
                 raise ModelLoadError(
-                    f"{file.path} has scaled rotary embeddings, which are only read where the weights stay in their "
+                    f"{file.path} has rotary factors in tensors, which are only read where the weights stay in their "
                     f"blocks ({why or 'options ask for another form'}): on a CPU with the kernels and without a dtype, "
-                    "with factors by frequency, a linear scaling, or Phi-3's factors by length; use the model's "
-                    "checkpoint instead"
+                    "with factors by frequency, or Phi-3's factors by length; use the model's checkpoint instead"
                 )
         logger.info("%s is unpacked by transformers: it has %s", file.path, why or "options that ask for it")
         if _is_plain_unpacking(options):
-            kept = _unpacked(file, name, options, with_tokenizer=tokenizer_name is None)
+            kept = _unpacked(file, name, options)
             if kept is not None:
                 options = {key: value for key, value in options.items() if key not in WHERE_OPTIONS}
-                has_tokenizer = tokenizer_name is not None or (kept / gguf_cache.TOKENIZER).exists()
-                tokenizer_source = tokenizer_name if has_tokenizer else file.path
-                model, tokenizer = _load(str(kept), tokenizer_source, options, tokenizer_options)
+                model, tokenizer = _load(str(kept), tokenizer_name or file.path, options, tokenizer_options)
                 model.generation_config.eos_token_id = ends.of_gguf(file.metadata)
                 model.config.name_or_path = model.name_or_path = name
-                if tokenizer_name is None:
-                    tokenizer.name_or_path = name
                 return model, tokenizer
-    trust = {"trust_remote_code": options["trust_remote_code"]}
-
+        options = {**gguf_tokenizer.token_ids(file), **options}
     config = options.get("config")
     if config is None or isinstance(config, str):
-        with _clear_errors("model", name):
-            config = _read_config(config or name, {**trust, **_pick(options, SOURCE_OPTIONS)})
-    if not trust["trust_remote_code"] and _needs_remote_code(config):
+        source = _pick(options, (*SOURCE_OPTIONS, "trust_remote_code"))
+        if "gguf_file" in options and config is None:
+            config = _config_of_file(file, name, source)
+        else:
+            with _clear_errors("model", name):
+                config = _read_config(config or name, source)
+    if not options["trust_remote_code"] and _needs_remote_code(config):
         raise _remote_code_error("model", name)
     require_causal_lm(config, name)
     in_folder = Path(name).is_dir()
     if in_folder:
         _require_safetensors(name, config, options)
 
-    if tokenizer_name is None:
-        tokenizer = load_tokenizer(name, {**_pick(options, SOURCE_OPTIONS), **trust, **tokenizer_options})
-    else:
-        inherited = {**_pick(options, ACCESS_OPTIONS), **trust}
-        tokenizer = load_tokenizer(_name(tokenizer_name, "tokenizer"), {**inherited, **tokenizer_options})
-
+    tokenizer = _load_tokenizer(name, tokenizer_name, options, tokenizer_options)
     if weights != "stored":
         with _clear_errors("model", name):
             access = _pick(options, (*ACCESS_OPTIONS, "revision", "subfolder"))
@@ -353,6 +362,20 @@ def _require_safetensors(name: str, config: PreTrainedConfig, options: dict[str,
             )
 
 
+def _load_tokenizer(
+    name: str,
+    tokenizer_name: str | os.PathLike[str] | None,
+    options: dict[str, Any],
+    tokenizer_options: dict[str, Any],
+) -> PreTrainedTokenizerBase:
+    """The model's tokenizer, or another one with a name of its own."""
+    trust = _pick(options, ("trust_remote_code",))
+    if tokenizer_name is None:
+        return load_tokenizer(name, {**_pick(options, SOURCE_OPTIONS), **trust, **tokenizer_options})
+    inherited = {**_pick(options, ACCESS_OPTIONS), **trust}
+    return load_tokenizer(_name(tokenizer_name, "tokenizer"), {**inherited, **tokenizer_options})
+
+
 def _load_weights(name: str, options: dict[str, Any]) -> PreTrainedModel:
     """transformers' model.
 
@@ -360,7 +383,7 @@ def _load_weights(name: str, options: dict[str, Any]) -> PreTrainedModel:
         UnsupportedModelError: weights are missing.
     """
     import_model_classes()  # a config may have been given
-    with _clear_errors("model", name):
+    with _clear_errors("model", str(Path(name) / options.get("gguf_file", ""))):
         model, report = AutoModelForCausalLM.from_pretrained(name, **{**options, "output_loading_info": True})
     missing = sorted(set(report["missing_keys"]) & {parameter for parameter, _ in model.named_parameters()})
     if missing:
@@ -414,27 +437,18 @@ def _is_plain(options: dict[str, Any]) -> bool:
     return options.keys() <= neutral and options["dtype"] == "auto" and options["device_map"] in (None, "cpu")
 
 
-def _load_blocks(
-    file: GgufFile,
-    tokenizer_name: str | os.PathLike[str] | None,
-    tokenizer_options: dict[str, Any],
-    light_with: Callable[[], str] | None,
-) -> tuple[PreTrainedModel | LightModel, PreTrainedTokenizerBase]:
-    if tokenizer_name is not None:
-        tokenizer = load_tokenizer(_name(tokenizer_name, "tokenizer"), tokenizer_options)
-    else:
-        tokenizer = gguf_cache.tokenizer(file)
+def _load_blocks(file: GgufFile, light_with: Callable[[], str] | None) -> PreTrainedModel | LightModel:
     release_free_memory()  # of a large vocabulary's JSON
     if light_with is None or not gguf_model.can_be_light(file):
-        return gguf_model.load(file), tokenizer
+        return gguf_model.load(file)
     of = file.sample_digest(), light_with()
     if (checked := lean_checks.noted(*of)) is not None:
         light = gguf_model.load_light(file)
         light.checked = checked
-        return light, tokenizer
+        return light
     model = gguf_model.load(file)
     lean_checks.will_note(model, *of)
-    return model, tokenizer
+    return model
 
 
 def _load_embedded(
@@ -467,35 +481,24 @@ def _is_plain_unpacking(options: dict[str, Any]) -> bool:
     return options.keys() <= known | {"attn_implementation", "max_memory"} and find_spec("kernels") is None
 
 
-def _unpacked(file: GgufFile, name: str, options: dict[str, Any], *, with_tokenizer: bool) -> Path | None:
+def _unpacked(file: GgufFile, name: str, options: dict[str, Any]) -> Path | None:
     """The folder of the cache with the checkpoint that transformers makes of a GGUF file. It is made if it is missing.
 
-    Args:
-        with_tokenizer: the file's own tokenizer is wanted.
-
     Returns:
-        The folder. `None` if it cannot be kept. The tokenizer is not in it if its copy would not be read as it is.
+        The folder. `None` if it cannot be kept.
 
     Raises:
-        ModelLoadError: the file, or its tokenizer if wanted, cannot be read.
+        ModelLoadError: the file cannot be read.
     """
     folder = gguf_cache.unpacked_folder(file, options["dtype"])
     source = _pick(options, (*SOURCE_OPTIONS, "trust_remote_code"))
 
     def build(partial: Path) -> None:
         gguf_cache.require_space(file, options["dtype"])
-        with _clear_errors("model", name):
-            require_causal_lm(_read_config(name, source), name)
-        try:
-            gguf_cache.save_tokenizer(load_tokenizer(name, source), partial)
-        except (ModelLoadError, OSError) as error:  # another tokenizer may be given with a file whose own is unreadable
-            if with_tokenizer and isinstance(error, ModelLoadError):
-                raise
-            logger.info("the tokenizer of %s is read at each start: %s", file.path, error)
-            for path in partial.iterdir():
-                path.unlink()
+        require_causal_lm(_config_of_file(file, name, source), name)
         logger.info("the unpacked model is kept in %s", folder)
-        model = _load_weights(name, {**source, **_pick(options, ("dtype", "use_safetensors")), "device_map": None})
+        further = {**_pick(options, ("dtype", "use_safetensors")), **gguf_tokenizer.token_ids(file)}
+        model = _load_weights(name, {**source, **further, "device_map": None})
         gguf_cache.save_model(model, partial)
 
     return folder if gguf_cache.keep(folder, build) else None
@@ -509,6 +512,9 @@ def load_tokenizer(name: str, options: dict[str, Any]) -> PreTrainedTokenizerBas
     """
     with _clear_errors("tokenizer", name):
         name, options = _with_gguf_file(name, options)
+        if "gguf_file" in options:
+            own = {key: value for key, value in options.items() if key not in (*SOURCE_OPTIONS, "trust_remote_code")}
+            return gguf_cache.tokenizer(GgufFile(_gguf_path(name, options)), **own)
     if _is_path(name):
         name = str(Path(name).expanduser())
         if not Path(name).is_dir():

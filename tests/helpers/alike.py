@@ -66,3 +66,15 @@ def token_counts(usage: Any) -> dict[str, int]:
 def without_reuse(generation_info: dict[str, Any]) -> dict[str, Any]:
     """The ``generation_info`` of LangChain's text model with :func:`token_counts` as its usage."""
     return {**generation_info, "usage_metadata": token_counts(generation_info["usage_metadata"])}
+
+
+def same_tokenizer(one: Any, other: Any) -> bool:
+    """Whether two tokenizers give the same tokens for every text and every chat."""
+    written = [each.backend_tokenizer.to_str() for each in (one, other)]
+    return (
+        written[0] == written[1]
+        and type(one) is type(other)
+        and one.special_tokens_map == other.special_tokens_map
+        and one.chat_template == other.chat_template
+        and one.model_max_length == other.model_max_length
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import gguf
 import numpy as np
@@ -32,6 +33,8 @@ def write(
     special: Mapping[str, int] = SPECIAL,
     ids: Mapping[str, int] = MappingProxyType({"bos": 1, "eos": 2, "eot": 3}),
     template: str | None = None,
+    norms: str = "F32",
+    metadata: Mapping[str, Any] | None = None,
 ) -> torch.nn.Module:
     """Write a random model as llama.cpp's converter does, and return it with the numbers that the file holds.
 
@@ -39,6 +42,8 @@ def write(
         special: the first five tokens, with their types.
         ids: the ids that keys of the file name.
         template: the chat template.
+        norms: gguf's type of the vectors. A file with others than F32 is unpacked by transformers.
+        metadata: keys that replace those of the file, or are added; ``None`` takes one out.
     """
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -89,14 +94,24 @@ def write(
                 exact = exact.reshape(4 if own == "attn_q" else 2, -1, 2, 64).swapaxes(1, 2).reshape(-1, 64)
             parameter.copy_(torch.from_numpy(np.ascontiguousarray(exact)))
         else:
-            writer.add_tensor(theirs, np.ascontiguousarray(weight))
+            writer.add_tensor(theirs, np.ascontiguousarray(weight, dtype={"F32": "f4", "F16": "f2"}[norms]))
     if scaling is not None:
         writer.add_string(f"{architecture}.rope.scaling.type", scaling)
         writer.add_float32(f"{architecture}.rope.scaling.factor", 4.0)
     if factors is not None:
         writer.add_tensor("rope_freqs.weight", factors.numpy())
+    for key, value in (metadata or {}).items():
+        _replace(writer, key, value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return model.eval()
+
+
+def _replace(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    for part in writer.kv_data:
+        part.pop(key, None)
+    if value is not None:
+        kind = gguf.GGUFValueType.UINT32 if value in (2**32 - 1,) else gguf.GGUFValueType.get_type(value)
+        writer.add_key_value(key, value, kind)

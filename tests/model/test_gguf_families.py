@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gguf import ExpertGatingFuncType
 from transformers import AutoModelForCausalLM
 
 from cocoa_engine import CocoaEngine, Runtime
@@ -117,10 +116,6 @@ def test_the_modules_run_experts_by_the_kernels(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("add", "reason"),
     [
-        (lambda writer: writer.add_expert_shared_count(1), "experts that all tokens share"),
-        (lambda writer: writer.add_uint32("qwen3moe.expert_group_count", 2), "experts in groups"),
-        (lambda writer: writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID), "a router of kind 2"),
-        (lambda writer: writer.add_expert_weights_scale(2.5), "experts scaled by 2.5"),
         (
             lambda writer: writer.add_tensor("blk.1.ffn_gate_up_exps.weight", np.zeros((6, 64, 64), dtype=np.float32)),
             "the tensor blk.1.ffn_gate_up_exps.weight",
@@ -140,14 +135,6 @@ def test_unknown_experts_are_left_to_transformers(
     monkeypatch.setitem(FAMILIES, "qwen3moe", also)
     write_family(tmp_path / "model.gguf", "qwen3moe", "Q8_0")
     assert gguf_model.obstacle(GgufFile(tmp_path / "model.gguf")) == reason
-
-
-def test_experts_in_another_family_are_left_to_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    architecture, settings, _ = FAMILIES["mistral"]
-    mixture = (architecture, settings, lambda writer, config: writer.add_expert_count(8))
-    monkeypatch.setitem(FAMILIES, "mistral", mixture)
-    write_family(tmp_path / "model.gguf", "mistral", "Q8_0")
-    assert gguf_model.obstacle(GgufFile(tmp_path / "model.gguf")) == "a mixture of experts"
 
 
 @pytest.mark.parametrize(
@@ -212,5 +199,5 @@ def test_the_scale_of_gemmas_scores(tmp_path: Path, family: str, layers: int, ex
 @pytest.mark.parametrize("options", [{"dtype": "float32"}, {"keeps_blocks": lambda: False}])
 def test_factors_by_length_that_would_be_lost_are_refused(tmp_path: Path, options: dict[str, Any]) -> None:
     write_family(tmp_path / "model.gguf", "phi3-long", "Q8_0")
-    with pytest.raises(ModelLoadError, match=r"scaled rotary embeddings.*on a CPU with the kernels"):
+    with pytest.raises(ModelLoadError, match=r"rotary factors in tensors.*on a CPU with the kernels"):
         load_pretrained(tmp_path / "model.gguf", **options)

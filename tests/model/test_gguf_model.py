@@ -120,20 +120,6 @@ def test_what_transformers_cannot_read_stays_in_blocks_on_a_machine_with_a_gpu(
     assert isinstance(model.model.layers[0].mlp.up_proj.weight.data, BlockTensor)
 
 
-@pytest.mark.parametrize(("scaling", "options"), [("yarn", {}), ("linear", {"dtype": "float32"})])
-def test_scaled_positions_that_would_be_lost_are_refused(tmp_path: Path, scaling: str, options: dict[str, str]) -> None:
-    with torch.no_grad():
-        write(tmp_path / "model.gguf", "llama", "Q8_0", scaling=scaling)
-    with pytest.raises(ModelLoadError, match="scaled rotary embeddings"):
-        load_pretrained(tmp_path / "model.gguf", keeps_blocks=lambda: True, **options)
-
-
-def test_files_of_other_kinds_are_left_to_transformers(tmp_path: Path) -> None:
-    with torch.no_grad():
-        write(tmp_path / "model.gguf", "llama", "Q8_0", pre="poro-chat")
-    assert gguf_model.obstacle(GgufFile(tmp_path / "model.gguf")) == "tokenizer 'gpt2', 'poro-chat'"
-
-
 def test_special_and_added_tokens(tmp_path: Path) -> None:
     with torch.no_grad():
         write(tmp_path / "model.gguf", "qwen2", "Q8_0", pre="llama-bpe")

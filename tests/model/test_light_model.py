@@ -24,12 +24,12 @@ from cocoa_engine.execution.forward.linears import kernels_name
 from cocoa_engine.execution.native import trial
 from cocoa_engine.model import gguf_model, lean_checks
 from cocoa_engine.model.embedded import embedded_model_path, find_embedded_file
-from cocoa_engine.model.gguf_cache import same_tokenizer
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.light_model import LightModel
 from cocoa_engine.model.loading import load_pretrained, load_tokenizer
 from cocoa_integrations.langchain import CocoaLLM
+from tests.helpers.alike import same_tokenizer
 from tests.helpers.libraries import needs_kernels
 from tests.helpers.small_gguf import write
 

@@ -1,0 +1,318 @@
+"""The metadata of a GGUF file, and whether the model that was made of the file is the one that it means.
+
+Each setting of the file's architecture must agree with the model's config, whichever loader made that. A setting that
+no table has is refused by its name: without a scaling, a window or a cap a model gives wrong answers and no error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+
+from cocoa_engine.errors import CocoaError, ModelLoadError, safe_cause
+from cocoa_engine.model.gguf_reader import GgufFile
+from cocoa_engine.model.language_model import require_layer_count
+from cocoa_engine.safe_text import short_repr
+
+
+class Metadata(Mapping[str, Any]):
+    """The settings of a file's architecture, by their names without the architecture.
+
+    Of a setting that the file has for each layer, it is the value of all layers.
+    """
+
+    def __init__(self, file: GgufFile) -> None:
+        self.file = file
+        self.architecture = str(file.metadata.get("general.architecture"))
+
+    def __getitem__(self, name: str) -> Any:
+        value = self.file.metadata[f"{self.architecture}.{name}"]
+        if not isinstance(value, list):
+            return value
+        if len(set(value)) != 1:
+            raise ValueError(f"{self.architecture}.{name} differs between layers")
+        return value[0]
+
+    def __iter__(self) -> Iterator[str]:
+        prefix = f"{self.architecture}."
+        return (key.removeprefix(prefix) for key in self.file.metadata if key.startswith(prefix))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def number(self, name: str) -> Any:
+        """A number of the file. One stored as float32 is rounded: 9.999999747378752e-06 means 1e-05."""
+        value = self[name]
+        return float(f"{value:.7g}") if isinstance(value, float) else value
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether the rotary embeddings are scaled, other than by the factors of a tensor."""
+        return self.scaling != _UNSCALED
+
+    @property
+    def scaling(self) -> tuple[str, float]:
+        """The type and the factor of this scaling.
+
+        As in llama.cpp, a factor without a type is that of a linear scaling, and 0 is none.
+        """
+        kind = str(self.get("rope.scaling.type", "linear"))
+        factor = self.get("rope.scaling.factor", self.get("rope.scale_linear")) or 1.0
+        return _UNSCALED if kind == "none" or (kind, factor) == ("linear", 1.0) else (kind, factor)
+
+
+_UNSCALED = ("none", 1.0)
+
+Agrees = Callable[[Any, Any, Metadata], bool]
+"""Whether the value of a setting is that of the model with a config."""
+
+
+def _field(*names: str, absent: tuple[Any, ...] = ()) -> Agrees:
+    """It is the first of some fields that the config has. Without them, it has no effect."""
+
+    def agrees(value: Any, config: Any, _: Metadata) -> bool:
+        found = _first(config, *names)
+        return any(_same(value, each) for each in (absent if found is None else (found,)))
+
+    return agrees
+
+
+def _computed(compute: Callable[[Any], Any]) -> Agrees:
+    """It is computed of the config."""
+    return lambda value, config, _: _same(value, compute(config))
+
+
+def _first(config: Any, *names: str) -> Any:
+    return next((value for name in names if (value := getattr(config, name, None)) is not None), None)
+
+
+def _same(value: Any, expected: Any) -> bool:
+    """Numbers may be rounded to float32. A number for each layer is the same for all, unless several are expected."""
+    if isinstance(value, list) and not isinstance(expected, list):
+        return all(_same(each, expected) for each in value)
+    if isinstance(value, float) and isinstance(expected, (int, float)):
+        return math.isclose(value, expected, rel_tol=1e-6)
+    return bool(value == expected)
+
+
+def _rope(config: Any, layers: str = "full_attention") -> Mapping[str, Any]:
+    rope = getattr(config, "rope_parameters", None) or {}
+    found: Mapping[str, Any] = rope.get(layers) or rope
+    return found
+
+
+def _head(config: Any, *names: str) -> int:
+    """The size of a head."""
+    size = _first(config, *names, "head_dim")
+    return int(config.hidden_size // (_first(config, "num_attention_heads") or 1) if size is None else size)
+
+
+def _turned(config: Any, size: int, layers: str = "full_attention") -> int:
+    """How many numbers of each head the rotary embeddings turn."""
+    rope = _rope(config, layers)
+    at_all = rope.get("rope_type") == "proportional"  # some of them by 0
+    return size if at_all else int(size * rope.get("partial_rotary_factor", 1.0))
+
+
+def _key_value_heads(config: Any) -> Any:
+    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
+        return 1  # of Falcon
+    heads = _first(config, "num_kv_heads", "num_key_value_heads", "num_attention_heads") or 0
+    kinds = getattr(config, "layer_types", None) or ()
+    return [0 if kind == "conv" else heads for kind in kinds] if "conv" in kinds else heads
+
+
+def _has_these_layers(_: Any, config: Any, metadata: Metadata) -> bool:
+    """Further layers, which draft tokens, are left out."""
+    return bool(metadata["block_count"] == config.num_hidden_layers + metadata.get("nextn_predict_layers", 0))
+
+
+def _is_scaled_alike(_: Any, config: Any, metadata: Metadata) -> bool:
+    rope = _rope(config)
+    kind = rope.get("rope_type", "default")
+    if kind == "longrope":  # by tensors, which a file may have without a type
+        return metadata.scaling in (_UNSCALED, (kind, 1.0))
+    return metadata.scaling == (_UNSCALED if kind == "default" else (kind, rope.get("factor")))
+
+
+def _is_windowed_alike(value: Any, config: Any, _: Metadata) -> bool:
+    """A list says which layers have a window; of a number n, every n-th has none."""
+    layers = [kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or ()]
+    expected = value if isinstance(value, list) else [(layer + 1) % (value or 1) != 0 for layer in range(len(layers))]
+    return layers == expected or not any((*layers, *expected))
+
+
+def _is_scored_alike(value: Any, config: Any, _: Metadata) -> bool:
+    own = _first(config, "attention_multiplier")
+    size = _first(config, "query_pre_attn_scalar") or _head(config)
+    return _same(value, size**-0.5 if own is None else own) or (not value and own is None)
+
+
+AGREEING: dict[str, Agrees] = {
+    "vocab_size": lambda value, config, metadata: (
+        value == config.vocab_size == metadata.file.tensors["token_embd.weight"].shape[0]
+    ),
+    "context_length": lambda value, config, _: (_first(config, "max_position_embeddings") or value) == value,
+    "embedding_length": _field("hidden_size"),
+    "block_count": _has_these_layers,
+    "nextn_predict_layers": _has_these_layers,
+    "feed_forward_length": lambda value, config, _: _same(
+        value, _first(config, "intermediate_size", "n_inner") or 4 * config.hidden_size
+    ),
+    "expert_feed_forward_length": _field("moe_intermediate_size", "intermediate_size"),
+    "expert_shared_feed_forward_length": _field("shared_expert_intermediate_size", absent=(0,)),
+    "expert_count": _field("num_experts", "num_local_experts", absent=(0,)),
+    "expert_used_count": _field("num_experts_per_tok", absent=(0,)),
+    "expert_shared_count": _field("n_shared_experts", absent=(0,)),
+    "expert_group_count": _field("n_group", absent=(0, 1)),
+    "expert_group_used_count": _field("topk_group", absent=(0, 1)),
+    "expert_weights_scale": _field("routed_scaling_factor", absent=(0.0, 1.0)),
+    "expert_weights_norm": _field("norm_topk_prob"),
+    "expert_gating_func": lambda value, config, _: (
+        value in ((2,) if _first(config, "scoring_func") == "sigmoid" else (0, 1))  # 0: not stated
+    ),
+    "leading_dense_block_count": _field(absent=(0,)),
+    "interleave_moe_layer_step": _field(absent=(0, 1)),
+    "moe_every_n_layers": _field(absent=(0, 1)),
+    "full_attention_interval": _field("full_attention_interval"),
+    "use_parallel_residual": _field("use_parallel_residual", absent=(False,)),
+    "tensor_data_layout": _field(absent=("Meta AI original pth", "jploski")),  # those that llama.cpp reads
+    "pooling_type": _field(absent=(0, -1)),
+    "logit_scale": _field("logits_scaling", absent=(0.0, 1.0)),
+    "residual_scale": _field("residual_multiplier", absent=(0.0, 1.0)),
+    "embedding_scale": _field("embedding_multiplier", absent=(0.0, 1.0)),
+    "attn_logit_softcapping": _field("attn_logit_softcapping", absent=(0.0,)),
+    "final_logit_softcapping": _field("final_logit_softcapping", absent=(0.0,)),
+    "router_logit_softcapping": _field(absent=(0.0,)),
+    "embedding_length_per_layer_input": _field("hidden_size_per_layer_input", absent=(0,)),
+    "swin_norm": _field(absent=(False,)),
+    "attention.head_count": _field("num_attention_heads", absent=(0,)),
+    "attention.head_count_kv": _computed(_key_value_heads),
+    "attention.max_alibi_bias": _field(absent=(0.0,)),
+    "attention.clamp_kqv": _field(absent=(0.0,)),
+    "attention.key_length": _computed(lambda config: _head(config, "global_head_dim")),
+    "attention.value_length": _computed(lambda config: _head(config, "v_head_dim", "global_head_dim")),
+    "attention.key_length_swa": _computed(_head),
+    "attention.value_length_swa": _computed(_head),
+    "attention.layer_norm_epsilon": _field("layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps"),
+    "attention.layer_norm_rms_epsilon": _field("rms_norm_eps", "layer_norm_epsilon", "norm_eps"),
+    "attention.causal": _field(absent=(True,)),
+    "attention.sliding_window": _computed(lambda config: _first(config, "sliding_window") or 0),
+    "attention.sliding_window_pattern": _is_windowed_alike,
+    "attention.shared_kv_layers": _field("num_kv_shared_layers", absent=(0,)),
+    "attention.scale": _is_scored_alike,
+    "attention.output_scale": _field(absent=(0.0, 1.0)),
+    "attention.temperature_scale": _field(absent=(0.0,)),
+    "attention.temperature_length": _field(absent=(0,)),
+    "rope.dimension_count": _computed(lambda config: _turned(config, _head(config, "global_head_dim"))),
+    "rope.dimension_count_swa": _computed(lambda config: _turned(config, _head(config), "sliding_attention")),
+    "rope.dimension_sections": lambda value, config, _: (
+        [section for section in value if section] == (_rope(config).get("mrope_section") or [])
+    ),
+    "rope.freq_base": _computed(lambda config: _rope(config).get("rope_theta")),
+    "rope.freq_base_swa": _computed(lambda config: _rope(config, "sliding_attention").get("rope_theta")),
+    "rope.scaling.type": _is_scaled_alike,
+    "rope.scaling.factor": _is_scaled_alike,
+    "rope.scale_linear": _is_scaled_alike,  # the former name
+    "rope.scaling.attn_factor": _computed(lambda config: _rope(config).get("attention_factor") or 1.0),
+    "rope.scaling.original_context_length": lambda value, config, _: (
+        _rope(config).get("original_max_position_embeddings", value) == value  # without effect on other scalings
+    ),
+    "rope.scaling.finetuned": lambda value, _, metadata: (
+        bool(value) or metadata.architecture != "granite"  # which turns nothing without it
+    ),
+    "rope.scaling.yarn_log_multiplier": _field(absent=(0.0,)),
+    "rope.scaling.yarn_ext_factor": _field(absent=(0.0, -1.0)),
+    "rope.scaling.yarn_attn_factor": _field(absent=(1.0,)),
+    "rope.scaling.yarn_beta_fast": _computed(lambda config: _rope(config).get("beta_fast") or 32.0),
+    "rope.scaling.yarn_beta_slow": _computed(lambda config: _rope(config).get("beta_slow") or 1.0),
+    "ssm.conv_kernel": _field("conv_kernel", "linear_conv_kernel_dim"),
+    "ssm.state_size": _field("state_size", "linear_key_head_dim"),
+    "ssm.time_step_rank": _field("time_step_rank", "linear_num_value_heads"),
+    "ssm.group_count": _field("linear_num_key_heads", absent=(0,)),
+    "ssm.inner_size": lambda value, config, _: (
+        value
+        == (
+            (_first(config, "linear_value_head_dim") or 0) * (_first(config, "linear_num_value_heads") or 0)
+            or _first(config, "intermediate_size")
+        )
+    ),
+    "ssm.dt_b_c_rms": _field(absent=(False,)),
+    "shortconv.l_cache": _field("conv_L_cache"),
+}
+"""By its name without the architecture: when a setting agrees with a config. All others are refused."""
+
+_NEEDED = ("context_length", "embedding_length", "block_count", "attention.head_count")
+
+_LISTS = (".sliding_window_pattern", ".dimension_sections", "lfm2.attention.head_count_kv")
+_EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
+_WHOLE = ("_count", "_count_kv", "_length", "_size", "_window")
+
+WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {"general.type": ("model",), "general.quantization_version": (2,)}
+"""The only values of keys that would mean another kind of file."""
+
+OTHERS = ("adapter.", "clip.", "diffusion.", "xielu.")
+"""How keys begin that no model has which is read. Keys of other parts, and of ``general``, describe the file."""
+
+
+def require_known(file: GgufFile) -> None:
+    """Check that the metadata has no key that would be ignored, and those without which there is no model.
+
+    Raises:
+        ModelLoadError: it has one that is not known, or lacks one.
+        UnsupportedModelError: the number of layers is not a whole number, or more than any model has.
+    """
+    metadata = Metadata(file)
+    keys = [key for key in file.metadata if key.startswith(OTHERS)]
+    keys += [key for key, values in WITHOUT_EFFECT.items() if file.metadata.get(key, values[0]) not in values]
+    _refuse(file, [*keys, *(f"{metadata.architecture}.{name}" for name in metadata if name not in AGREEING)])
+    with clear_errors(file):
+        for name in (*_NEEDED, next((name for name in _EPSILONS if name in metadata), _EPSILONS[0])):
+            metadata[name]  # a KeyError names it
+        layers = metadata["block_count"]
+        require_layer_count(layers, f"{file.path}: {metadata.architecture}.block_count", "GGUF file")
+        for name in metadata:
+            key = f"{metadata.architecture}.{name}"
+            value = file.metadata[key]
+            values = value if isinstance(value, list) else [value]
+            if name.endswith(_WHOLE) and any(type(each) is not int or each < 0 for each in values):
+                raise ValueError(f"{key} = {short_repr(value)} is no whole number")
+            if values is value and not key.endswith(_LISTS) and (len(values) != layers or len(set(values)) > 1):
+                raise ValueError(f"{key} = {short_repr(value)} is not one value for all {layers} layers")
+
+
+def require_agreement(file: GgufFile, config: Any) -> None:
+    """Check that a config says what the file says.
+
+    Raises:
+        ModelLoadError: a setting of the file has another value in the model, or none.
+    """
+    metadata = Metadata(file)
+    keys = {name: f"{metadata.architecture}.{name}" for name in metadata}
+    with clear_errors(file):
+        _refuse(file, [k for name, k in keys.items() if not AGREEING[name](file.metadata[k], config, metadata)])
+
+
+def _refuse(file: GgufFile, keys: list[str]) -> None:
+    if keys:
+        ignored = ", ".join(f"{key} = {short_repr(file.metadata[key])}" for key in keys[:4])
+        raise ModelLoadError(
+            f"{file.path}: {ignored} would be ignored. If the file is to be unpacked, leave the weights in their "
+            "blocks (on a CPU with the kernels, without a dtype); otherwise use the model's checkpoint"
+        )
+
+
+@contextmanager
+def clear_errors(file: GgufFile) -> Iterator[None]:
+    """Convert the errors that bad metadata causes."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, ZeroDivisionError, AttributeError, StrictDataclassError) as error:
+        if isinstance(error, CocoaError):
+            raise
+        reason = " ".join(str(error).split())
+        raise ModelLoadError(f"the metadata of {file.path} is incomplete or wrong ({reason})") from safe_cause(error)

@@ -1,0 +1,321 @@
+"""Every key of GGUF's metadata changes the model as it says, is proven to have no effect, or is refused by its name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from transformers import AutoConfig
+
+from cocoa_engine.errors import CocoaError, ModelLoadError, UnsupportedModelError
+from cocoa_engine.model import gguf_metadata, gguf_model, gguf_tokenizer
+from cocoa_engine.model.gguf_reader import GgufFile
+from cocoa_engine.model.loading import load_pretrained, load_tokenizer
+from tests.helpers.family_gguf import FAMILIES, write_family
+from tests.helpers.small_gguf import TOKENS, write
+
+IDS = torch.tensor([[5, 9, 200, 3, 17, 44, 8, 101]])
+
+REFUSED = {  # of models that are not read
+    *("embedding_length_out", "features_length", "expert_chunk_feed_forward_length", "expert_group_scale"),
+    *("experts_per_group", "moe_latent_size", "n_deepstack_layers", "decoder_start_token_id", "decoder_block_count"),
+    *("rescale_every_n_layers", "time_mix_extra_dim", "time_decay_extra_dim", "token_shift_count"),
+    *("activation_sparsity_scale", "altup.active_idx", "altup.num_inputs", "swiglu_clamp_exp", "swiglu_clamp_shexp"),
+    *("{dense}_feat_in", "{dense}_feat_out", "attention.group_norm_epsilon", "attention.group_norm_groups"),
+    *(f"attention.{name}_lora_rank" for name in ("q", "kv", "decay", "iclr", "value_residual_mix", "gate")),
+    *("attention.relative_buckets_count", "attention.key_length_mla", "attention.value_length_mla"),
+    *("attention.indexer.head_count", "attention.indexer.key_length", "attention.indexer.top_k"),
+    *("rope.scaling.alpha", "kda.head_dim", "wkv.head_size", "posnet.embedding_length", "posnet.block_count"),
+    *("convnext.embedding_length", "convnext.block_count", "classifier.output_labels"),
+}
+WITHOUT_EFFECT = {"context_length", "rope.scaling.finetuned", "rope.scaling.original_context_length"}  # on logits
+
+
+def keys(owner: type = gguf.Keys) -> Iterator[str]:
+    """All keys of the specification that the gguf package lists."""
+    for value in vars(owner).values():
+        if isinstance(value, type):
+            yield from keys(value)
+        elif isinstance(value, str) and "." in value and not value.startswith("gguf"):
+            yield value
+
+
+OF_ARCHITECTURE = sorted(key.removeprefix("{arch}.") for key in keys() if key.startswith("{arch}."))
+OF_TOKENIZER = sorted(key for key in keys() if key.startswith("tokenizer."))
+TOKENIZERS_REFUSED = {"tokenizer.ggml.add_sep_token", "tokenizer.ggml.remove_extra_whitespaces"}
+TOKENIZERS_REFUSED |= {"tokenizer.ggml.precompiled_charsmap", "tokenizer.rwkv.world"}
+
+
+def written(
+    path: Path, metadata: Mapping[str, Any] | None = None, *, architecture: str = "llama", **options: Any
+) -> Path:
+    with torch.no_grad():
+        write(path, architecture, "Q8_0", metadata=metadata, **options)
+    return path
+
+
+def logits(path: Path) -> torch.Tensor:
+    model = load_pretrained(path, keeps_blocks=lambda: True)[0]
+    with torch.no_grad():
+        return model(IDS).logits  # type: ignore[no-any-return, operator]
+
+
+def test_no_key_is_forgotten() -> None:
+    """A newer gguf package with another key fails here: decide what that means."""
+    assert set(OF_ARCHITECTURE) == (gguf_metadata.AGREEING.keys() & set(OF_ARCHITECTURE)) | REFUSED
+    assert not gguf_metadata.AGREEING.keys() & REFUSED
+    assert set(gguf_metadata.AGREEING) - set(OF_ARCHITECTURE) == {"rope.scale_linear"}  # a former name
+    read = {f"tokenizer.{name}" for name in gguf_tokenizer.READ}
+    assert set(OF_TOKENIZER) - read == {*TOKENIZERS_REFUSED, "tokenizer.chat_template.{name}"}
+    first = {key.partition(".")[0] for key in keys()} - {"{arch}", "tokenizer"}
+    assert {f"{each}." for each in first} - set(gguf_metadata.OTHERS) == {"general.", "split.", "imatrix."}
+
+
+@pytest.mark.parametrize("key", [*(f"llama.{name}" for name in sorted(REFUSED)), "llama.of_tomorrow", *(
+    "adapter.lora.alpha", "clip.has_vision_encoder", "diffusion.shift_logits", "xielu.eps"
+)])  # fmt: skip
+def test_keys_of_other_models_are_refused_by_name(tmp_path: Path, key: str) -> None:
+    path = written(tmp_path / "small.gguf", {key: 2})
+    with pytest.raises(ModelLoadError, match=rf"small\.gguf: {key} = 2 would be ignored"):
+        load_pretrained(path, keeps_blocks=lambda: True)
+
+
+ODD: dict[str, Any] = {
+    "tensor_data_layout": "another",
+    "attention.causal": False,
+    "use_parallel_residual": True,
+    "swin_norm": True,
+    "attention.head_count": 2,
+    "embedding_length": 72,
+    "rope.dimension_count": 8,
+    "block_count": 4,
+    "nextn_predict_layers": 1,
+    "ssm.dt_b_c_rms": True,
+    "expert_weights_norm": True,
+    "rope.scaling.type": "yarn",
+    "rope.dimension_sections": [4, 4],
+    "attention.sliding_window_pattern": [True, True, False],
+}
+
+
+@pytest.mark.parametrize("road", ["blocks", "transformers"])
+@pytest.mark.parametrize("name", sorted(gguf_metadata.AGREEING))
+def test_each_setting_is_honoured_or_refused(tmp_path: Path, name: str, road: str) -> None:
+    """Of an odd value: the model differs from that of the file without it, or there is none."""
+    odd = ODD.get(name, 3 if name.endswith(("count", "length", "size", "func", "window")) else 1.7)
+    plain, path = written(tmp_path / "plain.gguf"), written(tmp_path / "small.gguf", {f"llama.{name}": odd})
+    file, error = GgufFile(path), None
+
+    def differs() -> bool:
+        if road == "blocks":
+            return not torch.allclose(logits(path), logits(plain), atol=1e-4)
+        configs = [AutoConfig.from_pretrained(tmp_path, gguf_file=each.name) for each in (path, plain)]
+        gguf_metadata.require_agreement(file, configs[0])
+        return bool(configs[0].to_dict() != configs[1].to_dict())
+
+    try:
+        gguf_metadata.require_known(file)
+        honoured = differs()
+    except CocoaError as raised:
+        error = str(raised)
+    if error is None:
+        assert honoured or name in WITHOUT_EFFECT
+    else:
+        assert "small.gguf" in error
+        assert re.search(rf"llama\.{name}\b|has the shape|layers, not of|head_dim|key_length", error)
+
+
+NEUTRAL: dict[str, Any] = {
+    "rope.scaling.type": "none",
+    "rope.scaling.factor": 1.0,
+    "rope.scale_linear": 0.0,
+    "rope.scaling.attn_factor": 1.0,
+    "rope.scaling.yarn_ext_factor": -1.0,
+    "rope.scaling.yarn_beta_fast": 32.0,
+    "rope.dimension_count": 16,
+    "rope.dimension_sections": [0, 0, 0, 0],
+    "attention.key_length": 16,
+    "attention.value_length": 16,
+    "attention.head_count": [4, 4, 4],
+    "attention.head_count_kv": [2, 2, 2],
+    "feed_forward_length": [96, 96, 96],
+    "attention.causal": True,
+    "attention.sliding_window": 0,
+    "attention.sliding_window_pattern": 1,
+    "attention.scale": 0.25,
+    "attention.clamp_kqv": 0.0,
+    "attention.max_alibi_bias": 0.0,
+    "logit_scale": 1.0,
+    "expert_count": 0,
+    "expert_used_count": 0,
+    "pooling_type": 0,
+    "use_parallel_residual": False,
+    "tensor_data_layout": "Meta AI original pth",
+    "vocab_size": len(TOKENS),
+}
+
+
+def test_neutral_settings_change_nothing(tmp_path: Path) -> None:
+    plain = written(tmp_path / "plain.gguf")
+    path = written(tmp_path / "small.gguf", {f"llama.{name}": value for name, value in NEUTRAL.items()})
+    assert torch.equal(logits(path), logits(plain))
+
+
+def test_descriptions_are_allowed(tmp_path: Path) -> None:
+    notes = {
+        "general.name": "x",
+        "general.base_model.0.name": "y",
+        "general.tags": ["a", "b"],
+        "quantize.imatrix.file": "z",
+    }
+    notes |= {"imatrix.chunk_count": 4, "general.of_tomorrow": 1, "mradermacher.quantized_by": "me"}
+    assert logits(written(tmp_path / "small.gguf", notes)).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"scaling.factor": 4.0}, 4.0),  # llama.cpp takes it to be linear
+        ({"scale_linear": 4.0}, 4.0),
+        ({"scaling.factor": 2.0, "scale_linear": 4.0}, 2.0),
+        ({"scaling.factor": 4.0, "scaling.type": "linear"}, 4.0),
+        ({"scaling.factor": 4.0, "scaling.type": "none"}, 1.0),
+        ({"scaling.factor": 0.0}, 1.0),
+        ({"scaling.type": "linear"}, 1.0),
+    ],
+)
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_factors_of_positions_are_those_of_llama_cpp(
+    tmp_path: Path, settings: dict[str, Any], expected: float, architecture: str
+) -> None:
+    plain = gguf_model.load(GgufFile(written(tmp_path / "plain.gguf", architecture=architecture)))
+    metadata = {f"{architecture}.rope.{name}": value for name, value in settings.items()}
+    file = GgufFile(written(tmp_path / "small.gguf", metadata, architecture=architecture))
+    for model in (gguf_model.load(file), gguf_model.load_light(file)):
+        wanted = plain.model.rotary_emb.inv_freq / expected  # type: ignore[union-attr, operator]
+        torch.testing.assert_close(model.model.rotary_emb.inv_freq, wanted)  # type: ignore[union-attr]
+    if expected != 1.0:
+        with pytest.raises(ModelLoadError, match=rf"small\.gguf: .*{architecture}\.rope\.scal.* ignored"):
+            load_pretrained(file.path, dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "key"),
+    [
+        ({"llama.attention.head_count_kv": [2, 1, 2]}, "llama.attention.head_count_kv = [2, 1, 2]"),
+        ({"llama.attention.head_count_kv": [2, 2]}, "llama.attention.head_count_kv = [2, 2]"),  # for 3 layers
+        ({"llama.attention.head_count": 4.0}, "llama.attention.head_count = 4.0"),
+        ({"llama.block_count": -3}, "llama.block_count = -3"),
+        ({"llama.block_count": 10**9}, "llama.block_count"),
+        ({"llama.feed_forward_length": [96, 48, 96]}, "llama.feed_forward_length = [96, 48, 96]"),
+        ({"llama.attention.head_count": None}, "llama.attention.head_count"),
+        ({"llama.context_length": None}, "llama.context_length"),
+        ({"llama.attention.layer_norm_rms_epsilon": None}, "llama.attention.layer_norm_rms_epsilon"),
+        ({"llama.attention.layer_norm_epsilon": 1e-3}, "llama.attention.layer_norm_epsilon"),
+        ({"llama.vocab_size": 300}, "llama.vocab_size = 300"),
+        ({"general.type": "adapter"}, "general.type = 'adapter'"),
+        ({"general.quantization_version": 1}, "general.quantization_version = 1"),
+        ({"tokenizer.ggml.bos_token_id": 5000}, "tokenizer.ggml.bos_token_id = 5000"),
+        ({"tokenizer.ggml.eos_token_id": -2}, "tokenizer.ggml.eos_token_id = -2"),
+        ({"tokenizer.ggml.unknown_token_id": "<unk>"}, "tokenizer.ggml.unknown_token_id = '<unk>'"),
+        ({"tokenizer.ggml.merges": None}, "tokenizer.ggml.merges"),
+        ({"tokenizer.ggml.merges": ["h e", "12"]}, "tokenizer.ggml.merges has '12'"),
+        ({"tokenizer.ggml.tokens": None}, "tokenizer.ggml.tokens"),
+        ({"tokenizer.ggml.tokens": [*TOKENS[:-1], "he"]}, "tokenizer.ggml.tokens has a token twice"),
+        ({"tokenizer.ggml.model": None}, "tokenizer.ggml.model = None"),
+        ({"tokenizer.ggml.pre": "poro-chat"}, "tokenizer.ggml.pre = 'poro-chat'"),
+        ({"tokenizer.ggml.pre": None}, "tokenizer.ggml.pre = None"),
+        ({"tokenizer.ggml.add_space_prefix": True}, "tokenizer.ggml.add_space_prefix = True"),
+        ({"tokenizer.ggml.of_tomorrow": True}, "tokenizer.ggml.of_tomorrow = True"),
+        *(({key: True}, f"{key} = True") for key in sorted(TOKENIZERS_REFUSED)),
+    ],
+)
+@pytest.mark.parametrize("norms", ["F32", "F16"], ids=["in blocks", "unpacked"])
+def test_errors_name_the_file_and_the_key(tmp_path: Path, metadata: dict[str, Any], key: str, norms: str) -> None:
+    path = written(tmp_path / "small.gguf", metadata, norms=norms)
+    with pytest.raises(CocoaError, match="small") as caught:
+        load_pretrained(path, keeps_blocks=lambda: True)
+    assert isinstance(caught.value, (ModelLoadError, UnsupportedModelError))
+    assert key in str(caught.value)
+
+
+def test_a_rotary_part_of_each_head_is_refused(tmp_path: Path) -> None:
+    """It was read as if it were the whole. llama.cpp refuses such a file too."""
+    path = written(tmp_path / "small.gguf", {"llama.rope.dimension_count": 8})
+    with pytest.raises(ModelLoadError, match=r"small\.gguf: llama\.rope\.dimension_count = 8 would be ignored"):
+        load_pretrained(path, keeps_blocks=lambda: True)
+    with pytest.raises(ModelLoadError, match=r"small\.gguf: llama\.attention\.key_length = 16 would be ignored"):
+        load_pretrained(path, dtype="float32")  # transformers takes the part to be the size of a head
+
+
+@pytest.mark.parametrize("norms", ["F32", "F16"], ids=["in blocks", "unpacked"])
+@pytest.mark.parametrize("none", [-1, 2**32 - 1])
+def test_no_token_has_a_role_of_minus_one(tmp_path: Path, none: int, norms: str) -> None:
+    roles = ("bos", "eos", "eot", "padding")
+    metadata = {f"tokenizer.ggml.{role}_token_id": none if role != "eot" else 3 for role in roles}
+    model, tokenizer, _ = load_pretrained(
+        written(tmp_path / "small.gguf", metadata, norms=norms), keeps_blocks=lambda: True
+    )
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == (None, None, None)
+    assert (model.config.bos_token_id, model.config.eos_token_id, model.config.pad_token_id) == (None, None, None)
+    assert model.generation_config.eos_token_id in (3, None if norms == "F16" else 3)
+
+
+@pytest.mark.parametrize(
+    ("templates", "plain", "tools"),
+    [
+        ({"": "d", ".tool_use": "t"}, "d", "t"),
+        ({".tool_use": "t"}, "t", "t"),
+        ({"": "d", ".rag": "r"}, "d", "d"),
+        ({"": "d"}, "d", "d"),
+    ],
+)
+def test_chat_templates(tmp_path: Path, templates: dict[str, str], plain: str, tools: str) -> None:
+    names = [name.removeprefix(".") for name in templates if name]
+    metadata: dict[str, Any] = {f"tokenizer.chat_template{name}": text for name, text in templates.items()}
+    metadata |= {"tokenizer.chat_templates": names} if names else {}
+    tokenizer: Any = load_tokenizer(str(written(tmp_path / "small.gguf", metadata)), {})
+    chat, tool = [{"role": "user", "content": "?"}], {"type": "function", "function": {"name": "f"}}
+    assert tokenizer.apply_chat_template(chat, tokenize=False) == plain
+    assert tokenizer.apply_chat_template(chat, tools=[tool], tokenize=False) == tools
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3", "granite", "qwen3moe", "phi3", "olmo2", "mistral-window"])
+@pytest.mark.parametrize(
+    "name", ["logit_scale", "attention.sliding_window", "attention.key_length", "rope.freq_base_swa"]
+)
+def test_settings_of_one_family_are_no_secret_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, name: str
+) -> None:
+    """Each is honoured where the family has it, and otherwise refused."""
+    architecture, settings, add = FAMILIES[family]
+    key, value = f"{gguf.MODEL_ARCH_NAMES[architecture]}.{name}", 3 if "." in name and "rope" not in name else 3.0
+
+    def more(writer: gguf.GGUFWriter, config: Any) -> None:
+        if add is not None:
+            add(writer, config)
+        writer.kv_data[0].pop(key, None)
+        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
+
+    def model(name: str) -> Any:
+        write_family(tmp_path / name, family, "F32")
+        return load_pretrained(tmp_path / name, keeps_blocks=lambda: True)[0]
+
+    error = None
+    with torch.no_grad():
+        plain = model("plain.gguf")(IDS).logits
+        monkeypatch.setitem(FAMILIES, family, (architecture, settings, more))
+        try:
+            honoured = not torch.allclose(model("small.gguf")(IDS).logits, plain, atol=1e-4)
+        except ModelLoadError as raised:
+            error = str(raised)
+    if error is None:
+        assert honoured
+    else:
+        assert "small.gguf" in error
+        assert key in error or "has the shape" in error

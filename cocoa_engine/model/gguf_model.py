@@ -19,6 +19,7 @@ from cocoa_engine.model.blocks import BLOCK_KINDS, BlockTensor
 from cocoa_engine.model.gguf_families import ROPE_FACTORS, TABLES, Family, family_of
 from cocoa_engine.model.gguf_metadata import Metadata, clear_errors, require_agreement
 from cocoa_engine.model.gguf_reader import GgufFile
+from cocoa_engine.model.language_model import context_window_of
 from cocoa_engine.model.light_model import ARCHITECTURES, LightModel
 from cocoa_engine.model.model_classes import import_model_classes
 
@@ -45,6 +46,9 @@ def obstacle(file: GgufFile) -> str | None:
 
 def context_window(file: GgufFile) -> int | None:
     """The context window that the metadata states, for any architecture."""
+    family = family_of(file)
+    if family is not None:
+        return context_window_of(PreTrainedConfig(**gguf_families.config_options(family, file)))
     window: int | None = Metadata(file).get("context_length")
     return window
 

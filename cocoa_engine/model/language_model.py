@@ -9,7 +9,7 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +60,7 @@ class LanguageModel:
         self.vocab_size = int(model.get_input_embeddings().weight.shape[0])
         self._parameters = frozenset(inspect.signature(_unwrapped(model).forward).parameters)
         self._modules = list(model.modules())
+        self._dynamic = [module for module in self._modules if hasattr(module, "max_seq_len_cached")]
         self.config, self._model = config, model
 
     @property
@@ -155,6 +156,8 @@ class LanguageModel:
             if threading.get_ident() == thread:
                 states.append(first_tensor(output))
 
+        for rotary in self._dynamic:
+            _forget_longest(rotary)
         hook = self.layers[-1].register_forward_hook(keep)
         try:
             output = model(input_ids=token_ids, return_dict=True, **inputs)
@@ -225,10 +228,49 @@ WINDOW_FIELDS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len
 
 
 def context_window_of(config: PreTrainedConfig) -> int | None:
-    """The maximum number of tokens in a sequence, from a model's config; `None` if the config does not state it."""
+    """The maximum number of tokens in a sequence, from a model's config; `None` if the config does not state it.
+
+    A scaling of the rotary positions is a factor of the window, except where the config states the scaled length: for
+    the types that begin with another one (Llama 3, LongRoPE), and where kinds of layers have their own (Gemma 3).
+    """
     text_config = _text_part(config)
     values = (getattr(text_config, name, None) for name in WINDOW_FIELDS)
-    return next((value for value in values if isinstance(value, int) and value > 0), None)
+    window = next((value for value in values if isinstance(value, int) and value > 0), None)
+    rope = getattr(text_config, "rope_parameters", None) or {}
+    if window is None or rope.get("rope_type") not in _SCALED_BY_FACTOR:
+        return window
+    trained, factor = rope.get("original_max_position_embeddings") or window, rope.get("factor")
+    return max(window, int(trained * factor)) if isinstance(factor, (int, float)) else window
+
+
+_SCALED_BY_FACTOR = ("linear", "dynamic", "yarn", "proportional")
+
+Frequencies = Callable[[int], tuple[int, ...]]
+"""By the length of a sequence: equal for lengths with the same rotary frequencies."""
+
+
+def frequencies_of(config: Any) -> Frequencies | None:
+    """How the rotary frequencies of a model depend on the length (LongRoPE, dynamic NTK); ``None``: not at all."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    limits: list[tuple[int, bool]] = []  # up to a length they are the same; beyond it, whether each length differs
+    for part in (rope, *(part for part in rope.values() if isinstance(part, dict))):
+        if part.get("rope_type") == "longrope":
+            limits.append((part["original_max_position_embeddings"], False))
+        if part.get("rope_type") == "dynamic":
+            limits.append((config.max_position_embeddings, True))
+    if not limits:
+        return None
+    return lambda length: tuple(0 if length <= limit else length if each else 1 for limit, each in limits)
+
+
+def _forget_longest(module: nn.Module) -> None:
+    """Let a dynamic scaling begin anew. transformers keeps the frequencies of the longest sequence that it has seen."""
+    own = {**vars(module), **dict(module.named_buffers(recurse=False))}
+    for name, value in own.items():
+        if name.endswith("original_inv_freq"):
+            setattr(module, name.replace("original_", ""), value.clone())
+        if name.endswith("max_seq_len_cached"):
+            setattr(module, name, module.original_max_seq_len)
 
 
 def device_of(module: Any) -> torch.device:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from cocoa_engine.errors import UnsupportedModelError, safe_cause
 from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, ReadBack, StepOutput, TokenTree
+from cocoa_engine.execution.backends.by_length import ByLength
 from cocoa_engine.execution.backends.copied_cache import CopiedCache
 from cocoa_engine.execution.backends.prefixes import depends_on_weights_alone
 from cocoa_engine.execution.backends.recompute import Recompute
@@ -26,7 +27,7 @@ from cocoa_engine.execution.forward.windows import window_sizes
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.model import lean_checks
 from cocoa_engine.model.hidden_states import CaptureSpec, capture
-from cocoa_engine.model.language_model import LanguageModel
+from cocoa_engine.model.language_model import LanguageModel, frequencies_of
 from cocoa_engine.model.light_model import LightModel
 from cocoa_engine.model.machine_errors import PASSED_ON
 from cocoa_engine.model.weight_fingerprint import WeightFingerprint, weight_fingerprint
@@ -72,9 +73,15 @@ class BuildBackend(Protocol):
 
 def _on_shared_cache(forward: Callable[[LanguageModel, LinearBackend], Forward]) -> BuildBackend:
     def build(model: LanguageModel, linear_backend: LinearBackend, prefix_cache_bytes: int = 0) -> Backend:
-        return SharedCache(forward(model, linear_backend), prefix_cache_bytes)
+        return _by_length(SharedCache(forward(model, linear_backend), prefix_cache_bytes))
 
     return build
+
+
+def _by_length(backend: Backend) -> Backend:
+    """The backend, or one that does not use its caches for lengths with other rotary frequencies."""
+    frequencies = frequencies_of(backend.model.config)
+    return backend if frequencies is None else ByLength(backend, frequencies)
 
 
 def _modules(model: LanguageModel, linear_backend: LinearBackend) -> Forward:
@@ -94,7 +101,7 @@ KINDS: dict[str, BuildBackend] = {
     "lean": _on_shared_cache(Lean),
     "modules": _on_shared_cache(_modules),
     "masked_modules": _on_shared_cache(_masked_modules),
-    "copied_cache": lambda model, *_: CopiedCache(model),
+    "copied_cache": lambda model, *_: _by_length(CopiedCache(model)),
     "recompute": lambda model, *_: Recompute(model),
 }
 """Every kind of backend, fastest first."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Generic, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 from torch import Tensor
 from typing_extensions import TypeVar
@@ -69,6 +69,12 @@ class StepOutput(NamedTuple):
     source: Tensor | None = None
     passages: Tensor | None = None
 
+    def rows(self, start: int, end: int) -> StepOutput:
+        """The output of some of the tokens."""
+        others = None if self.others is None else self.others[:, start:end]
+        source, passages = (None if part is None else part[start:end] for part in (self.source, self.passages))
+        return StepOutput(self.logits[start:end], self.hidden[:, start:end], others, source, passages)
+
 
 class TokenTree(ABC):
     """One sequence: its committed tokens and, at a risk point, the branches that extend them.
@@ -77,6 +83,7 @@ class TokenTree(ABC):
         keep_committed: set it to ``True`` before branches are fed if :meth:`drop_branches` will be called. Otherwise
             the last branch may take over the cache of the committed tokens, which saves a copy.
         committed: number of committed tokens, the prompt included.
+        prompt_tokens: number of tokens of the prompt, whose attention mass is the source attention.
         cached_tokens: number of tokens whose keys and values came from another sequence.
         prompt_read: number of prompt tokens fed so far, if the prompt is fed in chunks.
         forward_passes: number of forward passes.
@@ -84,13 +91,13 @@ class TokenTree(ABC):
         passages: positions of passages of the prompt whose attention mass is measured. Set it before the first step.
     """
 
-    keeps_rest: ClassVar[bool] = False
+    keeps_rest: bool = False
     """Whether tokens can be fed ahead: several steps may extend a path, and its continuations survive a commit."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
         self.keep_committed = False
         self.passages: Sequence[range] = ()
-        self.committed = len(prompt)
+        self.committed = self.prompt_tokens = len(prompt)
         self.cached_tokens = 0
         self.prompt_read = 0
         self.forward_passes = 0
@@ -128,9 +135,9 @@ class Backend(ABC, Generic[TreeT]):
         paths_per_step: most paths to feed at once. The memory of a step grows with the number of paths.
     """
 
-    name: ClassVar[str]
+    name: str
     max_sequences: int | None = 1
-    paths_per_step: ClassVar[int] = 128  # 128 x 128k float32 logits take 64 MiB
+    paths_per_step: int = 128  # 128 x 128k float32 logits take 64 MiB
 
     @property
     def native(self) -> bool:

@@ -71,7 +71,7 @@ class CopiedCache(Backend[CopiedTree]):
     def _step(self, tree: CopiedTree, paths: Sequence[Path]) -> StepOutput:
         children = Counter(path[:-1] for path in paths)
         logits, hidden, others = [], [], []
-        probes = [probe_of(tree.capture.source_heads, len(tree.prompt), tree.passages) for _ in paths]
+        probes = [probe_of(tree.capture.source_heads, tree.prompt_tokens, tree.passages) for _ in paths]
         for path, probe in zip(paths, probes, strict=True):
             parent = path[:-1]
             children[parent] -= 1

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, StepOutput, TokenTree, only_paths
 from cocoa_engine.execution.forward.observed_attention import observed_attention
-from cocoa_engine.execution.forward.source_attention import SourceProbe, of_segments, probe_of
+from cocoa_engine.execution.forward.source_attention import of_segments, probe_of
 from cocoa_engine.model.hidden_states import CaptureSpec, capture
 
 
@@ -19,7 +19,6 @@ class RecomputedTree(TokenTree):
     def __init__(self, prompt: Sequence[int], capture: CaptureSpec) -> None:
         super().__init__(prompt)
         self.token_ids = list(prompt)
-        self.prompt_tokens = len(prompt)
         self.capture = capture
 
     def commit(self, path: Path, *, keep_rest: bool = False) -> None:
@@ -39,36 +38,43 @@ class Recompute(Backend[RecomputedTree]):
         return [RecomputedTree(prompt, capture) for prompt in prompts]
 
     def prefill_some(self, tree: RecomputedTree, max_tokens: int | None = None) -> Tensor:
-        return self._feed(tree, ()).logits[0]
+        return self.feed(tree, ()).logits[0]
 
     def step(self, requests: Sequence[tuple[RecomputedTree, FeedRequest]]) -> list[StepOutput]:
         outputs = []
         for tree, asked in requests:
             paths = only_paths(asked)
-            probes = [probe_of(tree.capture.source_heads, tree.prompt_tokens, tree.passages) for _ in paths]
-            fed = [self._feed(tree, path, probe) for path, probe in zip(paths, probes, strict=True)]
-            tree.fed_tokens += len(fed)
-            others = [each.others for each in fed if each.others is not None]
-            outputs.append(
-                StepOutput(
-                    torch.cat([each.logits for each in fed]),
-                    torch.cat([each.hidden for each in fed], dim=1),
-                    torch.cat(others, dim=1) if others else None,
-                    *of_segments([(probe, 1) for probe in probes]),
-                )
-            )
+            outputs.append(joined([self.feed(tree, path) for path in paths]))
+            tree.fed_tokens += len(paths)
         return outputs
 
-    def _feed(self, tree: RecomputedTree, path: Path, probe: SourceProbe | None = None) -> StepOutput:
+    def feed(self, tree: RecomputedTree, path: Path, rows: int = 1) -> StepOutput:
+        """Run the whole sequence with a path. The output is that of the last ``rows`` tokens."""
         token_ids = torch.tensor([[*tree.token_ids, *path]], device=self.model.device)
         inputs = {"use_cache": False} if "use_cache" in self.model.forward_parameters else {}
+        probe = probe_of(tree.capture.source_heads, tree.prompt_tokens, tree.passages) if path else None
         with (
             self.model.exclusive(),
-            capture(self.model, tree.capture, keep=slice(-1, None)) as captured,
-            observed_attention(self.model, probe, 1, token_ids.shape[1]),
+            capture(self.model, tree.capture, keep=slice(-rows, None)) as captured,
+            observed_attention(self.model, probe, rows, token_ids.shape[1]),
         ):
-            output = self.model.forward(token_ids, logits_to_keep=1, **inputs)
+            output = self.model.forward(token_ids, logits_to_keep=rows, **inputs)
             tree.forward_passes += 1
-            logits = output.logits[:, -1].float()  # [1, V]
+            logits = output.logits[0, -rows:].float()
             early = captured.early_logits(self.model, logits.device)
-            return StepOutput(logits, captured.stacked(logits.device)[:, 0], None if early is None else early[:, 0])
+            return StepOutput(
+                logits,
+                captured.stacked(logits.device)[:, 0],
+                None if early is None else early[:, 0],
+                *of_segments([(probe, rows)]),
+            )
+
+
+def joined(outputs: Sequence[StepOutput]) -> StepOutput:
+    """The rows of several outputs of one tree."""
+    logits, hidden, *others = zip(*outputs, strict=True)
+    return StepOutput(
+        torch.cat(logits),
+        torch.cat(hidden, dim=1),
+        *(None if part[0] is None else torch.cat(part, dim=dim) for part, dim in zip(others, (1, 0, 0), strict=True)),
+    )

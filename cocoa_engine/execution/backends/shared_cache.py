@@ -48,7 +48,6 @@ class SharedTree(TokenTree):
         used: number of used slots.
         masked: by layer, the masked heads.
         twin: the same sequence with masked heads, if requested.
-        source: the slots whose attention mass is the source attention; empty for a prompt of one token.
         probe: called in each layer of a step, see :data:`~cocoa_engine.execution.forward.base.Probe`.
     """
 
@@ -67,7 +66,11 @@ class SharedTree(TokenTree):
         self.masked = _by_layer(capture.masked)
         self.twin: SharedTree | None = None
         self.probe: Probe | None = None
-        self.source = range(1, len(prompt))  # the first token attracts attention whatever it is
+
+    @property
+    def source(self) -> range:
+        """The slots whose attention mass is the source attention; empty for a prompt of one token."""
+        return range(1, self.prompt_tokens)  # the first token attracts attention whatever it is
 
     def segment(self, asked: FeedRequest, padding: int = 0) -> Segment:
         """The segment that feeds the last tokens of some paths, or some read-backs. :meth:`fed` adds them to the tree.

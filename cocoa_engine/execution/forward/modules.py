@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedConfig
+from transformers import AttentionInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -31,7 +31,7 @@ from cocoa_engine.execution.forward.windows import Windows
 from cocoa_engine.model import hidden_states
 from cocoa_engine.model.experts import SeparateExperts, are_experts
 from cocoa_engine.model.hidden_states import CaptureSpec
-from cocoa_engine.model.language_model import LanguageModel
+from cocoa_engine.model.language_model import LanguageModel, frequencies_of
 
 _Mask = Tensor | dict[str, Tensor] | None
 """An attention mask for all layers, or one for each kind of layer."""
@@ -56,7 +56,7 @@ class Modules(Forward):
         if "position_ids" not in model.forward_parameters:
             raise NotImplementedError("the model takes no position_ids")
         self.windows = Windows(model.config)
-        self._length_matters = _length_matters(model.config)
+        self._length_matters = frequencies_of(model.config) is not None
         self.linears = _FastLinears(model.model, linear_backend)
         self.native = by_kernels(linear_backend)
         self.cost_of_a_row = cost_of_a_row(model.model, linear_backend)
@@ -317,10 +317,3 @@ def _last_rows(segments: Sequence[Segment], kept: int) -> list[int]:
         total += segment.width
         ends.append(total - 1)
     return ends
-
-
-def _length_matters(config: PreTrainedConfig) -> bool:
-    """Whether rotary frequencies depend on the longest position of a pass (dynamic NTK, LongRoPE)."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    by_layer_kind = [part for part in rope.values() if isinstance(part, dict)]
-    return any(part.get("rope_type") in ("dynamic", "longrope") for part in (rope, *by_layer_kind))

@@ -7,6 +7,7 @@ lengths that have the frequencies of its own. Any other path is fed with its who
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -35,19 +36,19 @@ class TreeByLength(TokenTree):
         self.fed: set[Path] = set()
         self.read: dict[Path, list[int]] = {}
         if self.is_alike(len(prompt) + 1):
-            self.open()
-        self.keeps_rest = self.cached is not None and self.cached.keeps_rest
+            self.keeps_rest = self.open().keeps_rest
 
     def is_alike(self, length: int) -> bool:
         """Whether a length has the frequencies of the committed tokens."""
         return self.backend.frequencies(length) == self.backend.frequencies(self.committed)
 
-    def open(self) -> None:
+    def open(self) -> TokenTree:
         """Make place for keys and values. They are still to be computed."""
         reserve_tokens = max(self.most - self.committed, 1)
-        (self.cached,) = self.backend.cached.open([self.whole.token_ids], reserve_tokens, self.capture)
-        self.cached.prompt_tokens = self.prompt_tokens
-        self.fed = {()}
+        (tree,) = self.backend.cached.open([self.whole.token_ids], reserve_tokens, self.capture)
+        tree.prompt_tokens = self.prompt_tokens
+        self.cached, self.fed = tree, {()}
+        return self.cached
 
     def holds(self, asked: Path | ReadBack) -> bool:
         """Whether a path or a read-back can be fed after the keys and values, and record that it will be."""
@@ -123,7 +124,7 @@ class ByLength(Backend[TreeByLength]):
             tree.open()  # the frequencies have changed, and stay
             self.prefill_some(tree)
         tree.whole.passages = tree.passages
-        held = [each for each in asked if tree.holds(each)]
+        held: list[Any] = [each for each in asked if tree.holds(each)]
         parts: dict[int, StepOutput] = {}
         if held:
             assert tree.cached is not None

@@ -24,7 +24,7 @@ from tests.helpers.family_gguf import write_family
 from tests.helpers.inside import use_backend
 from tests.helpers.tiny_models import EOS, tiny_model, tiny_tokenizer
 
-ORIGINAL, TOKENS = 32, 12
+ORIGINAL, TOKENS = 32, 10
 LONG = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2.0, 4.0, 8.0]}
 ROPES: dict[str, dict[str, Any]] = {
     "linear": {"factor": 4.0},
@@ -123,7 +123,7 @@ def prompt(length: int, seed: int = 7) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize(("kind", "architecture"), BY_LENGTH)
-@pytest.mark.parametrize("start", [ORIGINAL - 6, ORIGINAL, ORIGINAL + 4])
+@pytest.mark.parametrize("start", [ORIGINAL - 5, ORIGINAL])
 def test_answers_cross_the_length_of_training(cache: str, kind: str, architecture: str, start: int) -> None:
     """Each token is that of a full pass over all tokens before it, whatever the model has seen since it was loaded."""
     model, ids = scaled(kind, architecture), prompt(start)
@@ -143,13 +143,13 @@ def test_answers_cross_the_length_of_training(cache: str, kind: str, architectur
 @pytest.mark.slow
 @pytest.mark.parametrize("cache", ["modules", "masked_modules", "copied_cache", "kernels"])
 @pytest.mark.parametrize(("kind", "architecture"), BY_LENGTH)
-@pytest.mark.parametrize("settings", [{}, {"method": "cocoa"}, {"method": "dola"}, {"gamma": 0.05}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"method": "dola"}], ids=str)
 def test_branches_cross_it_too(cache: str, kind: str, architecture: str, settings: dict[str, Any]) -> None:
     """Beside other sequences, with tokens fed ahead: spans, candidates and figures are those of whole sequences."""
     if cache == "kernels" and trial.obstacle() is not None:
         pytest.skip(f"no kernels: {trial.obstacle()}")
     model = scaled(kind, architecture)
-    prompts = [prompt(ORIGINAL - 5), prompt(10, 11), prompt(ORIGINAL + 9, 13), prompt(ORIGINAL - 1, 5)]
+    prompts = [prompt(ORIGINAL - 5), prompt(10, 11), prompt(ORIGINAL + 9, 13)]
     backend = ("modules", "native") if cache == "kernels" else (cache, "stock")
     found = answers(model, backend[0], *prompts, linears=backend[1], **settings)
     expected = answers(model, "recompute", *prompts, **settings)

@@ -13,7 +13,7 @@ import torch
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
-from langchain_core.runnables import RunnableConfig, RunnableSerializable
+from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_config_list
 from langchain_core.runnables.utils import AnyConfigurableField
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
@@ -31,7 +31,6 @@ from cocoa_integrations._shared.logprobs import openai_logprobs
 from cocoa_integrations._shared.metadata import RISK_KEY, risk_report
 from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations._shared.settings import (
-    SYNONYMS,
     config_of,
     fields_of,
     refuse_unknown,
@@ -40,6 +39,7 @@ from cocoa_integrations._shared.settings import (
 )
 from cocoa_integrations._shared.unsupported import refuse_unsupported
 from cocoa_integrations._shared.workers import in_worker
+from cocoa_integrations.langchain.composed import FIELD_SYNONYMS
 from cocoa_integrations.langchain.engine_owner import EngineOwner
 from cocoa_integrations.langchain.from_model_id import FromModelId
 from cocoa_integrations.langchain.identity import engine_id
@@ -57,9 +57,6 @@ from cocoa_integrations.langchain.time_limit import TimeLimit
 
 Result = TypeVar("Result")
 Parameters = ParamSpec("Parameters")
-
-FIELD_SYNONYMS = {"model": "model_name", **SYNONYMS}
-"""Other names of fields, from LangChain."""
 
 RETRY_PAUSE = 0.5
 """Seconds before the first retry; doubled before each further one."""
@@ -133,7 +130,7 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, KnowsRuns):
         self._add_version("cocoa-integrations", __version__)
         return self
 
-    def configurable_fields(self, **kwargs: AnyConfigurableField) -> RunnableSerializable[Any, Any]:
+    def configurable_fields(self, **kwargs: AnyConfigurableField) -> Any:
         """As in LangChain. ``max_tokens`` and ``model`` are accepted for ``max_new_tokens`` and ``model_name``.
 
         Raises:
@@ -145,6 +142,14 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, KnowsRuns):
                 raise ConfigError(f"{FIELD_SYNONYMS.get(name, name)} is given under two names; give one of them")
             fields[FIELD_SYNONYMS.get(name, name)] = field
         return super().configurable_fields(**fields)
+
+    def with_options(self, options: Mapping[str, Any]) -> Self:
+        """The model with the options of one call applied.
+
+        Raises:
+            ConfigError: an option is unknown or out of range.
+        """
+        return self._for_call(None, options)[0]
 
     def get_token_ids(self, text: str) -> list[int]:
         """Token ids of a text from the tokenizer of the model, without special tokens."""
@@ -363,18 +368,6 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, KnowsRuns):
         if self.logprobs is not False:
             metadata["logprobs"] = openai_logprobs(generation.spans, self.load())
         return metadata
-
-
-Model = TypeVar("Model", bound=CocoaModel)
-
-
-def with_call_options(model: Model, options: Mapping[str, Any]) -> Model:
-    """The model with the options of one call applied.
-
-    Raises:
-        ConfigError: an option is unknown or out of range.
-    """
-    return model._for_call(None, options)[0]
 
 
 async def in_worker_of(

@@ -326,17 +326,14 @@ class ChatCocoa(ChatCallOptions, CocoaModel, CocoaChat):  # type: ignore[misc]
         """See :meth:`prompt_text`; without blocking the event loop."""
         return await in_worker(self._engine_or_lazy, self.prompt_text, given)
 
-    def with_options(self, options: Mapping[str, Any]) -> Self:
-        """The model with the options of one call applied.
+    def prompt_key(self, messages: Sequence[BaseMessage]) -> str:
+        """The token ids of the prompt, and the tools and the schema of the answer."""
+        plan, chat, template_kwargs = self._prompt(messages)
+        return repr((plan.engine.encode_chat(chat, **template_kwargs), plan.request))
 
-        Raises:
-            ConfigError: an option is unknown or out of range.
-        """
-        return self._for_call(None, options)[0]
-
-    def with_known_alpha(self) -> Self:
-        """The model itself."""
-        return self
+    async def aprompt_key(self, messages: Sequence[BaseMessage]) -> str:
+        """See :meth:`prompt_key`; without blocking the event loop."""
+        return await in_worker(self._engine_or_lazy, self.prompt_key, messages)
 
     def calls_like(self, other: ChatCocoa) -> bool:
         """Whether calls of both models have the same options and tools."""

@@ -31,6 +31,7 @@ from cocoa_integrations._shared.settings import config_of
 from cocoa_integrations.langchain.base import in_worker_of
 from cocoa_integrations.langchain.chat import ChatCocoa
 from cocoa_integrations.langchain.cocoa_chat import CocoaChat
+from cocoa_integrations.langchain.composed import called_model
 from cocoa_integrations.langchain.detail import set_report
 from cocoa_integrations.langchain.gates import with_text
 from cocoa_integrations.langchain.retry import join_documents
@@ -88,10 +89,10 @@ def with_citations(
         ConfigError: ``chat`` is another model, ``by`` is unknown, or a limit is not a finite number. A call raises it
             if the input has no list of documents, or if citations by attention cannot be measured.
     """
-    if not isinstance(chat, CocoaChat):
+    if not isinstance(called_model(chat), CocoaChat):
         raise ConfigError(f"with_citations takes a ChatCocoa or a ChatCocoaRemote, not a {type(chat).__name__}.")
     lowest = require_limits(by, min_lift, min_attention)
-    if by == "lift" and not isinstance(chat, ChatCocoa):
+    if by == "lift" and not isinstance(called_model(chat), ChatCocoa):
         raise ConfigError(
             "by='lift' feeds the answer again, which needs a model in this process, a ChatCocoa; give by='attention'."
         )
@@ -159,7 +160,7 @@ def with_citations(
     def answer(values: Mapping[str, Any], config: RunnableConfig, **options: Any) -> AIMessage:
         filled = values_of(values)
         prompts = [prompt.invoke(one, config) for one in filled]
-        called = chat.with_options(options)
+        called = called_model(chat, config, options)
         in_prompt, more = attending(called.prompt_text(prompts[0]), values[context])
         message = chat.invoke(prompts[0], config, **options, **more)
         return cited(called, message, prompts, values[context], in_prompt)
@@ -167,7 +168,7 @@ def with_citations(
     async def aanswer(values: Mapping[str, Any], config: RunnableConfig, **options: Any) -> AIMessage:
         filled = values_of(values)
         prompts = [await prompt.ainvoke(one, config) for one in filled]
-        called = chat.with_options(options)
+        called = called_model(chat, config, options)
         in_prompt, more = (
             ([], {}) if by == "lift" else attending(await called.aprompt_text(prompts[0]), values[context])
         )

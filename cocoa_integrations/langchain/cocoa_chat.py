@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable
+from langchain_core.tools import BaseTool
 from typing_extensions import Self
 
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
 from cocoa_integrations.langchain.chat_runs import ChatRuns
-from cocoa_integrations.langchain.structured import json_parser, json_schema_of, structured, tool_parser, with_title
+from cocoa_integrations.langchain.structured import TITLE, as_tool, json_parser, json_schema_of, structured, tool_parser
 from cocoa_integrations.langchain.tools import openai_tool
-
-if TYPE_CHECKING:
-    from langchain_core.tools import BaseTool
 
 STRUCTURED_METHODS = ("json_schema", "function_calling", "json_mode")
 
@@ -29,18 +27,6 @@ class CocoaChat(ChatRuns):
     if TYPE_CHECKING:  # fields of both
         alpha: Any
         source: Sequence[Any]
-
-    @abstractmethod
-    def with_options(self, options: Mapping[str, Any]) -> Self:
-        """The model with the options of one call applied.
-
-        Raises:
-            ConfigError: an option is unknown or out of range.
-        """
-
-    @abstractmethod
-    def with_known_alpha(self) -> Self:
-        """The model with a value of ``alpha``."""
 
     @abstractmethod
     def calls_like(self, other: Self) -> bool:
@@ -119,13 +105,12 @@ class CocoaChat(ChatRuns):
             raise ConfigError(f"with_structured_output: {unknown([method], STRUCTURED_METHODS, what='method')}")
         if schema is None and method != "json_mode":
             raise ConfigError(f"with_structured_output: method={method!r} takes a schema")
-        described = {} if schema is None else {"schema": schema}
-        options = {**kwargs, "ls_structured_output_format": {"kwargs": {"method": method}, **described}}
-        if method == "function_calling":
-            schema = with_title(schema)
-            model = self.bind_tools([schema], tool_choice="any", **options)
-            return structured(model, tool_parser(schema), include_raw=include_raw)
         json_schema = None if schema is None else json_schema_of(schema)
+        traced = {"kwargs": {"method": method}, "schema": {"title": TITLE, **(json_schema or {})}}
+        options = {**kwargs, "ls_structured_output_format": traced}
+        if method == "function_calling":
+            model = self.bind_tools([as_tool(schema)], tool_choice="any", **options)
+            return structured(model, tool_parser(schema), include_raw=include_raw)
         enforced = {"schema": json_schema, "strict": False}  # the parser validates what no grammar enforces
         if json_schema is None:
             response_format: dict[str, Any] = {"type": "json_object"}

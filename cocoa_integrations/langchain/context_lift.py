@@ -13,8 +13,9 @@ from cocoa_engine import context_lift_of_text
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations._shared.metadata import add_context_lift
 from cocoa_integrations._shared.settings import config_of
-from cocoa_integrations.langchain.base import in_worker_of, with_call_options
+from cocoa_integrations.langchain.base import in_worker_of
 from cocoa_integrations.langchain.chat import ChatCocoa
+from cocoa_integrations.langchain.composed import called_model
 from cocoa_integrations.langchain.detail import set_report
 from cocoa_integrations.langchain.runnables import get_risk, get_spans
 
@@ -42,6 +43,7 @@ def context_lift(
         ConfigError: the message carries no spans, or ``chat`` is not a ChatCocoa.
         PromptError: a prompt and the answer together do not fit the context window.
     """
+    chat = called_model(chat)
     if not isinstance(chat, ChatCocoa):
         raise ConfigError(f"context lift is measured with a ChatCocoa, not a {type(chat).__name__}.")
     measured = message.model_copy(deep=True)
@@ -81,10 +83,10 @@ def with_context_lift(
         empty: the value of these variables without the context; for a ``MessagesPlaceholder`` it is ``[]``.
 
     Raises:
-        ConfigError: ``chat`` is not a ChatCocoa (give options to its constructor, not to ``bind``). A call raises it if
-            a variable of the context is missing from the input.
+        ConfigError: ``chat`` is not a ChatCocoa. A call raises it if a variable of the context is missing from the
+            input.
     """
-    if not isinstance(chat, ChatCocoa):
+    if not isinstance(called_model(chat), ChatCocoa):
         raise ConfigError(f"with_context_lift takes a ChatCocoa, not a {type(chat).__name__}.")
     names = (context,) if isinstance(context, str) else tuple(context)
 
@@ -97,13 +99,13 @@ def with_context_lift(
     def answer(values: Mapping[str, Any], config: RunnableConfig, **options: Any) -> AIMessage:
         no_context = without_context(values)
         full, without_source = prompt.invoke(values, config), prompt.invoke(no_context, config)
-        called = with_call_options(chat, options)
+        called = called_model(chat, config, options)
         return context_lift(called, chat.invoke(full, config, **options), full, without_source)
 
     async def aanswer(values: Mapping[str, Any], config: RunnableConfig, **options: Any) -> AIMessage:
         no_context = without_context(values)
         full, without_source = await prompt.ainvoke(values, config), await prompt.ainvoke(no_context, config)
-        called = with_call_options(chat, options)
+        called = called_model(chat, config, options)
         message = await chat.ainvoke(full, config, **options)
         return await in_worker_of(called, context_lift, called, message, full, without_source)
 

@@ -12,6 +12,7 @@ from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations.judging import AnswerJudge, judge_of
 from cocoa_integrations.langchain.chat import ChatCocoa
+from cocoa_integrations.langchain.composed import called_model
 
 QUESTION_KEYS = ("question", "query", "input", "user_input", "messages")
 ANSWER_KEYS = ("answer", "response", "output", "text", "result", "messages")
@@ -54,7 +55,8 @@ def risk_evaluator(
         ConfigError: an argument has a wrong type or is out of range. A call raises it if there is no question or no
             answer, or none of the contexts that ``context`` names.
     """
-    judge = judge_of(model.load() if isinstance(model, ChatCocoa) else model, options)
+    asked = called_model(model)
+    judge = judge_of(asked.load() if isinstance(asked, ChatCocoa) else asked, options)
 
     def cocoa_risk(inputs: Any, outputs: Any) -> dict[str, Any]:
         if not isinstance(inputs, Mapping) and hasattr(inputs, "outputs"):  # a run and its example

@@ -53,14 +53,12 @@ class CocoaLLM(CocoaModel, BaseLLM):
         The report is always full, whatever ``risk_metadata`` is.
 
         ``invoke``, ``batch`` and their async forms return this dict. A stream yields ``{"text": ...}`` for each span as
-        soon as it is decided, then one chunk with the report. The sum of the chunks is the same dict. To bind options
-        of a call, bind them to the result (``llm.with_risk().bind(alpha=1.0)``): options bound by ``llm.bind(...)`` do
-        not reach it.
+        soon as it is decided, then one chunk with the report. The sum of the chunks is the same dict.
 
         Example:
             >>> chain = llm.with_risk() | risk_gate(0.5) | itemgetter("text")
         """
-        return LLMWithRisk(self if self.risk_metadata is None else self.model_copy(update={"risk_metadata": None}))
+        return LLMWithRisk(self)
 
     def bind_tools(self, tools: Any, **kwargs: Any) -> Self:
         """The model itself, if there are no tools to bind.

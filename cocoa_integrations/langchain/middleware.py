@@ -24,6 +24,7 @@ from cocoa_engine.messages import unknown
 from cocoa_integrations._shared.finite import finite
 from cocoa_integrations._shared.limits import GateMetric, Limit, Mark
 from cocoa_integrations._shared.settings import refuse_unknown
+from cocoa_integrations.langchain.composed import Composed
 from cocoa_integrations.langchain.gates import ABSTENTION, MARK, RiskGate, limit_of, with_text
 from cocoa_integrations.langchain.gates import OnRisk as GateAction
 from cocoa_integrations.langchain.options import FRAMEWORK, PER_CALL, TOOL_DETAILS, TOOLS
@@ -122,10 +123,10 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
         self.gate = None if on_risk == "keep" else gate
         self.retries = list(retry_with) if isinstance(retry_with, Sequence) else [retry_with]
         for retry in self.retries:
-            if not isinstance(retry, (BaseChatModel, Mapping)):
+            if not isinstance(retry, (BaseChatModel, Composed, Mapping)):
                 raise ConfigError(
                     f"retry_with takes chat models and dicts of settings, not a {type(retry).__name__}; "
-                    "give options to the constructor of a model instead of binding them"
+                    "give options to the constructor of a model of another package instead of binding them"
                 )
             if isinstance(retry, Mapping):
                 refuse_unknown(retry, {*PER_CALL, *TOOLS, *TOOL_DETAILS, *FRAMEWORK}, what="retry_with")
@@ -183,7 +184,7 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
         """The original request, then the retries."""
         yield self._without_streaming(request)
         for retry in self.retries:
-            if isinstance(retry, BaseChatModel):
+            if not isinstance(retry, Mapping):
                 yield self._without_streaming(request.override(model=retry))
             else:
                 settings = {**request.model_settings, **retry}
@@ -193,7 +194,10 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
         """The request with a model that does not stream to the user, unless every answer is kept as it is."""
         if self.gate is None and not self.retries:
             return request
-        model = request.model
+        model: Any = request.model
+        if isinstance(model, Composed):
+            silent: Any = model.with_config(tags=[*model.config.get("tags", ()), TAG_NOSTREAM])
+            return request.override(model=silent)
         return request.override(model=model.model_copy(update={"tags": [*(model.tags or ()), TAG_NOSTREAM]}))
 
     def _response(self, chosen: Chosen) -> ExtendedModelResponse[Any]:

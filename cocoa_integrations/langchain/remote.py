@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from langchain_core.runnables import RunnableConfig
 from pydantic import Field, SecretStr, ValidationError, model_validator
 from typing_extensions import Self
 
-from cocoa_engine import CocoaConfig, __version__
+from cocoa_engine import __version__
 from cocoa_engine.errors import ConfigError, UnsupportedFeatureError
 from cocoa_engine.messages import explain
 from cocoa_integrations._shared.chat_template import template_options
@@ -199,9 +200,9 @@ class ChatCocoaRemote(CocoaChat, RemoteRequests):
         fields = {OPENAI_SETTINGS.get(name, name): value for name, value in fields.items()}
         return self.model_copy(update={name: fields[name] for name in fields.keys() & type(self).model_fields.keys()})
 
-    def with_known_alpha(self) -> Self:
-        """The model with the default alpha if it leaves alpha to the server."""
-        return self if self.alpha is not None else self.with_options({"alpha": CocoaConfig().alpha})
+    def prompt_key(self, messages: Sequence[BaseMessage]) -> str:
+        """The messages as the server gets them."""
+        return json.dumps(to_chat(messages))
 
     def calls_like(self, other: ChatCocoaRemote) -> bool:
         """Whether calls of both models have the same options."""

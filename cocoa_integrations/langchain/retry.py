@@ -11,12 +11,14 @@ from langchain_core.documents import Document
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 
+from cocoa_engine import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations._shared.citations import find_in
 from cocoa_integrations._shared.limits import Limit
 from cocoa_integrations._shared.tries import TRIES_KEY, Measure, Tries, growth_of, limit_of_tries
 from cocoa_integrations.langchain.chat import ChatCocoa
 from cocoa_integrations.langchain.cocoa_chat import CocoaChat
+from cocoa_integrations.langchain.composed import called_model
 from cocoa_integrations.langchain.context_lift import with_context_lift
 from cocoa_integrations.langchain.more_documents import Retriever, top_k_of, with_top_k, without_duplicates
 from cocoa_integrations.langchain.runnables import get_risk
@@ -96,9 +98,10 @@ def with_risk_retry(
         ConfigError: an argument has a wrong type or is out of range, or every attempt would be the same. A call raises
             it if the input has no question.
     """
-    if not isinstance(chat, CocoaChat):
+    if not isinstance(called_model(chat), CocoaChat):
         raise ConfigError(f"with_risk_retry takes a ChatCocoa or a ChatCocoaRemote, not a {type(chat).__name__}.")
-    chat = chat.with_known_alpha()
+    if chat.alpha is None:  # left to the server
+        chat = chat.bind(alpha=CocoaConfig().alpha)
     for name, given in (("retriever", retriever), ("prompt", prompt), ("second_retriever", second_retriever)):
         if not isinstance(given, Runnable) and not (given is None and name == "second_retriever"):
             raise ConfigError(f"{name} takes a runnable, not a {type(given).__name__}.")
@@ -114,7 +117,7 @@ def with_risk_retry(
         growth == 1
         and second_retriever is None
         and max_tries > 1
-        and all(chat.with_options(one).calls_like(chat) for one in steps[1:])
+        and all(called_model(chat, options=one).calls_like(called_model(chat)) for one in steps[1:])
     ):
         raise ConfigError(
             "every attempt would be the same: the settings do not change and nothing more is retrieved. Give settings, "
@@ -122,9 +125,9 @@ def with_risk_retry(
         )
     answering = None
     if context_lift:
-        if not isinstance(chat, ChatCocoa):
+        if not isinstance(called_model(chat), ChatCocoa):
             raise ConfigError("context_lift is measured on a model in this process, with a ChatCocoa; leave it out.")
-        answering = with_context_lift(prompt, chat, context=context)
+        answering = with_context_lift(prompt, cast("ChatCocoa", chat), context=context)
 
     plan = _Plan(
         retriever=retriever,
@@ -190,7 +193,7 @@ class _Plan:
         grown = with_top_k(self.retriever, self.growth**number)
         more = [self.second_retriever] if number and self.second_retriever is not None else []
         called = {**options, **self.steps[number]}
-        alpha = chat.with_options(called).alpha
+        alpha = called_model(chat, options=called).alpha
         return [grown, *more], called, {"settings": dict(self.steps[number]), "alpha": alpha, "top_k": top_k_of(grown)}
 
     def result(self, tries: Tries[tuple[AIMessage, list[Document]]], values: dict[str, Any]) -> Any:
@@ -236,7 +239,7 @@ def _calls(
             message = yield _invoke(answering, filled, config, **called)
         else:
             asked = yield _invoke(prompt, filled, config)
-            model = chat.with_options(called)
+            model = called_model(chat, config, called)
             text = yield _Call(partial(model.prompt_text, asked), partial(model.aprompt_text, asked))
             message = yield _invoke(chat, asked, config, **called, **in_prompt_of(model, text, found))
         if tries.add((message, found), get_risk(message), **entry, documents=len(found), answer=message.text):
@@ -284,5 +287,5 @@ def _settings(chat: CocoaChat, given: Sequence[Mapping[str, Any]] | None, max_tr
     for options in further:
         if not isinstance(options, Mapping):
             raise ConfigError(f"settings takes a dict for each further attempt, not {options!r}.")
-        chat.with_options(options)
+        called_model(chat, options=options)
     return [{}, *further]

@@ -20,6 +20,7 @@ from pydantic import PrivateAttr
 from typing_extensions import Self
 
 from cocoa_integrations._shared.tracing import RiskTrace, is_traced, span_in
+from cocoa_integrations.langchain.composed import Composable
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -66,7 +67,7 @@ class Run:
                     break
 
 
-class KnowsRuns(BaseLanguageModel[Any]):  # so that LangChain's own initialisation is not replaced
+class KnowsRuns(Composable, BaseLanguageModel[Any]):  # so that LangChain's own initialisation is not replaced
     """A model whose copies are made for the runs of a call, so that the risk is written to their spans."""
 
     _runs: tuple[Run, ...] = PrivateAttr(default=())

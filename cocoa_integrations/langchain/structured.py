@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from operator import itemgetter
 from typing import Any
 
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import BaseCumulativeTransformOutputParser
-from langchain_core.output_parsers.openai_tools import JsonOutputKeyToolsParser, PydanticToolsParser
+from langchain_core.output_parsers.openai_tools import JsonOutputKeyToolsParser
 from langchain_core.outputs import Generation
 from langchain_core.runnables import Runnable, RunnableGenerator, RunnableMap, RunnablePassthrough
-from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
+from langchain_core.tools import BaseTool
 from langchain_core.utils.json import parse_partial_json
-from langchain_core.utils.pydantic import is_basemodel_subclass
-from pydantic import BaseModel, ValidationError
-from pydantic.v1 import ValidationError as ValidationErrorV1
 
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.safe_text import short_repr
+from cocoa_integrations.langchain.tools import openai_tool
+from cocoa_integrations.tool_calling.schema_forms import json_schema, reader_of, standard
 from cocoa_integrations.tool_calling.schemas import mismatch
 
 TITLE = "answer"
 """The tool name of a schema without a title."""
+
+_DESCRIBES_FUNCTION = frozenset({"name", "function", "json_schema", "toolSpec"})
+"""Keys of dicts in which a schema has a name, none of which is a keyword of JSON schemas."""
+
+_SAYS_WHAT_FITS = frozenset({"type", "properties", "$ref", "anyOf", "oneOf", "allOf"})
 
 _HINTS: dict[str | None, str] = {
     "length": ": it was cut off, raise max_tokens (or set repetition_penalty=1.1 if it repeats itself)",
@@ -34,48 +40,38 @@ _HINTS: dict[str | None, str] = {
 
 
 def json_schema_of(schema: Any) -> dict[str, Any]:
-    """The JSON schema of a pydantic class or a TypedDict, or the given JSON schema.
+    """The JSON schema of a type, or that in a dict or of the arguments of a function.
 
     Raises:
-        ConfigError: LangChain cannot convert it to a JSON schema.
+        ConfigError: it is not a schema.
     """
-    if _is_plain(schema):
-        return dict(schema)
-    if _is_class(schema) and issubclass(schema, BaseModel) and _is_recursive(own := schema.model_json_schema()):
-        return own  # LangChain inlines definitions, and replaces recursive ones by "anything"
-    try:
-        return dict(convert_to_json_schema(schema))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{schema!r} is not a schema: give a pydantic class, a TypedDict or a JSON schema") from error
+    if isinstance(schema, Mapping) and schema.keys().isdisjoint(_DESCRIBES_FUNCTION):
+        return standard(schema)
+    if not (isinstance(schema, Mapping) or _is_function(schema)):
+        return json_schema(schema)
+    function = openai_tool(schema)["function"]
+    inner = function.get("parameters", {})
+    if not isinstance(inner, Mapping):
+        raise ConfigError(f"{function['name']!r} has no JSON schema: {short_repr(inner)}")
+    return {"title": function["name"], "description": function.get("description", ""), **inner}
 
 
-def with_title(schema: Any) -> Any:
-    """The schema. A JSON schema without a title gets one, which becomes the name of the tool."""
-    untitled = _is_plain(schema) and "title" not in schema and schema.keys() & {"type", "properties"}
-    return {"title": TITLE, **schema} if untitled else schema
+def as_tool(schema: Any) -> dict[str, Any]:
+    """A tool whose arguments are an object with the schema.
+
+    Raises:
+        ConfigError: it is not a schema.
+    """
+    made = json_schema_of(schema)
+    return openai_tool({"title": TITLE, **made} if made.keys() & _SAYS_WHAT_FITS else made)
 
 
-def _is_plain(schema: Any) -> bool:
-    """Whether it is a bare JSON schema, rather than the description of a function with a schema inside."""
-    return isinstance(schema, Mapping) and not schema.keys() & {"function", "parameters", "input_schema", "schema"}
+def _is_function(schema: Any) -> bool:
+    return inspect.isroutine(schema) or isinstance(schema, BaseTool)
 
 
-def _is_recursive(schema: Mapping[str, Any]) -> bool:
-    """Whether a definition of a schema refers to itself, directly or through others."""
-    definitions = schema.get("$defs", {})
-    refers_to = {
-        name: {other for other in definitions if f'"#/$defs/{other}"' in json.dumps(definition)}
-        for name, definition in definitions.items()
-    }
-    for name in definitions:
-        reached: set[str] = set()
-        frontier: set[str] = {name}
-        while frontier:
-            frontier = {found for other in frontier for found in refers_to[other]} - reached
-            reached |= frontier
-        if name in reached:
-            return True
-    return False
+def _reader(schema: Any) -> Callable[[str], Any] | None:
+    return None if schema is None or _is_function(schema) else reader_of(schema)
 
 
 class WholeJsonParser(BaseCumulativeTransformOutputParser[Any]):
@@ -84,8 +80,8 @@ class WholeJsonParser(BaseCumulativeTransformOutputParser[Any]):
     LangChain's own parser completes JSON that was cut off.
     """
 
-    schema_class: Any = None
-    """The pydantic class of the result, or ``None`` for plain JSON values."""
+    read: Any = None
+    """Makes the result from JSON, or ``None`` for plain JSON values."""
     json_schema: dict[str, Any] | None = None
     """The schema of a complete answer."""
 
@@ -98,8 +94,8 @@ class WholeJsonParser(BaseCumulativeTransformOutputParser[Any]):
         info = getattr(getattr(result[0], "message", None), "response_metadata", {})
         if partial and "finish_reason" not in info:
             try:
-                return self._validated(parse_partial_json(result[0].text))
-            except (ValueError, RecursionError, ValidationErrorV1):  # pydantic 2 raises a ValueError
+                return validated(self.read, parse_partial_json(result[0].text))
+            except (ValueError, RecursionError):
                 return None
         text = result[0].text
         try:
@@ -109,48 +105,68 @@ class WholeJsonParser(BaseCumulativeTransformOutputParser[Any]):
             raise OutputParserException(f"the answer is not complete JSON ({error}){hint}", llm_output=text) from error
         if self.json_schema is not None and (wrong := mismatch(text, self.json_schema)):
             raise OutputParserException(f"the answer does not fit the schema: {wrong}", llm_output=text)
-        try:
-            return self._validated(value)
-        except (ValidationError, ValidationErrorV1) as error:
-            raise OutputParserException(f"the answer does not fit the schema: {error}", llm_output=text) from error
+        return validated(self.read, value)
 
     def parse(self, text: str) -> Any:
         """Like :meth:`parse_result`, for a text."""
         return self.parse_result([Generation(text=text)])
 
-    def _validated(self, value: Any) -> Any:
-        if self.schema_class is None or value is None:
-            return value
-        if issubclass(self.schema_class, BaseModel):
-            return self.schema_class.model_validate(value)
-        return self.schema_class.parse_obj(value)
+
+class ArgumentsParser(JsonOutputKeyToolsParser):
+    """Parses the arguments of the first call of a tool."""
+
+    read: Any = None
+    """As for :class:`WholeJsonParser`."""
+
+    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
+        """The value of the arguments. For a partial answer, the value so far, or ``None``.
+
+        Raises:
+            OutputParserException: the arguments of a complete answer do not validate.
+        """
+        try:
+            return validated(self.read, super().parse_result(result, partial=partial))
+        except OutputParserException:
+            if partial:
+                return None
+            raise
+
+
+def validated(read: Callable[[str], Any] | None, value: Any) -> Any:
+    """The object that is made from a JSON value, or the value itself.
+
+    Raises:
+        OutputParserException: the value does not validate.
+    """
+    if read is None or value is None:
+        return value
+    text = json.dumps(value)
+    try:
+        return read(text)
+    except ValueError as error:  # of either version of pydantic
+        raise OutputParserException(f"the answer does not fit the schema: {error}", llm_output=text) from error
 
 
 def json_parser(schema: Any, json_schema: dict[str, Any] | None) -> Runnable[Any, Any]:
-    """A runnable from a message with JSON that fits a schema to an object of the schema's class, or to a dict."""
-    return WholeJsonParser(schema_class=schema if _is_class(schema) else None, json_schema=json_schema)
+    """A runnable from a message with JSON that fits a schema to an object of its type; see :func:`.reader_of`."""
+    return WholeJsonParser(read=_reader(schema), json_schema=json_schema)
 
 
 def tool_parser(schema: Any) -> Runnable[Any, Any]:
-    """A runnable from a message with a tool call to an object of the schema's class, or to a dict of its arguments."""
-    checked: Runnable[Any, Any] = RunnableGenerator(_require_calls, _arequire_calls)
-    if _is_class(schema):
-        return checked | PydanticToolsParser(tools=[schema], first_tool_only=True)
-    name = convert_to_openai_tool(schema)["function"]["name"]
-    return checked | JsonOutputKeyToolsParser(key_name=name, first_tool_only=True)
+    """The same for a message with a call of the tool of :func:`as_tool`."""
+    name = as_tool(schema)["function"]["name"]
+    parser = ArgumentsParser(key_name=name, first_tool_only=True, read=_reader(schema))
+    return RunnableGenerator(_require_calls, _arequire_calls) | parser
 
 
 def structured(model: Runnable[Any, Any], parser: Runnable[Any, Any], *, include_raw: bool) -> Runnable[Any, Any]:
     """``model | parser``; with ``include_raw``, the result is a dict of ``raw``, ``parsed`` and ``parsing_error``."""
     if not include_raw:
         return model | parser
+    raw: Runnable[Any, Any] = RunnableMap(raw=RunnablePassthrough())  # after the model, to which options of a call go
     parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
     failed = RunnablePassthrough.assign(parsed=lambda _: None)
-    return RunnableMap(raw=model) | parsed.with_fallbacks([failed], exception_key="parsing_error")
-
-
-def _is_class(schema: Any) -> bool:
-    return isinstance(schema, type) and is_basemodel_subclass(schema)
+    return model | raw | parsed.with_fallbacks([failed], exception_key="parsing_error")
 
 
 def _require_calls(messages: Iterator[AIMessage]) -> Iterator[AIMessage]:

@@ -14,11 +14,15 @@ from langchain_core.messages import (
     ToolMessage,
 )
 from langchain_core.messages.tool import invalid_tool_call, tool_call, tool_call_chunk
-from langchain_core.utils.function_calling import convert_to_openai_tool
+from langchain_core.tools import BaseTool, Tool, create_schema_from_function
+from langchain_core.utils.function_calling import convert_to_openai_function
 from langchain_core.utils.json import parse_partial_json
+from pydantic.errors import PydanticUserError
 
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.safe_text import short_repr, shortened
 from cocoa_integrations.tool_calling import Call, ToolRequest, new_id
+from cocoa_integrations.tool_calling.schema_forms import function_of, json_schema
 from cocoa_integrations.tool_calling.streaming import CallDelta
 
 
@@ -59,12 +63,33 @@ def openai_tool(tool: Any, *, strict: bool | None = None) -> dict[str, Any]:
         ConfigError: LangChain cannot convert it.
     """
     try:
-        return convert_to_openai_tool(tool, strict=strict)
-    except (TypeError, ValueError) as error:
+        return {"type": "function", "function": {**_function(tool), **({} if strict is None else {"strict": strict})}}
+    except (PydanticUserError, TypeError, ValueError, AttributeError, NameError) as error:
         raise ConfigError(
-            f"{tool!r} is not a tool: give a function, a LangChain tool, a pydantic class, a TypedDict, a tool in "
-            "OpenAI's format, or a JSON schema with a title"
+            f"{short_repr(tool)} is not a tool: give a function, a LangChain tool, a pydantic class, a TypedDict, a "
+            f"tool in OpenAI's format, or a JSON schema with a title ({shortened(str(error), 300)})"
         ) from error
+
+
+def _function(tool: Any) -> dict[str, Any]:
+    """The name, the description and the parameters of a tool. LangChain's own conversion loses optional parts."""
+    if isinstance(tool, Mapping):
+        return function_of(tool)
+    if isinstance(tool, BaseTool):
+        schema = tool.tool_call_schema if tool.args_schema or not isinstance(tool, Tool) else None
+        if schema is None:  # the one argument of a Tool has no type
+            return dict(convert_to_openai_function(tool))
+        made = dict(schema) if isinstance(schema, Mapping) else json_schema(schema)
+        made = {**made, "title": tool.name, "description": tool.description}
+    elif isinstance(tool, type):
+        made = json_schema(tool)
+    else:
+        made = json_schema(
+            create_schema_from_function(
+                tool.__name__, tool, filter_args=(), parse_docstring=True, include_injected=False
+            )
+        )
+    return function_of(made)
 
 
 def tool_calls(calls: Sequence[tuple[str, Call]]) -> tuple[list[ToolCall], list[InvalidToolCall]]:

@@ -12,6 +12,7 @@ from langchain_core.language_models.base import LanguageModelInput
 from langchain_core.outputs import Generation, LLMResult
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 from langchain_core.runnables.config import merge_configs
+from langchain_core.runnables.configurable import RunnableConfigurableFields
 
 from cocoa_integrations._shared.detail import require_detail
 from cocoa_integrations.langchain.parsers import text_and_risk
@@ -28,26 +29,26 @@ class LLMWithRisk(Runnable[LanguageModelInput, dict[str, Any]]):
     # `invoke` of LangChain's models calls `_convert_input`, which has no public name. `generate_prompt` takes its
     # result and, unlike `invoke`, returns the report.
 
-    def __init__(self, llm: BaseLLM) -> None:
+    def __init__(self, llm: BaseLLM | RunnableConfigurableFields[LanguageModelInput, str]) -> None:
         self.llm = llm
 
     def invoke(self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any) -> dict[str, Any]:
         """The text and the report of the answer."""
-        prompt, kwargs = self.llm._convert_input(input), _without_detail(kwargs)
-        return _only_answer(self.llm.generate_prompt([prompt], **_of_run(config), **kwargs))
+        (llm, config), kwargs = self._prepared(config), _with_report(kwargs)
+        return _only_answer(llm.generate_prompt([llm._convert_input(input)], **_of_run(config), **kwargs))
 
     async def ainvoke(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         """See :meth:`invoke`."""
-        prompt, kwargs = self.llm._convert_input(input), _without_detail(kwargs)
-        return _only_answer(await self.llm.agenerate_prompt([prompt], **_of_run(config), **kwargs))
+        (llm, config), kwargs = self._prepared(config), _with_report(kwargs)
+        return _only_answer(await llm.agenerate_prompt([llm._convert_input(input)], **_of_run(config), **kwargs))
 
     def stream(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> Iterator[dict[str, Any]]:
         """One ``{"text": ...}`` per span, then one chunk with the report."""
-        answer, kwargs = _ReportHandler(), _without_detail(kwargs)
+        answer, kwargs = _ReportHandler(), _with_report(kwargs)
         with closing(self.llm.stream(input, answer.added_to(config), **kwargs)) as texts:  # type: ignore[type-var]
             for text in texts:
                 yield text_and_risk(text)
@@ -57,11 +58,15 @@ class LLMWithRisk(Runnable[LanguageModelInput, dict[str, Any]]):
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[dict[str, Any]]:
         """See :meth:`stream`."""
-        answer, kwargs = _ReportHandler(), _without_detail(kwargs)
+        answer, kwargs = _ReportHandler(), _with_report(kwargs)
         async with aclosing(self.llm.astream(input, answer.added_to(config), **kwargs)) as texts:  # type: ignore[type-var]
             async for text in texts:
                 yield text_and_risk(text)
         yield text_and_risk("", answer.report)
+
+    def _prepared(self, config: RunnableConfig | None) -> tuple[Any, RunnableConfig | None]:
+        """The model that a config chooses, and the config for it."""
+        return self.llm.prepare(config) if isinstance(self.llm, RunnableConfigurableFields) else (self.llm, config)
 
 
 class _ReportHandler(BaseCallbackHandler):
@@ -86,14 +91,14 @@ def _only_answer(result: LLMResult) -> dict[str, Any]:
     return dict(text_and_risk(_only(result).text, get_risk(_only(result))))
 
 
-def _without_detail(options: dict[str, Any]) -> dict[str, Any]:
-    """The options of a call without ``risk_metadata``: the report is always full.
+def _with_report(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a call whose report is full, whatever ``risk_metadata`` is.
 
     Raises:
         ConfigError: its value is unknown.
     """
     require_detail(options.get("risk_metadata"))
-    return {name: value for name, value in options.items() if name != "risk_metadata"}
+    return {**options, "risk_metadata": None}
 
 
 def _of_run(config: RunnableConfig | None) -> dict[str, Any]:

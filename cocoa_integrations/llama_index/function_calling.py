@@ -7,18 +7,27 @@ from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole, ToolCallBlock
 from llama_index.core.bridge.pydantic import BaseModel, PrivateAttr
+from llama_index.core.llms import CustomLLM
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
+from llama_index.core.tools.types import (
+    AsyncBaseTool,
+    BaseTool,
+    ToolMetadata,
+    ToolOutput,
+    adapt_to_async_tool,
+)
 from typing_extensions import Self
 
 from cocoa_integrations.llama_index.messages import arguments_of
 from cocoa_integrations.llama_index.structured import RiskStructuredLLM
+from cocoa_integrations.tool_calling.schema_forms import function_of, json_schema
 
 if TYPE_CHECKING:
-    from llama_index.core.tools.types import BaseTool
+    from llama_index.core.chat_engine.types import AgentChatResponse
 
 
-class CallsFunctions(FunctionCallingLLM):
+class CallsFunctions(FunctionCallingLLM, CustomLLM):
     """Base of :class:`CocoaLLM` and :class:`CocoaRemote`."""
 
     _tool_required: bool = PrivateAttr(default=False)
@@ -66,11 +75,19 @@ class CallsFunctions(FunctionCallingLLM):
         required = tool_required or self._tool_required
         return {
             "messages": [*(chat_history or []), *([] if user_msg is None else [user_msg])],
-            "tools": [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools],
+            "tools": [{"type": "function", "function": function_of(_schema_of(tool))} for tool in tools],
             "tool_choice": choice or ("required" if required and tools else "auto"),
             "parallel_tool_calls": allow_parallel_tool_calls and choice in (None, "auto"),
             **kwargs,
         }
+
+    def predict_and_call(self, tools: Sequence[BaseTool], *args: Any, **kwargs: Any) -> AgentChatResponse:
+        """As in LlamaIndex, also for a tool whose arguments are those of a recursive class."""
+        return super().predict_and_call([_with_properties(tool) for tool in tools], *args, **kwargs)
+
+    async def apredict_and_call(self, tools: Sequence[BaseTool], *args: Any, **kwargs: Any) -> AgentChatResponse:
+        """See :meth:`predict_and_call`."""
+        return await super().apredict_and_call([_with_properties(tool) for tool in tools], *args, **kwargs)
 
     def _structured_stream_call(self, *args: Any, **kwargs: Any) -> Any:
         return super(CallsFunctions, self._requiring())._structured_stream_call(*args, **kwargs)
@@ -83,3 +100,38 @@ class CallsFunctions(FunctionCallingLLM):
         copy = self.model_copy()
         copy._tool_required = True
         return copy
+
+
+def _schema_of(tool: BaseTool) -> dict[str, Any]:
+    """The JSON schema of the arguments of a tool, with its name. LlamaIndex's own leaves out a ``$ref`` and others."""
+    metadata = tool.metadata
+    schema = metadata.get_parameters_dict() if metadata.fn_schema is None else json_schema(metadata.fn_schema)
+    return {**schema, "title": metadata.get_name(), "description": metadata.description}
+
+
+def _with_properties(tool: BaseTool) -> BaseTool:
+    """The tool, or a form of it that LlamaIndex can call, where its own JSON schema of the arguments is a ``$ref``."""
+    return tool if "properties" in tool.metadata.get_parameters_dict() else _RecursiveTool(tool)
+
+
+class _RecursiveMetadata(ToolMetadata):
+    def get_parameters_dict(self) -> dict[str, Any]:
+        return json_schema(self.fn_schema)
+
+
+class _RecursiveTool(AsyncBaseTool):
+    def __init__(self, tool: BaseTool) -> None:
+        self._tool = adapt_to_async_tool(tool)
+        self._metadata = _RecursiveMetadata(**vars(tool.metadata))
+
+    @property
+    def metadata(self) -> ToolMetadata:
+        return self._metadata
+
+    # without the positional argument that LlamaIndex tries first
+
+    def call(self, **kwargs: Any) -> ToolOutput:  # type: ignore[override]
+        return self._tool.call(**kwargs)
+
+    async def acall(self, **kwargs: Any) -> ToolOutput:  # type: ignore[override]
+        return await self._tool.acall(**kwargs)

@@ -10,6 +10,7 @@ from cocoa_engine import json_rule
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
 from cocoa_engine.safe_text import short_repr
+from cocoa_integrations.tool_calling.schema_forms import standard
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,11 @@ def _tool(number: int, tool: Any) -> dict[str, Any]:
         if not isinstance(value, kinds):
             raise ConfigError(f"tools: {name} of number {number} takes {takes}, not {short_repr(value)}")
     json_rule({"description": function.get("description"), "parameters": parameters})  # refuses what JSON cannot hold
+    parameters = standard(parameters)
+    kind = parameters.get("type", "object")
+    if "object" not in (kind if isinstance(kind, list) else [kind]):
+        raise ConfigError(f"tools: parameters of number {number} have the type {short_repr(kind)}, not object")
+    parameters["type"] = "object"  # whatever else a $ref or anyOf allows
     # templates show a function as it is, in the order of its keys
     undescribed = {} if "description" in function else {"name": function["name"], "description": ""}
     return {"type": "function", "function": {**undescribed, **function, "parameters": parameters}}
@@ -203,4 +209,4 @@ def _json(schema: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: it cannot be written as JSON: it contains itself, other objects, or is nested too deeply.
     """
     json_rule(schema)
-    return dict(schema)
+    return standard(schema)

@@ -7,18 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from langchain_core.caches import BaseCache, InMemoryCache
 from langchain_core.globals import set_llm_cache
 from langchain_core.load import dumps, loads
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
 
 from cocoa_engine import CocoaConfig, CocoaEngine
 from cocoa_integrations._shared.settings import OF_SAMPLING
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_risk, get_risk_callback
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.rivals import heads_file
+from tests.helpers.structured import engine_for_schemas
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 MODELS = [ChatCocoa, CocoaLLM]
+SAID = AIMessage("Yes.")
 OTHER: dict[str, Any] = {
     "method": "cocoa",
     "metric": "con_mlds",
@@ -226,3 +232,54 @@ def test_callbacks_see_a_cached_answer_of_the_chat_model_only(quick_engine: Coco
             answer(model)
             answer(model)
         assert len(risk.reports) == expected
+
+
+CONTENTS = st.sampled_from(["Hi", "Ho", [{"type": "text", "text": "Hi"}], [{"type": "text", "text": "H"}, "i"]])
+METADATA = st.fixed_dictionaries(
+    {},
+    optional={
+        "id": st.sampled_from(["a", "b"]),
+        "response_metadata": st.dictionaries(st.sampled_from(["cocoa_risk", "x"]), st.floats(0, 1)),
+        "additional_kwargs": st.dictionaries(st.just("cocoa_spans"), st.lists(st.integers())),
+    },
+)
+KINDS = st.sampled_from([HumanMessage, AIMessage, SystemMessage])
+CONVERSATIONS = st.lists(st.tuples(KINDS, CONTENTS, METADATA), min_size=1, max_size=2)
+
+
+@pytest.mark.parametrize("length", [3, 4])
+@given(conversations=st.tuples(CONVERSATIONS, CONVERSATIONS))
+def test_an_answer_of_a_chat_is_known_by_its_prompt(conversations: Any, length: int) -> None:
+    """Two conversations share an answer exactly if their prompts and settings are the same."""
+    cache = SerialisingCache()
+    one, other = ([kind(content, **more) for kind, content, more in each] for each in conversations)
+    chat = ChatCocoa(engine=engine_for_schemas(), max_tokens=3, cache=cache)
+    settings = {"max_tokens": length}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ChatCocoa, "_generate", lambda *_, **__: ChatResult(generations=[ChatGeneration(message=SAID)]))
+        chat.invoke(one)
+        chat.invoke(other, **settings)
+    same = chat.prompt_ids(one) == chat.prompt_ids(other) and length == 3
+    assert len(cache.kept) == (1 if same else 2)
+
+
+@pytest.mark.parametrize("model", ["here", "remote"])
+async def test_the_second_turn_of_a_chat_is_cached(
+    model: str, quick_engine: CocoaEngine, spy: Any, request: Any
+) -> None:
+    chat: Any = ChatCocoa(engine=quick_engine, max_tokens=4)
+    if model == "remote":
+        from cocoa_integrations.langchain import ChatCocoaRemote
+
+        chat = ChatCocoaRemote(base_url=request.getfixturevalue("quick_url"), max_tokens=4, timeout=60)
+    for detail in ("full", "compact", "none"):
+        first = chat.invoke("Hi", risk_metadata=detail)
+        second = [HumanMessage("Hi"), first, HumanMessage("And?")]
+        chat.invoke(second, risk_metadata=detail)
+        await chat.ainvoke(second, risk_metadata=detail)
+    asked = len(spy.calls)
+    for detail in ("full", "compact", "none"):
+        again = [HumanMessage("Hi", id="1"), chat.invoke("Hi", risk_metadata=detail), HumanMessage("And?")]
+        chat.invoke(again, risk_metadata=detail)
+        chat.invoke([HumanMessage("Hi"), AIMessage(again[1].content), again[2]], risk_metadata=detail)
+    assert len(spy.calls) == asked

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from llama_index.core import PromptTemplate
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
-from llama_index.core.llms import ChatMessage, CompletionResponse
+from llama_index.core.llms import LLM, ChatMessage, CompletionResponse, CustomLLM
+from llama_index.core.llms.function_calling import FunctionCallingLLM
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, PromptError, methods
 from cocoa_integrations._shared.metadata import all_spans, risk_report
 from cocoa_integrations._shared.settings import OF_SAMPLING, config_of
-from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent
+from cocoa_integrations.llama_index import CocoaLLM, CocoaRemote, CocoaRiskEvent
 from tests.helpers.alike import close, near
 from tests.helpers.llama_index_helpers import PROMPT, Listener
 
@@ -311,3 +312,19 @@ def test_bad_options_of_a_call_raise_when_asked(method: str, llm: CocoaLLM) -> N
         getattr(llm, method)(PROMPT, alhpa=1.0)
     with pytest.raises(ConfigError, match="alpha"):
         getattr(llm, method)(PROMPT, alpha=-1.0)
+
+
+@pytest.mark.parametrize("base", [CustomLLM, FunctionCallingLLM])
+@pytest.mark.parametrize("kind", [CocoaLLM, CocoaRemote])
+def test_it_is_what_the_frameworks_bases_are_and_no_default_of_theirs_is_used(kind: type[LLM], base: type[LLM]) -> None:
+    """Those of ``CustomLLM`` block the event loop, and lose the report and the chat template."""
+    assert issubclass(kind, base)
+    promised = [name for name in dir(base) if callable(getattr(base, name)) and not name.startswith("_")]
+    owners = {name: next(each for each in kind.__mro__ if name in vars(each)) for name in promised}
+    assert [name for name, owner in owners.items() if owner is CustomLLM] == []
+    ours = {*vars(CustomLLM), *vars(LLM)} & {"chat", "stream_chat", "achat", "astream_chat", "class_name"}
+    assert {owners[name] for name in ours} == {kind}
+    tools = owners.get("get_tool_calls_from_response", kind)
+    assert tools.__module__.startswith("cocoa_integrations")
+    assert kind.complete is not CustomLLM.complete
+    assert kind.metadata is not base.metadata

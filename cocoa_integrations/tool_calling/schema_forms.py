@@ -1,0 +1,221 @@
+"""The JSON schema of every form in which a schema or a function can be given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from types import UnionType
+from typing import Annotated, Any, ForwardRef, Literal, Optional, Union, get_args, get_origin
+
+from pydantic import Field, TypeAdapter, create_model
+from pydantic.errors import PydanticUserError
+from pydantic.json_schema import GenerateJsonSchema
+from typing_extensions import NotRequired, ReadOnly, Required, get_type_hints, is_typeddict
+
+from cocoa_engine.errors import ConfigError
+from cocoa_engine.safe_text import short_repr, shortened
+
+_SCHEMAS_BY_NAME = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
+_DATA = frozenset({"enum", "const", "default", "examples"})
+_DEFINITIONS = ("$defs", "definitions")
+_NOT_BESIDE_NULL = frozenset({"$ref", "allOf", "anyOf", "oneOf", "not", "if", "const"})
+"""Keywords that can forbid null although ``type`` allows it."""
+
+_QUALIFIERS: tuple[Any, ...] = (Annotated, Required, NotRequired, ReadOnly)
+
+_LIMITS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length")
+
+_TYPES = (None, "function", "custom", "json_schema")
+"""The types of dicts that describe a function. Others are tools of a provider."""
+
+_PLAIN = (type(...), str, int, float, list, dict)
+"""The types of LangChain's defaults and descriptions in annotations. Others are pydantic's."""
+
+
+def json_schema(form: Any) -> dict[str, Any]:
+    """The JSON schema of a type. Its definitions are in the place of their references, unless they are recursive.
+
+    Args:
+        form: a pydantic class, a TypedDict, a dataclass, or another type or annotation that pydantic knows.
+
+    Raises:
+        ConfigError: it has no JSON schema.
+    """
+    try:
+        adapter = TypeAdapter(_with_models(form))
+        if adapter.core_schema["type"] == "call":
+            raise TypeError("it is a function")
+        return _inlined(adapter.json_schema(schema_generator=_WithoutFieldTitles))
+    except (PydanticUserError, TypeError, ValueError, NameError) as error:
+        raise ConfigError(
+            f"{short_repr(form)} is not a schema: give a pydantic class, a TypedDict, a dataclass or a JSON schema "
+            f"({shortened(str(error).partition(chr(10))[0], 200)})"
+        ) from error
+
+
+def reader_of(form: Any) -> Callable[[str], Any] | None:
+    """What makes an object of a type from JSON; ``None`` if it stays plain, as for a TypedDict or a JSON schema."""
+    inside: list[Any] = []
+    _replaced(form, lambda each: inside.append(each) or each)
+    if isinstance(form, Mapping) or any(map(is_typeddict, inside)):
+        return None
+    return form.parse_raw if _is_of_pydantic_1(form) else TypeAdapter(form).validate_json
+
+
+class _WithoutFieldTitles(GenerateJsonSchema):
+    """pydantic's schemas, in which the title of a field would repeat its name."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
+def _with_models(form: Any) -> Any:
+    """The type with classes of pydantic 2 in the place of TypedDicts and of classes of pydantic 1.
+
+    pydantic itself takes TypedDicts of the standard library only from Python 3.12 on, and does not know LangChain's
+    ``Annotated[type, default, description]``, in which ``...`` is no default.
+    """
+    names: dict[Any, str] = {}
+    models: dict[str, Any] = {}
+
+    def reference(old: Any) -> ForwardRef:
+        if old not in names:  # it may refer to itself
+            name = names[old] = f"Model{len(names)}"
+            fields = _typed_dict_fields(old) if is_typeddict(old) else _pydantic_1_fields(old)
+            replaced = {
+                f"field_{number}": (_replaced(hint, reference), Field(**options))
+                for number, (hint, options) in enumerate(fields)
+            }
+            models[name] = create_model(old.__name__, __doc__=old.__doc__, **replaced)  # type: ignore[call-overload]
+        return ForwardRef(names[old])
+
+    _replaced(form, reference)
+    for model in models.values():
+        model.model_rebuild(_types_namespace=models)
+    return _replaced(form, lambda old: models[names[old]])
+
+
+def _replaced(form: Any, replace: Callable[[Any], Any]) -> Any:
+    """The type with others in the place of TypedDicts and of classes of pydantic 1."""
+    if is_typeddict(form) or _is_of_pydantic_1(form):
+        return replace(form)
+    origin, args = get_origin(form), get_args(form)
+    types = args[:1] if origin is Annotated else () if origin is Literal else args
+    new = tuple(_replaced(each, replace) for each in types)
+    if all(one is other for one, other in zip(new, types, strict=True)):
+        return form
+    if origin is Annotated:
+        new = (*new, *args[1:])
+        return Annotated[new]
+    return Union[new] if origin in (Union, UnionType) else origin[new]  # noqa: UP007
+
+
+def _typed_dict_fields(typed_dict: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """The type of each key, and the options of a pydantic field for it."""
+    for key, hint in get_type_hints(typed_dict, include_extras=True).items():
+        required, metadata = key in typed_dict.__required_keys__, list[Any]()
+        while (origin := get_origin(hint)) in _QUALIFIERS:
+            required = origin is Required or (required and origin is not NotRequired)
+            hint, *more = get_args(hint)
+            metadata = [*more, *metadata]
+        plain = [each for each in metadata if each is None or isinstance(each, _PLAIN)]
+        if len(plain) == 1 and isinstance(plain[0], str):
+            plain.insert(0, ...)
+        default, description = (*plain, ..., None)[:2] if len(plain) != 1 else (plain[0], None)
+        of_pydantic = (hint, *(each for each in metadata if not any(each is one for one in plain)))
+        hint = Annotated[of_pydantic] if len(of_pydantic) > 1 else hint
+        yield hint, {"alias": key, "description": description, **_default(default, required=required)}
+
+
+def _pydantic_1_fields(model: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """See :func:`_typed_dict_fields`."""
+    hints = get_type_hints(model)
+    for name, field in model.__fields__.items():
+        info, default = field.field_info, ... if field.required or field.default is None else field.default
+        limits = {limit: value for limit in _LIMITS if (value := getattr(info, limit, None)) is not None}
+        hint = Optional[hints[name]] if field.allow_none else hints[name]  # noqa: UP045
+        options = {"alias": field.alias, "description": info.description, "pattern": info.regex, **limits}
+        yield hint, {**options, **_default(default, required=field.required)}
+
+
+def _default(value: Any, *, required: bool) -> dict[str, Any]:
+    """The options of a pydantic field with a default, or with ``...`` for none."""
+    if value is not ...:
+        return {"default": value}
+    return {} if required else {"default_factory": lambda: None}  # so that the schema has no default
+
+
+def _is_of_pydantic_1(form: Any) -> bool:
+    return isinstance(form, type) and hasattr(form, "__fields__") and not hasattr(form, "model_fields")
+
+
+def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema of pydantic with its definitions in the place of their references, but for those inside themselves."""
+    definitions, recursive = schema.pop("$defs", {}), dict[str, Any]()
+
+    def inlined(part: Any, inside: tuple[str, ...]) -> Any:
+        if isinstance(part, list):
+            return [inlined(each, inside) for each in part]
+        if not isinstance(part, dict):
+            return part
+        rest = {key: inlined(value, inside) for key, value in part.items() if key != "$ref"}
+        name = str(part.get("$ref")).removeprefix("#/$defs/")
+        if name not in definitions:
+            return {**part, **rest}
+        if name not in inside:
+            return {**inlined(definitions[name], (*inside, name)), **rest}
+        if name not in recursive:
+            recursive[name] = None  # it may refer to itself
+            recursive[name] = inlined(definitions[name], (name,))
+        return {"$ref": part["$ref"], **rest}
+
+    whole = inlined(schema, ())
+    return {**whole, "$defs": recursive} if recursive else whole
+
+
+def function_of(form: Mapping[str, Any]) -> dict[str, Any]:
+    """The function that a dict describes, in OpenAI's format: its name, description and parameters.
+
+    Args:
+        form: a tool of OpenAI, Anthropic or Bedrock, the function in one, the ``json_schema`` of a response format, or
+            a JSON schema with a title.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    inner = next((form[key] for key in ("function", "json_schema", "toolSpec") if key in form), form)
+    if isinstance(inner, Mapping) and "name" in inner and form.get("type") in _TYPES:
+        parameters = next((inner[key] for key in ("parameters", "input_schema", "schema") if key in inner), None)
+        if isinstance(inner.get("inputSchema"), Mapping):
+            parameters = inner["inputSchema"].get("json")
+        shared = {key: inner[key] for key in ("name", "description", "strict") if key in inner}
+        return shared if parameters is None else {**shared, "parameters": parameters}
+    if inner is form and "title" in form and "name" not in form:
+        parameters = {key: value for key, value in form.items() if key not in ("title", "description")}
+        return {"name": form["title"], "description": form.get("description", ""), "parameters": parameters}
+    raise ConfigError(
+        f"{short_repr(form)} is not a tool: give a function in OpenAI's or Anthropic's format, or a JSON schema with a "
+        "title"
+    )
+
+
+def standard(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON schema with ``null`` among its types where OpenAPI's ``nullable`` is true."""
+    inner: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _DATA or key == "nullable":
+            continue
+        if key in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
+            inner[key] = {name: standard(each) if isinstance(each, Mapping) else each for name, each in value.items()}
+        elif isinstance(value, Mapping):
+            inner[key] = standard(value)
+        elif isinstance(value, list):
+            inner[key] = [standard(each) if isinstance(each, Mapping) else each for each in value]
+    plain = {**schema, **inner}
+    if plain.pop("nullable", False) is not True:
+        return plain
+    if "type" in plain and plain.keys().isdisjoint(_NOT_BESIDE_NULL):
+        kinds = plain["type"] if isinstance(plain["type"], list) else [plain["type"]]
+        values = {"enum": [*plain["enum"], None]} if "enum" in plain else {}
+        return {**plain, "type": [*kinds, "null"], **values}
+    definitions = {key: plain.pop(key) for key in _DEFINITIONS if key in plain}
+    return {"anyOf": [plain, {"type": "null"}], **definitions}

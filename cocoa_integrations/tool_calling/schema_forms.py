@@ -54,9 +54,14 @@ def json_schema(form: Any) -> dict[str, Any]:
 
 def reader_of(form: Any) -> Callable[[str], Any] | None:
     """What makes an object of a type from JSON; ``None`` if it stays plain, as for a TypedDict or a JSON schema."""
-    inside: list[Any] = []
-    _replaced(form, lambda each: inside.append(each) or each)
-    if isinstance(form, Mapping) or any(map(is_typeddict, inside)):
+    typed_dicts: list[Any] = []
+
+    def found(each: Any) -> Any:
+        typed_dicts.extend([each] if is_typeddict(each) else [])
+        return each
+
+    _replaced(form, found)
+    if isinstance(form, Mapping) or typed_dicts:
         return None
     return form.parse_raw if _is_of_pydantic_1(form) else TypeAdapter(form).validate_json
 
@@ -114,7 +119,7 @@ def _typed_dict_fields(typed_dict: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
     for key, hint in get_type_hints(typed_dict, include_extras=True).items():
         required, metadata = key in typed_dict.__required_keys__, list[Any]()
         while (origin := get_origin(hint)) in _QUALIFIERS:
-            required = origin is Required or (required and origin is not NotRequired)
+            required = origin == Required or (required and origin != NotRequired)
             hint, *more = get_args(hint)
             metadata = [*more, *metadata]
         plain = [each for each in metadata if each is None or isinstance(each, _PLAIN)]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from tests.conformance import harness, json_schema, npm, templates
+from tests.conformance import harness, json_schema, npm, templates, vocabularies
 from tests.conformance.tools import SuiteError, Tools, run, served
 
 OPENAI_NAMES = ("SmolLM2-135M-Instruct", "gpt-6-astra", "gpt-3.5-turbo-instruct")
@@ -86,4 +86,5 @@ SUITES: dict[str, Callable[[Tools], str]] = {
     "npm": npm.run_npm,
     "json-schema": json_schema.run_json_schema,
     "templates": templates.run_templates,
+    "vocabularies": vocabularies.run_vocabularies,
 }

@@ -183,9 +183,9 @@ def _made(file: GgufFile) -> tuple[Tokenizer, dict[str, str]]:
     tokenizer.add_special_tokens(added(CONTROL_TOKEN))
     tokenizer.add_tokens(added(USER_TOKEN))
     special = {
-        f"{name}_token": tokens[number]
+        f"{name}_token": tokens[role_id]
         for name, role in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown"))
-        if (number := token_id(file, role, len(tokens))) is not None
+        if (role_id := token_id(file, role, len(tokens))) is not None
     }
     begins = is_sentencepiece or found["tokenizer.ggml.pre"] in _WHOLE_WORDS_FIRST
     if found.get("tokenizer.ggml.add_bos_token", begins) and "bos_token" in special:

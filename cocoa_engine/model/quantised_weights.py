@@ -92,8 +92,8 @@ def load(name: str, config: Any, kind: WeightKind, access: Mapping[str, Any]) ->
             _put(model, path, _whole(weight) if block is None else quantised(weight, block))
             release_free_memory()
     # what the file has counts, as in `from_pretrained`: two weights that differ stay two, whatever the config says
-    missing = {path for path, tensor in model.state_dict().items() if tensor.is_meta}
-    model.tie_weights(missing_keys=missing, recompute_mapping=False)
+    unfilled = {path for path, tensor in model.state_dict().items() if tensor.is_meta}
+    model.tie_weights(missing_keys=unfilled, recompute_mapping=False)
     missing = [path for path, tensor in model.state_dict().items() if tensor.is_meta]
     missing += [f"{path} of expert {min(numbers)}" for path, numbers in left.items() if numbers]
     if missing:

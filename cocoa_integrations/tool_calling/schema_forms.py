@@ -116,6 +116,7 @@ def _replaced(form: Any, replace: Callable[[Any], Any]) -> Any:
 
 def _typed_dict_fields(typed_dict: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
     """The type of each key, and the options of a pydantic field for it."""
+    origin: Any
     for key, hint in get_type_hints(typed_dict, include_extras=True).items():
         required, metadata = key in typed_dict.__required_keys__, list[Any]()
         while (origin := get_origin(hint)) in _QUALIFIERS:

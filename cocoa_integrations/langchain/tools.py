@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,13 +38,24 @@ def tool_request(options: Mapping[str, Any]) -> ToolRequest:
         ConfigError: a tool cannot be converted; see also :meth:`ToolRequest.of`.
     """
     strict = options.get("strict")
+    tools = [openai_tool(tool, strict=strict) for tool in options.get("tools") or ()]
     return ToolRequest.of(
-        [openai_tool(tool, strict=strict) for tool in options.get("tools") or ()],
+        list({_without_titles(tool): tool for tool in reversed(tools)}.values())[::-1],  # as a class and its schema
         tool_choice=options.get("tool_choice"),
         strict=strict,
         parallel_tool_calls=options.get("parallel_tool_calls"),
         response_format=options.get("response_format"),
     )
+
+
+def _without_titles(tool: dict[str, Any]) -> str:
+    def untitled(part: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in part.items() if key != "title" or not isinstance(value, str)}
+
+    try:
+        return json.dumps(json.loads(json.dumps(tool), object_hook=untitled), sort_keys=True)
+    except (TypeError, ValueError, RecursionError):  # refused by the request
+        return repr(id(tool))
 
 
 def refuse_legacy(options: Mapping[str, Any]) -> None:

@@ -116,13 +116,13 @@ def _replaced(form: Any, replace: Callable[[Any], Any]) -> Any:
 
 def _typed_dict_fields(typed_dict: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
     """The type of each key, and the options of a pydantic field for it."""
-    origin: Any
     for key, hint in get_type_hints(typed_dict, include_extras=True).items():
         required, metadata = key in typed_dict.__required_keys__, list[Any]()
-        while (origin := get_origin(hint)) in _QUALIFIERS:
-            required = origin == Required or (required and origin != NotRequired)
+        origin: Any = get_origin(hint)
+        while origin in _QUALIFIERS:
+            required = origin is Required or (required and origin is not NotRequired)
             hint, *more = get_args(hint)
-            metadata = [*more, *metadata]
+            origin, metadata = get_origin(hint), [*more, *metadata]
         plain = [each for each in metadata if each is None or isinstance(each, _PLAIN)]
         if len(plain) == 1 and isinstance(plain[0], str):
             plain.insert(0, ...)

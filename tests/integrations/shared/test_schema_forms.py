@@ -14,7 +14,7 @@ import enum
 import functools
 import json
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Annotated, Any, Generic, Literal, Optional, TypeVar, Union
 
 import jsonschema
@@ -435,17 +435,16 @@ def llm() -> CocoaLLM:
     return CocoaLLM(engine=engine_for_schemas())
 
 
-def rows(*tables: dict[str, tuple[Any, list[Any], list[Any]]]) -> Iterator[Any]:
-    for table in tables:
-        for name, row in table.items():
-            yield pytest.param(*row, id=name)
+def rows(*tables: dict[str, tuple[Any, list[Any], list[Any]]]) -> list[Any]:
+    return [pytest.param(*row, id=name) for table in tables for name, row in table.items()]
 
 
-def json_rows() -> Iterator[Any]:
-    for name, schema in SPELLINGS.items():
-        yield pytest.param(schema, PERSONS, NO_PERSONS, id=name)
-    yield pytest.param(NODE, NODES, NO_NODES, id="recursive")
-    yield pytest.param({**NODE, "type": "object"}, NODES, NO_NODES, id="recursive object")
+def json_rows() -> list[Any]:
+    return [
+        *(pytest.param(schema, PERSONS, NO_PERSONS, id=name) for name, schema in SPELLINGS.items()),
+        pytest.param(NODE, NODES, NO_NODES, id="recursive"),
+        pytest.param({**NODE, "type": "object"}, NODES, NO_NODES, id="recursive object"),
+    ]
 
 
 @pytest.mark.parametrize(("form", "passing", "failing"), rows(TYPES, FUNCTIONS, LANGCHAIN_TOOLS))
@@ -581,7 +580,7 @@ async def test_llama_index_predicts_objects_of_it(form: Any) -> None:
     assert llm.as_structured_llm(form).complete("Hi").raw == expected
 
 
-@pytest.mark.parametrize("form", NOT_SCHEMAS, ids=repr)
+@pytest.mark.parametrize("form", NOT_SCHEMAS)
 def test_what_has_no_schema_is_refused_when_it_is_bound(chat: ChatCocoa, form: Any) -> None:
     refused = "is not a (tool|schema)|takes a schema"
     if not callable(form) or isinstance(form, functools.partial):

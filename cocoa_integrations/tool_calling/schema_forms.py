@@ -103,7 +103,8 @@ def _replaced(form: Any, replace: Callable[[Any], Any]) -> Any:
     """The type with others in the place of TypedDicts and of classes of pydantic 1."""
     if is_typeddict(form) or _is_of_pydantic_1(form):
         return replace(form)
-    origin, args = get_origin(form), get_args(form)
+    origin: Any = get_origin(form)
+    args = get_args(form)
     types = args[:1] if origin is Annotated else () if origin is Literal else args
     new = tuple(_replaced(each, replace) for each in types)
     if all(one is other for one, other in zip(new, types, strict=True)):

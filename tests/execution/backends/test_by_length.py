@@ -154,7 +154,7 @@ def test_branches_cross_it_too(cache: str, kind: str, architecture: str, setting
     found = answers(model, backend[0], *prompts, linears=backend[1], **settings)
     expected = answers(model, "recompute", *prompts, **settings)
     for one, other in zip(found, expected, strict=True):
-        assert_alike(one, other, tolerance=1e-4)
+        assert_alike(one, other)
 
 
 def test_prompts_that_begin_alike_share_nothing_of_another_length() -> None:

@@ -60,7 +60,8 @@ class LanguageModel:
         self.vocab_size = int(model.get_input_embeddings().weight.shape[0])
         self._parameters = frozenset(inspect.signature(_unwrapped(model).forward).parameters)
         self._modules = list(model.modules())
-        self._dynamic = [module for module in self._modules if hasattr(module, "max_seq_len_cached")]
+        by_length = [] if frequencies_of(config) is None else self._modules
+        self._dynamic = [module for module in by_length if hasattr(module, "max_seq_len_cached")]
         self.config, self._model = config, model
 
     @property

@@ -51,12 +51,13 @@ class StreamedAnswer:
 
     Args:
         trace: where the risk of the answer is written to.
-        blocks: whether the content of chunks is a list of blocks. Otherwise it is one from the first reasoning on.
+        blocks: whether the content of chunks is a list of blocks, calls included. Otherwise it is one without calls,
+            from the first reasoning on.
     """
 
     def __init__(self, trace: RiskTrace, *, blocks: bool) -> None:
         self._trace = trace
-        self._blocks = blocks
+        self._blocks = self._lists_calls = blocks
         self._written: dict[int, str] = {}  # the arguments of the calls
         self._numbers: dict[str, int] = {}  # of the calls, by their ids
         self._last: ChatGenerationChunk | None = None
@@ -87,7 +88,8 @@ class StreamedAnswer:
             self._written[number] = self._written.get(number, "") + (call["args"] or "")
             self._numbers.setdefault(call["id"] or "", number)
         if self._blocks:
-            message.content = chunk_content(reasoning, str(message.content))
+            calls = message.tool_call_chunks if self._lists_calls else ()
+            message.content = [*chunk_content(reasoning, str(message.content)), *map(dict, calls)]
         if entries := delta.get(SPANS_KEY):
             message.additional_kwargs[SPANS_KEY] = entries_of(entries)
         if "model_provider" in message.response_metadata:

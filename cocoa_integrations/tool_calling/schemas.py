@@ -37,7 +37,9 @@ def mismatch(text: str, schema: Mapping[str, Any]) -> str | None:
         )
     except re.error:  # `enforceable` has refused the schema unless its grammar enforces the pattern
         return None
-    except Exception as unable:  # such as a reference to nothing, or one that only leads to itself
+    except Exception as unable:  # such as a reference to nothing
+        if isinstance(unable, RecursionError) and not unenforced(schema):
+            return None  # a reference that leads to itself beside other alternatives, which a grammar enforces
         return shortened(f"it cannot be validated: {unable}", 300)
     return None if error is None else shortened(f"{error.json_path}: {error.message}", 300)
 

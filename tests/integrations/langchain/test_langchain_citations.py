@@ -235,15 +235,15 @@ def test_the_lift_is_of_the_prompt_that_was_answered(
     engine = reasoning_engine(HYBRID)
     chat = ChatCocoa(engine=engine, **saying(engine, "It is red."))
     prompts: list[str] = []
-    encode = engine.encode
+    encoded = type(engine)._encoded_rendering
     begun = [("ai", "It")] if "continue_final_message" in options else []
 
-    def kept(text: str, **kwargs: Any) -> list[int]:
-        if "<|assistant|>" in text:  # neither an answer nor a question alone
-            prompts.append(text)
-        return encode(text, **kwargs)
+    def kept(self: Any, *args: Any) -> tuple[str, list[int]]:
+        text, token_ids = encoded(self, *args)
+        prompts.append(text)
+        return text, token_ids
 
-    monkeypatch.setattr(engine, "encode", kept)
+    monkeypatch.setattr(type(engine), "_encoded_rendering", kept)
     prompt = ChatPromptTemplate.from_messages([("user", "{context} {question}"), *begun])
     values = {**VALUES, "context": DOCUMENTS if make is with_citations else "the red one"}
     make(prompt, chat).invoke(values, **options)

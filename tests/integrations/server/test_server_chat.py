@@ -447,7 +447,7 @@ async def test_logit_bias(tiny: Speaker) -> None:
                 "tool_choice": "required",
             },
             "tools",
-            "cannot be enforced",
+            "have the type 'foo', not object",
         ),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": "x"}}]}, "tools", "a JSON schema"),
         ({"tools": [{"type": "function", "function": {"name": "f", "description": 3}}]}, "tools", "takes a text"),

@@ -140,7 +140,7 @@ async def test_messages_of_the_server(said: tuple[Speaker, str]) -> None:
 
 async def test_two_tools_of_one_name_are_refused() -> None:
     engine = speaker()
-    twice = [MOVE, LOOK, MOVE]
+    twice = [MOVE, LOOK, {**MOVE, "function": {**MOVE["function"], "description": "Another."}}]
     with pytest.raises(ConfigError, match="two tools have the name 'move'"):
         ChatCocoa(engine=engine).bind_tools(twice)
     with pytest.raises(ConfigError, match="two tools have the name 'move'"):

@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cocoa_engine import CocoaEngine, ConfigError
@@ -243,6 +243,11 @@ LINKED = st.recursive(
 
 @pytest.mark.slow
 @fuzz(40)
+@example(
+    {**{name: {"$ref": "#/$defs/a"} for name in NAMES}, "a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "integer"}]}},
+    {"$ref": "#/$defs/a"},
+    0,
+)
 @given(st.fixed_dictionaries(dict.fromkeys(NAMES, LINKED)), LINKED, st.integers(0, 99))
 def test_no_answer_is_refused_in_its_middle(definitions: dict[str, Any], schema: dict[str, Any], seed: int) -> None:
     """Also with references in a circle: those that no finite value fits are never begun."""

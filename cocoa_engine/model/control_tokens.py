@@ -93,8 +93,12 @@ class ControlTokens:
         text = apply(messages, options)
         template = {name: value for name, value in options.items() if name == "chat_template"}
         hidden_options = self._hidden(options, self._all) | template
+        history = len(messages) - bool(options.get("continue_final_message"))  # after it, the answer has begun
         for hide, tags in product((self._all, self._fewest), (None, self._tags)):
-            hidden = [self._hidden_message(message, hide, tags) for message in messages]
+            hidden = [
+                self._hidden_message(message, hide, tags if number < history else self._tags)
+                for number, message in enumerate(messages)
+            ]
             if hidden == messages and hidden_options == options:
                 return Rendered(text, text)
             try:

@@ -290,6 +290,16 @@ def test_a_message_to_continue() -> None:
     assert control(tokens, ids) == control(tokens, encoded(tokens, chat("a", "Yes"), **options)[1])
 
 
+@pytest.mark.parametrize("tokenizer", sorted(TOKENIZERS))
+@pytest.mark.parametrize("begun", ["<think> Well", "<think> Well. </think> Yes", "<think> <|im_end|>"])
+def test_the_tags_of_a_message_to_continue_are_those_that_the_model_writes(tokenizer: str, begun: str) -> None:
+    tokens = tokens_of(tokenizer, "by role")
+    options = {"continue_final_message": True, "add_generation_prompt": False}
+    ids = encoded(tokens, chat("<think>", begun), **options)[1]
+    named = [name for name in TAGS if name in begun and name in BY_ROLE]
+    assert control(tokens, ids) == ["<|user|>", "</s>", "<|assistant|>", *named]
+
+
 @pytest.mark.slow
 def test_the_engine_by_default_and_on_request() -> None:
     tokenizer = with_tokens(tiny_tokenizer())

@@ -42,7 +42,7 @@ chat_template_kwargs max_dynamic_patch min_dynamic_patch use_audio_in_video imag
 custom_params input_ids rid extra_key cache_salt ngram_corpus_id priority custom_labels bootstrap_host bootstrap_port
 bootstrap_room routed_dp_rank disagg_prefill_dp_rank data_parallel_rank max_new_tokens min_new_tokens sampling_params
 return_logprob logprob_start_len top_logprobs_num token_ids_logprob return_text_in_logprobs image_data audio_data
-video_data spaces_between_special_tokens structural_tag"""
+video_data spaces_between_special_tokens structural_tag sampling_seed input_embeds"""
 """Of its models of OpenAI's chat completions and completions, and of `/generate`."""
 
 TGI = """messages model frequency_penalty logit_bias logprobs top_logprobs max_tokens n presence_penalty response_format
@@ -67,6 +67,9 @@ grammar_triggers preserved_tokens reasoning_format chat_format parse_tool_calls 
 id_slot image_data chat_template_kwargs add_generation_prompt reasoning_budget_tokens thinking_budget_tokens"""
 """Of its page; the source has all."""
 
+QWEN = "enable_thinking thinking_budget"
+"""Of the service of its makers, which pages of its models show."""
+
 ROUTES: dict[type[DecodingRequest], dict[str, Any]] = {
     ChatRequest: {"messages": HELLO},
     CompletionRequest: {"prompt": "Hi"},
@@ -81,7 +84,7 @@ def names_of_route(route: type[DecodingRequest]) -> set[str]:
     return {*route.model_fields, *route.refused, *WITHOUT_EFFECT, *nested}
 
 
-@pytest.mark.parametrize("documented", [VLLM, SGLANG, TGI, OLLAMA, LLAMA_CPP])
+@pytest.mark.parametrize("documented", [VLLM, SGLANG, TGI, OLLAMA, LLAMA_CPP, QWEN])
 def test_all_that_other_servers_document_is_known(documented: str) -> None:
     for route in (ChatRequest, CompletionRequest):
         assert {*documented.split(), "stream_options.continuous_usage_stats"} - names_of_route(route) == set()

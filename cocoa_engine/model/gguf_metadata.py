@@ -211,7 +211,8 @@ AGREEING: dict[str, Agrees] = {
     "rope.dimension_count": _computed(lambda config: _turned(config, _head(config, "global_head_dim"))),
     "rope.dimension_count_swa": _computed(lambda config: _turned(config, _head(config), "sliding_attention")),
     "rope.dimension_sections": lambda value, config, _: (
-        [section for section in value if section] == (_rope(config).get("mrope_section") or [])
+        isinstance(value, list)
+        and [section for section in value if section] == (_rope(config).get("mrope_section") or [])
     ),
     "rope.freq_base": _computed(lambda config: _rope(config).get("rope_theta")),
     "rope.freq_base_swa": _computed(lambda config: _rope(config, "sliding_attention").get("rope_theta")),
@@ -251,6 +252,8 @@ _NEEDED = ("context_length", "embedding_length", "block_count", "attention.head_
 _LISTS = (".sliding_window_pattern", ".dimension_sections", "lfm2.attention.head_count_kv")
 _EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 _WHOLE = ("_count", "_count_kv", "_length", "_size", "_window")
+_FLAGS = ("_norm", "_residual", ".causal", ".finetuned", ".dt_b_c_rms", "_bos_token", "_eos_token", "_space_prefix")
+_TEXTS = ("scaling.type", ".tensor_data_layout", "ggml.model", "ggml.pre", "tokenizer.chat_template")
 
 WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {"general.type": ("model",), "general.quantization_version": (2,)}
 """The only values of keys that would mean another kind of file."""
@@ -275,14 +278,26 @@ def require_known(file: GgufFile) -> None:
             metadata[name]  # a KeyError names it
         layers = metadata["block_count"]
         require_layer_count(layers, f"{file.path}: {metadata.architecture}.block_count", "GGUF file")
-        for name in metadata:
-            key = f"{metadata.architecture}.{name}"
+        typed = [key for key in file.metadata if key.endswith((*_TEXTS, *_FLAGS, "_token_id"))]
+        for key in (*typed, *(f"{metadata.architecture}.{name}" for name in metadata)):
             value = file.metadata[key]
             values = value if isinstance(value, list) else [value]
-            if name.endswith(_WHOLE) and any(type(each) is not int or each < 0 for each in values):
-                raise ValueError(f"{key} = {short_repr(value)} is no whole number")
+            kinds, what = _kinds(key)
+            if any(type(each) not in kinds or (key.endswith(_WHOLE) and each < 0) for each in values):
+                raise ValueError(f"{key} = {short_repr(value)} is no {what}")
             if values is value and not key.endswith(_LISTS) and (len(values) != layers or len(set(values)) > 1):
                 raise ValueError(f"{key} = {short_repr(value)} is not one value for all {layers} layers")
+
+
+def _kinds(key: str) -> tuple[tuple[type, ...], str]:
+    """The types of the value of a key, and their name. llama.cpp is as strict."""
+    if key.endswith(_TEXTS):
+        return (str,), "text"
+    if key.endswith(_FLAGS):
+        return (bool,), "truth value"
+    if key.endswith((*_WHOLE, "_token_id")):
+        return (int,), "whole number"
+    return (int, float, *((bool,) if key.endswith(_LISTS[0]) else ())), "number"
 
 
 def require_agreement(file: GgufFile, config: Any) -> None:

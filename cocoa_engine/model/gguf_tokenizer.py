@@ -72,6 +72,7 @@ READ = (
 )
 """The keys of a tokenizer that are read, or without effect. Others are refused if they are set."""
 _DEFAULTS = {"bos": 1, "eos": 2, "unknown": 0}  # llama.cpp's, of a SentencePiece vocabulary
+_LISTS = {"tokens": str, "merges": str, "token_type": int, "scores": float}
 _NONE = (-1, 2**32 - 1)  # what files write for a token that there is not
 
 
@@ -153,10 +154,16 @@ def _made(file: GgufFile) -> tuple[Tokenizer, dict[str, str]]:
     from tokenizers import AddedToken
 
     found = file.metadata
+    for name, kind in _LISTS.items():
+        values = found.get(f"tokenizer.ggml.{name}")
+        if values is not None and (not isinstance(values, list) or any(type(each) is not kind for each in values[:1])):
+            raise ValueError(f"tokenizer.ggml.{name} = {short_repr(values)} is no list of {kind.__name__}")
     tokens: list[str] = found["tokenizer.ggml.tokens"]
     if len(set(tokens)) != len(tokens):
         raise ValueError("tokenizer.ggml.tokens has a token twice")
     kinds = list(found.get("tokenizer.ggml.token_type") or [NORMAL_TOKEN] * len(tokens))
+    if len(kinds) != len(tokens):
+        raise ValueError(f"tokenizer.ggml.token_type has {len(kinds)} types for {len(tokens)} tokens")
     for number in ends.of_gguf(found):
         kinds[number] = CONTROL_TOKEN  # whatever the file says: an end is no text
     is_sentencepiece = found["tokenizer.ggml.model"] == "llama"

@@ -254,6 +254,7 @@ _EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 _WHOLE = ("_count", "_count_kv", "_length", "_size", "_window")
 _FLAGS = ("_norm", "_residual", ".causal", ".finetuned", ".dt_b_c_rms", "_bos_token", "_eos_token", "_space_prefix")
 _TEXTS = ("scaling.type", ".tensor_data_layout", "ggml.model", "ggml.pre", "tokenizer.chat_template")
+_TEMPLATES = "tokenizer.chat_template."
 
 WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {"general.type": ("model",), "general.quantization_version": (2,)}
 """The only values of keys that would mean another kind of file."""
@@ -278,7 +279,8 @@ def require_known(file: GgufFile) -> None:
             metadata[name]  # a KeyError names it
         layers = metadata["block_count"]
         require_layer_count(layers, f"{file.path}: {metadata.architecture}.block_count", "GGUF file")
-        typed = [key for key in file.metadata if key.endswith((*_TEXTS, *_FLAGS, "_token_id"))]
+        ends = (*_TEXTS, *_FLAGS, "_token_id")
+        typed = [key for key in file.metadata if key.endswith(ends) or key.startswith(_TEMPLATES)]
         for key in (*typed, *(f"{metadata.architecture}.{name}" for name in metadata)):
             value = file.metadata[key]
             values = value if isinstance(value, list) else [value]
@@ -291,7 +293,7 @@ def require_known(file: GgufFile) -> None:
 
 def _kinds(key: str) -> tuple[tuple[type, ...], str]:
     """The types of the value of a key, and their name. llama.cpp is as strict."""
-    if key.endswith(_TEXTS):
+    if key.endswith(_TEXTS) or key.startswith(_TEMPLATES):
         return (str,), "text"
     if key.endswith(_FLAGS):
         return (bool,), "truth value"

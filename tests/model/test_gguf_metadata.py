@@ -223,6 +223,7 @@ WRONG_TYPES: list[tuple[str, Any]] = [
     ("tokenizer.ggml.add_bos_token", "x"),
     ("tokenizer.chat_template", 7),
     ("tokenizer.chat_template", [1, 2]),
+    ("tokenizer.chat_template.tool_use", 7),
 ]
 
 

@@ -26,6 +26,10 @@ logger = safe_logger(__name__)
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": True}
 """JSON on one line, as ``json.dumps`` writes it. Keywords that cannot be enforced are left out of the grammar."""
 
+_MOST = 2**62
+"""llguidance computes limits in 64 bits. Where they overflow, it refuses every number or ends the process."""
+_LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+
 _tokenizers: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()  # building one takes about a second
 _guard = free_in_child(threading.Lock())
 
@@ -255,7 +259,9 @@ def unenforced(schema: Mapping[str, Any]) -> list[str]:
         ConfigError: the schema is not a JSON schema, or no value fits it.
         MissingExtraError: llguidance is not installed (the extra ``tools``).
     """
-    return [each for each in _validated(json_schema_grammar(schema)) if not each.startswith("Unknown format")]
+    warnings = _validated(json_schema_grammar(schema))
+    wide = [f"{key}: {part[key]} is too far from zero" for part, key in _wide_limits(schema)]
+    return [*wide, *(each for each in warnings if not each.startswith("Unknown format"))]
 
 
 def regex_grammar(pattern: str) -> str:
@@ -273,15 +279,20 @@ def json_rule(schema: Mapping[str, Any]) -> str:
     """A term for use in grammar rules: a JSON value that matches a schema, but for what is :func:`unenforced`.
 
     Raises:
-        ConfigError: the schema is not a mapping that can be written as JSON.
+        ConfigError: the schema is not a mapping that can be written as JSON, or has a value that a grammar rounds.
     """
     try:
-        plain = json.loads(json.dumps({**schema}))
+        plain = json.loads(json.dumps({**schema}, allow_nan=False))
+        inexact = next(_inexact(plain), None)
+        for part, key in [*_wide_limits(plain)]:
+            del part[key]
         finite = _without_endless(plain)
     except (TypeError, ValueError) as error:  # ValueError: the schema contains itself
         raise ConfigError(f"a JSON schema must be a dict of plain JSON values: {error}") from None
     except RecursionError:
         raise ConfigError("the JSON schema is nested too deeply; use $defs and $ref.") from None
+    if inexact is not None:
+        raise ConfigError(f"the JSON schema cannot be enforced: {inexact}, which is beyond 2**53; make it a string")
     if finite is False:
         raise ConfigError("no value fits the JSON schema: a $ref in it leads only to itself")
     return "%json " + json.dumps({**finite, "x-guidance": _LAYOUT})
@@ -292,19 +303,39 @@ def _without_endless(schema: dict[str, Any]) -> Any:
 
     A grammar would allow the beginning of such a value, and nothing after it.
     """
-    targets = {reference: _target(schema, reference) for reference in _references(schema)}
+    references = [node.get("$ref") for node in _nodes(schema) if isinstance(node, dict)]
+    targets = {each: _target(schema, each) for each in references if isinstance(each, str) and each.startswith("#")}
     endless = {*targets}
     while finite := {reference for reference in endless if _has_value(targets[reference], endless)}:
         endless -= finite
     return _replaced(schema, endless) if endless else schema
 
 
-def _references(node: Any) -> Iterator[str]:
-    """All references inside a schema to other parts of it."""
-    if isinstance(node, dict) and isinstance(node.get("$ref"), str) and node["$ref"].startswith("#"):
-        yield node["$ref"]
-    for inner in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
-        yield from _references(inner)
+def _nodes(node: Any) -> Iterator[Any]:
+    """A JSON value and all values inside it."""
+    yield node
+    for inner in node.values() if isinstance(node, Mapping) else node if isinstance(node, (list, tuple)) else ():
+        yield from _nodes(inner)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _inexact(schema: Mapping[str, Any]) -> Iterator[str]:
+    """The values of a schema that a grammar would round."""
+    for part in _nodes(schema):
+        for key in ("const", "enum") if isinstance(part, dict) else ():
+            yield from (f"{key} has {each}" for each in _nodes(part.get(key)) if _is_number(each) and abs(each) > 2**53)
+
+
+def _wide_limits(schema: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """The parts of a schema, and their keywords, that limit numbers beyond what llguidance can compute."""
+    for part in _nodes(schema):
+        for key in (*_LOWER, *_UPPER) if isinstance(part, dict) else ():
+            value = part.get(key)
+            if _is_number(value) and (value < -_MOST if key in _LOWER else value > _MOST):
+                yield part, key
 
 
 def _target(schema: Any, reference: str) -> Any:

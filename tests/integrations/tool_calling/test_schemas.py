@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cocoa_engine import CocoaEngine, ConfigError
+from cocoa_engine import CocoaEngine, ConfigError, unenforced
 from cocoa_engine.errors import IncompleteAnswerError
 from cocoa_integrations.server import create_app
 from cocoa_integrations.tool_calling import Plan, ToolRequest
@@ -173,6 +173,7 @@ async def test_the_server_tells_of_a_mismatch(tiny: CocoaEngine, keyword: str, t
         ("4", {"minimum": 3, "exclusiveMinimum": True}),
         ("4", {"$schema": "http://json-schema.org/draft-03/schema#", "divisibleBy": 2}),
         ('"é"', {"pattern": r"^\p{L}$"}),  # no expression of Python, but the grammar enforces it
+        ("1", {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "integer"}]}}}),
         ('{"a": 1', A),  # it was cut off, which is told elsewhere
     ],
 )
@@ -217,6 +218,52 @@ def test_what_can_be_neither_enforced_nor_validated_is_refused_at_once(schema: d
     with pytest.raises(ConfigError) as refused:
         enforceable(schema)
     assert "%json" not in str(refused.value)
+
+
+NUMBERS = [
+    sign * number
+    for sign in (1, -1)
+    for number in (0, 1, 2**53, 2**53 + 1, 2**62, 2**63 - 1, 2**63, 2**64, 10**30, 1e300)
+]
+
+
+@pytest.mark.slow
+@fuzz(60)
+@given(
+    st.dictionaries(
+        st.sampled_from(["const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"]),
+        st.sampled_from(NUMBERS),
+        min_size=1,
+        max_size=2,
+    ),
+    st.sampled_from(["integer", "number"]),
+)
+def test_every_number_is_enforced_validated_or_refused(limits: dict[str, Any], kind: str) -> None:
+    """llguidance itself rounds large numbers, and ends the process at some."""
+    schema = {"type": kind, **limits}
+    try:
+        [processor] = Plan(ToolRequest.of(response_format=json_format(schema)), engine_for_schemas()).processors()
+    except ConfigError as refused:
+        assert "%json" not in str(refused)  # noqa: PT017
+        return
+    text = walk(processor.for_prompt([]), random.Random(0))
+    assert unenforced(schema) or "const" not in limits or text is None or mismatch(text, schema) is None
+
+
+@pytest.mark.parametrize("bounds", [(-(2**63), 2**63 - 1), (0, 2**64 - 1), (-(10**30), 10**30)])
+def test_bounds_of_wide_integers_are_taken(bounds: tuple[int, int]) -> None:
+    schema = {"type": "integer", "minimum": bounds[0], "maximum": bounds[1]}
+    [processor] = Plan(ToolRequest.of(response_format=json_format(schema)), engine_for_schemas()).processors()
+    assert walk(processor.for_prompt([]), random.Random(0))
+    assert mismatch(str(bounds[1]), schema) is None
+    assert mismatch(str(bounds[1] + 1), schema)
+
+
+@pytest.mark.parametrize("value", [2**53 + 1, -(2**63), [1, {"a": 2**64}]])
+@pytest.mark.parametrize("key", ["const", "enum"])
+def test_a_value_that_a_grammar_would_round_is_refused_at_once(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"{key} has .* beyond 2\*\*53"):
+        ToolRequest.of(response_format=json_format({key: value if key == "const" else [value, 1]}))
 
 
 NAMES = ("a", "b", "c")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from types import UnionType
 from typing import Annotated, Any, ForwardRef, Literal, Optional, Union, get_args, get_origin
@@ -67,7 +68,15 @@ def reader_of(form: Any) -> Callable[[str], Any] | None:
 
 
 class _WithoutFieldTitles(GenerateJsonSchema):
-    """pydantic's schemas, in which the title of a field would repeat its name."""
+    """pydantic's schemas, in which the title of a field would repeat its name, and infinite defaults are no JSON."""
+
+    def default_schema(self, schema: Any) -> dict[str, Any]:
+        made = super().default_schema(schema)
+        try:
+            json.dumps(made.get("default"), allow_nan=False)
+        except ValueError:
+            del made["default"]
+        return made
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
@@ -165,6 +174,9 @@ def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(part, dict):
             return part
         rest = {key: inlined(value, inside) for key, value in part.items() if key != "$ref"}
+        names = rest.get("propertyNames")
+        if rest.get("type") == "object" and names and "enum" in names:  # pydantic gives numbers, which no name is
+            rest["propertyNames"] = {"enum": [str(each) for each in names["enum"]]}
         name = str(part.get("$ref")).removeprefix("#/$defs/")
         if name not in definitions:
             return {**part, **rest}

@@ -13,6 +13,7 @@ import dataclasses
 import enum
 import functools
 import json
+import math
 import typing
 from collections.abc import Callable
 from typing import Annotated, Any, Generic, Literal, Optional, TypeVar, Union
@@ -255,6 +256,24 @@ BOXES = [{"item": 1}, {"item": 1, "more": None}, {"item": 1, "more": [2]}]
 NO_BOXES: list[Any] = [{}, {"item": None}, {"item": 1, "more": ["x"]}]
 
 
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+class Odd(BaseModel):
+    """What pydantic's own schemas write in ways that no JSON has."""
+
+    least: float = -math.inf
+    other: float = math.nan
+    whatever: Any = object()
+    levels: dict[Level, int] = {}
+
+
+ODD: list[Any] = [{}, {"least": 1.5, "other": -2, "levels": {"1": 3, "2": 4}}]
+NO_ODD: list[Any] = [{"least": "inf"}, {"levels": {"1": "3"}}, {"levels": 1}]
+
+
 class Listed(RootModel[list[int | None]]):
     pass
 
@@ -328,6 +347,7 @@ TYPES: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "many": (Many, MANY, NO_MANY),
     "many in a TypedDict": (ManyDict, MANY, NO_MANY),
     "generic": (Box[int], BOXES, NO_BOXES),
+    "odd": (Odd, ODD, NO_ODD),
 }
 VALUES: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "union": (Union[Left, Right], [{"kind": "left"}, {"kind": "right", "y": [None]}], [{"kind": "up"}, None, 1]),

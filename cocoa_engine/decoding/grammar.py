@@ -26,6 +26,8 @@ logger = safe_logger(__name__)
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": True}
 """JSON on one line, as ``json.dumps`` writes it. Keywords that cannot be enforced are left out of the grammar."""
 
+_DEEPEST = 200
+"""References inside each other. llguidance overflows its stack at some more, which ends the process."""
 _MOST = 2**62
 """llguidance computes limits in 64 bits. Where they overflow, it refuses every number or ends the process."""
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
@@ -290,7 +292,7 @@ def json_rule(schema: Mapping[str, Any]) -> str:
     except (TypeError, ValueError) as error:  # ValueError: the schema contains itself
         raise ConfigError(f"a JSON schema must be a dict of plain JSON values: {error}") from None
     except RecursionError:
-        raise ConfigError("the JSON schema is nested too deeply; use $defs and $ref.") from None
+        raise ConfigError("the JSON schema, or the references in it, are nested too deeply.") from None
     if inexact is not None:
         raise ConfigError(f"the JSON schema cannot be enforced: {inexact}, which is beyond 2**53; make it a string")
     if finite is False:
@@ -305,6 +307,18 @@ def _without_endless(schema: dict[str, Any]) -> Any:
     """
     references = [node.get("$ref") for node in _nodes(schema) if isinstance(node, dict)]
     targets = {each: _target(schema, each) for each in references if isinstance(each, str) and each.startswith("#")}
+    followed: set[str] = set()
+
+    def follow(part: Any, depth: int) -> None:
+        if depth > _DEEPEST:
+            raise RecursionError
+        for node in _nodes(part):
+            reference = node.get("$ref") if isinstance(node, dict) else None
+            if isinstance(reference, str) and reference in targets and reference not in followed:
+                followed.add(reference)
+                follow(targets[reference], depth + 1)
+
+    follow({key: part for key, part in schema.items() if key not in ("$defs", "definitions")}, 0)
     endless = {*targets}
     while finite := {reference for reference in endless if _has_value(targets[reference], endless)}:
         endless -= finite

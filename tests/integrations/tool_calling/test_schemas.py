@@ -266,6 +266,23 @@ def test_a_value_that_a_grammar_would_round_is_refused_at_once(key: str, value: 
         ToolRequest.of(response_format=json_format({key: value if key == "const" else [value, 1]}))
 
 
+@pytest.mark.parametrize("count", [150, 1000])
+@pytest.mark.parametrize("backwards", [True, False])
+def test_references_inside_each_other_never_end_the_process(count: int, backwards: bool) -> None:
+    definitions: dict[str, Any] = {
+        f"d{number}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{number + 1}"}}, "required": ["a"]}
+        for number in range(count)
+    }
+    definitions[f"d{count}"] = {"type": "integer"}
+    names = sorted(definitions, reverse=backwards)
+    schema = {"$ref": "#/$defs/d0", "$defs": {name: definitions[name] for name in names}}
+    if count < 200:
+        assert enforceable(schema)
+    else:
+        with pytest.raises(ConfigError, match="nested too deeply"):
+            enforceable(schema)
+
+
 NAMES = ("a", "b", "c")
 REFERENCES = st.sampled_from([{"$ref": f"#/$defs/{name}"} for name in NAMES])
 LINKED = st.recursive(

@@ -157,6 +157,11 @@ class Span(Measured):
         description="Whether the span is unlike those that the calibrator was fitted on. Its risk may be meaningless.",
     )
     reaches_max_risk: bool = Field(False, description="Whether the risk reaches CocoaConfig.max_risk.")
+    repeats: bool = Field(
+        False,
+        description="Whether the answer runs in a loop where the span ends: its last 24 tokens are one sequence of at "
+        "most 8 tokens, over and over. Such tokens are probable, so that the risk is low.",
+    )
 
     @computed_field  # type: ignore[prop-decorator]
     @property

@@ -103,6 +103,11 @@ class SpanEntry(TypedDict):
         NotRequired[bool],
         "Only if true: the span is unlike those that the calibrator was fitted on, and its risk may be meaningless.",
     ]
+    repeats: Annotated[
+        NotRequired[bool],
+        "Only if true: the answer runs in a loop where the span ends: its last 24 tokens are one sequence of at most 8 "
+        "tokens, over and over. Such tokens are probable, so that the risk is low.",
+    ]
     candidates: Annotated[
         NotRequired[int],
         "Number of candidates that competed; 0 where none did. Left out in a compact report if it is 0.",

@@ -15,6 +15,11 @@ from cocoa_engine.model.detokenizer import SpanTexts
 from cocoa_engine.results import Generation
 from cocoa_engine.spans import Span, Usage
 
+LOOP = 24
+"""The number of tokens in which a loop is looked for."""
+LONGEST = 8
+"""The number of tokens in the longest sequence that a loop repeats."""
+
 
 class ResultBuilder:
     """Collects the spans of one sequence and builds its :class:`~cocoa_engine.Generation`.
@@ -42,15 +47,17 @@ class ResultBuilder:
         self._measure = measure
         self._texts = SpanTexts()
         self._spans: list[Span] = []
+        self._last: list[int] = []  # tokens
 
     def ready(self, decoder: SpanDecoder) -> list[Span]:
         """The spans that have become final since the last call."""
         ends = [decided.text_end for decided in decoder.decided]
         ranges = self._texts.ready(decoder.track, ends, decoder.has_ended())
-        fresh = [
-            make_span(decided, text_range, self._config, self._measure)
-            for decided, text_range in zip(decoder.decided[len(self._spans) :], ranges, strict=False)
-        ]
+        fresh = []
+        for decided, text_range in zip(decoder.decided[len(self._spans) :], ranges, strict=False):
+            self._last = [*self._last, *decided.token_ids][-LOOP:]
+            span = make_span(decided, text_range, self._config, self._measure)
+            fresh.append(span.model_copy(update={"repeats": True}) if is_loop(self._last) else span)
         self._spans.extend(fresh)
         return fresh
 
@@ -78,6 +85,12 @@ class ResultBuilder:
             question_tokens=self._question_tokens,
         )
         return with_answer_risk(generation, self._measure.calibrator)
+
+
+def is_loop(token_ids: Sequence[int]) -> bool:
+    """Whether the last :data:`LOOP` tokens repeat one sequence of at most :data:`LONGEST` tokens."""
+    last = token_ids[-LOOP:]
+    return len(last) == LOOP and any(last[size:] == last[:-size] for size in range(1, LONGEST + 1))
 
 
 def make_span(

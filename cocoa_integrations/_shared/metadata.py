@@ -51,6 +51,8 @@ def span_metadata(span: Span, number: int, part: Part | None = None) -> dict[str
     }
     if span.out_of_domain:
         entry["out_of_domain"] = True
+    if span.repeats:
+        entry["repeats"] = True
     return entry if part is None else {**entry, "part": part}
 
 

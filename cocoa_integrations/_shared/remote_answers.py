@@ -79,6 +79,7 @@ def span_of(entry: Mapping[str, Any], risk_source: str | None = None) -> Span:
             "flagged": entry["flagged"],
             "out_of_domain": entry.get("out_of_domain", False),
             "reaches_max_risk": entry["reaches_max_risk"],
+            "repeats": entry.get("repeats", False),
         }
     )
 

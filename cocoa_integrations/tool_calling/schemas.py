@@ -53,12 +53,13 @@ def enforceable(schema: Mapping[str, Any]) -> Any:
         ConfigError: no value fits it, it is not a JSON schema, or what the grammar leaves out cannot be validated.
         MissingExtraError: llguidance or jsonschema is not installed.
     """
-    left_out, kind = unenforced(schema), _draft(schema)
-    try:
-        kind.check_schema(schema, format_checker=kind.FORMAT_CHECKER if left_out else None)  # its regular expressions
-    except need("jsonschema", extra="tools", what="a schema").SchemaError as error:
-        parts = f" ({'; '.join(left_out)})" if left_out else ""
-        raise ConfigError(f"the JSON schema{parts} is invalid at {error.json_path}: {error.message}") from None
+    left_out, (kind, is_valid) = unenforced(schema), _draft(schema)
+    if left_out or not is_valid:
+        try:
+            kind.check_schema(schema, format_checker=kind.FORMAT_CHECKER if left_out else None)  # regular expressions
+        except need("jsonschema", extra="tools", what="a schema").SchemaError as error:
+            parts = f" ({'; '.join(left_out)})" if left_out else ""
+            raise ConfigError(f"the JSON schema{parts} is invalid at {error.json_path}: {error.message}") from None
     made = closed(schema)
     try:
         unenforced(made)
@@ -68,20 +69,25 @@ def enforceable(schema: Mapping[str, Any]) -> Any:
 
 
 def _validator(schema: Mapping[str, Any]) -> Any:
-    exact, kind = json.loads(json.dumps(schema), parse_float=Decimal), _draft(schema)
+    exact, (kind, _) = json.loads(json.dumps(schema), parse_float=Decimal), _draft(schema)
     validators = need("jsonschema.validators", extra="tools", what="a schema")
     specifications = need("jsonschema_specifications", extra="tools", what="a schema")
     types = kind.TYPE_CHECKER.redefine("integer", _is_integer)
     return validators.extend(kind, type_checker=types)(exact, registry=specifications.REGISTRY)
 
 
-def _draft(schema: Mapping[str, Any]) -> Any:
-    """The class of validators for the draft that ``$schema`` names, or the newest one that a schema is valid in."""
+def _draft(schema: Mapping[str, Any]) -> tuple[Any, bool]:
+    """The class of validators for the draft that ``$schema`` names, or the newest one that a schema is valid in.
+
+    Returns:
+        The class, and whether the schema is valid in it.
+    """
     validators = need("jsonschema.validators", extra="tools", what="a schema")
     named = validators.validator_for(schema, default=None)
     names = ("Draft202012Validator", "Draft7Validator", "Draft4Validator", "Draft3Validator")
     drafts = [getattr(validators, name) for name in names] if named is None else [named]
-    return next((draft for draft in drafts if draft(draft.META_SCHEMA).is_valid(schema)), drafts[0])
+    valid = next((draft for draft in drafts if draft(draft.META_SCHEMA).is_valid(schema)), None)
+    return valid or drafts[0], valid is not None
 
 
 def _is_integer(_: Any, value: Any) -> bool:

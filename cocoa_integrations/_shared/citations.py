@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 from cocoa_engine import ContextLift
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
+from cocoa_integrations._shared.edits import Edit
 
 CITATIONS_KEY = "cocoa_citations"
 
@@ -145,29 +146,21 @@ def citations_of(
     return citations
 
 
-def with_markers(
-    text: str, entries: Sequence[list[dict[str, Any]]], citations: Sequence[dict[str, Any]], marker: str = "[{source}]"
-) -> str:
-    """The text with a marker after each citation. The offsets of the entries and citations are moved accordingly.
+def marker_edits(text: str, citations: Sequence[Mapping[str, Any]], marker: str = "[{source}]") -> list[Edit]:
+    """The changes that insert a marker after each citation, in the order of the text.
 
     Args:
         text: the text of the answer.
-        entries: lists of objects with ``start`` and ``end`` in the text.
-        citations: the citations.
+        citations: the citations, with offsets in the text.
         marker: a template with ``{source}``.
     """
-    moved = [one for of_one in (*entries, citations) for one in of_one]
-    for citation in reversed(citations):
+    edits = []
+    for citation in citations:
         end = citation["end"]
-        after_space = end > 0 and text[end - 1].isspace()
         mark = marker.format(source=citation["source"])
-        mark = f"{mark} " if after_space else f" {mark}"
-        text = text[:end] + mark + text[end:]
-        for one in moved:
-            if one["start"] >= end and one is not citation:
-                one["start"] += len(mark)
-                one["end"] += len(mark)
-    return text
+        after_space = end > 0 and text[end - 1].isspace()
+        edits.append(Edit(end, end, after=f"{mark} " if after_space else f" {mark}"))
+    return edits
 
 
 def whole_words(spans: Sequence[Mapping[str, Any]]) -> list[list[int]]:

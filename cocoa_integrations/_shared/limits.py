@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 from cocoa_engine import UnitLevel
 from cocoa_engine.errors import ConfigError, HallucinationRiskError
 from cocoa_engine.messages import unknown
+from cocoa_integrations._shared.edits import Edit, apply_edits
 from cocoa_integrations._shared.finite import is_unmeasured, severity
 from cocoa_integrations._shared.metadata import is_reasoning
 from cocoa_integrations._shared.reasoning import CLOSING
@@ -353,22 +354,33 @@ class Limit:
         covered = covering(text, spans)
         if covered is None:
             raise ConfigError("the text differs from the text of its spans; mark an answer before changing its text")
-        risky = self.risky(covered, report)
         offset = covered[0]["end"] - len(covered[0]["text"]) if covered else 0
-        for one in reversed(risky):
-            end = one["end"] - offset
-            start = end - len(one["text"])
-            text = f"{text[:start]}{self._marked(one, mark)}{text[end:]}"
-        return text
+        edits = self.mark_edits(covered, mark, report)
+        moved = [edit._replace(start=edit.start - offset, end=edit.end - offset) for edit in edits]
+        return apply_edits(text, moved, ())
 
-    def _marked(self, one: dict[str, Any], mark: Mark) -> str:
+    def mark_edits(
+        self, spans: Sequence[dict[str, Any]], mark: Mark, report: dict[str, Any] | None = None
+    ) -> list[Edit]:
+        """The changes that mark each risky span, claim or sentence, in the order of the text.
+
+        Whitespace at its ends stays outside the mark. The offsets are those of the spans.
+
+        Args:
+            spans: the entries of ``cocoa_spans`` that are shown, in order.
+            mark: how to mark them.
+            report: as for :meth:`risky`.
+        """
+        return [self._marked(one, mark) for one in self.risky(spans, report)]
+
+    def _marked(self, one: dict[str, Any], mark: Mark) -> Edit:
         core = one["text"].strip()
-        before, _, after = one["text"].partition(core)
+        end = one["end"] - len(one["text"]) + len(one["text"].rstrip())
         value = 0.0 if self.metric == "answer_risk" else one.get("value", 0.0)
         if "value" not in one and self.metric != "answer_risk":
             value = metric_of(one, self._metric_of_spans)
         marked = mark.format(text=core, value=value) if isinstance(mark, str) else mark(core, one)
-        return f"{before}{marked}{after}"
+        return Edit(end - len(core), end, text=marked)
 
 
 def require_mark(mark: Mark) -> None:

@@ -21,10 +21,11 @@ from cocoa_integrations._shared.citations import (
     citations_of,
     find_in,
     lift_in_nats,
+    marker_edits,
     require_limits,
     spread,
-    with_markers,
 )
+from cocoa_integrations._shared.edits import apply_edits
 from cocoa_integrations._shared.limits import covering
 from cocoa_integrations._shared.metadata import is_reasoning
 from cocoa_integrations._shared.settings import config_of
@@ -136,7 +137,8 @@ def with_citations(
             citation["spans"] = [numbers[number] for number in citation["spans"]]
         starts = [span["start"] for span in shown]
         if markers and not message.tool_calls and message.text == "".join(span["text"] for span in shown):
-            message = with_text(message, with_markers(message.text, [shown], citations))
+            edits = marker_edits(message.text, citations)
+            message = with_text(message, apply_edits(message.text, edits, [*shown, *citations]))
         for span, of_span in zip(spans, lifts, strict=True):
             span |= {"source": None, VALUES[by]: list(of_span)}
         for number, span, start in zip(numbers, shown, starts, strict=True):

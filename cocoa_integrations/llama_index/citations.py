@@ -12,9 +12,10 @@ from cocoa_integrations._shared.citations import (
     MIN_ATTENTION,
     MIN_LIFT,
     CitedBy,
+    marker_edits,
     require_limits,
-    with_markers,
 )
+from cocoa_integrations._shared.edits import apply_edits
 from cocoa_integrations._shared.metadata import RISK_KEY
 from cocoa_integrations.llama_index.answers import Answers
 from cocoa_integrations.llama_index.query_engine import RiskQueryEngine
@@ -90,27 +91,7 @@ class RiskCitationQueryEngine(RiskQueryEngine):
         report = metadata[RISK_KEY]
         # a copy: the report may also be in cocoa_reports, whose offsets refer to the generated text
         report = {**report, "spans": [dict(span) for span in report["spans"]]}
-        parts = [dict(part) for part in report.get("parts", ())]
-        text = with_markers(str(response), [report["spans"]], citations)
-        if parts:
-            grown = len(text) - len(str(response))
-            report["parts"] = _around(parts, metadata[RISK_KEY]["spans"], report["spans"], grown)
+        report |= {"parts": [dict(part) for part in report["parts"]]} if "parts" in report else {}
+        entries = [*report["spans"], *report.get("parts", ()), *citations]
+        text = apply_edits(str(response), marker_edits(str(response), citations), entries)
         return replace(response, response=text, metadata={**metadata, RISK_KEY: report})
-
-
-def _around(
-    parts: list[dict[str, int]], before: list[dict[str, int]], after: list[dict[str, int]], grown: int
-) -> list[dict[str, int]]:
-    """The parts with the offsets that their spans have after markers were inserted.
-
-    A part without spans, such as that of an empty answer, moves with the next span, or else by all that was inserted.
-    """
-    for part in parts:
-        within = [n for n, span in enumerate(before) if part["start"] <= span["start"] and span["end"] <= part["end"]]
-        if within:
-            part["start"], part["end"] = after[within[0]]["start"], after[within[-1]]["end"]
-            continue
-        following = (n for n, span in enumerate(before) if span["start"] >= part["end"])
-        shift = next((after[n]["start"] - before[n]["start"] for n in following), grown)
-        part["start"], part["end"] = part["start"] + shift, part["end"] + shift
-    return parts

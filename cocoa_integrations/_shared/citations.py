@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from cocoa_engine import ContextLift
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
-from cocoa_integrations._shared.edits import Edit
+from cocoa_integrations._shared.edits import Change, Edit, EditedText
 
 CITATIONS_KEY = "cocoa_citations"
 
@@ -161,6 +162,19 @@ def marker_edits(text: str, citations: Sequence[Mapping[str, Any]], marker: str 
         after_space = end > 0 and text[end - 1].isspace()
         edits.append(Edit(end, end, after=f"{mark} " if after_space else f" {mark}"))
     return edits
+
+
+def with_markers(text: EditedText, citations: Sequence[Mapping[str, Any]]) -> Change:
+    """What markers after the citations make of a text.
+
+    Args:
+        text: the text.
+        citations: the citations, with offsets in its original.
+    """
+    begin = text.begin
+    of_text = [{**one, "start": one["start"] - begin, "end": one["end"] - begin} for one in citations]
+    edits = marker_edits(text.original, of_text)
+    return text.changed([replace(edit, start=edit.start + begin, end=edit.end + begin) for edit in edits])
 
 
 def whole_words(spans: Sequence[Mapping[str, Any]]) -> list[list[int]]:

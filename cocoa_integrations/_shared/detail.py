@@ -7,6 +7,8 @@ from typing import Any, Literal, get_args
 
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
+from cocoa_integrations._shared.edits import EditedText
+from cocoa_integrations._shared.metadata import begin_of
 
 Detail = Literal["full", "compact", "none"]
 """``full``: everything that is measured. ``compact``: one report, in which nothing is written twice. ``none``: no
@@ -22,8 +24,6 @@ MLDS = ("con_mlds", "f_mlds")
 
 UNSET: dict[str, Any] = {"flagged": False, "reaches_max_risk": False, "candidates": 0, "source_attention": None}
 """The values of a span that a compact report leaves out."""
-
-PARTS = ("reasoning", "answer")
 
 MEMBERS = ("spans", "check", "claims", "sentences", "tool_calls", "fields")
 """The keys of a report that list its parts."""
@@ -75,9 +75,10 @@ def compact_report(report: dict[str, Any], stored: Stored | None) -> dict[str, A
         ]
     offsets = {} if stored is None else _offsets(report, stored)
     if "reasoning" in report:  # the part of each span says which spans it has
-        of_parts = {f"{part}_start": start for part, start in offsets.items()}
         kept = {key: value for key, value in report["reasoning"].items() if key != "spans"}
-        compact["reasoning"] = {**kept, **of_parts}
+        compact["reasoning"] = kept | ({"reasoning_start": offsets["reasoning"]} if "reasoning" in offsets else {})
+    if stored is not None and "answer" in offsets and _length(report) != len(stored.text):
+        compact["text_length"] = len(stored.text)
     spans = []
     for span in report["spans"]:
         kept = {key: value for key, value in span.items() if key not in NOT_KEPT}
@@ -100,15 +101,16 @@ def expanded_report(report: dict[str, Any] | None, stored: Stored) -> dict[str, 
     """
     if report is None or not report.get("compact") or "spans" not in report:
         return report
-    offsets = {"answer": 0}
-    expanded = dict(report)
+    offsets = {"answer": begin_of(report)}
+    expanded = {key: value for key, value in report.items() if key != "text_length"}
     if "reasoning" in report:
         reasoning = dict(report["reasoning"])
-        offsets = {part: reasoning.pop(key) for part in PARTS if (key := f"{part}_start") in reasoning}
+        if "reasoning_start" in reasoning:
+            offsets["reasoning"] = reasoning.pop("reasoning_start")
         numbers = [number for number, span in enumerate(report["spans"]) if span.get("part") == "reasoning"]
         expanded["reasoning"] = {**reasoning, "spans": numbers}
-    if not report["spans"] or report["spans"][-1]["end"] - offsets.get("answer", 0) != len(stored.text):
-        offsets.pop("answer", None)
+    if report.get("text_length", _length(report)) != len(stored.text):
+        del offsets["answer"]
     spans = []
     for number, span in enumerate(report["spans"]):
         text = span.get("text", _stored_text(span, offsets, stored))
@@ -119,13 +121,16 @@ def expanded_report(report: dict[str, Any] | None, stored: Stored) -> dict[str, 
 
 def _offsets(report: dict[str, Any], stored: Stored) -> dict[str, int]:
     """The offsets at which the stored texts begin in the generated text, by part of the text."""
-    generated = "".join(span.get("text", "") for span in report["spans"])
-    if "reasoning" not in report:
-        return {"answer": 0} if generated == stored.text else {}
-    offsets = {"reasoning": generated.find(stored.reasoning)} if stored.reasoning else {}
-    if generated.endswith(stored.text):
-        offsets["answer"] = len(generated) - len(stored.text)
+    offsets = {} if EditedText.find(stored.text, report) is None else {"answer": begin_of(report)}
+    if stored.reasoning:
+        offsets["reasoning"] = "".join(span.get("text", "") for span in report["spans"]).find(stored.reasoning)
     return {part: offset for part, offset in offsets.items() if offset >= 0}
+
+
+def _length(report: dict[str, Any]) -> int:
+    """The number of characters of the text that is shown, unless it was changed at its end."""
+    end: int = report["spans"][-1]["end"] if report["spans"] else 0
+    return max(end - begin_of(report), 0)
 
 
 def _stored_text(span: dict[str, Any], offsets: dict[str, int], stored: Stored) -> str | None:

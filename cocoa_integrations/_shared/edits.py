@@ -1,13 +1,32 @@
-"""Changes of the text of an answer. The offsets of everything that refers to the text follow them."""
+"""Changes of the text of an answer, and the offsets of its report that follow them.
+
+A report lists the changes of its text under ``edits``, with offsets in the text as it was before them. All other
+offsets refer to the text that is shown. A step that changes a text begins with the original and all changes, so that
+the result does not depend on the order of the steps.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
 from typing import Any, NamedTuple
 
+from cocoa_engine.errors import ConfigError
+from cocoa_integrations._shared.metadata import begin_of, is_reasoning
 
-class Edit(NamedTuple):
-    """A change of a stretch of a text. A stretch without characters is a place at which something is inserted.
+EDITS_KEY = "edits"
+
+_LISTS = ("spans", "check", "claims", "sentences", "parts")
+"""The lists of a report whose entries have offsets."""
+
+_ADDED = ("before", "after")
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A change of a stretch of a text. A stretch without characters is a place at which a marker is inserted.
 
     Attributes:
         start: offset of the first character.
@@ -15,6 +34,7 @@ class Edit(NamedTuple):
         before: what is inserted before the stretch.
         after: what is inserted after it.
         text: what replaces the stretch; ``None``: it stays.
+        was: the text that was replaced; ``None`` if that is the whole answer.
     """
 
     start: int
@@ -22,46 +42,294 @@ class Edit(NamedTuple):
     before: str = ""
     after: str = ""
     text: str | None = None
+    was: str | None = None
 
 
-def apply_edits(text: str, edits: Sequence[Edit], entries: Iterable[dict[str, Any]]) -> str:
-    """The changed text. The ``start`` and ``end`` of the entries are moved accordingly.
+class Change(NamedTuple):
+    """What a step makes of the text of an answer.
 
-    An entry keeps its text where a change only adds to the text around it. An entry of which a part is replaced covers
-    the replacement.
+    Attributes:
+        text: the changed text.
+        edits: all changes of the original text.
+        moved: copies of entries with their offsets in the changed text. It takes the entries and what is added to their
+            offsets to count from the first character that the offsets of spans count from.
+    """
+
+    text: str
+    edits: Sequence[Edit]
+    moved: Callable[[Iterable[dict[str, Any]], int], list[dict[str, Any]]]
+
+    def of_report(self, report: Mapping[str, Any]) -> dict[str, Any]:
+        """A copy of the report with the offsets of everything in it moved."""
+
+        def values(entries: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+            return dict(zip(entries, self.moved(entries.values(), 0), strict=True))
+
+        changed = {**report, **{key: self.moved(report[key], 0) for key in _LISTS if key in report}}
+        if "fields" in report:
+            changed["fields"] = values(report["fields"])
+        if "tool_calls" in report:
+            changed["tool_calls"] = [{**one, "arguments": values(one["arguments"])} for one in report["tool_calls"]]
+        record = [
+            {key: value for key, value in asdict(edit).items() if value is not None and (value or key not in _ADDED)}
+            for edit in self.edits
+        ]
+        return {**changed, EDITS_KEY: record} if record else changed
+
+
+def replacement(report: Mapping[str, Any], text: str) -> Change:
+    """The change of a whole answer into another text. Its spans, claims and citations then cover that text."""
+    begin = begin_of(report)
+
+    def moved(entries: Iterable[dict[str, Any]], shift: int) -> list[dict[str, Any]]:
+        return [
+            one
+            if one["start"] + shift < begin >= one["end"] + shift
+            else {**one, "start": min(one["start"], begin - shift), "end": begin + len(text) - shift}
+            for one in entries
+        ]
+
+    size = sum(len(span.get("text", "")) for span in report["spans"])
+    return Change(text, [Edit(begin, max(begin, size), text=text)], moved)
+
+
+class _Piece(NamedTuple):
+    """What is shown in place of ``start`` to ``end`` of the original; ``opens`` or ``closes`` a mark."""
+
+    start: int
+    end: int
+    new: str
+    opens: Edit | None = None
+    closes: Edit | None = None
+    was: str = ""
+
+    @property
+    def comes_before(self) -> bool:
+        """Whether it is no part of what begins at its place: what closes a mark there, or a marker."""
+        return self.opens is None and self.start == self.end
+
+
+class EditedText:
+    """The text of an answer with changes.
 
     Args:
-        text: the text.
-        edits: the changes, in order. They do not overlap.
-        entries: objects with ``start`` and ``end`` in the text.
+        original: the text without them.
+        edits: the changes. A mark is closed before a marker at its end. A marker inside a mark or a replaced stretch is
+            moved to its end. What lies within a replaced stretch is not changed any more.
+        begin: the offset of the first character, after any reasoning.
+        replaced: whether the whole answer was replaced. Nothing of it is shown then.
+
+    Attributes:
+        text: the text with the changes.
     """
-    replaced = [
-        one
-        for edit in edits
-        for one in (
-            (edit.start, edit.start, edit.before),
-            (edit.start, edit.end, text[edit.start : edit.end] if edit.text is None else edit.text),
-            (edit.end, edit.end, edit.after),
-        )
-        if one[0] < one[1] or one[2]
-    ]
-    for entry in entries:
-        start, end = entry["start"], entry["end"]
-        entry["start"] = _moved(start, replaced, start, is_start=True)
-        entry["end"] = max(entry["start"], _moved(end, replaced, start, is_start=False))
-    for start, end, new in reversed(replaced):
-        text = f"{text[:start]}{new}{text[end:]}"
-    return text
+
+    def __init__(self, original: str, edits: Sequence[Edit] = (), begin: int = 0, *, replaced: bool = False) -> None:
+        self.original, self.begin, self.replaced = original, begin, replaced
+        self.edits = [
+            edit if edit.text is None else replace(edit, was=original[edit.start - begin : edit.end - begin])
+            for edit in _combined(edits)
+        ]
+        self._pieces = _pieces(self.edits)
+        self._starts = [piece.start for piece in self._pieces]
+        self._shifts = [0, *accumulate(len(piece.new) - (piece.end - piece.start) for piece in self._pieces)]
+        self._shown = [piece.start + shift for piece, shift in zip(self._pieces, self._shifts, strict=False)]
+        parts, position = [], 0
+        for piece in self._pieces:
+            parts += [original[position : piece.start - begin], piece.new]
+            position = piece.end - begin
+        self.text = "".join([*parts, original[position:]])
+
+    @classmethod
+    def find(cls, text: str, report: Mapping[str, Any]) -> EditedText | None:
+        """The text of an answer, as its report describes it; ``None`` if something else changed the text.
+
+        Args:
+            text: the text that is shown.
+            report: the ``cocoa_risk`` report.
+        """
+        begin, edits = begin_of(report), [Edit(**entry) for entry in report.get(EDITS_KEY, ())]
+        if any(edit.text is not None and edit.was is None for edit in edits):
+            return cls(text, (), begin, replaced=True) if text == edits[0].text else None
+        parts, position = [], 0
+        grown = 0
+        for piece in _pieces(edits):
+            at = piece.start - begin + grown
+            if not text.startswith(piece.new, at):
+                return None
+            parts += [text[position:at], piece.was]
+            position = at + len(piece.new)
+            grown += len(piece.new) - len(piece.was)
+        edited = cls("".join([*parts, text[position:]]), edits, begin)
+        answer = [span for span in report["spans"] if not is_reasoning(span)]
+        if any("text" not in span for span in answer):
+            return None
+        answer = edited.originals(answer)
+        end = max(answer[-1]["end"], begin) if answer else begin
+        whole = "parts" in report or end - begin == len(edited.original)  # text may stand between several answers
+        return edited if whole and all(edited._has(span["start"], span) for span in answer) else None
+
+    @classmethod
+    def of(cls, text: str, report: Mapping[str, Any]) -> EditedText:
+        """Like :meth:`find`.
+
+        Raises:
+            ConfigError: something else changed the text.
+        """
+        edited = cls.find(text, report)
+        if edited is None:
+            raise ConfigError("the text differs from the text of its spans; mark an answer before changing its text")
+        return edited
+
+    def spans(self, entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Copies of the spans of the answer that are shown, with the offsets that they have in the original.
+
+        Text before the answer, such as a closing tag, is cut off their texts.
+
+        Args:
+            entries: the entries of ``cocoa_spans``.
+        """
+        shown = [] if self.replaced else [span for span in self.originals(entries) if not is_reasoning(span)]
+        for span in shown:
+            first = max(span["start"], self.begin)
+            span |= {"start": first, "end": max(span["end"], first), "text": span["text"][first - span["start"] :]}
+        return shown
+
+    def changed(self, edits: Sequence[Edit]) -> Change:
+        """What further changes make of the text. Their offsets are those in the original."""
+        new = EditedText(self.original, [*self.edits, *edits], self.begin)
+
+        def moved(entries: Iterable[dict[str, Any]], shift: int) -> list[dict[str, Any]]:
+            return new.placed(self.originals(entries, shift), shift)
+
+        return Change(new.text, new.edits, moved)
+
+    def placed(self, entries: Iterable[dict[str, Any]], shift: int = 0) -> list[dict[str, Any]]:
+        """Copies of entries with their offsets in the shown text.
+
+        Args:
+            entries: objects with ``start`` and ``end`` in the original.
+            shift: what is subtracted from the offsets.
+        """
+        places = ((self._place(one["start"], one["end"]), one) for one in entries)
+        return [{**one, "start": start - shift, "end": end - shift} for (start, end), one in places]
+
+    def originals(self, entries: Iterable[dict[str, Any]], shift: int = 0) -> list[dict[str, Any]]:
+        """Copies of entries with the offsets that they have in the original.
+
+        A marked entry is shown without the white space at its ends, and one in a replaced stretch as all of it. Its
+        text, and the end of the entry before it, tell where it was.
+
+        Args:
+            entries: objects with ``start`` and ``end`` in the shown text.
+            shift: what is added to their offsets.
+        """
+        originals = []
+        before = 0
+        for one in entries:
+            shown, shown_end = one["start"] + shift, one["end"] + shift
+            start, end = self._offset(shown, is_end=False), self._offset(shown_end, is_end=True)
+            lowest, highest = self._offset(shown, is_end=True), self._offset(shown_end, is_end=False)
+            if "text" in one:
+                text = one["text"]
+                first = start - len(text) + len(text.lstrip())
+                last = end - len(text.rstrip())
+                likely = (before if lowest < before <= highest else start, start, first, last, lowest)
+                start = next((place for place in likely if self._has(place, one)), start)
+                end = start + len(text) if self._has(start, one) else end
+            if end < start:
+                start, end = lowest, highest
+            before = end
+            originals.append({**one, "start": start, "end": end})
+        return originals
+
+    def _has(self, start: int, entry: Mapping[str, Any]) -> bool:
+        """Whether the text of an entry stands at an offset of the original."""
+        cut = max(self.begin - start, 0)
+        return start >= 0 and self.original.startswith(entry["text"][cut:], start + cut - self.begin)
+
+    def _offset(self, shown: int, *, is_end: bool) -> int:
+        """The offset in the original of one in the shown text. What is inserted there is after an end."""
+        number = (bisect_left if is_end else bisect_right)(self._shown, shown) - 1
+        if number < 0:
+            return shown
+        piece = self._pieces[number]
+        if shown < self._shown[number] + len(piece.new):
+            return piece.end if is_end else piece.start
+        return shown - self._shifts[number + 1]
+
+    def _place(self, start: int, end: int) -> tuple[int, int]:
+        """The shown offsets of a stretch of the original: inside the marks around all of its words."""
+        stretch = self.original[max(start - self.begin, 0) : max(end - self.begin, 0)]
+        first = max(start, self.begin) + len(stretch) - len(stretch.lstrip())
+        last = first + len(stretch.strip())
+
+        def is_around(mark: Edit | None) -> bool:
+            return mark is not None and first < last and mark.start <= first and last <= mark.end
+
+        pieces = self._pieces
+        number = bisect_left(self._starts, start)
+        if number and pieces[number - 1].end > start:
+            shown = self._shown[number - 1]
+        else:
+            while number < len(pieces) and self._starts[number] == start and pieces[number].comes_before:
+                number += 1
+            shown = start + self._shifts[number]
+            while number < len(pieces) and self._starts[number] <= first:
+                if is_around(pieces[number].opens):
+                    shown = self._starts[number] + self._shifts[number + 1]
+                number += 1
+        number = bisect_left(self._starts, end)
+        if number and pieces[number - 1].end > end:
+            return shown, self._shown[number - 1] + len(pieces[number - 1].new)
+        while number < len(pieces) and self._starts[number] == end:
+            if pieces[number].closes is None or is_around(pieces[number].closes):
+                break
+            number += 1
+        for within in range(bisect_left(self._starts, last), number):
+            if is_around(pieces[within].closes):
+                return shown, last + self._shifts[within]
+        return shown, max(shown, end + self._shifts[number])
 
 
-def _moved(offset: int, replaced: Sequence[tuple[int, int, str]], begin: int, *, is_start: bool) -> int:
-    """The offset after changes. What is inserted at the start of an entry is before it, what is at its end after it."""
-    moved = offset
-    for start, end, new in replaced:
+def _combined(edits: Sequence[Edit]) -> list[Edit]:
+    """The changes without those that have no place. What is replaced stays replaced."""
+    replaced: list[Edit] = []
+    for edit in edits:
+        if edit.text is None or any(old.start <= edit.start and edit.end <= old.end for old in replaced):
+            continue
+        replaced = [old for old in replaced if not (edit.start <= old.start and old.end <= edit.end)]
+        start = max((old.end for old in replaced if old.start < edit.start), default=edit.start)
+        end = min((old.start for old in replaced if old.start > edit.start), default=edit.end)
+        replaced.append(replace(edit, start=max(start, edit.start), end=min(end, edit.end)))
+    kept = [*replaced]
+    for edit in edits:
+        if edit.text is None and edit.start < edit.end:
+            start = min([edit.start, *(one.start for one in replaced if one.start < edit.start < one.end)])
+            end = max([edit.end, *(one.end for one in replaced if one.start < edit.end < one.end)])
+            around = [(one.start, one.end) for one in replaced if one.start <= start and end <= one.end]
+            if around in ([], [(start, end)]):
+                kept.append(replace(edit, start=start, end=end))
+    stretches = [*kept]
+    for edit in edits:
+        if edit.start == edit.end:
+            place = edit.start
+            while inside := [one.end for one in stretches if one.start < place < one.end]:
+                place = max(inside)
+            after = edit.after if place == edit.start else f" {edit.after.strip()}"
+            kept.append(Edit(place, place, after=after))
+    return kept
+
+
+def _pieces(edits: Sequence[Edit]) -> list[_Piece]:
+    """What the changes insert and replace, in the order of the shown text. Marks at one place are nested by size."""
+    keyed: list[tuple[tuple[int, int, int, int], _Piece]] = []
+    for number, edit in enumerate(edits):
+        start, end = edit.start, edit.end
         if start == end:
-            moved += len(new) if start < offset or (start == offset and is_start) else 0
-        elif end <= offset:
-            moved += len(new) - (end - start)
-        elif start < offset and len(new) != end - start:  # inside of a replaced stretch
-            moved += (0 if is_start else len(new)) - (offset - start)
-    return moved
+            keyed.append(((end, 1, number, 0), _Piece(end, end, edit.after)))
+        elif edit.text is not None:
+            keyed.append(((start, 3, 0, 0), _Piece(start, end, edit.text, was=edit.was or "")))
+        else:
+            keyed.append(((start, 2, -end, -number), _Piece(start, start, edit.before, opens=edit)))
+            keyed.append(((end, 0, -start, number), _Piece(end, end, edit.after, closes=edit)))
+    return [piece for _, piece in sorted(keyed, key=lambda one: one[0])]

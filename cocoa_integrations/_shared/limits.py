@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -10,10 +11,9 @@ from typing import Any, Literal, get_args
 from cocoa_engine import UnitLevel
 from cocoa_engine.errors import ConfigError, HallucinationRiskError
 from cocoa_engine.messages import unknown
-from cocoa_integrations._shared.edits import Edit, apply_edits
+from cocoa_integrations._shared.edits import Edit
 from cocoa_integrations._shared.finite import is_unmeasured, severity
 from cocoa_integrations._shared.metadata import is_reasoning
-from cocoa_integrations._shared.reasoning import CLOSING
 from cocoa_integrations._shared.units import measured_text
 
 Metric = Literal["risk", "con_mlds", "f_mlds", "self_information"]
@@ -80,35 +80,6 @@ def visible_spans(spans: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     visible and the text of its message has been changed.
     """
     return [span for span in spans if not is_reasoning(span) and ("text" not in span or span["text"].strip())]
-
-
-def covering(text: str, spans: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    """The spans whose texts concatenate to ``text``, or ``None`` if they do not.
-
-    After reasoning, the closing tag and the whitespace before the answer are cut off the texts of the spans.
-
-    Args:
-        text: an answer, or the part of it that ``spans`` cover.
-        spans: entries of ``cocoa_spans``, in order.
-    """
-    answer = [span for span in spans if not is_reasoning(span)]
-    if any("text" not in span for span in answer):
-        return None
-    whole = "".join(span["text"] for span in answer)
-    if whole == text:
-        return answer
-    cut = len(whole) - len(text)
-    before = whole[: max(cut, 0)].strip()
-    if cut < 0 or not whole.endswith(text) or not any("part" in span for span in spans):
-        return None
-    if before and not (before.endswith(CLOSING) or CLOSING.endswith(before)):  # a span may begin inside the tag
-        return None
-    covered = []
-    for span in answer:
-        size = min(cut, len(span["text"]))
-        cut -= size
-        covered.append({**span, "text": span["text"][size:]} if size else span)
-    return covered
 
 
 def require_unit(unit: str) -> None:
@@ -337,28 +308,6 @@ class Limit:
             return bool(span.get("flagged")) or math.isinf(metric_of(span, "risk"))
         return reaches(metric_of(span, self._metric_of_spans), self.threshold)
 
-    def with_marks(
-        self, text: str, spans: Sequence[dict[str, Any]], mark: Mark, report: dict[str, Any] | None = None
-    ) -> str:
-        """The text with each risky span, claim or sentence marked. Whitespace at its ends stays outside the mark.
-
-        Args:
-            text: the complete answer, or the part of it that ``spans`` cover.
-            spans: entries of ``cocoa_spans``, in order.
-            mark: how to mark it.
-            report: as for :meth:`risky`.
-
-        Raises:
-            ConfigError: the text is not the text of the spans.
-        """
-        covered = covering(text, spans)
-        if covered is None:
-            raise ConfigError("the text differs from the text of its spans; mark an answer before changing its text")
-        offset = covered[0]["end"] - len(covered[0]["text"]) if covered else 0
-        edits = self.mark_edits(covered, mark, report)
-        moved = [edit._replace(start=edit.start - offset, end=edit.end - offset) for edit in edits]
-        return apply_edits(text, moved, ())
-
     def mark_edits(
         self, spans: Sequence[dict[str, Any]], mark: Mark, report: dict[str, Any] | None = None
     ) -> list[Edit]:
@@ -367,8 +316,8 @@ class Limit:
         Whitespace at its ends stays outside the mark. The offsets are those of the spans.
 
         Args:
-            spans: the entries of ``cocoa_spans`` that are shown, in order.
-            mark: how to mark them.
+            spans: the spans that are shown, from :meth:`.EditedText.spans`.
+            mark: how to mark them. One whose result does not have the text replaces it.
             report: as for :meth:`risky`.
         """
         return [self._marked(one, mark) for one in self.risky(spans, report)]
@@ -379,8 +328,25 @@ class Limit:
         value = 0.0 if self.metric == "answer_risk" else one.get("value", 0.0)
         if "value" not in one and self.metric != "answer_risk":
             value = metric_of(one, self._metric_of_spans)
-        marked = mark.format(text=core, value=value) if isinstance(mark, str) else mark(core, one)
-        return Edit(end - len(core), end, text=marked)
+        if isinstance(mark, str):
+            marked = mark.format(text=core, value=value)
+            before, _, after = mark.format(text="\0", value=value).rpartition("\0")
+            before = before.replace("\0", core)
+        else:
+            marked = mark(core, one)
+            before, after = _around(core, marked)
+        kept = f"{before}{core}{after}" == marked
+        return Edit(end - len(core), end, before, after) if kept else Edit(end - len(core), end, text=marked)
+
+
+def _around(text: str, marked: str) -> tuple[str, str]:
+    """What stands around a text in its marked form. Of several places it is the last where the text is no part of a
+    word.
+    """
+    ends = [found.start() + len(text) for found in re.finditer(f"(?={re.escape(text)})", marked)]
+    words = [end for end in ends if not (marked[end : end + 1] + marked[: end - len(text)][-1:]).isalnum()]
+    end = max(words or ends, default=0)
+    return marked[: max(end - len(text), 0)], marked[end:]
 
 
 def require_mark(mark: Mark) -> None:

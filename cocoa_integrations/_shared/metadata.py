@@ -6,7 +6,7 @@ JSON has no other form of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cocoa_engine import ContextLift, Generation, RiskSource, Span
@@ -80,6 +80,8 @@ def risk_report(generation: Generation, split: Split | None = None) -> dict[str,
         report["out_of_domain"] = True
     if generation.source_heads is not None:
         report["source_heads"] = generation.source_heads
+    if split is not None and "reasoning" in report:
+        report["reasoning"]["answer_start"] = split.answer_start
     return {**report, **unit_entries(generation, split)}
 
 
@@ -116,6 +118,12 @@ def report_of(
         thoughts = [span for span in spans if is_reasoning(span)]
         report["reasoning"] = {**_risk_of(thoughts), "spans": [span["span"] for span in thoughts]}
     return report
+
+
+def begin_of(report: Mapping[str, Any]) -> int:
+    """The offset, among those of a report, of the first character of the text that is shown, after any reasoning."""
+    begin: int = report.get("reasoning", {}).get("answer_start", 0)
+    return begin
 
 
 def is_reasoning(span: dict[str, Any]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 from cocoa_engine import Check, Generation, MeasuredText, Unit
@@ -62,8 +63,10 @@ def measured_text(
     if any("text" not in span for span in spans):
         return None
     text = "".join(span["text"] for span in spans)
-    parts = [_Part(span["end"] - len(span["text"]), span["end"], value(span)) for span in spans]
-    offset = parts[0].start if parts else 0
+    offset = spans[0]["end"] - len(spans[0]["text"]) if spans else 0
+    # not their own offsets: in the text that is shown, marks may stand between them
+    ends = list(accumulate((len(span["text"]) for span in spans), initial=offset))
+    parts = [_Part(start, end, value(span)) for span, (start, end) in zip(spans, pairwise(ends), strict=True)]
     tag = text.find(CLOSING) if any("part" in span for span in spans) else -1
     begin = offset + tag + len(CLOSING) if tag >= 0 else 0
     return MeasuredText(text, parts, begin=begin, offset=offset)

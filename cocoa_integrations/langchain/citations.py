@@ -21,20 +21,18 @@ from cocoa_integrations._shared.citations import (
     citations_of,
     find_in,
     lift_in_nats,
-    marker_edits,
     require_limits,
     spread,
+    with_markers,
 )
-from cocoa_integrations._shared.edits import apply_edits
-from cocoa_integrations._shared.limits import covering
-from cocoa_integrations._shared.metadata import is_reasoning
+from cocoa_integrations._shared.edits import EditedText
 from cocoa_integrations._shared.settings import config_of
 from cocoa_integrations.langchain.base import in_worker_of
 from cocoa_integrations.langchain.chat import ChatCocoa
 from cocoa_integrations.langchain.cocoa_chat import CocoaChat
 from cocoa_integrations.langchain.composed import called_model
 from cocoa_integrations.langchain.detail import set_report
-from cocoa_integrations.langchain.gates import with_text
+from cocoa_integrations.langchain.edits import with_change
 from cocoa_integrations.langchain.retry import join_documents
 from cocoa_integrations.langchain.runnables import get_risk, get_spans
 
@@ -107,49 +105,27 @@ def with_citations(
         without = [[one for one in documents if one is not left_out] for left_out in left_out_in_turn]
         return [{**values, context: format_documents(kept)} for kept in (list(documents), *without)]
 
-    def cited(
+    def measured(
         called: CocoaChat,
         message: AIMessage,
         prompts: Sequence[Any],
         documents: Sequence[Document],
         in_prompt: Sequence[int],
     ) -> AIMessage:
-        message = message.model_copy(deep=True)
-        report, spans = get_risk(message), get_spans(message)
+        spans = get_spans(message)
         lifts: list[list[float | None]] = [[None] * len(documents) for _ in spans]
         if by == "attention":
-            measured = [span.get("passage_attention", []) for span in spans]
-            if in_prompt and spans and not any(measured):
+            attention = [span.get("passage_attention", []) for span in spans]
+            if in_prompt and spans and not any(attention):
                 raise ConfigError(CANNOT_ATTEND)
-            lifts = [spread(of_span, in_prompt, len(documents)) for of_span in measured]
+            lifts = [spread(of_span, in_prompt, len(documents)) for of_span in attention]
         elif isinstance(called, ChatCocoa) and any(span["text"] for span in spans):
             engine, config = called.load(), config_of(called)
             full, *without_sources = (called.prompt_ids(one) for one in prompts)
             texts = [span["text"] for span in spans]
             columns = [context_lift_of_text(engine, texts, full, without, config) for without in without_sources]
             lifts = [[lift_in_nats(column[number]) for column in columns] for number in range(len(spans))]
-        numbers = [number for number, span in enumerate(spans) if not is_reasoning(span)]
-        shown = _shown(message.text, spans)
-        citations = citations_of(shown, [lifts[number] for number in numbers], lowest, by)
-        for citation in citations:
-            document = documents[citation["source"] - 1]
-            citation |= {"id": document.id, "metadata": dict(document.metadata)}
-            citation["spans"] = [numbers[number] for number in citation["spans"]]
-        starts = [span["start"] for span in shown]
-        if markers and not message.tool_calls and message.text == "".join(span["text"] for span in shown):
-            edits = marker_edits(message.text, citations)
-            message = with_text(message, apply_edits(message.text, edits, [*shown, *citations]))
-        for span, of_span in zip(spans, lifts, strict=True):
-            span |= {"source": None, VALUES[by]: list(of_span)}
-        for number, span, start in zip(numbers, shown, starts, strict=True):
-            moved = span["start"] - start
-            spans[number]["source"] = span["source"]
-            spans[number]["start"] += moved
-            spans[number]["end"] += moved
-        report["spans"] = [dict(span) for span in spans]
-        set_report(message, report, spans)
-        message.response_metadata[CITATIONS_KEY] = citations
-        return message
+        return cited(message, lifts, documents, lowest=lowest, by=by, markers=markers)
 
     def attending(prompt_text: str, documents: Sequence[Document]) -> tuple[list[int], dict[str, Any]]:
         """The numbers of the documents to attend to, and the option of a call that names them."""
@@ -165,7 +141,7 @@ def with_citations(
         called = called_model(chat, config, options)
         in_prompt, more = attending(called.prompt_text(prompts[0]), values[context])
         message = chat.invoke(prompts[0], config, **options, **more)
-        return cited(called, message, prompts, values[context], in_prompt)
+        return measured(called, message, prompts, values[context], in_prompt)
 
     async def aanswer(values: Mapping[str, Any], config: RunnableConfig, **options: Any) -> AIMessage:
         filled = values_of(values)
@@ -176,24 +152,47 @@ def with_citations(
         )
         message = await chat.ainvoke(prompts[0], config, **options, **more)
         if not isinstance(called, ChatCocoa):
-            return cited(called, message, prompts, values[context], in_prompt)
-        return await in_worker_of(called, cited, called, message, prompts, values[context], in_prompt)
+            return measured(called, message, prompts, values[context], in_prompt)
+        return await in_worker_of(called, measured, called, message, prompts, values[context], in_prompt)
 
     return RunnableLambda(answer, aanswer, name="with_citations")
 
 
-def _shown(text: str, spans: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Copies of the spans of the answer, with offsets in the text of the message.
+def cited(
+    message: AIMessage,
+    values: Sequence[Sequence[float | None]],
+    documents: Sequence[Document],
+    *,
+    lowest: float,
+    by: CitedBy,
+    markers: bool = True,
+) -> AIMessage:
+    """A copy of an answer that cites documents.
 
-    If that is not the text of the spans, as in a message with tool calls, their offsets stay those in the generated
-    text.
+    Args:
+        message: the answer.
+        values: for each span, the lift or the attention by each document.
+        documents: the documents.
+        lowest: the lowest value of a cited part.
+        by: what the values are.
+        markers: whether the text gets the markers.
     """
-    covered = covering(text, spans)
-    if covered is None:
-        return [dict(span) for span in spans if not is_reasoning(span)]
-    begin = covered[-1]["end"] - len(text) if covered else 0
-    shown = []
-    for span in covered:
-        end = max(span["end"] - begin, 0)
-        shown.append({**span, "start": end - len(span["text"]), "end": end})
-    return shown
+    message = message.model_copy(deep=True)
+    report, spans = get_risk(message), get_spans(message)
+    found = EditedText.find(message.text, report)
+    # in a message with tool calls, which the text lacks, offsets are those in the generated text
+    text = EditedText("".join(span["text"] for span in spans)) if found is None else found
+    shown = text.spans(spans)
+    citations = citations_of(shown, [values[span["span"]] for span in shown], lowest, by)
+    for citation in citations:
+        document = documents[citation["source"] - 1]
+        citation |= {"id": document.id, "metadata": dict(document.metadata)}
+        citation["spans"] = [shown[number]["span"] for number in citation["spans"]]
+    for span, of_span in zip(spans, values, strict=True):
+        span |= {"source": None, VALUES[by]: list(of_span)}
+    for span in shown:
+        spans[span["span"]]["source"] = span["source"]
+    report["spans"] = [dict(span) for span in spans]
+    set_report(message, report, spans)
+    message.response_metadata[CITATIONS_KEY] = text.placed(citations, text.begin)
+    return with_change(message, with_markers(text, citations)) if markers and citations and found else message

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, Literal, TypeVar, get_args
 
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.outputs import ChatGeneration, Generation
+from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from cocoa_engine import Generation as EngineGeneration
 from cocoa_engine import UnitLevel
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
+from cocoa_integrations._shared.edits import Change, Edit, EditedText
 from cocoa_integrations._shared.finite import finite
-from cocoa_integrations._shared.limits import GateMetric, Limit, Mark, covering, require_mark
-from cocoa_integrations._shared.metadata import RISK_KEY
+from cocoa_integrations._shared.limits import GateMetric, Limit, Mark, require_mark
+from cocoa_integrations._shared.metadata import SPANS_KEY, is_reasoning
+from cocoa_integrations.langchain.edits import (
+    calls_tools,
+    replaced,
+    text_of,
+    with_change,
+    with_report,
+    with_text,
+    without_tool_calls,
+)
 from cocoa_integrations.langchain.runnables import find_risk, get_risk, get_spans
 
 OnRisk = Literal["raise", "mark", "abstain"]
@@ -62,9 +71,10 @@ def risk_gate(
             or ``abstain``: replace the text by ``answer`` and drop tool calls. The report is kept, and its spans
             contain the original text.
         mark: how to mark a span: a template of ``{text}`` and ``{value}``, such as
-            ``"<mark title='{value:.2f}'>{text}</mark>"``, or a function of the text and the entry of ``cocoa_spans``.
-            Whitespace at the ends of a span stays outside the mark. The offsets in the report refer to the unmarked
-            text. A message with tool calls is not marked. The text is not escaped: do not insert it into HTML as it is.
+            ``"<mark title='{value:.2f}'>{text}</mark>"``, or a function of the text and the entry of ``cocoa_spans``;
+            one whose result does not have the text redacts it. Whitespace at the ends of a span stays outside the mark.
+            The offsets in the report refer to the shown text, those of a marked span to the text inside the mark. A
+            message with tool calls is not marked. The text is not escaped: do not insert it into HTML as it is.
         answer: the text that replaces an answer with ``abstain``.
 
     Example:
@@ -118,8 +128,8 @@ class RiskGate(Runnable[Any, Any]):
         if self.on_risk == "raise":
             raise self.limit.error(report)
         if self.on_risk == "abstain":
-            return self.with_gate_entry(with_text(_without_tool_calls(answer), self.answer), report)
-        return self.with_gate_entry(self.marked(answer, report["spans"], report), report)
+            return self.with_gate_entry(replaced(without_tool_calls(answer), self.answer))
+        return self.with_gate_entry(answer) if calls_tools(answer) else self._marked(answer, report)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """Apply the gate to a complete answer; see :meth:`passed`."""
@@ -158,14 +168,17 @@ class RiskGate(Runnable[Any, Any]):
         for passed in stream.end():
             yield passed
 
-    def marked(self, answer: A, spans: list[dict[str, Any]], report: dict[str, Any] | None = None) -> A:
-        """An answer or a chunk with marks around its risky spans, claims or sentences."""
-        if _calls_tools(answer):
+    def _marked(self, answer: A, report: dict[str, Any]) -> A:
+        """An answer with marks around its risky spans, claims or sentences."""
+        text = EditedText.of(text_of(answer), report)
+        if text.replaced:
             return answer
-        return with_text(answer, self.limit.with_marks(_text(answer), spans, self.mark, report))
+        edits = self.limit.mark_edits(text.spans(report["spans"]), self.mark, report)
+        return self.with_gate_entry(with_change(answer, text.changed(edits)))
 
-    def with_gate_entry(self, answer: A, report: dict[str, Any], action: str | None = None) -> A:
+    def with_gate_entry(self, answer: A, action: str | None = None) -> A:
         """The answer with an entry in its report about the action; by default that of the gate."""
+        report = get_risk(answer)  # type: ignore[arg-type]
         gate = {
             "action": action or self.on_risk,
             "metric": self.limit.metric_for(report),
@@ -173,7 +186,7 @@ class RiskGate(Runnable[Any, Any]):
             "threshold": finite(self.limit.threshold_for(report)),
             "value": finite(self.limit.value(report)),
         }
-        return _with_report(answer, {**report, "gate": gate})
+        return with_report(answer, {**report, "gate": gate})
 
 
 def limit_of(threshold: float | None, metric: GateMetric | None, unit: UnitLevel, on_risk: str) -> Limit:
@@ -189,11 +202,16 @@ class _Stream:
         self._buffered: Any = None
         self._last: BaseMessage | None = None
         self._reported = False
+        self._begin = 0  # the offset of the first character, after any reasoning
+        self._text = ""  # what was passed on, without marks
+        self._spans = 0  # the number of its spans
+        self._edits: list[Edit] = []
+        self._grown = 0  # characters of the marks
 
     def add(self, chunk: Any) -> Iterator[Any]:
         """Add the next chunk, and yield what can be passed on."""
         streams = self._gate.on_risk == "mark" and self._gate.limit.unit == "span"
-        if self._buffered is None and streams and _text_is_that_of_spans(chunk):
+        if self._buffered is None and streams and self._continues(chunk):
             yield self._marked(chunk)
         else:
             self._buffered = chunk if self._buffered is None else self._buffered + chunk
@@ -201,87 +219,59 @@ class _Stream:
     def end(self) -> Iterator[Any]:
         """Yield the rest of the stream."""
         if self._buffered is not None:
-            marks = (
-                self._gate.on_risk == "mark"
-                and self._gate.limit.unit == "span"
-                and isinstance(self._buffered, BaseMessage)
-            )
-            yield self._marked(self._buffered) if marks else self._gate.passed(self._buffered)
-        if self._last is not None and not self._reported:
+            yield self._rest(self._buffered) if self._text else self._gate.passed(self._buffered)
+        elif self._last is not None and not self._reported:
             get_risk(self._last)  # raises an error that explains what is missing
 
+    def _continues(self, chunk: Any) -> bool:
+        """Whether the text of a chunk is that of its spans. Where a tool call may begin it is not: it is delayed."""
+        if not isinstance(chunk, BaseMessage):
+            return False
+        spans, text = get_spans(chunk), chunk.text
+        written = "".join(span.get("text", "") for span in spans if not is_reasoning(span))
+        if self._text or not any("part" in span for span in spans):
+            return written == text
+        return written.endswith(text) and written.removesuffix(text).rstrip()[-1:] in ("", ">")  # after a closing tag
+
     def _marked(self, chunk: BaseMessage) -> BaseMessage:
-        self._last, report = chunk, find_risk(chunk)
-        if self._gate.limit.risky(spans := get_spans(chunk)):
-            chunk = self._gate.marked(chunk, spans)
-        if report is not None:
-            self._reported = True
-            if self._gate.limit.reached(report):
-                chunk = self._gate.with_gate_entry(chunk, report)
-        return chunk
+        self._last, spans, text, report = chunk, get_spans(chunk), chunk.text, find_risk(chunk)
+        if text and not self._text:
+            self._begin = spans[-1]["end"] - len(text)
+        part = EditedText(text, (), self._begin + len(self._text))
+        edits = self._gate.limit.mark_edits(part.spans(spans), self._gate.mark) if text else []
+        change = part.changed(edits)
+        moved = change.moved(spans, 0)
+        for span in moved:
+            span |= {"start": span["start"] + self._grown, "end": span["end"] + self._grown}
+        self._text += text
+        self._spans += len(spans)
+        self._edits += edits
+        self._grown += len(change.text) - len(text)
+        if edits:
+            chunk = with_text(chunk, change.text)
+        if self._grown and spans:
+            chunk = chunk.model_copy(update={"additional_kwargs": {**chunk.additional_kwargs, SPANS_KEY: moved}})
+        if report is None:
+            return chunk
+        self._reported = True
+        return self._with_gate_entry(with_report(chunk, self._marks(report).of_report(report)))
 
+    def _rest(self, chunk: BaseMessage) -> BaseMessage:
+        """The chunk that follows the text that was passed on."""
+        report = get_risk(chunk)
+        if calls_tools(chunk):
+            change = self._marks(report)
+            return self._with_gate_entry(with_report(chunk, change.of_report(report), change))
+        text = EditedText.of(self._text + chunk.text, report)
+        rest = [span for span in text.spans(report["spans"]) if span["span"] >= self._spans]
+        change = text.changed([*self._edits, *self._gate.limit.mark_edits(rest, self._gate.mark)])
+        chunk = with_text(with_change(chunk, change), change.text[len(self._text) + self._grown :])
+        return self._with_gate_entry(chunk)
 
-def _text_is_that_of_spans(chunk: Any) -> bool:
-    """Whether the text of a chunk is that of its spans. Where a tool call may begin it is not: the text is delayed."""
-    return isinstance(chunk, BaseMessage) and covering(chunk.text, get_spans(chunk)) is not None
+    def _marks(self, report: dict[str, Any]) -> Change:
+        """What the marks change in the generated text."""
+        generated = "".join(span["text"] for span in report["spans"])
+        return EditedText(generated[self._begin :], (), self._begin).changed(self._edits)
 
-
-def _calls_tools(answer: Any) -> bool:
-    message = answer.message if isinstance(answer, ChatGeneration) else answer
-    if isinstance(message, AIMessageChunk) and message.tool_call_chunks:
-        return True
-    return isinstance(message, AIMessage) and bool(message.tool_calls or message.invalid_tool_calls)
-
-
-def _text(answer: Any) -> str:
-    return answer["text"] if isinstance(answer, Mapping) else answer.text
-
-
-def with_text(answer: Any, text: str) -> Any:
-    """A copy with a different text."""
-    if isinstance(answer, ChatGeneration):
-        return type(answer)(message=with_text(answer.message, text), generation_info=answer.generation_info)
-    if isinstance(answer, Generation):
-        return answer.model_copy(update={"text": text})
-    if isinstance(answer, Mapping):
-        return {**answer, "text": text}
-    if isinstance(answer.content, str):
-        return answer.model_copy(update={"content": text})
-    first = next((block for block in answer.content if _is_text(block) and isinstance(block, dict)), {"type": "text"})
-    others = [block for block in answer.content if not _is_text(block)]
-    reasoning = [block for block in others if _is_reasoning(block)]
-    rest = [block for block in others if not _is_reasoning(block)]
-    return answer.model_copy(update={"content": [*reasoning, {**first, "text": text}, *rest]})
-
-
-def _is_text(block: Any) -> bool:
-    return isinstance(block, str) or block.get("type") == "text"
-
-
-def _is_reasoning(block: Any) -> bool:
-    return isinstance(block, dict) and block.get("type") == "reasoning"
-
-
-def _without_tool_calls(answer: Any) -> Any:
-    if isinstance(answer, ChatGeneration):
-        return type(answer)(message=_without_tool_calls(answer.message), generation_info=answer.generation_info)
-    if not isinstance(answer, AIMessage) or not _calls_tools(answer):
-        return answer
-    content = answer.content
-    if not isinstance(content, str):
-        content = [block for block in content if _is_text(block) or _is_reasoning(block)]
-    calls: dict[str, list[Any]] = {"tool_calls": [], "invalid_tool_calls": []}
-    if isinstance(answer, AIMessageChunk):
-        calls["tool_call_chunks"] = []
-    return answer.model_copy(update={"content": content, **calls})
-
-
-def _with_report(answer: Any, report: dict[str, Any]) -> Any:
-    """A copy with a different report."""
-    if isinstance(answer, ChatGeneration):
-        return type(answer)(message=_with_report(answer.message, report), generation_info=answer.generation_info)
-    if isinstance(answer, Generation):
-        return answer.model_copy(update={"generation_info": {**(answer.generation_info or {}), RISK_KEY: report}})
-    if isinstance(answer, Mapping):
-        return {**answer, "risk": report}
-    return answer.model_copy(update={"response_metadata": {**answer.response_metadata, RISK_KEY: report}})
+    def _with_gate_entry(self, chunk: BaseMessage) -> BaseMessage:
+        return self._gate.with_gate_entry(chunk) if self._gate.limit.reached(get_risk(chunk)) else chunk

@@ -25,7 +25,8 @@ from cocoa_integrations._shared.finite import finite
 from cocoa_integrations._shared.limits import GateMetric, Limit, Mark
 from cocoa_integrations._shared.settings import refuse_unknown
 from cocoa_integrations.langchain.composed import Composed
-from cocoa_integrations.langchain.gates import ABSTENTION, MARK, RiskGate, limit_of, with_text
+from cocoa_integrations.langchain.edits import replaced
+from cocoa_integrations.langchain.gates import ABSTENTION, MARK, RiskGate, limit_of
 from cocoa_integrations.langchain.gates import OnRisk as GateAction
 from cocoa_integrations.langchain.options import FRAMEWORK, PER_CALL, TOOL_DETAILS, TOOLS
 from cocoa_integrations.langchain.review import Chosen, review
@@ -218,8 +219,8 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
             return chosen.response("accept")
         if decision["type"] == "abstain":
             return chosen.response("abstain", replaced=self.gate.passed(chosen.message))
-        edited = with_text(chosen.message, decision["text"])
-        return chosen.response("edit", replaced=self.gate.with_gate_entry(edited, chosen.required_report(), "edit"))
+        edited = replaced(chosen.message, decision["text"])
+        return chosen.response("edit", replaced=self.gate.with_gate_entry(edited, "edit"))
 
 
 class _Trial:

@@ -20,6 +20,7 @@ from cocoa_integrations._shared.citations import (
     lift_in_nats,
     spread,
 )
+from cocoa_integrations._shared.edits import EditedText
 from cocoa_integrations._shared.metadata import REPORTS_KEY, RISK_KEY, add_context_lift
 from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations.llama_index.callbacks import RiskCollector, Start
@@ -104,6 +105,21 @@ class Answers(RiskCollector):
             text: the text of the response.
             nodes: the nodes retrieved for it.
         """
+        inner = metadata.get(RISK_KEY)
+        shown = None if inner is None else EditedText.find(text, inner)
+        if shown is None:
+            self._write(metadata, text, nodes)
+        elif shown.replaced:
+            metadata[REPORTS_KEY] = self.reports
+        else:  # an engine of ours inside may have changed the text
+            self._write(metadata, shown.original, nodes)
+            change = EditedText(shown.original, (), shown.begin).changed(shown.edits)
+            if metadata[RISK_KEY] is not None:
+                metadata[RISK_KEY] = change.of_report(metadata[RISK_KEY])
+                if self._cite is not None:
+                    metadata[CITATIONS_KEY] = change.moved(metadata[CITATIONS_KEY], 0)
+
+    def _write(self, metadata: dict[str, Any], text: str, nodes: Sequence[NodeWithScore]) -> None:
         answers = list(self._answers)
         reports = [answer.report for answer in answers]
         for answer in answers:
@@ -239,4 +255,4 @@ def _attention_by_node(part: Part, answer: Answered, nodes: Sequence[NodeWithSco
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, MissingRiskWarning, stacklevel=3)
+    warnings.warn(message, MissingRiskWarning, stacklevel=4)

@@ -12,10 +12,10 @@ from cocoa_integrations._shared.citations import (
     MIN_ATTENTION,
     MIN_LIFT,
     CitedBy,
-    marker_edits,
     require_limits,
+    with_markers,
 )
-from cocoa_integrations._shared.edits import apply_edits
+from cocoa_integrations._shared.edits import EditedText
 from cocoa_integrations._shared.metadata import RISK_KEY
 from cocoa_integrations.llama_index.answers import Answers
 from cocoa_integrations.llama_index.query_engine import RiskQueryEngine
@@ -89,9 +89,7 @@ class RiskCitationQueryEngine(RiskQueryEngine):
         if not self._markers or not citations or not isinstance(response, Response):
             return response
         report = metadata[RISK_KEY]
-        # a copy: the report may also be in cocoa_reports, whose offsets refer to the generated text
-        report = {**report, "spans": [dict(span) for span in report["spans"]]}
-        report |= {"parts": [dict(part) for part in report["parts"]]} if "parts" in report else {}
-        entries = [*report["spans"], *report.get("parts", ()), *citations]
-        text = apply_edits(str(response), marker_edits(str(response), citations), entries)
-        return replace(response, response=text, metadata={**metadata, RISK_KEY: report})
+        text = EditedText.of(str(response), report)
+        change = with_markers(text, text.originals(citations, text.begin))
+        changed = {RISK_KEY: change.of_report(report), CITATIONS_KEY: change.moved(citations, text.begin)}
+        return replace(response, response=change.text, metadata={**metadata, **changed})

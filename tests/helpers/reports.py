@@ -18,3 +18,8 @@ def wire_report(generation: Generation) -> dict[str, Any]:
     report = risk_report(generation)
     report["spans"] = [{**span, "index": number} for number, span in enumerate(report["spans"])]
     return {**report, "finish_reason": generation.finish_reason, "verdict": generation.verdict}
+
+
+def without_offsets(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """The spans of a report without their offsets, which follow every change of its text."""
+    return [{name: value for name, value in span.items() if name not in ("start", "end")} for span in report["spans"]]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from cocoa_engine.errors import ConfigError
-from cocoa_integrations._shared.citations import citations_of, marker_edits, require_min_lift
-from cocoa_integrations._shared.edits import apply_edits
+from cocoa_integrations._shared.citations import citations_of, require_min_lift, with_markers
+from cocoa_integrations._shared.edits import EditedText
 
 
 def entries(*texts: str) -> list[dict[str, Any]]:
@@ -42,8 +42,8 @@ def test_no_source(lifts: list[list[float | None]]) -> None:
 def test_markers_move_the_offsets() -> None:
     spans = entries("The tower ", "is old.", " Yes", "")
     citations = citations_of(spans, [[2.0, 0.0], [0.0, 2.0], [0.0, 0.0], [0.0, 0.0]], 1.0)
-    text = "The tower is old. Yes"
-    text = apply_edits(text, marker_edits(text, citations), [*spans, *citations])
+    change = with_markers(EditedText("The tower is old. Yes"), citations)
+    text, spans, citations = change.text, change.moved(spans, 0), change.moved(citations, 0)
     assert text == "The tower [1] is old. [2] Yes"
     assert [text[span["start"] : span["end"]] for span in spans] == [span["text"] for span in spans]
     assert [text[one["start"] : one["end"]] for one in citations] == [one["text"] for one in citations]

@@ -1,4 +1,4 @@
-"""Thresholds of answers, and the spans that cover an answer."""
+"""Thresholds of answers."""
 
 from __future__ import annotations
 
@@ -7,26 +7,9 @@ from typing import Any
 import pytest
 
 from cocoa_engine.errors import ConfigError
-from cocoa_integrations._shared.limits import Limit, covering, kind_of
+from cocoa_integrations._shared.limits import Limit, kind_of
 from cocoa_integrations._shared.metadata import report_of
 from cocoa_integrations._shared.tries import Tries, limit_of_tries
-
-
-@pytest.mark.parametrize("tag", ["</think>", "ink>", ">"])
-def test_a_boundary_inside_the_closing_tag(tag: str) -> None:
-    spans = [
-        {"text": "So" + "</think>".removesuffix(tag), "part": "reasoning"},
-        {"text": f"{tag}\n\nHe", "part": "answer"},
-        {"text": "llo", "part": "answer"},
-    ]
-    covered = covering("Hello", spans)
-    assert covered is not None
-    assert [span["text"] for span in covered] == ["He", "llo"]
-
-
-def test_other_text_before_the_answer_is_not_cut_off() -> None:
-    spans = [{"text": "So", "part": "reasoning"}, {"text": "Well, hello", "part": "answer"}]
-    assert covering("hello", spans) is None
 
 
 def report(risks: list[float | None], **more: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,9 @@ from cocoa_integrations._shared.chat_template import (
     template_kwargs,
     with_reasoning,
 )
+from cocoa_integrations._shared.edits import EditedText
 from cocoa_integrations._shared.limits import Limit
-from cocoa_integrations._shared.metadata import all_spans, risk_report
+from cocoa_integrations._shared.metadata import risk_report
 from cocoa_integrations._shared.reasoning import split_generation
 from cocoa_integrations.tool_calling import Plan, ToolRequest
 from cocoa_integrations.tool_calling.streaming import GrowingAnswer
@@ -111,17 +113,27 @@ def test_reports_and_limits_count_the_answer(thinker: CocoaEngine) -> None:
     whole = generation(("Well, ", 0.9), ("ok.</think>", 0.7), ("\n\nHel", 0.2), ("lo", 0.4))
     report = risk_report(whole, split_generation(whole, thinker, inside=True))
     assert (report["max_risk"], report["mean_risk"]) == (0.4, pytest.approx(0.3))
-    assert report["reasoning"] == {"max_risk": 0.9, "mean_risk": pytest.approx(0.8), "risk_points": 0, "spans": [0, 1]}
+    assert report["reasoning"] == {
+        "max_risk": 0.9,
+        "mean_risk": pytest.approx(0.8),
+        "risk_points": 0,
+        "spans": [0, 1],
+        "answer_start": 19,
+    }
     assert [span["part"] for span in report["spans"]] == ["reasoning", "reasoning", "answer", "answer"]
     assert [span["span"] for span in Limit(0.3).risky(report["spans"])] == [3]
-    assert Limit(0.2).with_marks("Hello", report["spans"], "[{text}]") == "[Hel][lo]"
-    assert Limit(0.3).with_marks("lo", report["spans"][3:], "[{text}]") == "[lo]"
+
+    def marked(threshold: float, text: str, report: dict[str, Any]) -> str:
+        edited = EditedText.of(text, report)
+        return edited.changed(Limit(threshold).mark_edits(edited.spans(report["spans"]), "[{text}]")).text
+
+    assert marked(0.2, "Hello", report) == "[Hel][lo]"
     straddles = generation(("Well.</think> Hi", 0.9), ("!", 0.1))
-    spans = all_spans(straddles, split_generation(straddles, thinker, inside=True))
-    assert Limit(0.5).with_marks("Hi!", spans, "[{text}]") == "[Hi]!"
+    straddling = risk_report(straddles, split_generation(straddles, thinker, inside=True))
+    assert marked(0.5, "Hi!", straddling) == "[Hi]!"
     for wrong in ("i!", "Hello", "Well. Hi!"):
         with pytest.raises(ConfigError, match="differs from the text of its spans"):
-            Limit(0.5).with_marks(wrong, spans, "[{text}]")
+            marked(0.5, wrong, straddling)
     plain = risk_report(whole, split_generation(whole, thinker))
     assert plain == risk_report(whole)
     assert "reasoning" not in plain

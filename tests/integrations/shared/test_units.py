@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from cocoa_engine import CocoaEngine, ConfigError, HallucinationRiskError
 from cocoa_integrations._shared.detail import Stored, compact_report, expanded_report
+from cocoa_integrations._shared.edits import EditedText
 from cocoa_integrations._shared.limits import Limit, highest
 from cocoa_integrations._shared.metadata import risk_report
 from cocoa_integrations._shared.reasoning import split_generation
@@ -94,12 +95,13 @@ def test_the_default_threshold_is_that_of_the_report() -> None:
 
 
 def test_marks_stand_around_claims_and_sentences() -> None:
-    spans = report()["spans"]
-    assert Limit(0.25, unit="claim").with_marks(TEXT, spans, "[[{text}|{value:.1f}]]") == (
-        "The [[Seine|0.6]] is long. It [[ends|0.3]]."
-    )
-    assert Limit(0.35, unit="sentence").with_marks(TEXT, spans, "<{text}>") == "<The Seine is long.> It ends."
-    assert Limit(0.5).with_marks(TEXT, spans, "<{text}>") == "<The Seine> <is> long<.> It ends."
+    def marked(limit: Limit, mark: str) -> str:
+        text = EditedText.of(TEXT, report())
+        return text.changed(limit.mark_edits(text.spans(report()["spans"]), mark)).text
+
+    assert marked(Limit(0.25, unit="claim"), "[[{text}|{value:.1f}]]") == "The [[Seine|0.6]] is long. It [[ends|0.3]]."
+    assert marked(Limit(0.35, unit="sentence"), "<{text}>") == "<The Seine is long.> It ends."
+    assert marked(Limit(0.5), "<{text}>") == "<The Seine> <is> long<.> It ends."
 
 
 def test_errors_name_the_claim() -> None:

@@ -1,0 +1,198 @@
+"""Steps that change the text of an answer, in any order: the offsets of its report follow."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.outputs import ChatGeneration, Generation
+from langchain_core.runnables.utils import add
+from pydantic import TypeAdapter
+
+from cocoa_engine import CocoaEngine
+from cocoa_engine.errors import ConfigError
+from cocoa_integrations._shared.metadata import SPANS_KEY, all_spans, begin_of, risk_report
+from cocoa_integrations._shared.reasoning import split_generation
+from cocoa_integrations.langchain import ChatCocoa, RiskOutputParser, get_risk, get_spans, max_risk, risk_gate
+from cocoa_integrations.langchain.citations import cited
+from cocoa_integrations.langchain.detail import reduced_message
+from cocoa_integrations.langchain.messages import message_content
+from cocoa_integrations.schema import CitationEntry, RiskReport
+from tests.helpers.edited_answers import (
+    MARKS,
+    REDACTED,
+    SPANS,
+    TOKENS,
+    VALUES,
+    assert_nested,
+    assert_offsets_follow,
+    redact,
+    squeezed,
+)
+from tests.helpers.made_up_answers import generation
+from tests.helpers.reasoning_models import PLAIN, reasoning_engine, saying
+
+DOCUMENTS = [Document("a", id="a"), Document("b"), Document("c")]
+UNITS = ("span", "claim", "sentence")
+STEPS = st.lists(
+    st.sampled_from(
+        [
+            ("cite",),
+            *(("mark", mark, unit, threshold) for mark in MARKS for unit in UNITS for threshold in (0.3, 0.5)),
+            ("mark", redact, "span", 0.8),
+            ("mark", redact, "claim", 0.5),
+            ("abstain",),
+        ]
+    ),
+    max_size=4,
+)
+
+
+@cache
+def thinker() -> CocoaEngine:
+    return reasoning_engine()
+
+
+def message_of(spans: list[tuple[str, float]], reasoning: str | None = None) -> AIMessage:
+    """The answer of ``ChatCocoa``."""
+    before = [] if reasoning is None else [("<think>", 0.5), (reasoning, 0.7)]
+    whole = generation(*before, *spans)
+    split = split_generation(whole, thinker())
+    return AIMessage(
+        content=message_content(split.reasoning, whole.text[split.answer_start :]),
+        additional_kwargs={SPANS_KEY: all_spans(whole, split)},
+        response_metadata={"cocoa_risk": risk_report(whole, split)},
+    )
+
+
+def stepped(answer: Any, step: tuple[Any, ...], values: list[list[float | None]]) -> Any:
+    if step[0] == "cite":
+        return cited(answer, values[: len(get_spans(answer))], DOCUMENTS, lowest=1.0, by="lift")
+    if step[0] == "abstain":
+        return risk_gate(0.9, on_risk="abstain", answer=2 * REDACTED).invoke(answer)
+    _, mark, unit, threshold = step
+    return risk_gate(threshold, on_risk="mark", mark=mark, unit=unit).invoke(answer)
+
+
+def assert_follows(answer: Any) -> None:
+    text = answer["text"] if isinstance(answer, dict) else answer.text
+    report, begin = get_risk(answer), begin_of(get_risk(answer))
+    TypeAdapter(RiskReport).validate_python(report)
+    for spans in (report["spans"], get_spans(answer)):
+        assert_offsets_follow(text, [one for one in spans if one.get("part") != "reasoning"], begin=begin)
+    for key in ("claims", "sentences"):
+        assert_offsets_follow(text, report.get(key, []), begin=begin)
+    assert_offsets_follow(text, report["check"], begin=begin, ordered=False)
+    if isinstance(answer, AIMessage):
+        citations = answer.response_metadata.get("cocoa_citations", [])
+        TypeAdapter(list[CitationEntry]).validate_python(citations)
+        assert_offsets_follow(text, citations)
+
+
+@settings(max_examples=300, deadline=None)
+@given(SPANS, st.none() | st.just("Well.</think>\n\n") | st.just("Hm </think>"), VALUES, STEPS, st.booleans())
+def test_offsets_follow_any_steps(spans: Any, reasoning: Any, values: Any, steps: Any, compact: bool) -> None:
+    message = message_of(spans, reasoning)
+    if compact:
+        message = reduced_message(message, "compact", logprobs=False)
+    original, risks = message.text, [span["risk"] for span in get_spans(message)]
+    highest = {unit: max_risk(message, unit=unit) for unit in UNITS}
+    assert_follows(message)
+    for step in steps:
+        message = stepped(message, step, values)
+        assert_follows(message)
+        assert [span["risk"] for span in get_spans(message)] == risks
+        assert {unit: max_risk(message, unit=unit) for unit in highest} == highest
+    if not any(step[0] == "abstain" or redact in step for step in steps):
+        assert squeezed(message.text) == "".join(original.split())
+        if len({step[2] for step in steps if step[0] == "mark"}) <= 1:
+            assert_nested(message.text)
+
+
+@settings(max_examples=150, deadline=None)
+@given(SPANS, VALUES, STEPS.filter(lambda steps: ("abstain",) not in steps))
+def test_the_order_of_steps_does_not_matter(spans: Any, values: Any, steps: Any) -> None:
+    texts = set()
+    for order in itertools.islice(itertools.permutations(dict.fromkeys(steps)), 6):
+        message = message_of(spans)
+        for step in order:
+            message = stepped(message, step, values)
+        if len({step[1] for step in steps if step[0] == "mark"}) <= 1:
+            texts.add(message.text)
+    assert len(texts) <= 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(SPANS, STEPS.filter(lambda steps: ("cite",) not in steps))
+def test_generations_and_dicts(spans: Any, steps: Any) -> None:
+    whole = generation(*spans)
+    info = {SPANS_KEY: all_spans(whole), "cocoa_risk": risk_report(whole)}
+    forms: list[Any] = [
+        Generation(text=whole.text, generation_info=info),
+        {"text": whole.text, "risk": risk_report(whole)},
+        ChatGeneration(message=message_of(spans)),
+    ]
+    for step in steps:
+        forms = [stepped(answer, step, []) for answer in forms]
+        for answer in forms:
+            assert_follows(answer)
+    assert len({answer["text"] if isinstance(answer, dict) else answer.text for answer in forms}) == 1
+    assert_follows(RiskOutputParser().invoke(forms[2].message))
+
+
+@settings(max_examples=150, deadline=None)
+@given(SPANS, st.lists(st.tuples(st.sampled_from([*MARKS, redact]), st.sampled_from([0.3, 0.5, 0.8])), max_size=3))
+def test_streams_add_up_to_the_same(spans: Any, gates: Any) -> None:
+    message = message_of(spans)
+    stream: Any = [
+        *(AIMessageChunk(span["text"], additional_kwargs={SPANS_KEY: [span]}) for span in get_spans(message)),
+        AIMessageChunk("", response_metadata={"cocoa_risk": get_risk(message)}),
+    ]
+    whole = message
+    for mark, threshold in gates:
+        gate = risk_gate(threshold, on_risk="mark", mark=mark)
+        stream, whole = list(gate.transform(iter(stream))), gate.invoke(whole)
+    total = add(stream)
+    assert total.text == whole.text
+    assert get_risk(total) == get_risk(whole)
+    assert get_spans(total) == get_spans(whole) == get_risk(whole)["spans"]
+
+
+@pytest.mark.parametrize("text", ["Hello you!", "<think>It is a greeting.</think>\n\nHello you!"])
+def test_marks_of_a_stream_after_reasoning(text: str) -> None:
+    engine = reasoning_engine(PLAIN)
+    chat = ChatCocoa(engine=engine, risk_metadata="full", **saying(engine, text))
+    chain = chat | risk_gate(0.0, on_risk="mark", mark="<{text}>") | risk_gate(0.0, on_risk="mark", mark="({text})")
+    whole, total = chain.invoke("Hi"), add(list(chain.stream("Hi")))
+    assert total.text == whole.text
+    assert TOKENS.sub("", total.text.translate(str.maketrans("", "", "<>()"))) == "Hello you!"
+    assert get_spans(total) == get_spans(whole) == get_risk(total)["spans"]
+    assert get_risk(total) == get_risk(whole)
+
+
+def test_a_citation_is_never_inside_of_a_mark() -> None:
+    message = message_of([("The tower", 0.1), (" is", 0.2), (" old", 0.9), (".", 0.1)])
+    values = [[None], [None], [2.0], [None]]
+    mark = risk_gate(0.5, on_risk="mark")
+    orders = (mark.invoke(stepped(message, ("cite",), values)), stepped(mark.invoke(message), ("cite",), values))
+    assert {one.text for one in orders} == {"The tower is [[old]] [1]."}
+    for one in orders:
+        [citation] = one.response_metadata["cocoa_citations"]
+        assert one.text[citation["start"] : citation["end"]] == "old"
+        assert [edit["start"] for edit in get_risk(one)["edits"]] == [13, 16]
+
+
+@pytest.mark.parametrize("detail", ["full", "compact"])
+def test_a_text_that_a_person_changed_is_refused(detail: Any) -> None:
+    message = reduced_message(message_of([("The tower", 0.9), (" is old.", 0.9)]), detail, logprobs=False)
+    marked = risk_gate(0.5, on_risk="mark").invoke(message)
+    for text in (f"So {marked.text}", marked.text.replace("old", "new one"), marked.text.replace("[[", "(")):
+        changed = marked.model_copy(update={"content": text})
+        with pytest.raises(ConfigError, match="before changing its text"):
+            risk_gate(0.5, on_risk="mark").invoke(changed)

@@ -34,6 +34,12 @@ Mark = str | Callable[[str, dict[str, Any]], str]
 """How a risky span is marked: a template with ``{text}`` and ``{value}``, or a function of the text and its entry of
 ``cocoa_spans``."""
 
+MARK = "[[{text}]]"
+"""Default of a mark."""
+
+ABSTENTION = "I don't know."
+"""Default of the text that replaces an answer that is too risky."""
+
 
 def require_metric(metric: str, known: Any = Metric) -> None:
     """Refuse an unknown metric.

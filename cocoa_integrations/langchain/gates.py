@@ -14,15 +14,12 @@ from cocoa_engine import UnitLevel
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
 from cocoa_integrations._shared.finite import finite
-from cocoa_integrations._shared.limits import GateMetric, Limit, Mark, covering, require_mark
+from cocoa_integrations._shared.limits import ABSTENTION, MARK, GateMetric, Limit, Mark, covering, require_mark
 from cocoa_integrations._shared.metadata import RISK_KEY
 from cocoa_integrations.langchain.runnables import find_risk, get_risk, get_spans
 
 OnRisk = Literal["raise", "mark", "abstain"]
 A = TypeVar("A")
-
-MARK = "[[{text}]]"
-ABSTENTION = "I don't know."
 
 
 def risk_gate(
@@ -118,7 +115,7 @@ class RiskGate(Runnable[Any, Any]):
         if self.on_risk == "raise":
             raise self.limit.error(report)
         if self.on_risk == "abstain":
-            return self.with_gate_entry(with_text(_without_tool_calls(answer), self.answer), report)
+            return self.with_gate_entry(with_text(without_tool_calls(answer), self.answer), report)
         return self.with_gate_entry(self.marked(answer, report["spans"], report), report)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
@@ -262,9 +259,9 @@ def _is_reasoning(block: Any) -> bool:
     return isinstance(block, dict) and block.get("type") == "reasoning"
 
 
-def _without_tool_calls(answer: Any) -> Any:
+def without_tool_calls(answer: Any) -> Any:
     if isinstance(answer, ChatGeneration):
-        return type(answer)(message=_without_tool_calls(answer.message), generation_info=answer.generation_info)
+        return type(answer)(message=without_tool_calls(answer.message), generation_info=answer.generation_info)
     if not isinstance(answer, AIMessage) or not _calls_tools(answer):
         return answer
     content = answer.content

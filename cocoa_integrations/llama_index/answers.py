@@ -97,7 +97,8 @@ class Answers(RiskCollector):
 
         The report of the response covers the answers that its text shows. Later requests, such as those of a memory,
         and earlier ones, such as a rewritten question, do not count. The report is ``None`` if the text was changed
-        after it was generated, so that the spans cannot be found in it.
+        after it was generated, so that the spans cannot be found in it. Where an inner engine has marked or replaced
+        the text, its own report stays.
 
         Args:
             metadata: the metadata of the response.
@@ -109,6 +110,8 @@ class Answers(RiskCollector):
         for answer in answers:
             _sort_by_source_node(answer, nodes)
         metadata[REPORTS_KEY] = self.reports
+        if "gate" in (metadata.get(RISK_KEY) or {}):  # an inner engine reported the answer, and changed its text
+            return
         metadata[RISK_KEY] = None
         if not answers:
             _warn(

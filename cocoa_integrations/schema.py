@@ -370,8 +370,7 @@ class AgentRiskEntry(TypedDict):
 class TryEntry(TypedDict):
     """One entry of ``cocoa_tries`` of ``RiskRetryQueryEngine`` (metadata) and ``with_risk_retry``: one for each try."""
 
-    settings: Annotated[NotRequired[dict[str, Any]], "LangChain: the options that this try changed."]
-
+    settings: Annotated[dict[str, Any], "The settings that this try changed."]
     alpha: Annotated[float, "The setting `alpha` of this try."]
     top_k: Annotated[
         int | None,

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from cocoa_engine import UnitLevel
 from cocoa_engine.errors import ConfigError, HallucinationRiskError
 from cocoa_engine.messages import unknown
-from cocoa_integrations._shared.edits import Edit
+from cocoa_integrations._shared.edits import Change, Edit, EditedText
 from cocoa_integrations._shared.finite import is_unmeasured, severity
 from cocoa_integrations._shared.metadata import is_reasoning
 from cocoa_integrations._shared.units import measured_text
@@ -34,6 +34,12 @@ SOURCES = {
 Mark = str | Callable[[str, dict[str, Any]], str]
 """How a risky span is marked: a template with ``{text}`` and ``{value}``, or a function of the text and its entry of
 ``cocoa_spans``."""
+
+MARK = "[[{text}]]"
+"""Default of a mark."""
+
+ABSTENTION = "I don't know."
+"""Default of the text that replaces an answer that is too risky."""
 
 
 def require_metric(metric: str, known: Any = Metric) -> None:
@@ -307,6 +313,20 @@ class Limit:
         if self.threshold is None:
             return bool(span.get("flagged")) or math.isinf(metric_of(span, "risk"))
         return reaches(metric_of(span, self._metric_of_spans), self.threshold)
+
+    def with_marks(self, text: str, report: dict[str, Any], mark: Mark) -> Change:
+        """What marks around the risky spans, claims or sentences make of the text of an answer.
+
+        Args:
+            text: the text that is shown.
+            report: its report.
+            mark: as for :meth:`mark_edits`.
+
+        Raises:
+            ConfigError: something else than a step of ours changed the text.
+        """
+        edited = EditedText.of(text, report)
+        return edited.changed(self.mark_edits(edited.spans(report["spans"]), mark, report))
 
     def mark_edits(
         self, spans: Sequence[dict[str, Any]], mark: Mark, report: dict[str, Any] | None = None

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar, get_args
 
-from cocoa_engine.errors import ConfigError
+from cocoa_engine import CocoaConfig
+from cocoa_engine.errors import ConfigError, HallucinationRiskError
+from cocoa_engine.messages import unknown
 from cocoa_integrations._shared.finite import finite, severity
-from cocoa_integrations._shared.limits import Limit, kind_of, reaches
+from cocoa_integrations._shared.limits import ABSTENTION, MARK, Limit, Mark, kind_of, reaches, require_mark
 from cocoa_integrations._shared.metadata import RISK_KEY
 
 TRIES_KEY = "cocoa_tries"
@@ -15,7 +19,31 @@ TRIES_KEY = "cocoa_tries"
 Measure = Literal["max_risk", "mean_risk", "answer_risk"]
 """The value of a report that is compared with the threshold."""
 
+OnRisk = Literal["keep", "raise", "mark", "abstain"]
+"""What happens to the answer if every attempt is too risky: it is returned as it is; the error is raised; its risky
+spans are marked; or another text replaces it."""
+
 AnswerT = TypeVar("AnswerT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class IfRisky:
+    """What happens to the answer if every attempt is too risky. The fields are options of the retries.
+
+    Raises:
+        ConfigError: an option is invalid.
+    """
+
+    on_risk: OnRisk = "keep"
+    mark: Mark = MARK
+    answer: str = ABSTENTION
+
+    def __post_init__(self) -> None:
+        if self.on_risk not in get_args(OnRisk):
+            raise ConfigError(unknown([str(self.on_risk)], get_args(OnRisk), what="on_risk"))
+        require_mark(self.mark)
+        if not isinstance(self.answer, str):
+            raise ConfigError(f"answer takes a text, not a {type(self.answer).__name__}")
 
 
 class Tries(Generic[AnswerT]):
@@ -46,6 +74,38 @@ class Tries(Generic[AnswerT]):
         if passed and self._passed is None:
             self._passed = len(self._answers) - 1
         return passed
+
+    def gate(self, on_risk: OnRisk) -> dict[str, Any] | None:
+        """What is done to the returned answer, as the ``gate`` of its report; ``None`` if it is returned as it is.
+
+        Call it after :meth:`best`.
+
+        Raises:
+            HallucinationRiskError: every attempt is too risky, and ``on_risk`` is ``raise``.
+        """
+        if self._passed is not None or on_risk == "keep":
+            return None
+        chosen = next(entry for entry in self._history if entry["chosen"])
+        report, value = chosen[RISK_KEY], chosen["risk"]
+        metric = None if report is None else self._measure_of(report)
+        threshold = None if report is None else finite(self._limit.threshold_for(report))
+        if on_risk == "raise":
+            tried = f"the least risky of {len(self._history)} answers" if len(self._history) > 1 else "the answer"
+            what = "has no report" if report is None else f"has a {metric} of {severity(value):.4g}"
+            reached = "" if threshold is None else f", which reaches the threshold of {threshold:.4g}"
+            raise HallucinationRiskError(
+                f"{tried} {what}{reached}",
+                report=report,
+                value=severity(value),
+                threshold=threshold,
+                metric=metric,
+            )
+        return {"action": on_risk, "metric": metric, "threshold": threshold, "value": value}
+
+    @property
+    def limit_of_spans(self) -> Limit:
+        """The threshold of the spans that are marked: that of the tries where these compare spans, else the spans'."""
+        return Limit(self._limit.threshold if self._measure in (None, "max_risk") else None, "risk")
 
     def _risk(self, report: dict[str, Any]) -> float:
         measure = self._measure_of(report)
@@ -94,6 +154,33 @@ def limit_of_tries(threshold: float | None, max_tries: Any, measure: Any) -> Lim
     if measure is None:
         return Limit(threshold)
     return Limit(threshold, "answer_risk" if measure == "answer_risk" else "risk")
+
+
+def settings_of_tries(alpha: float, settings: Any, alphas: Any, max_tries: int) -> list[Mapping[str, Any]]:
+    """The settings that each further attempt changes. By default alpha is doubled each time.
+
+    Args:
+        alpha: that of the first attempt.
+        settings: a dict of settings for each further attempt; the last one is used for all remaining ones.
+        alphas: the same for alpha alone.
+        max_tries: the number of attempts.
+
+    Raises:
+        ConfigError: both are given, one of them is no list or is empty, or an alpha is out of range.
+    """
+    if settings is not None and alphas is not None:
+        raise ConfigError("settings and alphas are both given; alphas=[5.0] is short for settings=[{'alpha': 5.0}].")
+    if settings is None and alphas is None:
+        alphas = [alpha * 2**number for number in range(1, max_tries)] or [alpha]
+    name, given, what = ("settings", settings, "dicts of settings") if alphas is None else ("alphas", alphas, "numbers")
+    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Sequence) or not given:
+        raise ConfigError(f"{name} takes a list of {what}, one for each further attempt (got {given!r}).")
+    if alphas is not None:
+        given = [{"alpha": CocoaConfig(alpha=one).alpha} for one in given]
+    for one in given:
+        if not isinstance(one, Mapping):
+            raise ConfigError(f"settings takes a dict for each further attempt, not {one!r}.")
+    return [*given, *[given[-1]] * max_tries][: max_tries - 1]
 
 
 def growth_of(given: Any, *, has_second: bool) -> float:

@@ -14,7 +14,7 @@ from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
 from cocoa_integrations._shared.edits import Change, Edit, EditedText
 from cocoa_integrations._shared.finite import finite
-from cocoa_integrations._shared.limits import GateMetric, Limit, Mark, require_mark
+from cocoa_integrations._shared.limits import ABSTENTION, MARK, GateMetric, Limit, Mark, require_mark
 from cocoa_integrations._shared.metadata import SPANS_KEY, is_reasoning
 from cocoa_integrations.langchain.edits import (
     calls_tools,
@@ -29,9 +29,6 @@ from cocoa_integrations.langchain.runnables import find_risk, get_risk, get_span
 
 OnRisk = Literal["raise", "mark", "abstain"]
 A = TypeVar("A")
-
-MARK = "[[{text}]]"
-ABSTENTION = "I don't know."
 
 
 def risk_gate(
@@ -170,11 +167,9 @@ class RiskGate(Runnable[Any, Any]):
 
     def _marked(self, answer: A, report: dict[str, Any]) -> A:
         """An answer with marks around its risky spans, claims or sentences."""
-        text = EditedText.of(text_of(answer), report)
-        if text.replaced:
-            return answer
-        edits = self.limit.mark_edits(text.spans(report["spans"]), self.mark, report)
-        return self.with_gate_entry(with_change(answer, text.changed(edits)))
+        change = self.limit.with_marks(text_of(answer), report, self.mark)
+        # a gate before may have replaced the answer
+        return self.with_gate_entry(with_change(answer, change)) if change.edits else answer
 
     def with_gate_entry(self, answer: A, action: str | None = None) -> A:
         """The answer with an entry in its report about the action; by default that of the gate."""

@@ -22,12 +22,12 @@ from cocoa_engine import UnitLevel
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
 from cocoa_integrations._shared.finite import finite
-from cocoa_integrations._shared.limits import GateMetric, Limit, Mark
+from cocoa_integrations._shared.limits import ABSTENTION, MARK, GateMetric, Limit, Mark
 from cocoa_integrations._shared.settings import refuse_unknown
 from cocoa_integrations.langchain.composed import Composed
 from cocoa_integrations.langchain.edits import replaced
-from cocoa_integrations.langchain.gates import ABSTENTION, MARK, RiskGate, limit_of
 from cocoa_integrations.langchain.gates import OnRisk as GateAction
+from cocoa_integrations.langchain.gates import RiskGate, limit_of
 from cocoa_integrations.langchain.options import FRAMEWORK, PER_CALL, TOOL_DETAILS, TOOLS
 from cocoa_integrations.langchain.review import Chosen, review
 from cocoa_integrations.langchain.runnables import find_risk, get_risk

@@ -14,12 +14,22 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from cocoa_engine import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations._shared.citations import find_in
-from cocoa_integrations._shared.limits import Limit
-from cocoa_integrations._shared.tries import TRIES_KEY, Measure, Tries, growth_of, limit_of_tries
+from cocoa_integrations._shared.limits import ABSTENTION, MARK, Limit, Mark
+from cocoa_integrations._shared.tries import (
+    TRIES_KEY,
+    IfRisky,
+    Measure,
+    OnRisk,
+    Tries,
+    growth_of,
+    limit_of_tries,
+    settings_of_tries,
+)
 from cocoa_integrations.langchain.chat import ChatCocoa
 from cocoa_integrations.langchain.cocoa_chat import CocoaChat
 from cocoa_integrations.langchain.composed import called_model
 from cocoa_integrations.langchain.context_lift import with_context_lift
+from cocoa_integrations.langchain.edits import calls_tools, replaced, with_change, with_report, without_tool_calls
 from cocoa_integrations.langchain.more_documents import Retriever, top_k_of, with_top_k, without_duplicates
 from cocoa_integrations.langchain.runnables import get_risk
 
@@ -45,9 +55,13 @@ def with_risk_retry(
     threshold: float | None = None,
     max_tries: int = 3,
     settings: Sequence[Mapping[str, Any]] | None = None,
+    alphas: Sequence[float] | None = None,
     top_k_growth: float | None = None,
     second_retriever: Retriever | None = None,
     measure: Measure | None = None,
+    on_risk: OnRisk = "keep",
+    mark: Mark = MARK,
+    answer: str = ABSTENTION,
     question: str = "question",
     context: str = "context",
     format_documents: Callable[[list[Document]], Any] = join_documents,
@@ -62,7 +76,8 @@ def with_risk_retry(
         message.response_metadata["cocoa_tries"]  # the attempts, and the risk of each answer
 
     The first answer whose risk is below ``threshold`` is returned, or else the least risky one of those whose risk has
-    the same ``risk_source`` as the first: others have no order. Its ``response_metadata["cocoa_tries"]`` has an entry
+    the same ``risk_source`` as the first: others have no order. ``on_risk="abstain"`` replaces that one by "I don't
+    know.". The message's ``response_metadata["cocoa_tries"]`` has an entry
     for each attempt, in order, with ``settings``, ``alpha``, ``top_k`` (``None`` if the retriever has none),
     ``documents`` (their number), ``answer``, ``cocoa_risk``, ``risk`` and ``chosen``, which is true for the returned
     answer. Where the prompt has the texts of all documents as they are, every span of its report has
@@ -81,12 +96,19 @@ def with_risk_retry(
         max_tries: maximum number of attempts.
         settings: options of a call of the model for each further attempt, such as ``[{"alpha": 5.0}]``; the last ones
             are used for all remaining attempts. Default: alpha is doubled each time.
+        alphas: short for settings that change alpha only: ``alphas=[5.0]`` is ``settings=[{"alpha": 5.0}]``.
         top_k_growth: the factor by which the number of documents grows with each further attempt, for retrievers that
             have one (``k``, or ``search_kwargs`` of a vector store). Default: 2, or 1 with a second retriever.
         second_retriever: its documents are added to those of ``retriever`` from the second attempt on.
         measure: the risk to compare, ``"max_risk"``, ``"mean_risk"`` or ``"answer_risk"`` of the report. Default:
             ``"answer_risk"`` where the report has one, and otherwise ``"max_risk"``; always ``"max_risk"`` with a
             threshold.
+        on_risk: what happens if every attempt is too risky. ``keep``: the least risky answer is returned. ``raise`` a
+            ``HallucinationRiskError``. ``mark`` the spans of that answer that reach the threshold, or with a threshold
+            for another ``measure`` than ``"max_risk"`` those that are flagged. ``abstain``: the text is ``answer``, and
+            tool calls are dropped. The report then has ``gate``, as after a :func:`risk_gate`.
+        mark: how to mark a span, as in :func:`risk_gate`.
+        answer: the text that replaces the answer with ``abstain``.
         question: the variable of the prompt, and key of the input, that holds the question.
         context: the variable of the prompt that holds the documents.
         format_documents: makes the value of ``context`` from the documents.
@@ -97,6 +119,7 @@ def with_risk_retry(
     Raises:
         ConfigError: an argument has a wrong type or is out of range, or every attempt would be the same. A call raises
             it if the input has no question.
+        HallucinationRiskError: a call raises it if every attempt is too risky, with ``on_risk="raise"``.
     """
     if not isinstance(called_model(chat), CocoaChat):
         raise ConfigError(f"with_risk_retry takes a ChatCocoa or a ChatCocoaRemote, not a {type(chat).__name__}.")
@@ -106,13 +129,16 @@ def with_risk_retry(
         if not isinstance(given, Runnable) and not (given is None and name == "second_retriever"):
             raise ConfigError(f"{name} takes a runnable, not a {type(given).__name__}.")
     limit = limit_of_tries(threshold, max_tries, measure)
+    if_risky = IfRisky(on_risk=on_risk, mark=mark, answer=answer)
     growth = growth_of(top_k_growth, has_second=second_retriever is not None)
     if growth > 1 and max_tries > 1 and top_k_of(retriever) is None:
         raise ConfigError(
             f"a {type(retriever).__name__} has no number of documents to increase; give a second_retriever, or "
             "top_k_growth=1 to change only the settings."
         )
-    steps = _settings(chat, settings, max_tries)
+    steps = [{}, *settings_of_tries(chat.alpha, settings, alphas, max_tries)]
+    for options in steps[1:]:
+        called_model(chat, options=options)  # refuses unknown ones
     if (
         growth == 1
         and second_retriever is None
@@ -136,6 +162,7 @@ def with_risk_retry(
         steps=steps,
         limit=limit,
         measure=measure,
+        if_risky=if_risky,
         question=question,
         context=context,
         format_documents=format_documents,
@@ -143,13 +170,13 @@ def with_risk_retry(
     )
 
     # LangChain finds the runnables of a chain among the variables that these functions name
-    def answer(given: str | Mapping[str, Any], config: RunnableConfig, **options: Any) -> Any:
+    def ask(given: str | Mapping[str, Any], config: RunnableConfig, **options: Any) -> Any:
         return _run(_calls(plan, prompt, chat, answering, given, config, options))
 
-    async def aanswer(given: str | Mapping[str, Any], config: RunnableConfig, **options: Any) -> Any:
+    async def aask(given: str | Mapping[str, Any], config: RunnableConfig, **options: Any) -> Any:
         return await _arun(_calls(plan, prompt, chat, answering, given, config, options))
 
-    return cast(Runnable[str | Mapping[str, Any], Any], RunnableLambda(answer, aanswer, name="with_risk_retry"))
+    return cast(Runnable[str | Mapping[str, Any], Any], RunnableLambda(ask, aask, name="with_risk_retry"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +195,7 @@ class _Plan:
     steps: list[Mapping[str, Any]]
     limit: Limit
     measure: Measure | None
+    if_risky: IfRisky
     question: str
     context: str
     format_documents: Callable[[list[Document]], Any]
@@ -197,10 +225,20 @@ class _Plan:
         return [grown, *more], called, {"settings": dict(self.steps[number]), "alpha": alpha, "top_k": top_k_of(grown)}
 
     def result(self, tries: Tries[tuple[AIMessage, list[Document]]], values: dict[str, Any]) -> Any:
-        """What the chain returns: the best answer, with the history of all attempts."""
+        """What the chain returns: the best answer, with the history of all attempts.
+
+        Raises:
+            HallucinationRiskError: every attempt is too risky, and ``on_risk`` is ``raise``.
+        """
         (message, documents), history = tries.best()
-        metadata = {**message.response_metadata, TRIES_KEY: history}
-        message = message.model_copy(update={"response_metadata": metadata})
+        if (gate := tries.gate(self.if_risky.on_risk)) is not None:
+            if gate["action"] == "abstain":
+                message = replaced(without_tool_calls(message), self.if_risky.answer)
+            elif not calls_tools(message):
+                change = tries.limit_of_spans.with_marks(message.text, get_risk(message), self.if_risky.mark)
+                message = with_change(message, change)
+            message = with_report(message, {**get_risk(message), "gate": gate})
+        message = message.model_copy(update={"response_metadata": {**message.response_metadata, TRIES_KEY: history}})
         return {**values, self.context: documents, "answer": message} if self.return_documents else message
 
 
@@ -267,25 +305,3 @@ async def _arun(calls: Generator[_Call, Any, Any]) -> Any:
         except StopIteration as end:
             return end.value
         result = await call.arun()
-
-
-def _settings(chat: CocoaChat, given: Sequence[Mapping[str, Any]] | None, max_tries: int) -> list[Mapping[str, Any]]:
-    """The options of a call for each attempt.
-
-    Raises:
-        ConfigError: the list is empty, or an option is unknown or out of range.
-    """
-    if given is None:
-        alpha = chat.alpha
-        further: list[Mapping[str, Any]] = [{"alpha": alpha * 2**number} for number in range(1, max_tries)]
-    elif isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Sequence) or not given:
-        raise ConfigError(
-            f"settings takes a list of options of a call, one dict for each further attempt (got {given!r})."
-        )
-    else:
-        further = [*given, *[given[-1]] * max_tries][: max_tries - 1]
-    for options in further:
-        if not isinstance(options, Mapping):
-            raise ConfigError(f"settings takes a dict for each further attempt, not {options!r}.")
-        called_model(chat, options=options)
-    return [{}, *further]

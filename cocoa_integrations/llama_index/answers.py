@@ -98,7 +98,8 @@ class Answers(RiskCollector):
 
         The report of the response covers the answers that its text shows. Later requests, such as those of a memory,
         and earlier ones, such as a rewritten question, do not count. The report is ``None`` if the text was changed
-        after it was generated, so that the spans cannot be found in it.
+        after it was generated, so that the spans cannot be found in it. Where an engine of ours inside has replaced
+        the text, its own report stays.
 
         Args:
             metadata: the metadata of the response.
@@ -115,7 +116,8 @@ class Answers(RiskCollector):
             self._write(metadata, shown.original, nodes)
             change = EditedText(shown.original, (), shown.begin).changed(shown.edits)
             if metadata[RISK_KEY] is not None:
-                metadata[RISK_KEY] = change.of_report(metadata[RISK_KEY])
+                gate = {key: inner[key] for key in ("gate",) if key in inner}
+                metadata[RISK_KEY] = {**change.of_report(metadata[RISK_KEY]), **gate}
                 if self._cite is not None:
                     metadata[CITATIONS_KEY] = change.moved(metadata[CITATIONS_KEY], 0)
 

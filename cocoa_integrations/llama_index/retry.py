@@ -1,4 +1,4 @@
-"""A query engine that retries risky answers with more nodes and a larger alpha."""
+"""A query engine that retries risky answers with more nodes and other settings."""
 
 from __future__ import annotations
 
@@ -17,25 +17,38 @@ from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from cocoa_engine import CocoaConfig, ConfigError
 from cocoa_engine.messages import unknown
+from cocoa_integrations._shared.edits import replacement
+from cocoa_integrations._shared.limits import ABSTENTION, MARK, Mark
 from cocoa_integrations._shared.metadata import RISK_KEY
-from cocoa_integrations._shared.tries import TRIES_KEY, Measure, Tries, growth_of, limit_of_tries
+from cocoa_integrations._shared.settings import refuse_unknown, split_settings
+from cocoa_integrations._shared.tries import (
+    TRIES_KEY,
+    IfRisky,
+    Measure,
+    OnRisk,
+    Tries,
+    growth_of,
+    limit_of_tries,
+    settings_of_tries,
+)
 from cocoa_integrations.llama_index.function_calling import CallsFunctions
 from cocoa_integrations.llama_index.query_engine import RiskQueryEngine
 from cocoa_integrations.llama_index.response_modes import require_llm
 
 
 class RiskRetryQueryEngine(BaseQueryEngine):
-    """Answers from retrieved nodes. While the answer is too risky, retrieves more and answers with a larger alpha::
+    """Answers from retrieved nodes. While the answer is too risky, retrieves more and answers again::
 
         engine = RiskRetryQueryEngine(retriever, llm)
         response = engine.query("Who built the lighthouse?")
         response.metadata["cocoa_tries"]  # the attempts, and the risk of each answer
 
     The first answer whose risk is below ``threshold`` is returned, or else the least risky one of those whose risk has
-    the same ``risk_source`` as the first: others have no order. The response is that of a :class:`RiskQueryEngine`.
-    ``metadata["cocoa_tries"]`` has an entry for each attempt, in order, with ``alpha``,
-    ``top_k`` (``None`` if the retriever has none), ``source_nodes`` (their number), ``answer``, ``cocoa_risk``,
-    ``risk`` (``None`` if nothing was retrieved) and ``chosen``, which is true for the returned answer.
+    the same ``risk_source`` as the first: others have no order. ``on_risk="abstain"`` replaces that one by "I don't
+    know.". The response is that of a :class:`RiskQueryEngine`.
+    ``metadata["cocoa_tries"]`` has an entry for each attempt, in order, with ``settings``, ``alpha``, ``top_k``
+    (``None`` if the retriever has none), ``source_nodes`` (their number), ``answer``, ``cocoa_risk``, ``risk``
+    (``None`` if nothing was retrieved) and ``chosen``, which is true for the returned answer.
 
     Alpha has an effect with the methods ``cocoa`` and ``cocoa-sig``. The retrievers and the LLM
     are not changed. Each attempt works on copies, and
@@ -48,14 +61,22 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         llm: the LLM, a :class:`CocoaLLM` or a :class:`CocoaRemote`. Its alpha is that of the first attempt.
         threshold: the value, in [0, 1], from which a risk is too high. Default: the threshold in the answer's report.
         max_tries: maximum number of attempts.
-        alphas: alpha of each further attempt; the last value is used for all remaining ones. Default: doubled each
-            time.
+        settings: settings of :class:`CocoaConfig` for each further attempt, such as ``[{"alpha": 5.0}]``; the last ones
+            are used for all remaining attempts. Default: alpha is doubled each time.
+        alphas: short for settings that change alpha only: ``alphas=[5.0]`` is ``settings=[{"alpha": 5.0}]``.
         top_k_growth: the factor by which ``similarity_top_k`` of the retriever grows with each further attempt.
             Default: 2, or 1 with a second retriever.
         second_retriever: its nodes are added to those of ``retriever`` from the second attempt on.
         measure: the risk to compare, ``"max_risk"``, ``"mean_risk"`` or ``"answer_risk"`` of the report. Default:
             ``"answer_risk"`` where the report has one, and otherwise ``"max_risk"``; always ``"max_risk"`` with a
             threshold.
+        on_risk: what happens if every attempt is too risky. ``keep``: the least risky answer is returned. ``raise`` a
+            ``HallucinationRiskError``. ``mark`` the spans of that answer that reach the threshold, or with a threshold
+            for another ``measure`` than ``"max_risk"`` those that are flagged. ``abstain``: the text is ``answer``. The
+            report then has ``gate``, with the action, the metric, the threshold and the value.
+        mark: how to mark a span: a template of ``{text}`` and ``{value}``, or a function of the text and the entry of
+            ``cocoa_risk["spans"]``. The offsets in the report refer to the shown text.
+        answer: the text that replaces the answer with ``abstain``.
         context_lift: as for :class:`RiskQueryEngine`.
         **options: options of ``RetrieverQueryEngine.from_args``, such as ``response_mode``, ``text_qa_template`` and
             ``node_postprocessors``.
@@ -63,6 +84,7 @@ class RiskRetryQueryEngine(BaseQueryEngine):
     Raises:
         ConfigError: an argument is unknown, has a wrong type or is out of range; every attempt would be the same; the
             options ask for streaming, or for a ``response_mode`` that :class:`RiskQueryEngine` refuses.
+        HallucinationRiskError: a query raises it if every attempt is too risky, with ``on_risk="raise"``.
     """
 
     def __init__(
@@ -72,10 +94,14 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         *,
         threshold: float | None = None,
         max_tries: int = 3,
+        settings: Sequence[Mapping[str, Any]] | None = None,
         alphas: Sequence[float] | None = None,
         top_k_growth: float | None = None,
         second_retriever: BaseRetriever | None = None,
         measure: Measure | None = None,
+        on_risk: OnRisk = "keep",
+        mark: Mark = MARK,
+        answer: str = ABSTENTION,
         context_lift: bool = False,
         **options: Any,
     ) -> None:
@@ -85,6 +111,7 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         if second_retriever is not None:
             _require("second_retriever", second_retriever, BaseRetriever)
         limit = limit_of_tries(threshold, max_tries, measure)
+        self._if_risky = IfRisky(on_risk=on_risk, mark=mark, answer=answer)
         if options.get("streaming"):
             raise ConfigError(
                 "RiskRetryQueryEngine does not stream: it needs the complete answer to check its risk. Leave streaming "
@@ -101,17 +128,20 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         if growth > 1 and max_tries > 1 and top_k_of(retriever) is None:
             raise ConfigError(
                 f"a {type(retriever).__name__} has no similarity_top_k to increase; give a second_retriever, or "
-                "top_k_growth=1 to change only alpha."
+                "top_k_growth=1 to change only the settings."
             )
-        self._alphas = _alphas(llm, alphas, max_tries)
-        if max_tries > 1 and growth == 1 and second_retriever is None and len(set(self._alphas)) == 1:
+        alpha = CocoaConfig().alpha if llm.alpha is None else llm.alpha  # a remote LLM may leave it to the server
+        self._llm = llm.model_copy(update={"alpha": alpha})
+        self._settings = [{}, *settings_of_tries(alpha, settings, alphas, max_tries)]
+        changed = [_fields(self._llm, one) for one in self._settings]  # refuses what is unknown or out of range
+        same = all(getattr(self._llm, name) == value for one in changed for name, value in one.items())
+        if max_tries > 1 and growth == 1 and second_retriever is None and same:
             raise ConfigError(
-                f"every attempt would be the same: alpha stays {self._alphas[0]:g} and nothing more is retrieved. Give "
-                "alphas, a top_k_growth above 1 or a second_retriever."
+                "every attempt would be the same: the settings do not change and nothing more is retrieved. Give "
+                "settings, a top_k_growth above 1 or a second_retriever."
             )
         super().__init__(options.get("callback_manager"))
         self._retriever, self._second = retriever, second_retriever
-        self._llm = llm
         self._limit, self._measure = limit, measure
         self._growth = growth
         self._context_lift = context_lift
@@ -127,42 +157,54 @@ class RiskRetryQueryEngine(BaseQueryEngine):
 
     def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
         tries = Tries[RESPONSE_TYPE](self._limit, self._measure)
-        for number in range(len(self._alphas)):
+        for number in range(len(self._settings)):
             engine, parameters = self._engine(number)
             if add_try(tries, engine.query(query_bundle), parameters):
                 break
-        return _best(tries)
+        return self._best(tries)
 
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
         tries = Tries[RESPONSE_TYPE](self._limit, self._measure)
-        for number in range(len(self._alphas)):
+        for number in range(len(self._settings)):
             engine, parameters = self._engine(number)
             if add_try(tries, await engine.aquery(query_bundle), parameters):
                 break
-        return _best(tries)
+        return self._best(tries)
 
     def _engine(self, number: int) -> tuple[RiskQueryEngine, dict[str, Any]]:
         """The engine of an attempt, made of copies, and the parameters of the attempt."""
-        alpha = self._alphas[number]
+        llm = self._llm.model_copy(update=_fields(self._llm, self._settings[number]))
         retriever = with_top_k(self._retriever, self._growth**number)
         top_k = top_k_of(retriever)
         if number and self._second is not None:
             retriever = BothRetrievers(retriever, self._second)
-        llm = self._llm.model_copy(update={"alpha": alpha})
         inner = RetrieverQueryEngine.from_args(retriever, llm=llm, **self._options)
-        return RiskQueryEngine(inner, context_lift=self._context_lift), {"alpha": alpha, "top_k": top_k}
+        parameters = {"settings": dict(self._settings[number]), "alpha": llm.alpha, "top_k": top_k}
+        return RiskQueryEngine(inner, context_lift=self._context_lift), parameters
+
+    def _best(self, tries: Tries[RESPONSE_TYPE]) -> RESPONSE_TYPE:
+        """The first of the least risky responses, with the history of all attempts.
+
+        Raises:
+            HallucinationRiskError: every attempt is too risky, and ``on_risk`` is ``raise``.
+        """
+        response, history = tries.best()
+        metadata = {**(response.metadata or {}), TRIES_KEY: history}
+        gate, report = tries.gate(self._if_risky.on_risk), metadata.get(RISK_KEY)
+        if gate is None:
+            return replace(response, metadata=metadata)
+        text = str(response) if gate["action"] == "mark" else self._if_risky.answer
+        if report is not None:
+            limit, mark = tries.limit_of_spans, self._if_risky.mark
+            change = limit.with_marks(text, report, mark) if gate["action"] == "mark" else replacement(report, text)
+            text, metadata[RISK_KEY] = change.text, {**change.of_report(report), "gate": gate}
+        return replace(response, response=text, metadata=metadata)  # type: ignore[call-arg]  # a complete one
 
 
 def add_try(tries: Tries[RESPONSE_TYPE], response: RESPONSE_TYPE, parameters: dict[str, Any]) -> bool:
     """Add an attempt, and return whether its risk is below the threshold."""
     report = (response.metadata or {}).get(RISK_KEY)
     return tries.add(response, report, **parameters, source_nodes=len(response.source_nodes), answer=str(response))
-
-
-def _best(tries: Tries[RESPONSE_TYPE]) -> RESPONSE_TYPE:
-    """The first of the least risky responses, with the history of all attempts."""
-    response, history = tries.best()
-    return replace(response, metadata={**(response.metadata or {}), TRIES_KEY: history})
 
 
 class BothRetrievers(BaseRetriever):
@@ -233,17 +275,16 @@ def _parameters(function: Callable[..., Any]) -> set[str]:
     return {name for name, one in parameters.items() if one.kind is not inspect.Parameter.VAR_KEYWORD}
 
 
-def _alphas(llm: CallsFunctions, given: Sequence[float] | None, max_tries: int) -> list[float]:
-    """Alpha of each attempt.
+def _fields(llm: CallsFunctions, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an LLM that hold some settings, with their values.
 
     Raises:
-        ConfigError: the list is empty, or a value is out of range.
+        ConfigError: a setting is unknown, out of range, or not one of this LLM.
     """
-    own: float | None = getattr(llm, "alpha")  # noqa: B009  # a setting; a remote LLM may leave it to the server
-    config = CocoaConfig() if own is None else CocoaConfig(alpha=own)
-    if given is None:
-        return [config.replace(alpha=config.alpha * 2**number).alpha for number in range(max_tries)]
-    if isinstance(given, (str, bytes)) or not isinstance(given, Sequence) or not given:
-        raise ConfigError(f"alphas takes a list of numbers, one for each further attempt (got {given!r}).")
-    further = [config.replace(alpha=alpha).alpha for alpha in given]  # validated by the config
-    return [config.alpha, *further, *[further[-1]] * max_tries][:max_tries]
+    known, rest = split_settings(settings)
+    names = {"max_new_tokens": "max_tokens"} if "max_new_tokens" not in type(llm).model_fields else {}
+    refuse_unknown(rest, (), what="settings")
+    checked = CocoaConfig(**known)
+    if missing := [name for name in known if names.get(name, name) not in type(llm).model_fields]:
+        raise ConfigError(f"settings: {', '.join(missing)} is not an option of a {type(llm).__name__}.")
+    return {names.get(name, name): getattr(checked, name) for name in known}

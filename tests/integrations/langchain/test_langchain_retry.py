@@ -19,6 +19,7 @@ from langchain_core.vectorstores import InMemoryVectorStore
 from pydantic import TypeAdapter
 
 from cocoa_engine import CocoaEngine, ConfigError
+from cocoa_engine.errors import HallucinationRiskError
 from cocoa_integrations.langchain import ChatCocoa, get_risk, get_risk_callback, with_risk_retry
 from cocoa_integrations.langchain.more_documents import top_k_of, with_top_k
 from cocoa_integrations.schema import TryEntry
@@ -113,6 +114,59 @@ def test_it_stops_at_a_good_answer(quick_chat: ChatCocoa, retriever: Listed) -> 
     assert len(reached.invoke(QUESTION).response_metadata["cocoa_tries"]) == 2
 
 
+@pytest.mark.parametrize("how", ["invoke", "ainvoke", "batch", "abatch", "astream"])
+async def test_it_refuses(how: str, quick_chat: ChatCocoa, retriever: Listed) -> None:
+    async def tried(threshold: float = 0.0, **options: Any) -> tuple[AIMessage, dict[str, Any]]:
+        chain = with_risk_retry(retriever, PROMPT, quick_chat, threshold=threshold, max_tries=2, **options)
+        message = await called(chain, how)
+        return message, min(message.response_metadata["cocoa_tries"], key=lambda one: one["risk"])
+
+    kept, best = await tried()
+    assert (kept.text, "gate" in get_risk(kept)) == (best["answer"], False)
+    said, best = await tried(on_risk="abstain")
+    assert said.text == "I don't know."
+    assert get_risk(said)["gate"] == {
+        "action": "abstain",
+        "metric": "max_risk",
+        "threshold": 0.0,
+        "value": best["risk"],
+    }
+    assert "".join(span["text"] for span in get_risk(said)["spans"]) == best["answer"]
+    assert (await tried(on_risk="abstain", answer="Ask a person."))[0].text == "Ask a person."
+    marked, best = await tried(on_risk="mark", mark="<{text}>")
+    assert "<" in marked.text
+    assert marked.text.replace("<", "").replace(">", "") == best["answer"]
+    passed, best = await tried(threshold=1.0, on_risk="abstain")
+    assert (passed.text, "gate" in get_risk(passed)) == (best["answer"], False)
+    with pytest.raises(HallucinationRiskError, match="least risky of 2 answers has a max_risk of") as error:
+        await tried(on_risk="raise")
+    assert error.value.threshold == 0.0
+    assert error.value.value == (error.value.report or {})["max_risk"]
+
+
+@pytest.mark.parametrize(("measure", "on_risk"), [("mean_risk", "abstain"), ("mean_risk", "mark"), (None, "mark")])
+def test_other_measures_refuse(measure: Any, on_risk: Any, quick_chat: ChatCocoa, retriever: Listed) -> None:
+    options: dict[str, Any] = {"measure": measure, "on_risk": on_risk, "threshold": 0.0, "max_tries": 1}
+    message = with_risk_retry(retriever, PROMPT, quick_chat, **options).invoke(QUESTION)
+    gate = get_risk(message)["gate"]
+    assert (gate["action"], gate["metric"]) == (on_risk, measure or "max_risk")
+    assert gate["value"] == message.response_metadata["cocoa_tries"][0]["risk"]
+
+
+@pytest.mark.also_remote(False)
+def test_it_raises_for_with_fallbacks(quick_chat: ChatCocoa, retriever: Listed) -> None:
+    chain = with_risk_retry(retriever, PROMPT, quick_chat, threshold=0.0, max_tries=1, on_risk="raise")
+    other = RunnableLambda(lambda question: AIMessage("Ask a person."))
+    strict = chain.with_fallbacks([other], exceptions_to_handle=(HallucinationRiskError,))
+    assert strict.invoke(QUESTION).text == "Ask a person."
+
+
+def test_alphas_are_short_for_settings(quick_chat: ChatCocoa, retriever: Listed) -> None:
+    chain = with_risk_retry(retriever, PROMPT, quick_chat, threshold=0.0, alphas=[4.0])
+    tries = chain.invoke(QUESTION).response_metadata["cocoa_tries"]
+    assert [one["settings"] for one in tries] == [{}, {"alpha": 4.0}, {"alpha": 4.0}]
+
+
 @pytest.mark.also_remote(False)  # it measures context lift
 def test_other_documents_and_what_comes_back(quick_chat: ChatCocoa, retriever: Listed) -> None:
     other = RunnableLambda(lambda question: [DOCUMENTS[0], DOCUMENTS[4]])
@@ -172,6 +226,11 @@ def test_a_vector_store_returns_more() -> None:
         ({"settings": [{"alhpa": 3.0}]}, "alhpa"),
         ({"settings": [{"alpha": -1.0}]}, "alpha"),
         ({"settings": [{}], "top_k_growth": 1}, "every attempt would be the same"),
+        ({"alphas": [-1.0]}, "alpha"),
+        ({"settings": [{"alpha": 3.0}], "alphas": [3.0]}, "both given"),
+        ({"on_risk": "refuse"}, "unknown on_risk 'refuse'"),
+        ({"on_risk": "mark", "mark": "!"}, "mark has no {text} field"),
+        ({"answer": None}, "answer takes a text"),
     ],
 )
 def test_bad_arguments(changes: dict[str, Any], words: str, quick_chat: ChatCocoa, retriever: Listed) -> None:

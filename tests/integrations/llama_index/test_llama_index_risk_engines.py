@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 from llama_index.core import Document, MockEmbedding, VectorStoreIndex
 from llama_index.core.base.response.schema import AsyncStreamingResponse, Response, StreamingResponse
-from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
+from llama_index.core.chat_engine import (
+    CondensePlusContextChatEngine,
+    CondenseQuestionChatEngine,
+    ContextChatEngine,
+)
 from llama_index.core.llms import MockLLM
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.node_parser import SentenceSplitter
@@ -21,13 +25,16 @@ from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.retrievers.bm25 import BM25Retriever
+from pydantic import TypeAdapter
 
 from cocoa_engine import CocoaEngine, ConfigError
+from cocoa_engine.errors import HallucinationRiskError
 from cocoa_integrations.llama_index import (
     CocoaLLM,
     CocoaRiskEvent,
     MissingRiskWarning,
     RiskChatEngine,
+    RiskCitationQueryEngine,
     RiskQueryEngine,
     RiskRetryQueryEngine,
     RiskStreamingChatResponse,
@@ -35,6 +42,7 @@ from cocoa_integrations.llama_index import (
 )
 from cocoa_integrations.llama_index.context_lift import WithoutNodes
 from cocoa_integrations.llama_index.retry import with_top_k
+from cocoa_integrations.schema import TryEntry
 from tests.helpers.alike import close, near
 from tests.helpers.llama_index_helpers import Listener, Script
 from tests.helpers.paths import CORPUS
@@ -409,6 +417,85 @@ def test_retry_with_other_alphas_and_a_second_retriever(
     assert [one["answer"] for one in answer.metadata["cocoa_tries"]] == [one["answer"] for one in tries]  # type: ignore[index]
 
 
+async def refused_by(engine: Any, how: str) -> Any:
+    if how == "chat":
+        chats = CondenseQuestionChatEngine.from_defaults(query_engine=engine, llm=MockLLM())
+        return (await chats.achat(QUESTION)).sources[0].raw_output
+    return (await asked(engine, how))[1]
+
+
+@pytest.mark.also_remote
+@pytest.mark.parametrize("how", ["query", "aquery", "chat"])
+async def test_retry_refuses(how: str, llm: CocoaLLM, retriever: BM25Retriever) -> None:
+    def engine(threshold: float = 0.0, **options: Any) -> RiskRetryQueryEngine:
+        return RiskRetryQueryEngine(retriever, llm, threshold=threshold, max_tries=2, **options)
+
+    kept = await refused_by(engine(), how)
+    assert "gate" not in kept.metadata["cocoa_risk"]
+    best = min(kept.metadata["cocoa_tries"], key=lambda one: one["risk"])
+    said = await refused_by(engine(on_risk="abstain"), how)
+    own = await refused_by(engine(on_risk="abstain", answer="Ask a person."), how)
+    assert (str(said), str(own)) == ("I don't know.", "Ask a person.")
+    gate = {"action": "abstain", "metric": "max_risk", "threshold": 0.0, "value": near(best["risk"])}
+    assert said.metadata["cocoa_risk"]["gate"] == gate
+    assert text_of(said.metadata["cocoa_risk"]) == best["answer"]
+    assert [one["answer"] for one in said.metadata["cocoa_tries"]] == [
+        one["answer"] for one in kept.metadata["cocoa_tries"]
+    ]
+    assert len(said.source_nodes) == best["source_nodes"]
+    marked = await refused_by(engine(on_risk="mark", mark="<{text}>"), how)
+    assert "<" in str(marked)
+    assert str(marked).replace("<", "").replace(">", "") == str(kept)
+    passed = await refused_by(engine(threshold=1.0, on_risk="abstain"), how)
+    assert (len(passed.metadata["cocoa_tries"]), "gate" in passed.metadata["cocoa_risk"]) == (1, False)
+    if how != "chat":  # that of LlamaIndex raises nothing that its query engine raised
+        with pytest.raises(HallucinationRiskError, match="least risky of 2 answers has a max_risk of") as error:
+            await refused_by(engine(on_risk="raise"), how)
+        assert (error.value.value, error.value.threshold) == (near(best["risk"]), 0.0)
+        assert text_of(error.value.report or {}) == best["answer"]
+
+
+@pytest.mark.parametrize("outer", [RiskQueryEngine, RiskCitationQueryEngine])
+async def test_a_refusal_inside_another_engine_keeps_its_report(
+    outer: Any, llm: CocoaLLM, retriever: BM25Retriever
+) -> None:
+    inner = RiskRetryQueryEngine(retriever, llm, threshold=0.0, max_tries=1, on_risk="abstain")
+    text, response = await asked(outer(inner), "query")
+    assert text == "I don't know."
+    assert response.metadata["cocoa_risk"]["gate"]["action"] == "abstain"
+    assert not response.metadata.get("cocoa_citations")
+
+
+async def test_each_joined_answer_is_marked(llm: CocoaLLM, retriever: BM25Retriever) -> None:
+    options: dict[str, Any] = {"threshold": 0.0, "max_tries": 1, "response_mode": ResponseMode.ACCUMULATE}
+    plain, _ = await asked(RiskRetryQueryEngine(retriever, llm, **options), "query")
+    text, _ = await asked(RiskRetryQueryEngine(retriever, llm, on_risk="mark", mark="<{text}>", **options), "query")
+    assert text.replace("<", "").replace(">", "") == plain
+    assert all("<" in part for part in text.split("Response ")[1:])
+
+
+def test_a_refusal_without_nodes(llm: CocoaLLM) -> None:
+    def engine(on_risk: Any) -> RiskRetryQueryEngine:
+        return RiskRetryQueryEngine(NothingFound(), llm, max_tries=1, on_risk=on_risk)
+
+    with pytest.warns(MissingRiskWarning):
+        assert str(engine("abstain").query(QUESTION)) == "I don't know."
+    with pytest.warns(MissingRiskWarning), pytest.raises(HallucinationRiskError, match="has no report"):
+        engine("raise").query(QUESTION)
+
+
+@pytest.mark.also_remote
+def test_retry_with_other_settings(llm: CocoaLLM, retriever: BM25Retriever) -> None:
+    steps = [{"method": "greedy"}, {"max_tokens": 1, "alpha": 4}]
+    engine = RiskRetryQueryEngine(retriever, llm, threshold=0.0, settings=steps)
+    tries = engine.query(QUESTION).metadata["cocoa_tries"]  # type: ignore[index]
+    TypeAdapter(list[TryEntry]).validate_python(tries)
+    assert [one["settings"] for one in tries] == [{}, *steps]
+    assert [one["alpha"] for one in tries] == [2.5, 2.5, 4.0]
+    assert [one["cocoa_risk"]["method"] for one in tries] == ["cocoa-sig", "greedy", "cocoa-sig"]
+    assert len(tries[2]["answer"]) < len(tries[1]["answer"])
+
+
 def test_one_try_needs_nothing_to_grow(llm: CocoaLLM) -> None:
     engine = RiskRetryQueryEngine(NothingFound(), llm, threshold=0.5, max_tries=1)
     with pytest.warns(MissingRiskWarning):
@@ -452,6 +539,14 @@ def test_a_vector_index_retrieves_more(nodes: list[Any]) -> None:
         ({"topk_growth": 3}, "did you mean 'top_k_growth'"),
         ({"alpha": 3.0}, "did you mean 'alphas'"),
         ({"measure": "mlds"}, "measure must be"),
+        ({"on_risk": "refuse"}, "unknown on_risk 'refuse'"),
+        ({"on_risk": "mark", "mark": "!"}, "mark has no {text} field"),
+        ({"answer": None}, "answer takes a text"),
+        ({"settings": {"alpha": 3.0}}, "settings takes a list"),
+        ({"settings": [3.0]}, "settings takes a dict"),
+        ({"settings": [{"alhpa": 3.0}]}, "settings: unknown option 'alhpa'"),
+        ({"settings": [{"method": "x"}]}, "method"),
+        ({"settings": [{"alpha": 3.0}], "alphas": [3.0]}, "both given"),
         ({"streaming": True}, "does not stream"),
         ({"response_synthesizer": object()}, "has its own LLM"),
     ],

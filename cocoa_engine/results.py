@@ -150,7 +150,8 @@ class Generation(ResultModel):
     def check_these(self, most: int = 3) -> list[Check]:
         """The riskiest claims, riskiest first, with the reasons and what competed with them.
 
-        Claims as low as the lowest of the answer are left out, so that the list is empty where nothing differs.
+        Only claims that are shaded are listed: those with a risk of at least 0.25, or one that reaches the default
+        threshold. By a raw MLDS none are. Claims as low as the lowest of the answer are left out too.
 
         Args:
             most: the largest number of claims.

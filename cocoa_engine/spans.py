@@ -13,6 +13,9 @@ FinishReason = Literal["stop", "eos", "length", "risk"]
 RiskSource = Literal["calibrator", "source_attention", "token_probability", "f_mlds", "con_mlds"]
 """The value that a risk was computed from. The first three lie in [0, 1], the raw MLDS in [0, 2]."""
 
+RAW: tuple[RiskSource, ...] = ("f_mlds", "con_mlds")
+"""The sources whose range depends on the model: their risks have neither levels nor a default threshold."""
+
 
 class Measured(ResultModel):
     """The statistics that spans and candidates share. Logarithms are natural; scores are those of the method.

@@ -295,8 +295,9 @@ class RiskReport(RiskSummary):
     spans: Annotated[list[SpanEntry], "Every span of the generated text, in order, reasoning included."]
     check: Annotated[
         NotRequired[list[CheckEntry]],
-        "The riskiest claims of the answer, riskiest first, at most three. Claims as low as the lowest are left out. "
-        "Missing in a partial report.",
+        "The riskiest claims of the answer, riskiest first, at most three, of those with a risk of at least 0.25 or "
+        "one that reaches the threshold. Empty for a raw MLDS. Claims as low as the lowest are left out. Missing in a "
+        "partial report.",
     ]
     claims: Annotated[
         NotRequired[list[ClaimEntry]],

@@ -120,7 +120,12 @@ def score(
     else:
         parts: list[Text | Table] = [_statistics(generations[0])]
         if divided:
-            parts = [Text(divided[0].verdict), check_list(divided[0].check_these()), Text(), *parts]
+            parts = [
+                Text(divided[0].verdict),
+                check_list(divided[0].check_these(), divided[0].risk_source),
+                Text(),
+                *parts,
+            ]
         output(no_color).print(Group(*parts))
 
 

@@ -18,7 +18,7 @@ from importlib.resources import files
 from cocoa_engine.rendering.differences import Range, differences
 from cocoa_engine.rendering.highlights import MOST_SHADED, Piece, pieces, stopped_without_text
 from cocoa_engine.rendering.inputs import Answer
-from cocoa_engine.rendering.scale import RiskScale
+from cocoa_engine.rendering.scale import RAW, RiskScale
 from cocoa_engine.rendering.verdict import CHECK_THESE, NOTHING, describe_check, verdict
 from cocoa_engine.rendering.wording import (
     CANDIDATE_COLUMNS,
@@ -118,7 +118,7 @@ def _answer(answer: Answer, differing: Sequence[Range], number: int) -> str:
     if checks:
         listed = "".join(f"<li><bdi>{_text(describe_check(one))}</bdi></li>" for one in checks)
         parts.append(f'<p class="cocoa-heading">{CHECK_THESE}</p><ol class="cocoa-check">{listed}</ol>')
-    else:
+    elif answer.risk_source not in RAW:
         parts.append(f"<p>{NOTHING}</p>")
     if len(answer.sentences) > 1:
         parts.append(_bars(answer, scale))

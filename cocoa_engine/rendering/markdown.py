@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from cocoa_engine.rendering.highlights import MOST_SHADED, Piece, pieces, stopped_without_text
 from cocoa_engine.rendering.inputs import Answer
-from cocoa_engine.rendering.scale import RiskScale
+from cocoa_engine.rendering.scale import RAW, RiskScale
 from cocoa_engine.rendering.verdict import CHECK_THESE, NOTHING, describe_check, verdict
 from cocoa_engine.rendering.wording import (
     CANDIDATE_COLUMNS,
@@ -56,7 +56,8 @@ def to_markdown(answer: Answer) -> str:
         marked += f"[{visible(stopped)}|0!]"
     parts = [f"**{_escaped(verdict(answer))}**", _lines(marked)]
     listed = [f"{number}. {_escaped(describe_check(one))}" for number, one in enumerate(checks, start=1)]
-    parts.append("\n".join([CHECK_THESE, "", *listed]) if listed else NOTHING)
+    nothing = "" if answer.risk_source in RAW else NOTHING
+    parts.append("\n".join([CHECK_THESE, "", *listed]) if listed else nothing)
     parts += ["<details><summary>Details</summary>", *_details(answer, scale), "</details>"]
     return "\n\n".join(part for part in parts if part) + "\n"
 

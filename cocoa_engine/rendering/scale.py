@@ -6,11 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from cocoa_engine.spans import Span
+from cocoa_engine.spans import RAW, Span
+from cocoa_engine.units import LOWEST_SHADE
 
-BOUNDS = (0.0, 0.25, 0.5, 0.75, 1.0)
+__all__ = ["BOUNDS", "LEVELS", "RAW", "RiskScale"]
+
+BOUNDS = (0.0, LOWEST_SHADE, 0.5, 0.75, 1.0)
 LEVELS = len(BOUNDS) - 1
-RAW = ("f_mlds", "con_mlds")
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from rich.text import Text
 from cocoa_engine.rendering.differences import differences
 from cocoa_engine.rendering.highlights import MOST_SHADED, Piece, pieces, stopped_without_text
 from cocoa_engine.rendering.inputs import Answer
-from cocoa_engine.rendering.scale import RiskScale
+from cocoa_engine.rendering.scale import RAW, RiskScale
 from cocoa_engine.rendering.verdict import CHECK_THESE, NOTHING, bar, describe_check, verdict
 from cocoa_engine.rendering.wording import (
     CANDIDATE_COLUMNS,
@@ -39,7 +39,7 @@ from cocoa_engine.rendering.wording import (
     words_before,
 )
 from cocoa_engine.safe_text import safe
-from cocoa_engine.spans import Span
+from cocoa_engine.spans import RiskSource, Span
 from cocoa_engine.units import Check
 
 # Lightness and underline show the order of the levels, so that colour-blind readers see it too. Yellow and red set
@@ -79,10 +79,15 @@ def spans_text(spans: Iterable[Span], *, scale: RiskScale | None = None, marks: 
     return text
 
 
-def check_list(found: Sequence[Check]) -> Text:
-    """The claims to check, one a line."""
+def check_list(found: Sequence[Check], source: RiskSource | None = None) -> Text:
+    """The claims to check, one a line.
+
+    Args:
+        found: the claims.
+        source: the source of their risk. By a raw MLDS no claim is listed, which says nothing about the claims.
+    """
     if not found:
-        return Text(NOTHING, style="dim")
+        return Text("" if source in RAW else NOTHING, style="dim")
     lines = [f"{number}. {describe_check(one)}" for number, one in enumerate(found, start=1)]
     return Text("\n").join([Text(CHECK_THESE, style="bold"), *map(Text, lines)])
 
@@ -201,7 +206,7 @@ class Comparison:
         differing = differences([one.text for one in answers])
         self.names = [Text(name, style="bold") for name in answer_names(answers)]
         self.verdicts = [Text(verdict(one), style="bold") for one in answers]
-        self.checks = [check_list(one.check_these(MOST_SHADED)) for one in answers]
+        self.checks = [check_list(one.check_these(MOST_SHADED), one.risk_source) for one in answers]
         self.answers = [
             _drawn(one, pieces(one, one.check_these(MOST_SHADED), scale, ranges), marks, compared=True)
             for one, ranges in zip(answers, differing, strict=True)
@@ -244,7 +249,7 @@ def report(answers: Sequence[Answer], *, table: bool = False, marks: bool = Fals
             parts.append(Text(kinds))
     else:
         parts = [Text(verdict(answers[0]), style="bold"), Text(), answer_text(answers[0], marks=marks), Text()]
-        parts += [check_list(answers[0].check_these(MOST_SHADED))]
+        parts += [check_list(answers[0].check_these(MOST_SHADED), answers[0].risk_source)]
     if not table:
         return Group(*parts, *([reached_legend(marks)] if any_reached(answers) else []))
     for one, name in zip(answers, answer_names(answers), strict=True):

@@ -16,6 +16,7 @@ from statistics import median
 from typing import Literal
 
 from cocoa_engine.equations import improbability
+from cocoa_engine.spans import RAW
 from cocoa_engine.units.claims import ClaimKind, ClaimRange, claim_ranges
 from cocoa_engine.units.competing import competing
 from cocoa_engine.units.sentences import sentence_ranges
@@ -27,6 +28,9 @@ LOW_ATTENTION = 0.8
 
 LOW_PROBABILITY = 0.5
 """The model was unsure of a token with a lower probability."""
+
+LOWEST_SHADE = 0.25
+"""The risk from which a claim is shaded, and listed among those to check, unless the risk is a raw MLDS."""
 
 SMALLEST_DIFFERENCE = 0.001
 RISKIEST = 3
@@ -98,7 +102,10 @@ class MeasuredText:
         return sorted([*self.claims, *broken], key=lambda unit: unit.start) if broken else self.claims
 
     def check_these(self, most: int = 3) -> list[Check]:
-        """The riskiest claims, riskiest first. Claims as low as the lowest of the answer are left out.
+        """The riskiest claims, riskiest first.
+
+        A claim is left out if its risk is below the lowest shade and below the default threshold of its source, or as
+        low as the lowest of the answer. A raw MLDS has neither, so that no claim is listed by it.
 
         Of claims with the same risk, such as claims of the same span, the one with less attention to the source comes
         first, or else the one with the less probable token.
@@ -117,6 +124,7 @@ class MeasuredText:
         if len(claims) > 1:
             lowest = min(order for order, _ in claims)
             claims = [(order, claim) for order, claim in claims if _is_above(order, lowest)]
+        claims = [(order, claim) for order, claim in claims if self._stands_out(claim)]
         ranked = sorted(claims, key=lambda one: one[0], reverse=True)[:most]  # stable: ties in order of the text
         return [
             Check(**claim.__dict__, competing=competing(self._text, self._parts, claim, self._offset))
@@ -146,6 +154,17 @@ class MeasuredText:
         """Whether a span has text of the answer that is not white space."""
         start = max(part.start - self._offset, self._skipped)
         return bool(self._text[start : part.end - self._offset].strip())
+
+    def _stands_out(self, claim: Unit) -> bool:
+        """Whether one of the spans of a claim has a risk that is shaded, flagged, or not a finite number."""
+        parts = [part for part in map(self._parts.__getitem__, claim.spans) if part.risk is not None]
+        return any(
+            part.flagged
+            or not isfinite(part.risk or 0.0)
+            or ((part.risk or 0.0) >= LOWEST_SHADE and part.risk_source not in RAW)
+            for part in parts
+            if self._is_visible(part)
+        )
 
     def _sentence(self, start: int, end: int) -> Unit:
         unit = self._unit(start, end, "sentence")

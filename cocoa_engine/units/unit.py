@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 from pydantic import ConfigDict, Field
 
 from cocoa_engine.arguments import ResultModel
+from cocoa_engine.spans import RiskSource
 
 UnitLevel = Literal["span", "claim", "sentence"]
 """The parts of an answer that a threshold can apply to."""
@@ -70,6 +71,12 @@ class Part(Protocol):
 
     @property
     def risk(self) -> float | None: ...
+
+    @property
+    def risk_source(self) -> RiskSource | None: ...
+
+    @property
+    def flagged(self) -> bool: ...
 
     @property
     def token_ends(self) -> Sequence[int]: ...

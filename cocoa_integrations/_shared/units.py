@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
-from cocoa_engine import Check, Generation, MeasuredText, Unit
+from cocoa_engine import Check, Generation, MeasuredText, RiskSource, Unit
 from cocoa_integrations._shared.finite import finite
 from cocoa_integrations._shared.reasoning import CLOSING, Split
 
@@ -19,6 +19,8 @@ class _Part:
     start: int
     end: int
     risk: float | None
+    risk_source: RiskSource | None = None
+    flagged: bool = False
     token_ends: Sequence[int] = ()
     token_log_probs: Sequence[float] = ()
     token_source_attention: Sequence[float] = ()

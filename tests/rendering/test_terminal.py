@@ -102,6 +102,9 @@ def test_a_raw_mlds_has_no_levels() -> None:
     words = " ".join(drawn(report([raw], table=True)).split())
     assert "the risk is raw fMLDS, which is not a probability, so nothing is shaded" in words
     assert "it has no levels" in words
+    for document in (words, raw.to_html(), raw.render("markdown")):
+        assert "Check these" not in document
+        assert "stands out" not in document  # which no raw MLDS can tell
 
 
 def test_nothing_is_shaded_where_nothing_differs() -> None:

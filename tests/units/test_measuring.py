@@ -6,11 +6,14 @@ import math
 import pickle
 from collections.abc import Sequence
 from math import log
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from cocoa_engine import Candidate, Generation, Span
+from cocoa_engine import Candidate, Generation, RiskSource, Span
+from cocoa_engine.rendering.scale import RiskScale
 from cocoa_engine.units import MeasuredText
 from tests.helpers.made_up_answers import figures, generation
 
@@ -80,6 +83,30 @@ def test_fewer_claims_than_asked_where_nothing_differs() -> None:
     assert many.check_these(0) == []
     with pytest.raises(ValueError, match="-1"):
         many.check_these(-1)
+
+
+@pytest.mark.parametrize("source", get_args(RiskSource))
+@pytest.mark.parametrize("flagged", [False, True])
+def test_only_claims_that_are_shaded_or_flagged_are_listed(source: RiskSource, flagged: bool) -> None:
+    whole = answer(("Canberra", 0.01), (" lies in", 0.24), (" Australia", 0.04), (" today", 0.25), (".", 0.9))
+    spans = [span.model_copy(update={"risk_source": source}) for span in whole.spans]
+    spans[2] = spans[2].model_copy(update={"flagged": flagged})
+    listed = [one.text for one in whole.model_copy(update={"spans": spans}).check_these()]
+    shaded = [] if source in ("f_mlds", "con_mlds") else ["today"]
+    assert listed == shaded + ["Australia"] * flagged
+
+
+@given(
+    st.sampled_from(get_args(RiskSource)),
+    st.lists(st.tuples(st.sampled_from(["Rome", " old", " is", ".", "\n"]), st.floats(0, 2), st.booleans())),
+)
+def test_every_listed_claim_is_shaded_or_flagged(source: RiskSource, parts: list[tuple[str, float, bool]]) -> None:
+    whole = generation(*((text, risk) for text, risk, _ in parts), risk_source=source)
+    spans = [span.model_copy(update={"flagged": part[2]}) for span, part in zip(whole.spans, parts, strict=True)]
+    whole = whole.model_copy(update={"spans": spans})
+    scale = RiskScale.of(spans)
+    for check in whole.check_these(9):
+        assert scale.level(check.risk) or any(spans[number].flagged for number in check.spans)
 
 
 def test_claims_of_one_span_are_told_apart_by_their_tokens() -> None:

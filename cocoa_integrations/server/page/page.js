@@ -111,7 +111,7 @@ class Column {
   }
 
   checks(found) {
-    if (!found.length) return [make("p", "cocoa-heading", "No claim of this answer stands out.")];
+    if (!found.length) return this.raw ? [] : [make("p", "cocoa-heading", "No claim of this answer stands out.")];
     const lines = found.map((one) => {
       const claim = make("button", "", make("bdi", "", safe(one.text)));
       claim.type = "button";

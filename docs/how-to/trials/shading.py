@@ -4,7 +4,7 @@
 
 The embedded model answers questions.jsonl with the system message "Answer in one short sentence." Of each answer that
 contains no known answer, the script prints the question, the known answer, the answer, and the claims to check,
-riskiest first; those with a risk of at least 0.25 are shaded. Where the error is, a person has to say:
+riskiest first. Where the error is, a person has to say:
 docs/explanation/risk-trial.md has this for the first 20.
 """
 

@@ -17,6 +17,7 @@ __all__ = [
     "CheckEntry",
     "CitationEntry",
     "ClaimEntry",
+    "EditEntry",
     "PartEntry",
     "ReasoningEntry",
     "RiskReport",
@@ -44,12 +45,16 @@ class SpanEntry(TypedDict):
     """One entry of ``cocoa_spans``, and of ``spans`` in ``cocoa_risk``."""
 
     span: Annotated[NotRequired[int], "Number of the span in the answer, from 0. Not in a compact report."]
-    start: Annotated[int, "Offset of the span's first character in the generated text."]
+    start: Annotated[
+        int,
+        "Offset of the span's first character in the text that is shown: the generated text with the changes in `edits`. "
+        "White space at the ends of a marked span is left out.",
+    ]
     end: Annotated[int, "Offset after the span's last character."]
     text: Annotated[
         NotRequired[str],
-        "Text of the span. The texts of all spans concatenate to the generated text. Left out in a compact report if "
-        "the text of the answer has it at these offsets.",
+        "Text of the span as it was generated. The texts of all spans concatenate to the generated text. Left out in a "
+        "compact report if the text of the answer has it at these offsets.",
     ]
     kind: Annotated[
         Literal["greedy", "risk_point", "given"],
@@ -155,7 +160,7 @@ class CheckEntry(TypedDict):
     """One entry of ``check`` in ``cocoa_risk``: a claim that is worth checking first."""
 
     text: Annotated[str, "Text of the claim: a name, number, date, short quotation or content word."]
-    start: Annotated[int, "Offset of its first character in the generated text."]
+    start: Annotated[int, "Offset of its first character, as for spans."]
     end: Annotated[int, "Offset after its last character."]
     kind: Annotated[
         NotRequired[Literal["word", "name", "number", "date", "quote"]], "What it is. Not in a compact report."
@@ -177,7 +182,7 @@ class CheckEntry(TypedDict):
 class ClaimEntry(TypedDict):
     """One entry of ``claims`` in ``cocoa_risk``."""
 
-    start: Annotated[int, "Offset of its first character in the generated text."]
+    start: Annotated[int, "Offset of its first character, as for spans."]
     end: Annotated[int, "Offset after its last character."]
     risk: Annotated[float | None, "Highest risk of its spans."]
 
@@ -185,7 +190,7 @@ class ClaimEntry(TypedDict):
 class SentenceEntry(TypedDict):
     """One entry of ``sentences`` in ``cocoa_risk``."""
 
-    start: Annotated[int, "Offset of its first character in the generated text."]
+    start: Annotated[int, "Offset of its first character, as for spans."]
     end: Annotated[int, "Offset after its last character."]
     risk: Annotated[float | None, "Mean risk of its three riskiest claims; without a claim, the highest of its spans."]
 
@@ -197,7 +202,7 @@ class ArgumentEntry(TypedDict):
     con_mlds: Annotated[float | None, "Mean ConMLDS of these spans."]
     f_mlds: Annotated[float | None, "Mean fMLDS of these spans."]
     log_prob: Annotated[float | None, "Sum of the log-probabilities of the value's own tokens. Forced tokens count 0."]
-    start: Annotated[int, "Offset of the value's first character in the generated text, without quotes."]
+    start: Annotated[int, "Offset of the value's first character, as for spans, without quotes."]
     end: Annotated[int, "Offset after the value's last character."]
     spans: Annotated[list[int], "Numbers of these spans."]
 
@@ -229,7 +234,22 @@ class ReasoningEntry(TypedDict):
         "Only in a compact report: offset in the generated text of the reasoning that the message has, from which the "
         "texts of spans are left out.",
     ]
-    answer_start: Annotated[NotRequired[int], "Like `reasoning_start`, for the text of the answer."]
+    answer_start: Annotated[
+        NotRequired[int],
+        "Offset in the generated text of the answer, which is the text of the message. Missing in a report of a "
+        "LlamaIndex response, whose offsets count from the beginning of its text.",
+    ]
+
+
+class EditEntry(TypedDict):
+    """One entry of ``edits`` in ``cocoa_risk``: a change that a mark, a marker or a gate made."""
+
+    start: Annotated[int, "Offset in the generated text of the first character that it concerns."]
+    end: Annotated[int, "Offset after the last one; `start` for a marker of a citation."]
+    before: Annotated[NotRequired[str], "What was inserted before them."]
+    after: Annotated[NotRequired[str], "What was inserted after them."]
+    text: Annotated[NotRequired[str], "What replaced them."]
+    was: Annotated[NotRequired[str], "What was replaced. Missing if it is the whole answer."]
 
 
 class PartEntry(TypedDict):
@@ -320,6 +340,15 @@ class RiskReport(RiskSummary):
     verdict: Annotated[
         NotRequired[str],
         "Only from `cocoa serve`: one or two sentences for a person, on the risk of the answer as a whole.",
+    ]
+    edits: Annotated[
+        NotRequired[list[EditEntry]],
+        "Only where a mark, a marker of a citation or a gate changed the text: the changes. All other offsets refer to "
+        "the changed text.",
+    ]
+    text_length: Annotated[
+        NotRequired[int],
+        "Only in a compact report of a text that was changed at its end: the number of its characters.",
     ]
     parts: Annotated[
         NotRequired[list[PartEntry]],

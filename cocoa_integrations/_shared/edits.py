@@ -199,7 +199,7 @@ class EditedText:
         new = EditedText(self.original, [*self.edits, *edits], self.begin)
 
         def moved(entries: Iterable[dict[str, Any]], shift: int) -> list[dict[str, Any]]:
-            return new.placed(self.originals(entries, shift), shift)
+            return list(entries) if self.replaced else new.placed(self.originals(entries, shift), shift)
 
         return Change(new.text, new.edits, moved)
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cocoa_engine import Candidate, CocoaConfig, Generation, Span, Usage
-from cocoa_integrations._shared.metadata import is_reasoning
-from cocoa_integrations._shared.reasoning import CLOSING, Part, Split
+from cocoa_integrations._shared.metadata import begin_of, is_reasoning
+from cocoa_integrations._shared.reasoning import Part, Split
 
 
 def entries_of(wire: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -84,14 +84,13 @@ def span_of(entry: Mapping[str, Any], risk_source: str | None = None) -> Span:
     )
 
 
-def split_of(generation: Generation, report: Mapping[str, Any], reasoning: str, content: str) -> Split:
+def split_of(generation: Generation, report: Mapping[str, Any], reasoning: str) -> Split:
     """The reasoning and the answer.
 
     Args:
         generation: the answer, from :func:`generation_of`.
         report: its report, which says to which part each span belongs.
         reasoning: the text of the reasoning.
-        content: the text of the answer, without tool calls.
     """
     entries = report["spans"]
     if not any("part" in entry for entry in entries):
@@ -100,18 +99,7 @@ def split_of(generation: Generation, report: Mapping[str, Any], reasoning: str, 
     spans = [span for span, part in zip(generation.spans, parts, strict=True) if part == "answer"]
     text = "".join(span.text for span in spans)
     answered = generation.model_copy(update={"spans": spans, "text": text})
-    return Split(reasoning, _answer_start(generation, spans, content), parts, answered)
-
-
-def _answer_start(generation: Generation, spans: Sequence[Span], content: str) -> int:
-    """The offset at which the answer begins, after ``</think>`` and whitespace."""
-    text = generation.text
-    if content and text.endswith(content):
-        return len(text) - len(content)
-    begin = spans[0].start if spans else len(text)
-    closing = text.find(CLOSING)
-    begin = max(begin, closing + len(CLOSING)) if closing >= 0 else begin
-    return len(text) - len(text[begin:].lstrip())
+    return Split(reasoning, begin_of(report), parts, answered)
 
 
 def _statistics(entry: Mapping[str, Any]) -> dict[str, Any]:

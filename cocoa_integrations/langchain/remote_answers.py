@@ -152,4 +152,4 @@ def _mark_invalid(message: AIMessage, sent: Mapping[str, Any], report: Mapping[s
 def _record(trace: RiskTrace, message: BaseMessage, report: Mapping[str, Any] | None) -> None:
     if report is not None and trace.spans:
         generation = generation_of(report, None)
-        trace.record(split_of(generation, report, reasoning_of(message), "").answered)
+        trace.record(split_of(generation, report, reasoning_of(message)).answered)

@@ -137,7 +137,7 @@ class RemoteAnswer:
             calls = report.get("tool_calls", ())
             invalid = {call["id"]: call["error"] for call in calls if call["error"] is not None}
             generation = generation_of(report, own_reason, self._usage, self._settings)
-            split = split_of(generation, report, self._reasoning, "" if self._calls else self._text)
+            split = split_of(generation, report, self._reasoning)
             self._observers.answer_complete(generation, split, report=report, node_ids=self.passages.node_ids)
             unmade = [invalid_call_text(call["name"], call["written"]) for call in self._calls if call["id"] in invalid]
             content = "".join([self._text, *unmade])

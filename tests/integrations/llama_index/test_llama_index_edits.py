@@ -1,0 +1,195 @@
+"""Engines that change the text of a response, one around the other: the offsets of its report follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llama_index.core.base.base_query_engine import BaseQueryEngine
+from llama_index.core.base.llms.types import CompletionResponse, CompletionResponseGen, LLMMetadata
+from llama_index.core.base.response.schema import Response
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.llms import CustomLLM
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.response_synthesizers import ResponseMode
+from llama_index.core.retrievers import BaseRetriever
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from pydantic import PrivateAttr, TypeAdapter
+
+from cocoa_engine import Generation
+from cocoa_engine.errors import ConfigError
+from cocoa_integrations._shared.edits import replacement
+from cocoa_integrations._shared.limits import Limit
+from cocoa_integrations.llama_index import RiskCitationQueryEngine, RiskQueryEngine, answers
+from cocoa_integrations.llama_index.callbacks import Observers
+from cocoa_integrations.schema import CitationEntry, RiskReport
+from tests.helpers.edited_answers import (
+    MARKS,
+    REDACTED,
+    SPANS,
+    TOKENS,
+    VALUES,
+    assert_nested,
+    assert_offsets_follow,
+    redact,
+    squeezed,
+)
+from tests.helpers.made_up_answers import generation
+
+TEXTS = ("first", "second", "third")
+
+
+class Found(BaseRetriever):
+    """Finds three nodes, always."""
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return [NodeWithScore(node=TextNode(text=text, id_=text)) for text in TEXTS]
+
+
+class Told(CustomLLM):
+    """Gives made-up answers, and reports them as ``CocoaLLM`` does."""
+
+    _answers: list[Generation] = PrivateAttr()
+
+    def __init__(self, told: Sequence[Generation]) -> None:
+        super().__init__()
+        self._answers = list(told)
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        return LLMMetadata()
+
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        Observers(lambda edit=None: pytest.fail("no prompt is repeated")).answer_complete(answer)
+        return CompletionResponse(text=answer.text)
+
+    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
+        raise NotImplementedError
+
+
+class Changing(BaseQueryEngine):
+    """An engine that marks or replaces a response as ``RiskRetryQueryEngine`` does after its tries."""
+
+    def __init__(self, inner: BaseQueryEngine, change: Callable[[str, dict[str, Any]], Any]) -> None:
+        super().__init__(CallbackManager())
+        self._inner, self._change = inner, change
+
+    def _get_prompt_modules(self) -> Any:
+        return {"inner": self._inner}
+
+    def _query(self, query_bundle: QueryBundle) -> Response:
+        response: Any = self._inner.query(query_bundle)
+        report = response.metadata["cocoa_risk"]
+        if report is None:
+            return response
+        change = self._change(str(response), report)
+        metadata = {**response.metadata, "cocoa_risk": change.of_report(report)}
+        if "cocoa_citations" in metadata:
+            metadata["cocoa_citations"] = change.moved(metadata["cocoa_citations"], 0)
+        return Response(response=change.text, source_nodes=response.source_nodes, metadata=metadata)
+
+    async def _aquery(self, query_bundle: QueryBundle) -> Response:
+        return self._query(query_bundle)
+
+
+def marking(mark: Any, threshold: float) -> Callable[[BaseQueryEngine], BaseQueryEngine]:
+    return lambda inner: Changing(inner, lambda text, report: Limit(threshold).with_marks(text, report, mark))
+
+
+STEPS: dict[str, Callable[[BaseQueryEngine], BaseQueryEngine]] = {
+    "report": RiskQueryEngine,
+    "cite": lambda inner: RiskCitationQueryEngine(inner, min_lift=1.0),
+    "mark": marking(MARKS[0], 0.3),
+    "mark more": marking(MARKS[1], 0.5),
+    "redact": marking(redact, 0.8),
+    "abstain": lambda inner: Changing(inner, lambda text, report: replacement(report, 2 * REDACTED)),
+}
+MODES = [ResponseMode.COMPACT, ResponseMode.ACCUMULATE, ResponseMode.SIMPLE_SUMMARIZE]
+
+
+def built(inner: BaseQueryEngine, steps: Sequence[str]) -> BaseQueryEngine:
+    engine: BaseQueryEngine = RiskQueryEngine(inner)
+    for step in steps:
+        engine = STEPS[step](engine)
+    return engine
+
+
+def asked(mode: ResponseMode, spans: Sequence[Any], steps: Sequence[str], *, strip: bool) -> Any:
+    told = [generation(*of_one) for of_one in spans]
+    inner: BaseQueryEngine = RetrieverQueryEngine.from_args(Found(), llm=Told(told), response_mode=mode)
+    if strip:
+        inner = Stripping(inner)
+    return built(inner, steps).query("Who?")
+
+
+class Stripping(Changing):
+    """An engine of LlamaIndex that takes off white space."""
+
+    def __init__(self, inner: BaseQueryEngine) -> None:
+        super().__init__(inner, lambda text, report: None)
+
+    def _query(self, query_bundle: QueryBundle) -> Response:
+        response: Any = self._inner.query(query_bundle)
+        return Response(response=str(response.response).strip(), source_nodes=response.source_nodes, metadata={})
+
+
+@settings(max_examples=250, deadline=None)
+@given(
+    st.sampled_from(MODES),
+    st.lists(SPANS, min_size=1, max_size=3),
+    VALUES,
+    st.lists(st.sampled_from(list(STEPS)), max_size=4),
+    st.booleans(),
+)
+@pytest.mark.filterwarnings("ignore::cocoa_integrations.llama_index.MissingRiskWarning")
+def test_offsets_follow_any_engines(mode: Any, spans: Any, values: Any, steps: Any, strip: bool) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(answers, "_by_node", lambda part, answer, nodes: [values[number] for number, _ in part.spans])
+        plain = asked(mode, spans, [], strip=strip)
+        response = asked(mode, spans, steps, strip=strip)
+    report, before = response.metadata["cocoa_risk"], plain.metadata["cocoa_risk"]
+    if report is None or before is None:
+        assert report == before
+        return
+    text = str(response)
+    TypeAdapter(RiskReport).validate_python(report)
+    assert_offsets_follow(text, report["spans"])
+    for key in ("claims", "sentences", "parts"):
+        assert_offsets_follow(text, report.get(key, []))
+    assert_offsets_follow(text, report["check"], ordered=False)
+    citations = response.metadata.get("cocoa_citations", [])
+    TypeAdapter(list[CitationEntry]).validate_python(citations)
+    assert_offsets_follow(text, citations)
+    assert [span["text"] for span in report["spans"]] == [span["text"] for span in before["spans"]]
+    assert [span["risk"] for span in report["spans"]] == [span["risk"] for span in before["spans"]]
+    if not {"redact", "abstain"} & set(steps):
+        assert squeezed(text) == "".join(str(plain).split())
+        assert_nested(text)
+        for part, own in zip(report.get("parts", []), before.get("parts", []), strict=True):
+            shown, of_answer = text[part["start"] : part["end"]], str(plain)[own["start"] : own["end"]]
+            assert squeezed(shown) == "".join(of_answer.split())
+
+
+@pytest.mark.parametrize("steps", [["cite", "mark"], ["mark", "cite"], ["cite", "report", "mark", "report"]])
+def test_marks_and_citations_in_any_order(steps: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "_by_node", lambda part, answer, nodes: [[None], [None], [2.0], [None]])
+    response = asked(
+        ResponseMode.COMPACT, [[("The tower", 0.1), (" is", 0.2), (" old", 0.9), (".", 0.1)]], steps, False
+    )
+    left, right = MARKS[0].format(text="|").split("|")
+    assert str(response) == f"The tower is {left}old{right} [1]."
+    [citation] = response.metadata["cocoa_citations"]
+    assert str(response)[citation["start"] : citation["end"]] == "old"
+    assert TOKENS.sub("", str(response)) == "The tower is old."
+
+
+def test_a_text_that_a_person_changed_is_refused() -> None:
+    response = asked(ResponseMode.COMPACT, [[("The tower", 0.9), (" is old.", 0.9)]], ["mark"], strip=False)
+    report = response.metadata["cocoa_risk"]
+    for text in (f"So {response}", str(response).replace("old", "new"), str(response).upper()):
+        with pytest.raises(ConfigError, match="before changing its text"):
+            Limit(0.5).with_marks(text, report, MARKS[1])

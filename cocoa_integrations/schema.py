@@ -47,8 +47,8 @@ class SpanEntry(TypedDict):
     span: Annotated[NotRequired[int], "Number of the span in the answer, from 0. Not in a compact report."]
     start: Annotated[
         int,
-        "Offset of the span's first character in the text that is shown: the generated text with the changes in `edits`. "
-        "White space at the ends of a marked span is left out.",
+        "Offset of the span's first character in the text that is shown: the generated text with the changes in "
+        "`edits`. White space at the ends of a marked span is left out.",
     ]
     end: Annotated[int, "Offset after the span's last character."]
     text: Annotated[

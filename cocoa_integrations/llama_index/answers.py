@@ -108,7 +108,7 @@ class Answers(RiskCollector):
         """
         inner = metadata.get(RISK_KEY)
         shown = None if inner is None else EditedText.find(text, inner)
-        if shown is None:
+        if inner is None or shown is None:
             self._write(metadata, text, nodes)
         elif shown.replaced:
             metadata[REPORTS_KEY] = self.reports

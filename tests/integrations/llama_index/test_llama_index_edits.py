@@ -177,9 +177,8 @@ def test_offsets_follow_any_engines(mode: Any, spans: Any, values: Any, steps: A
 @pytest.mark.parametrize("steps", [["cite", "mark"], ["mark", "cite"], ["cite", "report", "mark", "report"]])
 def test_marks_and_citations_in_any_order(steps: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "_by_node", lambda part, answer, nodes: [[None], [None], [2.0], [None]])
-    response = asked(
-        ResponseMode.COMPACT, [[("The tower", 0.1), (" is", 0.2), (" old", 0.9), (".", 0.1)]], steps, False
-    )
+    spans = [("The tower", 0.1), (" is", 0.2), (" old", 0.9), (".", 0.1)]
+    response = asked(ResponseMode.COMPACT, [spans], steps, strip=False)
     left, right = MARKS[0].format(text="|").split("|")
     assert str(response) == f"The tower is {left}old{right} [1]."
     [citation] = response.metadata["cocoa_citations"]

@@ -15,6 +15,7 @@ from cocoa_engine.logs import safe_logger
 from cocoa_integrations._shared.citations import (
     CANNOT_ATTEND,
     CITATIONS_KEY,
+    MOST_PASSAGES,
     NOT_FOUND,
     NOT_SEEN,
     VALUES,
@@ -112,11 +113,19 @@ def with_citations(
         """The values of the prompt, with all documents but one."""
         return {**values, context: format_documents([one for one in values[context] if one is not left_out])}
 
-    def attending(prompt_text: str, documents: Sequence[Document]) -> tuple[list[int], dict[str, Any]]:
-        """The numbers of the documents to attend to, and the option of a call that names them."""
+    def attending(
+        called: CocoaChat, prompt_text: str, documents: Sequence[Document]
+    ) -> tuple[list[int], dict[str, Any]]:
+        """The numbers of the documents to attend to, and the option of a call that names them, instead of the chat's."""
+        if cite.by == "lift":
+            return [], {}
         texts = [one.page_content for one in documents]
-        in_prompt = find_in(prompt_text, texts)
+        in_prompt = find_in(prompt_text, texts)[: None if isinstance(called, ChatCocoa) else MOST_PASSAGES]
         return in_prompt, {"source": [texts[number].strip() for number in in_prompt]}
+
+    def without_sources(error: Exception) -> bool:
+        """Whether to ask again without sources: a server's chat template can change or drop the text of a message."""
+        return cite.by is None and getattr(error, "param", None) in ("cocoa.source", "source")
 
     def chosen(called: CocoaChat, message: AIMessage, documents: Sequence[Document], in_prompt: list[int]) -> CitedBy:
         """What finds the sources of an answer.
@@ -183,8 +192,14 @@ def with_citations(
     def answer(values: Mapping[str, Any], config: RunnableConfig, **options: Any) -> AIMessage:
         documents, called = documents_of(values), called_model(chat, config, options)
         full = prompt.invoke(filled(values), config)
-        in_prompt, more = ([], {}) if cite.by == "lift" else attending(called.prompt_text(full), documents)
-        message = chat.invoke(full, config, **options, **more)
+        text = "" if cite.by == "lift" else called.prompt_text(full)
+        in_prompt, more = attending(called, text, documents)
+        try:
+            message = chat.invoke(full, config, **options, **more)
+        except Exception as error:
+            if not without_sources(error):
+                raise
+            in_prompt, message = [], chat.invoke(full, config, **options, source=[])
         how = chosen(called, message, documents, in_prompt)
         left_out = [prompt.invoke(filled(values, one), config) for one in documents] if how == "lift" else []
         return cited(called, message, [full, *left_out], documents, in_prompt, how)
@@ -192,8 +207,15 @@ def with_citations(
     async def aanswer(values: Mapping[str, Any], config: RunnableConfig, **options: Any) -> AIMessage:
         documents, called = documents_of(values), called_model(chat, config, options)
         full = await prompt.ainvoke(filled(values), config)
-        in_prompt, more = ([], {}) if cite.by == "lift" else attending(await called.aprompt_text(full), documents)
-        message = await chat.ainvoke(full, config, **options, **more)
+        in_prompt, more = (
+            ([], {}) if cite.by == "lift" else attending(called, await called.aprompt_text(full), documents)
+        )
+        try:
+            message = await chat.ainvoke(full, config, **options, **more)
+        except Exception as error:
+            if not without_sources(error):
+                raise
+            in_prompt, message = [], await chat.ainvoke(full, config, **options, source=[])
         how = chosen(called, message, documents, in_prompt)
         left_out = [await prompt.ainvoke(filled(values, one), config) for one in documents] if how == "lift" else []
         if not isinstance(called, ChatCocoa):

@@ -212,6 +212,17 @@ async def test_where_attention_finds_no_source_they_are_by_lift(
     assert ("citations are by lift, because" in caplog.text) == (case != "a lowest lift")
 
 
+@pytest.mark.parametrize("by", [None, "attention"])
+def test_the_documents_take_the_place_of_other_sources(by: Any, quick_chat: ChatCocoa) -> None:
+    chat = quick_chat.model_copy(update={"source": ["Who"]})
+    for format_documents, count in ((len, 0), (lambda documents: DOCUMENTS[0].page_content, 1)):
+        chain = with_citations(PROMPT, chat, by=by, min_attention=0.0, format_documents=format_documents)
+        for span in get_spans(chain.invoke(VALUES)):
+            values = span.get("source_attentions") or span["source_lifts"]
+            assert len(values) == 3
+            assert by is None or sum(value is not None for value in values) == count
+
+
 def test_attention_that_cannot_be_measured(quick_chat: ChatCocoa, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retrieval_heads, "spread_heads_of", lambda model: None)  # as of a model without attention
     with pytest.raises(ConfigError, match="need a model with attention over the whole prompt"):

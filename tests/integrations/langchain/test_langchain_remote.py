@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import sys
 import time
 from collections.abc import Iterator
@@ -448,6 +449,25 @@ def test_sources_that_the_server_cannot_see_are_not_cited(
     message = chain.invoke({"context": [Document("the red one")], "question": "Who is it?"})
     assert message.response_metadata["cocoa_citations"] == []
     assert "some sources are not cited, because the prompt does not have" in caplog.text
+
+
+async def test_a_template_at_the_server_may_change_the_sources(
+    quick_engine: CocoaEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = copy.deepcopy(quick_engine.tokenizer)
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content | upper }}\n{% endfor %}"
+    prompt = ChatPromptTemplate.from_template("{context}\n{question}")
+    values = {"context": [Document("the red one")], "question": "Who is it?"}
+    with serving(CocoaEngine(quick_engine.model, tokenizer)) as url:
+        chat = ChatCocoaRemote(base_url=url, max_tokens=4, timeout=60)
+        for message in (
+            with_citations(prompt, chat).invoke(values),
+            await with_citations(prompt, chat).ainvoke(values),
+        ):
+            assert message.response_metadata["cocoa_citations"] == []
+        with pytest.raises(openai.BadRequestError, match="is not in the prompt"):
+            with_citations(prompt, chat, by="attention").invoke(values)
+    assert caplog.text.count("some sources are not cited") == 2
 
 
 def test_what_feeds_the_answer_again_needs_the_model(url: str) -> None:

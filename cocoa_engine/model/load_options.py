@@ -5,10 +5,11 @@ This module does not import torch or transformers, so that the command line star
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from cocoa_engine.runtime import Runtime
 
@@ -64,6 +65,11 @@ class LoadOptions(BaseModel):
         "probabilities. auto: the embedded model's, used only for that model with the settings that it was fitted for. "
         "None: no calibrator.",
     )
+
+    @field_validator("model_name", "tokenizer_name", "calibrator", mode="before")
+    @classmethod
+    def _path_as_text(cls, given: Any) -> Any:
+        return os.fspath(given) if isinstance(given, os.PathLike) else given
 
 
 def loading_arguments(options: LoadOptions) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from cocoa_engine import ContextLift
@@ -19,12 +19,16 @@ MIN_LIFT = 1.0
 probable."""
 
 
-MIN_ATTENTION = 0.1
+MIN_ATTENTION = 0.05
 """Default of the lowest attention of a cited part on its source."""
 
 CitedBy = Literal["lift", "attention"]
 """What finds the source of a part. ``"lift"``: the source without which the part is least probable. ``"attention"``:
 the source that the model's retrieval heads attended to most while it wrote the part."""
+
+NOT_SEEN = "the model's attention cannot be measured"
+NOT_FOUND = "the prompt does not have the text of every source as it is"
+"""Why the default does not cite by attention."""
 
 CANNOT_ATTEND = (
     "citations by attention need a model with attention over the whole prompt, and a backend that sees it; this model "
@@ -47,17 +51,38 @@ def require_min_lift(min_lift: Any) -> float:
     return _require_finite("min_lift", min_lift, "a finite number of nats")
 
 
-def require_limits(by: Any, min_lift: Any, min_attention: Any) -> float:
-    """Check how citations are found, and return the lowest value of a cited part.
+@dataclass(frozen=True)
+class Citing:
+    """How citations are found.
+
+    Attributes:
+        by: what finds the source of a part. ``None``: attention, or lift where attention cannot find it.
+        lowest: the lowest value of a cited part, by what finds its source.
+    """
+
+    by: CitedBy | None
+    lowest: Mapping[CitedBy, float]
+
+
+def citing(by: Any, min_lift: Any, min_attention: Any) -> Citing:
+    """Check how citations are found.
+
+    Args:
+        by: what finds the source of a part. With ``None`` and a lowest lift alone it is the lift.
+        min_lift: the lowest lift of a cited part, in nats; ``None``: :data:`MIN_LIFT`.
+        min_attention: the lowest attention of a cited part; ``None``: :data:`MIN_ATTENTION`.
 
     Raises:
         ConfigError: ``by`` is unknown, or a limit is not a finite number.
     """
-    if by not in get_args(CitedBy):
+    if by is not None and by not in get_args(CitedBy):
         raise ConfigError(f"by: {unknown([str(by)], get_args(CitedBy), what='value')}")
-    lift = require_min_lift(min_lift)
-    attention = _require_finite("min_attention", min_attention, "a share of the attention in [0, 1]")
-    return lift if by == "lift" else attention
+    lift = require_min_lift(MIN_LIFT if min_lift is None else min_lift)
+    given = MIN_ATTENTION if min_attention is None else min_attention
+    attention = _require_finite("min_attention", given, "a share of the attention in [0, 1]")
+    if by is None and min_lift is not None and min_attention is None:
+        by = "lift"
+    return Citing(by, {"lift": lift, "attention": attention})
 
 
 def _require_finite(name: str, value: Any, what: str) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Mapping, Sequence
+from types import NoneType
 from typing import Any
 
 from pydantic import ValidationError
@@ -12,6 +13,7 @@ from pydantic import ValidationError
 from cocoa_engine.errors import ConfigError, UnsupportedFeatureError
 from cocoa_engine.messages import explain
 from cocoa_engine.model.load_options import LoadOptions, default_of
+from cocoa_integrations._shared.settings import FIELD_SYNONYMS
 
 
 def checked_option(name: str, value: Any, *, what: str) -> Any:
@@ -30,14 +32,46 @@ def checked_option(name: str, value: Any, *, what: str) -> Any:
     if value is None and name != "device_map":
         return default_of(name)
     try:
-        return getattr(LoadOptions.model_validate({name: fspath(name, value)}), name)
+        return getattr(LoadOptions.model_validate({name: value}), name)
     except ValidationError as error:
         raise ConfigError(f"{what}: {explain(error)}") from None
 
 
-def fspath(name: str, value: Any) -> Any:
-    """The value of an option, which for a name of a model or of its parts may be a path."""
-    return os.fspath(value) if name != "device_map" and isinstance(value, os.PathLike) else value
+MODEL_NAMES = ("model", "model_name")
+"""The names of the option that names the model. Every adapter takes both."""
+
+
+def one_model_name(options: dict[str, Any], *, field: str = "model_name", **more: Any) -> None:
+    """Give the name of the model the name of its field, in place. A path becomes text.
+
+    Args:
+        options: the options of an adapter, which may have it under each of :data:`MODEL_NAMES`.
+        field: the name of the field.
+        more: the same option under further names.
+
+    Raises:
+        ConfigError: it is given twice and differs, or is neither text nor a path.
+    """
+    given = {name: options.pop(name, None) for name in MODEL_NAMES} | more
+    names: dict[str, str] = {}
+    for name, value in given.items():
+        if not isinstance(value, (str, os.PathLike, NoneType)):
+            raise ConfigError(
+                f"{name} takes a Hub id, a folder or a GGUF file, not a {type(value).__name__}; to use a loaded model "
+                "pass engine=CocoaEngine(model, tokenizer)"
+            )
+        if value is not None:
+            names[name] = str(os.fspath(value))
+    if len(set(names.values())) > 1:
+        listed = " and ".join(f"{name}={value!r}" for name, value in names.items())
+        raise ConfigError(f"{' and '.join(names)} are the same option, given as {listed}; give one of them")
+    if names:
+        options[field] = next(iter(names.values()))
+
+
+def with_field_names(update: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The fields of a copy, under their own names."""
+    return {FIELD_SYNONYMS.get(name, name): value for name, value in (update or {}).items()}
 
 
 def refuse_beside(given: str, names: Sequence[str]) -> None:

@@ -17,6 +17,9 @@ OF_SAMPLING = ("top_k", "top_p")
 SYNONYMS = {"max_tokens": "max_new_tokens"}
 """Other names of settings, from the frameworks."""
 
+FIELD_SYNONYMS = {"model": "model_name", **SYNONYMS}
+"""Other names of fields."""
+
 
 def split_settings(options: Mapping[str, Any], method: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split keyword arguments into decode settings, with synonyms resolved, and the rest.

@@ -25,12 +25,13 @@ from cocoa_engine.messages import explain
 from cocoa_engine.model.load_options import changed_options
 from cocoa_integrations._shared.async_stream import AsyncStream
 from cocoa_integrations._shared.detail import require_detail
-from cocoa_integrations._shared.load_options import refuse_beside
+from cocoa_integrations._shared.load_options import one_model_name, refuse_beside, with_field_names
 from cocoa_integrations._shared.loading import settings_digest
 from cocoa_integrations._shared.logprobs import openai_logprobs
 from cocoa_integrations._shared.metadata import RISK_KEY, risk_report
 from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations._shared.settings import (
+    FIELD_SYNONYMS,
     config_of,
     fields_of,
     refuse_unknown,
@@ -39,7 +40,6 @@ from cocoa_integrations._shared.settings import (
 )
 from cocoa_integrations._shared.unsupported import refuse_unsupported
 from cocoa_integrations._shared.workers import in_worker
-from cocoa_integrations.langchain.composed import FIELD_SYNONYMS
 from cocoa_integrations.langchain.engine_owner import EngineOwner
 from cocoa_integrations.langchain.from_model_id import FromModelId
 from cocoa_integrations.langchain.identity import engine_id
@@ -49,7 +49,6 @@ from cocoa_integrations.langchain.options import (
     TOOL_DETAILS,
     TOOLS,
     CallOptions,
-    resolve_model_name,
     without_unset,
 )
 from cocoa_integrations.langchain.run_spans import KnowsRuns
@@ -116,7 +115,7 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, KnowsRuns):
             raise ConfigError(f"{type(self).__name__}: metadata is LangChain's; the option is named risk_metadata")
         refuse_unknown(rest, [*type(self).model_fields, "model", "config"], what=type(self).__name__)
         rest.pop("config", None)
-        resolve_model_name(rest)
+        one_model_name(rest)
         if isinstance(engine, CocoaEngine):
             refuse_beside("engine", changed_options(rest))
         try:
@@ -142,6 +141,10 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, KnowsRuns):
                 raise ConfigError(f"{FIELD_SYNONYMS.get(name, name)} is given under two names; give one of them")
             fields[FIELD_SYNONYMS.get(name, name)] = field
         return super().configurable_fields(**fields)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """As in pydantic; ``max_tokens`` and ``model`` are accepted for ``max_new_tokens`` and ``model_name``."""
+        return super().model_copy(update=with_field_names(update), deep=deep)
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
         """The model with the options of one call applied.
@@ -182,7 +185,7 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, KnowsRuns):
         params = LangSmithParams(
             ls_provider="cocoa",
             ls_model_type=self._ls_model_type,
-            ls_model_name=rest.get("model") or self._name,
+            ls_model_name=rest.get("model") or rest.get("model_name") or self._name,
             ls_temperature=settings.get("temperature", self.temperature),
             ls_max_tokens=settings.get("max_new_tokens", self.max_new_tokens),
         )
@@ -207,7 +210,8 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, KnowsRuns):
         own = {name: value for name, value in options.items() if name not in others}
         settings, rest = split_settings(own, self.method)
         rest = refuse_unsupported(without_unset(self._call_options, rest), what=f"a call of {type(self).__name__}")
-        name = rest.pop("model", None)
+        one_model_name(rest)
+        name = rest.pop("model_name", None)
         if name not in (None, self._name):
             raise ConfigError(
                 f"a call of {type(self).__name__} cannot change the model from {self._name!r} to {name!r}; "

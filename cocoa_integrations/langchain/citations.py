@@ -11,17 +11,19 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 
 from cocoa_engine import context_lift_of_text
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.logs import safe_logger
 from cocoa_integrations._shared.citations import (
     CANNOT_ATTEND,
     CITATIONS_KEY,
-    MIN_ATTENTION,
-    MIN_LIFT,
+    MOST_PASSAGES,
+    NOT_FOUND,
+    NOT_SEEN,
     VALUES,
     CitedBy,
     citations_of,
+    citing,
     find_in,
     lift_in_nats,
-    require_limits,
     spread,
     with_markers,
 )
@@ -36,6 +38,8 @@ from cocoa_integrations.langchain.edits import with_change
 from cocoa_integrations.langchain.retry import join_documents
 from cocoa_integrations.langchain.runnables import get_risk, get_spans
 
+logger = safe_logger(__name__)
+
 
 def with_citations(
     prompt: Runnable[Any, Any],
@@ -43,9 +47,9 @@ def with_citations(
     *,
     context: str = "context",
     format_documents: Callable[[list[Document]], Any] = join_documents,
-    by: CitedBy = "lift",
-    min_lift: float = MIN_LIFT,
-    min_attention: float = MIN_ATTENTION,
+    by: CitedBy | None = None,
+    min_lift: float | None = None,
+    min_attention: float | None = None,
     markers: bool = True,
 ) -> Runnable[Mapping[str, Any], AIMessage]:
     """``prompt | chat`` as one runnable whose answers cite the document that each part was taken from::
@@ -56,9 +60,9 @@ def with_citations(
         print(message.text)  # It was built by Marta Lindqvist [1].
         message.response_metadata["cocoa_citations"]
 
-    With ``by="lift"`` each document is left out of the prompt in turn, and the answer is fed again. The source of a
-    part is the document whose absence lowers the part's log p most. With ``by="attention"`` it is the document that the
-    model's retrieval heads attend to most while the part is written. ``[n]`` is the n-th document of the input.
+    By attention, the source of a part is the document that the model's retrieval heads attend to most while the part is
+    written. By lift, each document is left out of the prompt in turn, and the answer is fed again; the source of a part
+    is the document whose absence lowers the part's log p most. ``[n]`` is the n-th document of the input.
 
     ``cocoa_citations`` has an entry for each citation with ``source`` (from 1), ``id`` (of the document, or ``None``),
     ``metadata`` (of the document), ``start``, ``end``, ``text``, ``lift`` (in nats) or ``attention``, and ``spans``.
@@ -70,40 +74,78 @@ def with_citations(
     changes little, and neither may be cited. A high lift shows that the text depends on the document, not that it is
     true.
 
-    Cost: by lift two forward passes over prompt and answer for each document, by attention none: it is measured while
-    the answer is written. The message is returned in one piece.
+    Cost: by attention none: it is measured while the answer is written. By lift two forward passes over prompt and
+    answer for each document. The message is returned in one piece.
 
     Args:
         prompt: a prompt template, or another runnable from a dict to a prompt.
-        chat: the model, in this process or, with ``by="attention"``, a remote one.
+        chat: the model, in this process or, by attention, a remote one.
         context: the variable of the input that holds the list of documents.
         format_documents: makes the value of that variable in the prompt.
-        by: what finds the source of a part. ``"attention"`` needs a model whose attention can be seen, and the text
-            of each document in the prompt as it is. It was measured with the model's retrieval heads (``cocoa heads``).
-        min_lift: the lowest lift of a cited part, in nats.
-        min_attention: the lowest attention of a part on the document it cites, in [0, 1].
+        by: what finds the source of a part, ``"attention"`` or ``"lift"``. Attention needs a model whose attention can
+            be seen, and the text of each document in the prompt as it is. Default: attention, and where that is not so
+            lift with a model in this process (a warning is logged); lift if ``min_lift`` alone is given. Citations have
+            ``attention`` or ``lift``.
+        min_lift: the lowest lift of a cited part, in nats. Default: 1.
+        min_attention: the lowest attention of a part on the document it cites, in [0, 1]. Default: 0.05.
         markers: whether the text of the message gets the markers. A message with tool calls gets none.
 
     Raises:
         ConfigError: ``chat`` is another model, ``by`` is unknown, or a limit is not a finite number. A call raises it
-            if the input has no list of documents, or if citations by attention cannot be measured.
+            if the input has no list of documents, or if ``by="attention"`` cannot be measured.
     """
     if not isinstance(called_model(chat), CocoaChat):
         raise ConfigError(f"with_citations takes a ChatCocoa or a ChatCocoaRemote, not a {type(chat).__name__}.")
-    lowest = require_limits(by, min_lift, min_attention)
-    if by == "lift" and not isinstance(called_model(chat), ChatCocoa):
+    cite = citing(by, min_lift, min_attention)
+    if cite.by == "lift" and not isinstance(called_model(chat), ChatCocoa):
         raise ConfigError(
             "by='lift' feeds the answer again, which needs a model in this process, a ChatCocoa; give by='attention'."
         )
 
-    def values_of(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The values of the prompt with all documents, then, for citations by lift, without each."""
+    def documents_of(values: Mapping[str, Any]) -> Sequence[Document]:
         documents = values.get(context) if isinstance(values, Mapping) else None
         if not isinstance(documents, Sequence) or not all(isinstance(one, Document) for one in documents):
             raise ConfigError(f"the input needs a list of documents under {context!r}.")
-        left_out_in_turn = documents if by == "lift" else ()
-        without = [[one for one in documents if one is not left_out] for left_out in left_out_in_turn]
-        return [{**values, context: format_documents(kept)} for kept in (list(documents), *without)]
+        return documents
+
+    def filled(values: Mapping[str, Any], left_out: Document | None = None) -> dict[str, Any]:
+        """The values of the prompt, with all documents but one."""
+        return {**values, context: format_documents([one for one in values[context] if one is not left_out])}
+
+    def attending(
+        called: CocoaChat, prompt_text: str, documents: Sequence[Document]
+    ) -> tuple[list[int], dict[str, Any]]:
+        """The numbers of the documents to attend to, and the option of a call that names them, instead of the chat's."""
+        if cite.by == "lift":
+            return [], {}
+        texts = [one.page_content for one in documents]
+        in_prompt = find_in(prompt_text, texts)[: None if isinstance(called, ChatCocoa) else MOST_PASSAGES]
+        return in_prompt, {"source": [texts[number].strip() for number in in_prompt]}
+
+    def without_sources(error: Exception) -> bool:
+        """Whether to ask again without sources: a server's chat template can change or drop the text of a message."""
+        return cite.by is None and getattr(error, "param", None) in ("cocoa.source", "source")
+
+    def chosen(called: CocoaChat, message: AIMessage, documents: Sequence[Document], in_prompt: list[int]) -> CitedBy:
+        """What finds the sources of an answer.
+
+        Raises:
+            ConfigError: attention was asked for, and cannot be measured.
+        """
+        spans = get_spans(message)
+        seen = not (in_prompt and spans) or any(span.get("passage_attention") for span in spans)
+        if cite.by == "attention" and not seen:
+            raise ConfigError(CANNOT_ATTEND)
+        if cite.by is not None:
+            return cite.by
+        missing = any(one.page_content.strip() for number, one in enumerate(documents) if number not in in_prompt)
+        if not seen or missing:
+            why = NOT_FOUND if seen else NOT_SEEN
+            if isinstance(called, ChatCocoa):
+                logger.warning("citations are by lift, because %s", why)
+                return "lift"
+            logger.warning("some sources are not cited, because %s", why)
+        return "attention"
 
     def measured(
         called: CocoaChat,
@@ -111,49 +153,52 @@ def with_citations(
         prompts: Sequence[Any],
         documents: Sequence[Document],
         in_prompt: Sequence[int],
+        by: CitedBy,
     ) -> AIMessage:
         spans = get_spans(message)
         lifts: list[list[float | None]] = [[None] * len(documents) for _ in spans]
         if by == "attention":
-            attention = [span.get("passage_attention", []) for span in spans]
-            if in_prompt and spans and not any(attention):
-                raise ConfigError(CANNOT_ATTEND)
-            lifts = [spread(of_span, in_prompt, len(documents)) for of_span in attention]
+            lifts = [spread(span.get("passage_attention", []), in_prompt, len(documents)) for span in spans]
         elif isinstance(called, ChatCocoa) and any(span["text"] for span in spans):
             engine, config = called.load(), config_of(called)
             full, *without_sources = (called.prompt_ids(one) for one in prompts)
             texts = [span["text"] for span in spans]
             columns = [context_lift_of_text(engine, texts, full, without, config) for without in without_sources]
             lifts = [[lift_in_nats(column[number]) for column in columns] for number in range(len(spans))]
-        return cited(message, lifts, documents, lowest=lowest, by=by, markers=markers)
-
-    def attending(prompt_text: str, documents: Sequence[Document]) -> tuple[list[int], dict[str, Any]]:
-        """The numbers of the documents to attend to, and the option of a call that names them."""
-        if by == "lift":
-            return [], {}
-        texts = [one.page_content for one in documents]
-        in_prompt = find_in(prompt_text, texts)
-        return in_prompt, {"source": [texts[number].strip() for number in in_prompt]}
+        return cited(message, lifts, documents, lowest=cite.lowest[by], by=by, markers=markers)
 
     def answer(values: Mapping[str, Any], config: RunnableConfig, **options: Any) -> AIMessage:
-        filled = values_of(values)
-        prompts = [prompt.invoke(one, config) for one in filled]
-        called = called_model(chat, config, options)
-        in_prompt, more = attending(called.prompt_text(prompts[0]), values[context])
-        message = chat.invoke(prompts[0], config, **options, **more)
-        return measured(called, message, prompts, values[context], in_prompt)
+        documents, called = documents_of(values), called_model(chat, config, options)
+        full = prompt.invoke(filled(values), config)
+        text = "" if cite.by == "lift" else called.prompt_text(full)
+        in_prompt, more = attending(called, text, documents)
+        try:
+            message = chat.invoke(full, config, **options, **more)
+        except Exception as error:
+            if not without_sources(error):
+                raise
+            in_prompt, message = [], chat.invoke(full, config, **options, source=[])
+        how = chosen(called, message, documents, in_prompt)
+        left_out = [prompt.invoke(filled(values, one), config) for one in documents] if how == "lift" else []
+        return measured(called, message, [full, *left_out], documents, in_prompt, how)
 
     async def aanswer(values: Mapping[str, Any], config: RunnableConfig, **options: Any) -> AIMessage:
-        filled = values_of(values)
-        prompts = [await prompt.ainvoke(one, config) for one in filled]
-        called = called_model(chat, config, options)
+        documents, called = documents_of(values), called_model(chat, config, options)
+        full = await prompt.ainvoke(filled(values), config)
         in_prompt, more = (
-            ([], {}) if by == "lift" else attending(await called.aprompt_text(prompts[0]), values[context])
+            ([], {}) if cite.by == "lift" else attending(called, await called.aprompt_text(full), documents)
         )
-        message = await chat.ainvoke(prompts[0], config, **options, **more)
+        try:
+            message = await chat.ainvoke(full, config, **options, **more)
+        except Exception as error:
+            if not without_sources(error):
+                raise
+            in_prompt, message = [], await chat.ainvoke(full, config, **options, source=[])
+        how = chosen(called, message, documents, in_prompt)
+        left_out = [await prompt.ainvoke(filled(values, one), config) for one in documents] if how == "lift" else []
         if not isinstance(called, ChatCocoa):
-            return measured(called, message, prompts, values[context], in_prompt)
-        return await in_worker_of(called, measured, called, message, prompts, values[context], in_prompt)
+            return measured(called, message, [full, *left_out], documents, in_prompt, how)
+        return await in_worker_of(called, measured, called, message, [full, *left_out], documents, in_prompt, how)
 
     return RunnableLambda(answer, aanswer, name="with_citations")
 

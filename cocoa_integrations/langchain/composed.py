@@ -22,14 +22,11 @@ from langchain_core.runnables.configurable import (
 from langchain_core.runnables.configurable import RunnableConfigurableFields as _Fields
 from typing_extensions import Self
 
-from cocoa_integrations._shared.settings import SYNONYMS
+from cocoa_integrations._shared.settings import FIELD_SYNONYMS
 from cocoa_integrations.langchain.with_risk import LLMWithRisk
 
 BUILDERS = frozenset({"bind_tools", "with_structured_output", "with_risk"})
 """The methods of a model that make a runnable of it."""
-
-FIELD_SYNONYMS = {"model": "model_name", **SYNONYMS}
-"""Other names of fields, from LangChain."""
 
 _STRUCTURED = frozenset({"response_format", "ls_structured_output_format"})
 SUPERSEDES: Mapping[str, frozenset[str]] = {

@@ -9,6 +9,7 @@ from typing_extensions import Self
 
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.model.load_options import DeviceMap, LoadOptions
+from cocoa_integrations._shared.load_options import one_model_name
 
 BACKENDS = ("default", "pipeline")
 TASKS = (None, "text-generation")
@@ -47,10 +48,11 @@ class FromModelId:
         Raises:
             ConfigError: an option is unknown, out of range or not supported.
         """
+        one_model_name(options, model_id=model_id)
         return cls(
             **_options_of_model_id(
                 cls.__name__,
-                {"model": model_id, "model_kwargs": model_kwargs, "batch_size": batch_size, **options},
+                {"model_kwargs": model_kwargs, "batch_size": batch_size, **options},
                 task=task,
                 backend=backend,
                 device=device,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, field_validator
 from pydantic.fields import FieldInfo
 
-from cocoa_engine.errors import ConfigError
 from cocoa_integrations._shared.chat_template import ChatTemplateOptions
 from cocoa_integrations._shared.detail import Detail
 from cocoa_integrations._shared.settings import DecodeSettings
@@ -93,21 +91,3 @@ def without_unset(kind: type[CallOptions], options: Mapping[str, Any]) -> dict[s
 def default_of(field: FieldInfo) -> Any:
     """The default of a field."""
     return field.get_default(call_default_factory=True)
-
-
-def resolve_model_name(options: dict[str, Any]) -> None:
-    """Rename the option ``model`` to its synonym ``model_name``, in place.
-
-    Raises:
-        ConfigError: both are given and differ, or the name is neither a string nor a path.
-    """
-    given = [name for name in (options.pop("model", None), options.get("model_name")) if name is not None]
-    if len(set(map(str, given))) > 1:
-        raise ConfigError(f"model and model_name are the same option, given as {given[0]!r} and {given[1]!r}")
-    if given:
-        if not isinstance(given[0], (str, os.PathLike)):
-            raise ConfigError(
-                f"model takes a name or a folder, not a {type(given[0]).__name__}; "
-                "to use a loaded model pass engine=CocoaEngine(model, tokenizer)"
-            )
-        options["model_name"] = os.fspath(given[0])

@@ -11,6 +11,7 @@ from langchain_openai import ChatOpenAI
 from pydantic import Field
 
 from cocoa_integrations._shared.chat_template import ChatTemplateOptions
+from cocoa_integrations._shared.load_options import one_model_name
 from cocoa_integrations._shared.remote_settings import (
     REMOTE,
     RemoteSettings,
@@ -61,6 +62,8 @@ class RemoteRequests(RemoteSettings, ChatTemplateOptions, ChatOpenAI):
         Raises:
             ConfigError: an option is unknown, or a setting is out of range.
         """
+        options = dict(options)
+        one_model_name(options, field="model")
         known = {*REMOTE, *SYNONYMS, *OF_CALLS, *FRAMEWORK, *TOOLS, *TOOL_DETAILS, *ChatTemplateOptions.model_fields}
         refuse_unknown(options, known | openai_options(), what=f"a call of {type(self).__name__}", base="OpenAI's API")
         refuse_legacy(options)

@@ -11,10 +11,14 @@ from typing import Any, NamedTuple
 from llama_index.core.schema import MetadataMode, NodeWithScore
 
 from cocoa_engine import CocoaEngine, ConfigError, Generation, passage_attention
+from cocoa_engine.logs import safe_logger
 from cocoa_integrations._shared.citations import (
     CANNOT_ATTEND,
     CITATIONS_KEY,
+    NOT_FOUND,
+    NOT_SEEN,
     CitedBy,
+    Citing,
     citations_of,
     find_in,
     lift_in_nats,
@@ -24,11 +28,15 @@ from cocoa_integrations._shared.edits import EditedText
 from cocoa_integrations._shared.metadata import REPORTS_KEY, RISK_KEY, add_context_lift
 from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations.llama_index.callbacks import RiskCollector, Start
-from cocoa_integrations.llama_index.context_lift import lift_of
+from cocoa_integrations.llama_index.context_lift import has_runs_of, lift_of
 from cocoa_integrations.llama_index.retrieved import Retrieval, by_source_node
 from cocoa_integrations.llama_index.shown_text import Part, merged_report, parts_of, text_of
 
+logger = safe_logger(__name__)
+
 _END: Any = object()
+
+_OF_A_SERVER = "measured on a model in this process, with a CocoaLLM; the answer is that of a server."
 
 
 class MissingRiskWarning(UserWarning):
@@ -55,13 +63,12 @@ class Answers(RiskCollector):
 
     Args:
         lift: whether to measure the context lift of the spans of the response.
-        cite: the lowest lift or attention of a citation; ``None``: no citations.
-        by: what finds the source of a citation.
+        cite: how citations are found; ``None``: no citations.
     """
 
-    def __init__(self, *, lift: bool, cite: float | None = None, by: CitedBy = "lift") -> None:
+    def __init__(self, *, lift: bool, cite: Citing | None = None) -> None:
         super().__init__()
-        self._lift, self._cite, self._by = lift, cite, by
+        self._lift, self._cite = lift, cite
         self._answers: list[Answered] = []
         self.retrieval = Retrieval()
 
@@ -145,20 +152,53 @@ class Answers(RiskCollector):
         only = reports[parts[0].answer] if len(parts) == 1 else None
         report = only if only is not None and text_of(only) == text else merged_report(parts, reports)
         metadata[RISK_KEY] = report
-        if (self._lift or self._cite is not None) and any(answers[part.answer].start is None for part in parts):
-            _warn(
-                "no context lift and no citations: they are measured on a model in this process, with a CocoaLLM; the "
-                "answer is that of a server."
-            )
-            return
-        if self._lift:
+        here = all(answers[part.answer].start is not None for part in parts)
+        if self._lift and here:
             self._add_lift(report, parts, answers, nodes)
-        if self._cite is not None:
-            measure = _by_node if self._by == "lift" else _attention_by_node
-            values = [of_span for part in parts for of_span in measure(part, answers[part.answer], nodes)]
-            metadata[CITATIONS_KEY] = citations_of(report["spans"], values, self._cite, self._by)
+        elif self._lift:
+            _warn(f"no context lift and no citations by lift: they are {_OF_A_SERVER}")
+        if self._cite is not None and (found := self._sources(self._cite, parts, answers, nodes, here)) is not None:
+            by, values = found
+            metadata[CITATIONS_KEY] = citations_of(report["spans"], values, self._cite.lowest[by], by)
             for citation in metadata[CITATIONS_KEY]:
                 citation["id"] = nodes[citation["source"] - 1].node.node_id
+
+    def _sources(
+        self,
+        cite: Citing,
+        parts: Sequence[Part],
+        answers: Sequence[Answered],
+        nodes: Sequence[NodeWithScore],
+        here: bool,
+    ) -> tuple[CitedBy, list[list[float | None]]] | None:
+        """What finds the sources of a response, and for each span its value by each node; ``None`` if nothing can.
+
+        Args:
+            cite: how citations are found.
+            parts: the parts of the response.
+            answers: the answers.
+            nodes: the source nodes of the response.
+            here: whether the model is in this process.
+
+        Raises:
+            ConfigError: attention was asked for, and cannot be measured.
+        """
+        if cite.by != "lift":
+            measured = [_attention_by_node(part, answers[part.answer], nodes) for part in parts]
+            values = [of_span for of_part, _ in measured for of_span in of_part]
+            why = next((reason for _, reason in measured if reason is not None), None)
+            if why == NOT_SEEN and cite.by == "attention":
+                raise ConfigError(CANNOT_ATTEND)
+            if why is None or (cite.by == "attention" and here):
+                return "attention", values
+            if not here:
+                _warn(f"no citations: {why}, and lift is {_OF_A_SERVER}")
+                return None
+            logger.warning("citations are by lift, because %s", why)
+        elif not here:
+            _warn(f"no citations: lift is {_OF_A_SERVER}")
+            return None
+        return "lift", [of_span for part in parts for of_span in _by_node(part, answers[part.answer], nodes)]
 
     def _add_lift(
         self, report: dict[str, Any], parts: Sequence[Part], answers: Sequence[Answered], nodes: Sequence[NodeWithScore]
@@ -234,26 +274,38 @@ def _by_node(part: Part, answer: Answered, nodes: Sequence[NodeWithScore]) -> li
     return [[None if lifts is None else lift_in_nats(lifts[number]) for lifts in of_nodes] for number, _ in part.spans]
 
 
-def _attention_by_node(part: Part, answer: Answered, nodes: Sequence[NodeWithScore]) -> list[list[float | None]]:
-    """For each span of a part, its attention on each node; ``None`` if the node was not in the prompt.
+def _attention_by_node(
+    part: Part, answer: Answered, nodes: Sequence[NodeWithScore]
+) -> tuple[list[list[float | None]], str | None]:
+    """The attention of each span of a part on each node, and why it is not that on all nodes of the prompt.
 
-    Raises:
-        ConfigError: the attention of the model cannot be measured.
+    It was measured while the answer was written, unless the nodes of the response are others than those that were
+    retrieved. Then the answer is fed again.
+
+    Returns:
+        For each span its values, ``None`` for a node that was not in the prompt as it is; and ``NOT_SEEN`` or
+        ``NOT_FOUND``, or ``None`` if nothing is missing.
     """
+    entries = answer.report["spans"]
+    known = [entries[number].get("passage_attention") if answer.node_ids else None for number, _ in part.spans]
     nothing: list[float | None] = [None] * len(nodes)
+    complete = [nothing if values is None else list(values) for values in known]
     if answer.start is None:
-        return [list(nothing) for _ in part.spans]
+        return complete, NOT_FOUND if nodes and known and not any(known) else None
     asked = answer.start()
     texts = [node.node.get_content(MetadataMode.NONE) for node in nodes]
     assert isinstance(asked.engine, CocoaEngine)
-    in_prompt = find_in(asked.engine.decode(asked.prompt), texts)
-    if not in_prompt:
-        return [list(nothing) for _ in part.spans]
-    source = [texts[number].strip() for number in in_prompt]
-    measured = passage_attention(asked.engine, answer.generation, asked.prompt, source)
-    if measured and not any(measured):
-        raise ConfigError(CANNOT_ATTEND)
-    return [spread(measured[number], in_prompt, len(nodes)) for number, _ in part.spans]
+    prompt = asked.engine.decode(asked.prompt)
+    in_prompt = find_in(prompt, texts)
+    changed = any(has_runs_of(prompt, nodes, number) for number in range(len(nodes)) if number not in in_prompt)
+    why = NOT_FOUND if changed else None
+    if not all(values[number] is not None for values in complete for number in in_prompt):
+        source = [texts[number].strip() for number in in_prompt]
+        fed_again = passage_attention(asked.engine, answer.generation, asked.prompt, source)
+        if not any(fed_again):
+            return complete, NOT_SEEN
+        complete = [spread(fed_again[number], in_prompt, len(nodes)) for number, _ in part.spans]
+    return complete, why
 
 
 def _warn(message: str) -> None:

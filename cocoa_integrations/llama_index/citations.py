@@ -9,10 +9,8 @@ from llama_index.core.base.response.schema import RESPONSE_TYPE, Response
 
 from cocoa_integrations._shared.citations import (
     CITATIONS_KEY,
-    MIN_ATTENTION,
-    MIN_LIFT,
     CitedBy,
-    require_limits,
+    citing,
     with_markers,
 )
 from cocoa_integrations._shared.edits import EditedText
@@ -30,9 +28,10 @@ class RiskCitationQueryEngine(RiskQueryEngine):
         response.source_nodes[0]  # source 1
 
     The markers look like those of LlamaIndex's ``CitationQueryEngine``: ``[n]`` is the n-th of ``source_nodes``. There
-    the model writes them, and may cite what it did not use. Here they are measured. With ``by="lift"`` each node is
-    left out of the prompt in turn, and the answer is fed again; the source of a part is the node whose absence lowers
-    the part's log p most. With ``by="attention"`` it is the node that the model's retrieval heads attend to most.
+    the model writes them, and may cite what it did not use. Here they are measured. By attention, the source of a part
+    is the node that the model's retrieval heads attend to most while the part is written. By lift, each node is left
+    out of the prompt in turn, and the answer is fed again; the source of a part is the node whose absence lowers the
+    part's log p most.
 
     ``metadata["cocoa_citations"]`` has an entry for each citation with ``source`` (from 1), ``id`` (of the node),
     ``start``, ``end``, ``text``, ``lift`` (in nats) or ``attention``, and ``spans``. Each entry of
@@ -43,39 +42,42 @@ class RiskCitationQueryEngine(RiskQueryEngine):
     A low lift does not mean that no node supports a part. If two nodes say the same, leaving out one of them changes
     little, and neither may be cited. A high lift shows that the text depends on the node, not that it is true.
 
-    Cost: by lift one forward pass over prompt and answer for each node in the prompt, two if logits processors were
-    used; by attention one pass for all nodes.
+    Cost: by attention none, unless an engine made the source nodes of others, as ``CitationQueryEngine`` does: then the
+    answer is fed again. By lift one forward pass over prompt and answer for each node in the prompt, two if logits
+    processors were used.
 
     Args:
         inner: the query engine.
-        by: what finds the source of a part. ``"attention"`` needs a model whose attention can be seen, and the text
-            of each node in the prompt as it is. It was measured with the model's retrieval heads (``cocoa heads``).
-        min_lift: the lowest lift of a cited part, in nats.
-        min_attention: the lowest attention of a part on the node it cites, in [0, 1].
+        by: what finds the source of a part, ``"attention"`` or ``"lift"``. Attention needs a model whose attention can
+            be seen, and the text of each node in the prompt as it is. Default: attention, and where that is not so lift
+            with a model in this process (a warning is logged); lift if ``min_lift`` alone is given. Citations have
+            ``attention`` or ``lift``.
+        min_lift: the lowest lift of a cited part, in nats. Default: 1.
+        min_attention: the lowest attention of a part on the node it cites, in [0, 1]. Default: 0.05.
         markers: whether the text of the response gets the markers.
         context_lift: as for :class:`RiskQueryEngine`.
 
     Raises:
         ConfigError: as for :class:`RiskQueryEngine`, ``by`` is unknown, or a limit is not a finite number. A
-            query raises it if citations by attention cannot be measured.
+            query raises it if ``by="attention"`` cannot be measured.
     """
 
     def __init__(
         self,
         inner: BaseQueryEngine,
         *,
-        by: CitedBy = "lift",
-        min_lift: float = MIN_LIFT,
-        min_attention: float = MIN_ATTENTION,
+        by: CitedBy | None = None,
+        min_lift: float | None = None,
+        min_attention: float | None = None,
         markers: bool = True,
         context_lift: bool = False,
     ) -> None:
-        self._by, self._lowest = by, require_limits(by, min_lift, min_attention)
+        self._citing = citing(by, min_lift, min_attention)
         self._markers = markers
         super().__init__(inner, context_lift=context_lift)
 
     def _collector(self) -> Answers:
-        return Answers(lift=self._context_lift, cite=self._lowest, by=self._by)
+        return Answers(lift=self._context_lift, cite=self._citing)
 
     def _reported(self, response: RESPONSE_TYPE, answers: Answers) -> RESPONSE_TYPE:
         return self._marked(super()._reported(response, answers))

@@ -94,6 +94,13 @@ def lift_of(
     )
 
 
+def has_runs_of(prompt: str, nodes: Sequence[NodeWithScore], number: int) -> bool:
+    """Whether a prompt has text of a node, outside of the texts of the others."""
+    without = WithoutNodes(nodes, only=number)
+    without(prompt)
+    return without.found
+
+
 def _blacked_out(text: str, start: int, end: int) -> str:
     return text[:start] + _BLACK * (end - start) + text[end:]
 

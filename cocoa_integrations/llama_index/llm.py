@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -31,6 +32,8 @@ from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.llm import default_completion_to_prompt
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
+from torch import nn
+from typing_extensions import Self
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation, PromptError, SpanStream
 from cocoa_engine.logs import safe_logger
@@ -42,6 +45,7 @@ from cocoa_integrations._shared.async_stream import AsyncStream
 from cocoa_integrations._shared.at_exit import closed_at_exit
 from cocoa_integrations._shared.chat_template import ChatTemplateOptions, given_options, text_ends_inside_reasoning
 from cocoa_integrations._shared.detail import Detail
+from cocoa_integrations._shared.load_options import one_model_name, with_field_names
 from cocoa_integrations._shared.settings import DecodeSettings, config_of, fields_of, refuse_unknown, split_settings
 from cocoa_integrations._shared.unsupported import refuse_unsupported
 from cocoa_integrations._shared.workers import in_worker
@@ -75,7 +79,7 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
 
     Every field of :class:`CocoaConfig` is also an option, of the constructor and of each call::
 
-        llm = CocoaLLM(model_name="Qwen/Qwen2.5-7B-Instruct", alpha=2.0, max_new_tokens=128)
+        llm = CocoaLLM(model="Qwen/Qwen2.5-7B-Instruct", alpha=2.0, max_new_tokens=128)
         response = llm.complete("The capital of France is", alpha=0.5)
         response.additional_kwargs["cocoa_risk"]["max_risk"]
 
@@ -102,7 +106,7 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
     Args:
         engine: the engine to use, instead of the options that load one.
         config: the decode settings to start from, by default those of the engine. Single settings take precedence.
-        model: a loaded model, instead of ``model_name``. Needs ``tokenizer`` or ``tokenizer_name``.
+        model: a synonym of ``model_name``; or a loaded model, which needs ``tokenizer`` or ``tokenizer_name``.
         tokenizer: a loaded tokenizer, instead of ``tokenizer_name``.
         generate_kwargs: decode options of every call, under the names that calls accept. Settings among them are
             stored in the field of their name.
@@ -167,7 +171,7 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
         *,
         engine: CocoaEngine | None = None,
         config: CocoaConfig | None = None,
-        model: PreTrainedModel | None = None,
+        model: PreTrainedModel | str | os.PathLike[str] | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         context_window: int | None = None,
         query_wrapper_prompt: BasePromptTemplate | str | None = None,
@@ -178,6 +182,9 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
     ) -> None:
         _require("engine", engine, CocoaEngine)
         _require("config", config, CocoaConfig)
+        loaded = None if isinstance(model, (str, os.PathLike)) else model
+        if loaded is None or not isinstance(loaded, nn.Module):
+            one_model_name(options, model=model)
         base = config or (engine.config if engine is not None else CocoaConfig())
         settings, rest = split_settings(options, base.method)
         if of_calls := sorted(name for name in rest if name in SUPPORTED and name not in type(self).model_fields):
@@ -208,7 +215,11 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
             "is_function_calling_model": is_function_calling_model,
         }
         self._follow_model = frozenset(name for name, given in asked.items() if given is None)
-        self._use(engine, model, tokenizer)
+        self._use(engine, loaded, tokenizer)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """As in pydantic; ``max_tokens`` and ``model`` are accepted for ``max_new_tokens`` and ``model_name``."""
+        return super().model_copy(update=with_field_names(update), deep=deep)
 
     def _adapt_to(self, engine: CocoaEngine) -> None:
         follow = self._follow_model
@@ -233,6 +244,15 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
     def class_name(cls) -> str:
         """The class name in LlamaIndex's serialisation."""
         return "CocoaLLM"
+
+    @property
+    def model(self) -> str | None:
+        """A synonym of ``model_name``."""
+        return self.model_name
+
+    @model.setter
+    def model(self, value: str | os.PathLike[str] | None) -> None:
+        self.model_name = value  # type: ignore[assignment]  # a path becomes text
 
     @property
     def max_tokens(self) -> int:

@@ -30,6 +30,7 @@ from cocoa_integrations._shared.at_exit import closed_at_exit
 from cocoa_integrations._shared.chat_template import ChatTemplateOptions
 from cocoa_integrations._shared.citations import MOST_PASSAGES
 from cocoa_integrations._shared.detail import Detail, require_detail
+from cocoa_integrations._shared.load_options import one_model_name
 from cocoa_integrations._shared.remote_settings import (
     DEFAULT_MODEL,
     DEFAULT_URL,
@@ -61,8 +62,8 @@ class CocoaRemote(RemoteSettings, ChatTemplateOptions, CallsFunctions, OpenAILik
     so :class:`RiskQueryEngine`, :class:`RiskRetryQueryEngine`, chat engines and agents work alike. Every setting of
     :class:`~cocoa_engine.CocoaConfig` is an option, of the constructor and of each call, except ``decore_heads``. A
     setting that is not given is that of the server. All options of ``OpenAILike`` are accepted; ``base_url`` is a
-    synonym of ``api_base``. ``model`` matters only if the server was given names, and ``api_key`` if it was given keys.
-    The key of OpenAI in the environment is never sent.
+    synonym of ``api_base``, and ``model_name`` of ``model``. ``model`` matters only if the server was given names, and
+    ``api_key`` if it was given keys. The key of OpenAI in the environment is never sent.
 
     The retrieved nodes of an engine whose text is in the messages are sent as ``source``, as :class:`CocoaLLM` measures
     them. ``complete`` sends its prompt as a user's message. ``context_window`` is asked of the server unless it is
@@ -104,7 +105,8 @@ class CocoaRemote(RemoteSettings, ChatTemplateOptions, CallsFunctions, OpenAILik
     def __init__(self, **options: Any) -> None:
         what, fields = type(self).__name__, type(self).model_fields
         own = ("base_url", "http_client", "async_http_client", "openai_client", "async_openai_client")
-        refuse_unknown(options, {*fields, *SYNONYMS, *REMOTE, *own}, what=what, base="OpenAILike")
+        refuse_unknown(options, {*fields, *SYNONYMS, *REMOTE, *own, "model_name"}, what=what, base="OpenAILike")
+        one_model_name(options, field="model")
         for name, synonym in (("max_tokens", "max_new_tokens"), ("api_base", "base_url")):
             given = [one for one in (options.pop(synonym, None), options.get(name)) if one is not None]
             if len(set(given)) > 1:
@@ -128,6 +130,15 @@ class CocoaRemote(RemoteSettings, ChatTemplateOptions, CallsFunctions, OpenAILik
     def class_name(cls) -> str:
         """The class name in LlamaIndex's serialisation."""
         return "CocoaRemote"
+
+    @property
+    def model_name(self) -> str:
+        """A synonym of ``model``."""
+        return self.model
+
+    @model_name.setter
+    def model_name(self, value: str) -> None:
+        self.model = value
 
     @property
     def metadata(self) -> LLMMetadata:
@@ -199,6 +210,7 @@ class CocoaRemote(RemoteSettings, ChatTemplateOptions, CallsFunctions, OpenAILik
             PromptError: the messages have no text, or unsupported content.
         """
         request, rest = split_tools(options)
+        one_model_name(rest, field="model")
         known = {*REMOTE, *SYNONYMS, *OF_CALLS, *ChatTemplateOptions.model_fields}
         refuse_unknown(rest, known | openai_options(), what="a call of CocoaRemote", base="OpenAI's API")
         named = {SYNONYMS.get(name, name): value for name, value in rest.items() if value is not None}

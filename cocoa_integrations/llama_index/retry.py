@@ -10,7 +10,7 @@ from typing import Any
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.base.response.schema import RESPONSE_TYPE
+from llama_index.core.base.response.schema import RESPONSE_TYPE, Response
 from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import NodeWithScore, QueryBundle
@@ -130,7 +130,8 @@ class RiskRetryQueryEngine(BaseQueryEngine):
                 f"a {type(retriever).__name__} has no similarity_top_k to increase; give a second_retriever, or "
                 "top_k_growth=1 to change only the settings."
             )
-        alpha = CocoaConfig().alpha if llm.alpha is None else llm.alpha  # a remote LLM may leave it to the server
+        given: float | None = getattr(llm, "alpha")  # noqa: B009  # a setting; a remote LLM may leave it to the server
+        alpha = CocoaConfig().alpha if given is None else given
         self._llm = llm.model_copy(update={"alpha": alpha})
         self._settings = [{}, *settings_of_tries(alpha, settings, alphas, max_tries)]
         changed = [_fields(self._llm, one) for one in self._settings]  # refuses what is unknown or out of range
@@ -179,7 +180,7 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         if number and self._second is not None:
             retriever = BothRetrievers(retriever, self._second)
         inner = RetrieverQueryEngine.from_args(retriever, llm=llm, **self._options)
-        parameters = {"settings": dict(self._settings[number]), "alpha": llm.alpha, "top_k": top_k}
+        parameters = {"settings": dict(self._settings[number]), "alpha": getattr(llm, "alpha"), "top_k": top_k}  # noqa: B009
         return RiskQueryEngine(inner, context_lift=self._context_lift), parameters
 
     def _best(self, tries: Tries[RESPONSE_TYPE]) -> RESPONSE_TYPE:
@@ -193,12 +194,18 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         gate, report = tries.gate(self._if_risky.on_risk), metadata.get(RISK_KEY)
         if gate is None:
             return replace(response, metadata=metadata)
-        text = str(response) if gate["action"] == "mark" else self._if_risky.answer
         if report is not None:
-            limit, mark = tries.limit_of_spans, self._if_risky.mark
-            change = limit.with_marks(text, report, mark) if gate["action"] == "mark" else replacement(report, text)
-            text, metadata[RISK_KEY] = change.text, {**change.of_report(report), "gate": gate}
-        return replace(response, response=text, metadata=metadata)  # type: ignore[call-arg]  # a complete one
+            metadata[RISK_KEY] = {**report, "gate": gate}
+        change = None
+        if gate["action"] == "abstain":
+            response = Response(self._if_risky.answer, response.source_nodes)
+            change = None if report is None else replacement(report, self._if_risky.answer)
+        elif report is not None and isinstance(response, Response):  # the JSON of an output_cls is not marked
+            change = tries.limit_of_spans.with_marks(str(response), report, self._if_risky.mark)
+            response = replace(response, response=change.text)
+        if change is not None:
+            metadata[RISK_KEY] = change.of_report(metadata[RISK_KEY])
+        return replace(response, metadata=metadata)
 
 
 def add_try(tries: Tries[RESPONSE_TYPE], response: RESPONSE_TYPE, parameters: dict[str, Any]) -> bool:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
-from cocoa_engine import CocoaConfig, CocoaEngine, Generation
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime, passage_attention
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.execution.backends import Backend, TokenTree
+from cocoa_engine.execution.backends.shared_cache import SharedCache
 from cocoa_engine.execution.forward.source_attention import SourceProbe, of_segments
 from cocoa_engine.model.passages import Passages
 from tests.helpers.alike import near
@@ -17,7 +21,7 @@ from tests.helpers.backends import PROMPTS, made
 from tests.helpers.inside import use_backend
 from tests.helpers.libraries import needs_kernels
 from tests.helpers.rivals import heads_file, heads_of
-from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import ARCHITECTURES, tiny_model, tiny_tokenizer
 
 PROMPT = PROMPTS[2]
 RANGES = (range(1, 6), range(8, 8), range(4, 12), range(12, 27), range(20, 25))
@@ -132,6 +136,38 @@ def test_the_prefix_cache_and_other_methods(tmp_path: Path) -> None:
     check(model, prompt, again, ranges)
     for method in ("greedy", "dola", "diver"):
         check(model, PROMPT, engine.generate(PROMPT, method=method, source=Passages(RANGES)), RANGES)
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_an_answer_is_measured_alike_with_and_without_the_prefix_cache(architecture: str) -> None:
+    """While it is written, and when it is fed again, in tokens and in attention."""
+    prompt = [3 + 7 * number % 200 for number in range(90)]
+    source = Passages((range(5, 40), range(50, 80)))
+    measured: list[Generation] = []
+    for cache in (0, 64):
+        engine = CocoaEngine(tiny_model(architecture), tiny_tokenizer(), runtime=Runtime(prefix_cache_mb=cache))
+        measured += [engine.generate(prompt, source=source, max_new_tokens=8, gamma=0.2) for _ in range(2)]
+        shares = isinstance(engine.session.backend, SharedCache)
+        assert [bool(one.usage.cached_tokens) for one in measured[-2:]] == [False, bool(cache) and shares]
+        with counted(engine.session.backend) as opened:
+            again = passage_attention(engine, measured[-1], prompt, source)
+        assert again == [near(span.passage_attention) for span in measured[-1].spans]
+        assert [tree.cached_tokens for tree in opened] == ([len(prompt) - 1 if cache else 0] if shares else [])
+    first, *others = measured
+    for other in others:
+        assert other.token_ids == first.token_ids
+        for span, same in zip(other.spans, first.spans, strict=True):
+            assert span.passage_attention == near(same.passage_attention)
+
+
+@contextmanager
+def counted(backend: Backend) -> Iterator[list[TokenTree]]:
+    """The sequences that a backend opens."""
+    opened: list[TokenTree] = []
+    with pytest.MonkeyPatch.context() as patch:
+        method = backend.open
+        patch.setattr(backend, "open", lambda *args: opened.extend(trees := method(*args)) or trees)
+        yield opened
 
 
 def test_without_known_heads_it_is_that_of_heads_spread_over_the_layers() -> None:

@@ -175,6 +175,54 @@ def test_documents_that_the_prompt_changes_are_not_cited_by_attention(seeing_cha
     assert {one["source"] for one in message.response_metadata["cocoa_citations"]} == {2}
 
 
+@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+async def test_by_default_they_are_by_attention(how: str, quick_chat: ChatCocoa) -> None:
+    values = {**VALUES, "question": "Is it red or blue? " * 10}
+    chain = with_citations(PROMPT, quick_chat, min_attention=0.0, min_lift=0.0)
+    first, again = [await chain.ainvoke(values) if how == "ainvoke" else chain.invoke(values) for _ in range(2)]
+    assert first.response_metadata["cocoa_citations"]
+    assert all("attention" in one for one in first.response_metadata["cocoa_citations"])
+    assert again.usage_metadata["input_token_details"]["cache_read"] > 64  # type: ignore[index]
+    assert again.text == first.text
+    for span, same in zip(get_spans(again), get_spans(first), strict=True):
+        assert span["source_attentions"] == near(same["source_attentions"])
+
+
+@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("case", ["not seen", "not in the prompt", "a lowest lift"])
+async def test_where_attention_finds_no_source_they_are_by_lift(
+    case: str, how: str, quick_chat: ChatCocoa, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: dict[str, Any] = {"min_lift": -100.0, "min_attention": 0.0}
+    if case == "not seen":
+        monkeypatch.setattr(retrieval_heads, "spread_heads_of", lambda model: None)  # as of a model without attention
+    elif case == "not in the prompt":
+        options["format_documents"] = lambda documents: "; ".join(one.page_content.upper() for one in documents)
+    else:
+        del options["min_attention"]
+    message = await called(with_citations(PROMPT, quick_chat, **options), how)
+    same = await called(with_citations(PROMPT, quick_chat, by="lift", **options), how)
+    citations = message.response_metadata["cocoa_citations"]
+    assert citations
+    assert [(one["source"], one["text"]) for one in citations] == [
+        (one["source"], one["text"]) for one in same.response_metadata["cocoa_citations"]
+    ]
+    assert all("lift" in one for one in citations)
+    assert all("source_lifts" in span and "source_attentions" not in span for span in get_spans(message))
+    assert ("citations are by lift, because" in caplog.text) == (case != "a lowest lift")
+
+
+@pytest.mark.parametrize("by", [None, "attention"])
+def test_the_documents_take_the_place_of_other_sources(by: Any, quick_chat: ChatCocoa) -> None:
+    chat = quick_chat.model_copy(update={"source": ["Who"]})
+    for format_documents, count in ((len, 0), (lambda documents: DOCUMENTS[0].page_content, 1)):
+        chain = with_citations(PROMPT, chat, by=by, min_attention=0.0, format_documents=format_documents)
+        for span in get_spans(chain.invoke(VALUES)):
+            values = span.get("source_attentions") or span["source_lifts"]
+            assert len(values) == 3
+            assert by is None or sum(value is not None for value in values) == count
+
+
 def test_attention_that_cannot_be_measured(quick_chat: ChatCocoa, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retrieval_heads, "spread_heads_of", lambda model: None)  # as of a model without attention
     with pytest.raises(ConfigError, match="need a model with attention over the whole prompt"):
@@ -246,7 +294,8 @@ def test_the_lift_is_of_the_prompt_that_was_answered(
     monkeypatch.setattr(type(engine), "_encoded_rendering", kept)
     prompt = ChatPromptTemplate.from_messages([("user", "{context} {question}"), *begun])
     values = {**VALUES, "context": DOCUMENTS if make is with_citations else "the red one"}
-    make(prompt, chat).invoke(values, **options)
+    chain = with_citations(prompt, chat, by="lift") if make is with_citations else make(prompt, chat)
+    chain.invoke(values, **options)
     answered, full, *bare = prompts
     assert full == answered
     assert bare

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import sys
 import time
 from collections.abc import Iterator
@@ -432,10 +433,41 @@ async def test_passages_are_attended_to_at_the_server(seeing: tuple[ChatCocoa, C
     assert cited.response_metadata["cocoa_citations"]
     assert close(get_risk(own.invoke(values)), get_risk(cited))
     with pytest.raises(ConfigError, match="give by='attention'"):
-        with_citations(prompt, seeing[1])
+        with_citations(prompt, seeing[1], by="lift")
+    default = with_citations(prompt, seeing[1], min_attention=0.0, min_lift=0.0).invoke(values)
+    assert default.response_metadata["cocoa_citations"] == cited.response_metadata["cocoa_citations"]
     retried = with_risk_retry(RunnableLambda(lambda _: documents), prompt, seeing[1], threshold=0.0, top_k_growth=1)
     for message in (retried.invoke("Who is it?"), await retried.ainvoke("Who is it?")):
         assert all(len(span["passage_attention"]) == 3 for span in get_spans(message))
+
+
+def test_sources_that_the_server_cannot_see_are_not_cited(
+    seeing: tuple[ChatCocoa, ChatCocoaRemote], caplog: pytest.LogCaptureFixture
+) -> None:
+    prompt = ChatPromptTemplate.from_template("{context}\n{question}")
+    chain = with_citations(prompt, seeing[1], format_documents=lambda documents: f"{len(documents)} documents")
+    message = chain.invoke({"context": [Document("the red one")], "question": "Who is it?"})
+    assert message.response_metadata["cocoa_citations"] == []
+    assert "some sources are not cited, because the prompt does not have" in caplog.text
+
+
+async def test_a_template_at_the_server_may_change_the_sources(
+    quick_engine: CocoaEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = copy.deepcopy(quick_engine.tokenizer)
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content | upper }}\n{% endfor %}"
+    prompt = ChatPromptTemplate.from_template("{context}\n{question}")
+    values = {"context": [Document("the red one")], "question": "Who is it?"}
+    with serving(CocoaEngine(quick_engine.model, tokenizer)) as url:
+        chat = ChatCocoaRemote(base_url=url, max_tokens=4, timeout=60)
+        for message in (
+            with_citations(prompt, chat).invoke(values),
+            await with_citations(prompt, chat).ainvoke(values),
+        ):
+            assert message.response_metadata["cocoa_citations"] == []
+        with pytest.raises(openai.BadRequestError, match="is not in the prompt"):
+            with_citations(prompt, chat, by="attention").invoke(values)
+    assert caplog.text.count("some sources are not cited") == 2
 
 
 def test_what_feeds_the_answer_again_needs_the_model(url: str) -> None:

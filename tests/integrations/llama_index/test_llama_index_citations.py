@@ -18,9 +18,10 @@ from pydantic import TypeAdapter
 
 from cocoa_engine import CocoaEngine, ConfigError, passage_attention
 from cocoa_engine.methods import retrieval_heads
-from cocoa_integrations.llama_index import CocoaLLM, RiskCitationQueryEngine, RiskQueryEngine
+from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent, RiskCitationQueryEngine, RiskQueryEngine
 from cocoa_integrations.schema import CitationEntry, RiskReport
 from tests.helpers.alike import near
+from tests.helpers.llama_index_helpers import Listener
 from tests.helpers.reasoning_models import Says, reasoning_engine
 from tests.helpers.rivals import heads_file, heads_of
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
@@ -116,6 +117,86 @@ async def test_citations_by_attention(how: str, quick: CocoaEngine, tmp_path: Pa
     assert passage_attention(quick, own, prompt, TEXTS) == [near(span.passage_attention) for span in own.spans]
 
 
+LONG = (" ".join(["The tower is red, and it is old."] * 12), *TEXTS[1:])
+
+
+class FoundLong(BaseRetriever):
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return [NodeWithScore(node=TextNode(text=text, id_=text)) for text in LONG]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("how", ["query", "aquery"])
+async def test_by_default_they_are_by_attention_and_nothing_is_fed_again(
+    how: str, streaming: bool, quick: CocoaEngine, heard: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A repeated query takes the prompt from the prefix cache, and runs no other pass than those of its answer."""
+    llm = CocoaLLM(engine=CocoaEngine(quick.model, quick.tokenizer), max_new_tokens=12)
+    inner = RetrieverQueryEngine.from_args(FoundLong(), llm=llm, text_qa_template=TEMPLATE, streaming=streaming)
+    engine = RiskCitationQueryEngine(inner, min_attention=0.0, min_lift=0.0)
+
+    async def cited() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        response = await asked(engine, how)
+        if isinstance(response, StreamingResponse):
+            await asyncio.to_thread(list, response.response_gen)
+        elif streaming:
+            _ = [delta async for delta in response.response_gen]
+        return response.metadata["cocoa_citations"], response.metadata["cocoa_risk"]["spans"]
+
+    first, spans = await cited()
+    monkeypatch.setattr(llm.engine.session.model, "forward", None)  # the pass over prompt and answer
+    again, same = await cited()
+    assert first
+    assert all("attention" in one for one in first)
+    assert [one["text"] for one in again] == [one["text"] for one in first]
+    for span, other in zip(spans, same, strict=True):
+        assert span["source_attentions"] == near(other["source_attentions"])
+    usages = [event.generation.usage for event in heard.of(CocoaRiskEvent)]
+    assert len(usages) == 2
+    assert usages[1].cached_tokens == usages[1].prompt_tokens - 1
+
+
+@pytest.mark.parametrize("case", ["not seen", "split", "a lowest lift"])
+def test_where_attention_finds_no_source_they_are_by_lift(
+    case: str, quick_llm: CocoaLLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: dict[str, Any] = {"min_lift": -100.0, "min_attention": 0.0}
+    inner = over(quick_llm)
+    if case == "not seen":
+        monkeypatch.setattr(retrieval_heads, "spread_heads_of", lambda model: None)  # as of a model without attention
+    elif case == "split":
+        changed = PromptTemplate("{context_str}\n{query_str}\n", function_mappings={"context_str": _with_line_breaks})
+        inner = RetrieverQueryEngine.from_args(FoundLong(), llm=quick_llm, text_qa_template=changed)
+    else:
+        del options["min_attention"]
+    response = RiskCitationQueryEngine(inner, **options).query(QUESTION)
+    citations = response.metadata["cocoa_citations"]  # type: ignore[index]
+    assert citations
+    assert all("lift" in one for one in citations)
+    assert all("source_lifts" in span for span in response.metadata["cocoa_risk"]["spans"])  # type: ignore[index]
+    assert ("citations are by lift, because" in caplog.text) == (case != "a lowest lift")
+
+
+def _with_line_breaks(context_str: str, **_: Any) -> str:
+    return context_str.replace("old. The", "old.\nThe")
+
+
+def test_nodes_of_another_engine_are_attended_to_in_a_pass_of_the_answer_alone(
+    quick: CocoaEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The nodes of a CitationQueryEngine are made of those that were retrieved."""
+    llm = CocoaLLM(engine=CocoaEngine(quick.model, quick.tokenizer), max_new_tokens=12)
+    opened: list[Any] = []
+    cache = llm.engine.session.backend
+    open_tree = cache.open
+    monkeypatch.setattr(cache, "open", lambda *args: opened.extend(trees := open_tree(*args)) or trees)
+    response = RiskCitationQueryEngine(CitationQueryEngine(FoundLong(), llm=llm), min_attention=0.0).query(QUESTION)
+    spans = response.metadata["cocoa_risk"]["spans"]  # type: ignore[index]
+    assert all(None not in span["source_attentions"] for span in spans)
+    answered, fed_again = opened
+    assert fed_again.cached_tokens == fed_again.prompt_tokens - 1 == answered.prompt_tokens - 1
+
+
 def test_attention_that_cannot_be_measured(quick_llm: CocoaLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retrieval_heads, "spread_heads_of", lambda model: None)  # as of a model without attention
     with pytest.raises(ConfigError, match="need a model with attention over the whole prompt"):
@@ -207,7 +288,7 @@ def test_streams_and_texts_without_markers(quick_llm: CocoaLLM) -> None:
 def test_over_a_citation_query_engine(quick_llm: CocoaLLM) -> None:
     """Its nodes are parts of the retrieved ones, numbered in the order of the markers."""
     inner = CitationQueryEngine(Found(), llm=quick_llm)
-    response = RiskCitationQueryEngine(inner, min_lift=0.0).query(QUESTION)
+    response = RiskCitationQueryEngine(inner, by="lift", min_lift=0.0).query(QUESTION)
     assert response.source_nodes[1].text.startswith("Source 2:")
     spans = response.metadata["cocoa_risk"]["spans"]  # type: ignore[index]
     assert all(lift is not None for span in spans for lift in span["source_lifts"])

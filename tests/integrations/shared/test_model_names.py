@@ -1,0 +1,105 @@
+"""The model of every adapter is named by ``model`` or by ``model_name``, which are one option."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.load import dumpd
+from langchain_core.runnables import ConfigurableField
+
+from cocoa_engine import CocoaEngine, ConfigError
+from cocoa_integrations.langchain import ChatCocoa, ChatCocoaRemote
+from cocoa_integrations.langchain import CocoaLLM as LangChainLLM
+from cocoa_integrations.llama_index import CocoaLLM, CocoaRemote
+from tests.helpers.model_folders import save_model
+
+ADAPTERS = [ChatCocoa, LangChainLLM, CocoaLLM, ChatCocoaRemote, CocoaRemote]
+HERE = ADAPTERS[:3]
+NAMES = ("model", "model_name")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.mark.parametrize("make", ADAPTERS)
+@pytest.mark.parametrize("form", [str, Path])
+@pytest.mark.parametrize("names", [("model",), ("model_name",), NAMES])
+def test_both_names(make: Any, names: tuple[str, ...], form: Callable[[str], Any], folder: str) -> None:
+    adapter = make(**{name: form(folder) for name in names})
+    assert (adapter.model, adapter.model_name) == (folder, folder)
+
+
+@pytest.mark.parametrize("make", ADAPTERS)
+@pytest.mark.parametrize("other", ["elsewhere", Path("elsewhere")])
+def test_two_models_are_refused(make: Any, other: Any, folder: str) -> None:
+    for options in ({"model": folder, "model_name": other}, {"model": other, "model_name": folder}):
+        with pytest.raises(ConfigError, match="model and model_name are the same option, given as model="):
+            make(**options)
+
+
+@pytest.mark.parametrize("make", ADAPTERS)
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_no_name_is_refused(make: Any, name: str) -> None:
+    for value in (3, b"model", ["model"], object()):
+        with pytest.raises(ConfigError, match=f"{name} takes a Hub id, a folder or a GGUF file, not a "):
+            make(**{name: value})
+
+
+@pytest.mark.parametrize("make", HERE)
+@pytest.mark.parametrize("name", NAMES)
+def test_names_are_set_copied_and_written(make: Any, name: str, folder: str, tmp_path: Path) -> None:
+    other = save_model(tmp_path / "other", seed=8)
+    adapter = make(**{name: folder})
+    copy = adapter.model_copy(update={name: other})
+    assert (copy.model, copy.model_name, adapter.model) == (other, other, folder)
+    assert engine_of(copy).model_name == other
+    setattr(adapter, name, Path(other))
+    assert (adapter.model, adapter.model_name) == (other, other)
+    assert engine_of(adapter).model_name == other
+    again = pickle.loads(pickle.dumps(adapter))  # our own
+    assert (again.model, again.model_name) == (other, other)
+    if make is CocoaLLM:
+        written = adapter.to_dict()
+        assert CocoaLLM.from_dict(written).metadata.model_name == other
+        del written["model_name"]
+        assert CocoaLLM.from_dict({**written, name: folder}).metadata.model_name == folder
+
+
+def engine_of(adapter: Any) -> CocoaEngine:
+    return adapter.engine if isinstance(adapter, CocoaLLM) else adapter.load()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("make", [ChatCocoa, LangChainLLM])
+@pytest.mark.parametrize("name", NAMES)
+def test_names_of_calls_and_of_traces(make: Any, name: str, folder: str) -> None:
+    adapter = make(**{name: folder})
+    assert adapter.invoke("Who?", max_tokens=2, **{name: folder})
+    with pytest.raises(ConfigError, match="cannot change the model"):
+        adapter.invoke("Who?", **{name: "elsewhere"})
+    assert adapter._get_ls_params(**{name: folder})["ls_model_name"] == folder
+    assert "model" in dumpd(adapter)["repr"]
+    configurable = adapter.configurable_fields(**{name: ConfigurableField(id="m")})
+    assert configurable.with_config(configurable={"m": folder}).invoke("Who?", max_tokens=2)
+
+
+@pytest.mark.parametrize("make", [ChatCocoa, LangChainLLM])
+@pytest.mark.parametrize("name", NAMES)
+def test_from_model_id_takes_one_model(make: Any, name: str) -> None:
+    assert make.from_model_id("here").model == make.from_model_id("here", **{name: "here"}).model == "here"
+    with pytest.raises(ConfigError, match=f"{name} and model_id are the same option"):
+        make.from_model_id("here", **{name: "there"})
+
+
+def test_a_loaded_model_is_no_name(folder: str) -> None:
+    """LlamaIndex's HuggingFaceLLM takes it as ``model``, and the name beside it is a label."""
+    loaded = CocoaEngine.from_pretrained(folder)
+    llm = CocoaLLM(model=loaded.model, tokenizer=loaded.tokenizer, model_name="label")
+    assert (llm.model, llm.metadata.model_name) == ("label", "label")
+    with pytest.raises(ConfigError, match="pass engine=CocoaEngine"):
+        ChatCocoa(model=loaded.model)

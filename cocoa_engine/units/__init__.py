@@ -1,6 +1,21 @@
 """Words, claims and sentences of an answer: what a person reads, each with a risk."""
 
+from cocoa_engine.units.claims import content_words
+from cocoa_engine.units.clauses import Clause, Stretch, clauses, marked_stretches
 from cocoa_engine.units.measuring import LOWEST_SHADE, MeasuredText, riskiest
 from cocoa_engine.units.unit import Check, Part, Unit, UnitLevel
 
-__all__ = ["LOWEST_SHADE", "Check", "MeasuredText", "Part", "Unit", "UnitLevel", "riskiest"]
+__all__ = [
+    "LOWEST_SHADE",
+    "Check",
+    "Clause",
+    "MeasuredText",
+    "Part",
+    "Stretch",
+    "Unit",
+    "UnitLevel",
+    "clauses",
+    "content_words",
+    "marked_stretches",
+    "riskiest",
+]

@@ -140,6 +140,26 @@ def claim_ranges(text: str, cuts: Iterable[int] = ()) -> list[ClaimRange]:
     return claims
 
 
+def content_words(text: str) -> list[Range]:
+    """The words of the claims of a text, in order, without function words inside names.
+
+    A run of a script that is written without spaces is one word.
+
+    Args:
+        text: any text.
+    """
+    words, claims = word_ranges(text), claim_ranges(text)
+    functional = FunctionWords([_of(text, word) for word in words])
+    return [
+        word
+        for word in words
+        if any(
+            claim.start <= word.start < claim.end and (claim.kind == "quote" or _of(text, word) not in functional)
+            for claim in claims
+        )
+    ]
+
+
 def _quotations(text: str, words: Sequence[Range]) -> Iterator[Range]:
     """The short quotations of a text, without their marks, from first to last word."""
     for match in _QUOTES.finditer(text):

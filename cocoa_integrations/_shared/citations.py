@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -10,6 +11,7 @@ from typing import Any, Literal, get_args
 from cocoa_engine import ContextLift
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
+from cocoa_engine.units import clauses, content_words
 from cocoa_integrations._shared.edits import Change, Edit, EditedText
 
 CITATIONS_KEY = "cocoa_citations"
@@ -173,20 +175,37 @@ def citations_of(
 
 
 def marker_edits(text: str, citations: Sequence[Mapping[str, Any]], marker: str = "[{source}]") -> list[Edit]:
-    """The changes that insert a marker after each citation, in the order of the text.
+    """The changes that insert the markers, in the order of the text.
+
+    The sources of a clause stand together at its end, before the punctuation there: ``It is red [1][2].`` A clause is
+    cited if a citation has one of its content words, or a part of one. The markers of a block of code stand in the
+    clause before it, or in a line before the block.
 
     Args:
         text: the text of the answer.
         citations: the citations, with offsets in the text.
         marker: a template with ``{source}``.
     """
-    edits = []
-    for citation in citations:
-        end = citation["end"]
-        mark = marker.format(source=citation["source"])
-        after_space = end > 0 and text[end - 1].isspace()
-        edits.append(Edit(end, end, after=f"{mark} " if after_space else f" {mark}"))
-    return edits
+    parts = clauses(text)
+    begins = [part.start for part in parts]
+    sources: list[set[int]] = [set() for _ in parts]
+    for word in content_words(text):
+        for one in citations:
+            shared = text[max(word.start, one["start"]) : min(word.end, one["end"])]
+            if any(map(str.isalnum, shared)):
+                sources[bisect_right(begins, word.start) - 1].add(one["source"])
+    places: dict[tuple[int, str], set[int]] = {}
+    before: int | None = None
+    for part, cited in zip(parts, sources, strict=True):
+        if not part.is_code and any(map(str.isalnum, text[part.start : part.end])):
+            before = part.place
+        if cited:
+            place = (part.start, "{}\n") if before is None else (before, " {}")
+            places.setdefault(place, set()).update(cited)
+    return [
+        Edit(place, place, after=form.format("".join(marker.format(source=source) for source in sorted(cited))))
+        for (place, form), cited in places.items()
+    ]
 
 
 def with_markers(text: EditedText, citations: Sequence[Mapping[str, Any]]) -> Change:

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 from cocoa_engine import UnitLevel
 from cocoa_engine.errors import ConfigError, HallucinationRiskError
 from cocoa_engine.messages import unknown
+from cocoa_engine.units import marked_stretches
 from cocoa_integrations._shared.edits import Change, Edit, EditedText
 from cocoa_integrations._shared.finite import is_unmeasured, severity
 from cocoa_integrations._shared.metadata import is_reasoning
@@ -333,21 +334,34 @@ class Limit:
     ) -> list[Edit]:
         """The changes that mark each risky span, claim or sentence, in the order of the text.
 
-        Whitespace at its ends stays outside the mark. The offsets are those of the spans.
+        A mark is on one line and holds whole words. Marks that touch are one, with the highest of their values. White
+        space at its ends stays outside, and punctuation alone is not marked. The offsets are those of the spans.
 
         Args:
             spans: the spans that are shown, from :meth:`.EditedText.spans`.
             mark: how to mark them. One whose result does not have the text replaces it.
             report: as for :meth:`risky`.
         """
-        return [self._marked(one, mark) for one in self.risky(spans, report)]
+        risky = self.risky(spans, report)
+        begin, text = spans[0]["start"] if spans else 0, "".join(span["text"] for span in spans)
+        ranges = [(one["start"] - begin, one["end"] - begin) for one in risky]
+        edits = []
+        for start, end, numbers in marked_stretches(text, ranges):
+            riskiest = max((risky[number] for number in numbers), key=self._value_of)
+            place = {"text": text[start:end], "start": begin + start, "end": begin + end}
+            edits.append(self._marked({**riskiest, **place}, mark))
+        return edits
+
+    def _value_of(self, one: dict[str, Any]) -> float:
+        """The value of a span, claim or sentence; 0.0 if only whole answers have the metric."""
+        if self.metric == "answer_risk":
+            return 0.0
+        return float(one["value"]) if "value" in one else metric_of(one, self._metric_of_spans)
 
     def _marked(self, one: dict[str, Any], mark: Mark) -> Edit:
         core = one["text"].strip()
         end = one["end"] - len(one["text"]) + len(one["text"].rstrip())
-        value = 0.0 if self.metric == "answer_risk" else one.get("value", 0.0)
-        if "value" not in one and self.metric != "answer_risk":
-            value = metric_of(one, self._metric_of_spans)
+        value = self._value_of(one)
         if isinstance(mark, str):
             marked = mark.format(text=core, value=value)
             before, _, after = mark.format(text="\0", value=value).rpartition("\0")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cocoa_engine import Generation
@@ -23,3 +25,13 @@ def wire_report(generation: Generation) -> dict[str, Any]:
 def without_offsets(report: dict[str, Any]) -> list[dict[str, Any]]:
     """The spans of a report without their offsets, which follow every change of its text."""
     return [{name: value for name, value in span.items() if name not in ("start", "end")} for span in report["spans"]]
+
+
+def without_markers(text: str) -> str:
+    """A text without the markers of its citations."""
+    return re.sub(r" (\[\d+\])+", "", text)
+
+
+def stand_in(text: str, entries: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether the texts of entries stand at their offsets. Markers may stand inside of them."""
+    return all(without_markers(text[one["start"] : one["end"]]) == one["text"] for one in entries)

@@ -31,7 +31,7 @@ def test_a_gate_compares_the_risk_of_the_answer_where_there_is_one() -> None:
     for spans in (risk_gate(0.9), risk_gate(unit="claim"), risk_gate(metric="risk", threshold=0.9)):
         with pytest.raises(HallucinationRiskError, match=r"^risk of"):
             spans.invoke(low)
-    assert risk_gate(0.9, on_risk="mark").invoke(low).text == "The Seine [[is]] long[[.]]"
+    assert risk_gate(0.9, on_risk="mark").invoke(low).text == "The Seine [[is]] long."
 
 
 def test_a_full_stop_stops_no_answer_by_claim() -> None:

@@ -1,0 +1,156 @@
+"""Where something is written into a text: references at the end of clauses, marks around words.
+
+Only the text is read.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from operator import itemgetter
+from typing import NamedTuple
+
+from cocoa_engine.units.sentences import blocks, ends_in_abbreviation, list_marks, sentence_ranges
+from cocoa_engine.units.words import Range, word_ranges
+
+# what no clause ends inside of: code, formulas, links, tags, entities, quotations, brackets
+_WHOLE = re.compile(
+    r"""(?P<ticks>`+)(?!`).*?(?<!`)(?P=ticks)(?!`)
+    | \$\$(?:(?!\$\$).)+\$\$ | \\\[(?:(?!\\\]).)+\\\] | \\\((?:(?!\\\)).)+\\\)
+    | !?\[[^\[\]\n]*\]\([^()\n]*\)
+    | <[^<>\s][^<>\n]*> | &\#?\w+;
+    | “[^“”\n]*” | „[^„“”\n]*[“”] | «[^«»\n]*» | »[^«»\n]*« | ‹[^‹›\n]*› | 「[^「」\n]*」 | 『[^『』\n]*』
+    | ‘(?:[^‘’\n]|’(?=\w))*’
+    | (?<![\w"])"(?=\S)[^"\n]*(?<=\S)"(?!\w)
+    | (?<![\w'])'(?=[^\W\d])(?:[^'\n]|(?<=\w)'(?=\w))*(?<=[\w.!?,])'(?!\w)
+    | \([^()\n]*\) | （[^（）\n]*）""",
+    re.VERBOSE | re.DOTALL,
+)
+_SEMICOLON = re.compile(r";(?=\s)|[；；؛]")
+_ROW = re.compile(r"^[ \t]*\|.*", re.MULTILINE)
+_FENCE = re.compile(r"[ \t>]*(?:```|~~~)")
+_PIPE = re.compile(r"(?<!\\)\|")
+_FINAL = frozenset(".!?…‽。！？｡।॥؟۔։።။។:;,；：，、؛،\\")
+
+
+class Clause(NamedTuple):
+    """A sentence, a part of one that ends in a semicolon, a cell of a table, or a fenced block of code.
+
+    Attributes:
+        start: offset of its first character.
+        end: offset after its last one.
+        place: where a reference stands: before the punctuation at its end, or behind that of an abbreviation.
+        is_code: whether it is a block of code, in which no reference can stand.
+    """
+
+    start: int
+    end: int
+    place: int
+    is_code: bool = False
+
+
+def clauses(text: str) -> list[Clause]:
+    """The clauses of a text, in order. None ends inside code, a quotation, brackets or a link.
+
+    Args:
+        text: any text.
+    """
+    code = [Range(start, end) for start, end, is_code in blocks(text) if is_code]
+    plain = text
+    for start, end in code:  # what it contains begins no quotation
+        plain = plain[:start] + "\n" * (end - start) + plain[end:]
+    whole = [Range(*one.span()) for one in _WHOLE.finditer(plain)]
+    rows = [Range(*one.span()) for one in _ROW.finditer(plain)]
+    closed = {one.end for one in whole}
+    ends = {one.end() for one in _SEMICOLON.finditer(plain)} - closed  # but not that of an entity
+    ends |= {sentence.end for sentence in sentence_ranges(text)}
+    ends = {end for end in ends if not _is_inside(end, rows)}
+    ends |= {at for row in rows for pipe in _PIPE.finditer(text, *row) for at in pipe.span()}
+    ends |= {at for one in code for at in one}
+    ends = {end for end in ends if not _is_inside(end, whole)}
+    return [
+        Clause(start, end, end, is_code=True)
+        if any(one.start <= start < one.end for one in code)
+        else Clause(start, end, _place(text, start, end, closed))
+        for start, end in _stripped(text, sorted({0, *ends, len(text)}))
+    ]
+
+
+def _is_inside(offset: int, ranges: list[Range]) -> bool:
+    return any(one.start < offset < one.end for one in ranges)
+
+
+def _stripped(text: str, bounds: list[int]) -> Iterator[tuple[int, int]]:
+    """The parts between the bounds, without white space at their ends; none without characters."""
+    for low, high in itertools.pairwise(bounds):
+        if part := text[low:high].strip():
+            start = text.index(part[0], low)
+            yield start, start + len(part)
+
+
+def _place(text: str, start: int, end: int, closed: set[int]) -> int:
+    """Where a reference stands in a clause; ``closed`` are the ends of what it cannot stand inside of."""
+    at = end
+    while at > start and at not in closed and (text[at - 1] in _FINAL or text[at - 1].isspace()):
+        at -= 1
+    is_abbreviation = text[at:end] == "." and ends_in_abbreviation(text, start, at)
+    return end if is_abbreviation or at == start else at
+
+
+class Stretch(NamedTuple):
+    """A part of a text that is marked.
+
+    Attributes:
+        start: offset of its first character.
+        end: offset after its last one.
+        numbers: the numbers of the given ranges that it has characters of.
+    """
+
+    start: int
+    end: int
+    numbers: list[int]
+
+
+def marked_stretches(text: str, ranges: Sequence[tuple[int, int]]) -> list[Stretch]:
+    """The parts of a text that are marked for ranges of it, in order.
+
+    A part is on one line, in one cell of a table and outside the marks of lists, headings and fences. It has no white
+    space at its ends, and words as a whole; ranges without a word have none. Parts that touch are one.
+
+    Args:
+        text: any text.
+        ranges: ranges of the text, in order. They may end inside words.
+    """
+    words = word_ranges(text, (at for one in ranges for at in one))
+    words = [word for word in words if any(map(str.isalnum, text[word.start : word.end]))]
+    ends = [word.end for word in words]
+    begins = sorted(mark.end for mark in list_marks(text))
+    found: list[Stretch] = []
+    for number, (begin, stop) in enumerate(ranges):
+        for low, high in _written(text, begin, stop):
+            first = bisect_right(ends, low)
+            last = bisect_left(words, high, key=itemgetter(0)) - 1
+            if last < first:
+                continue
+            start = begins[at - 1] if (at := bisect_left(begins, high)) and begins[at - 1] > low else low
+            start, end = min(start, words[first].start), max(high, words[last].end)
+            if found and start <= found[-1].end:
+                found[-1] = Stretch(found[-1].start, max(end, found[-1].end), [*found[-1].numbers, number])
+            else:
+                found.append(Stretch(start, end, [number]))
+    return found
+
+
+def _written(text: str, begin: int, stop: int) -> Iterator[tuple[int, int]]:
+    """The parts of a range by line and cell, without white space at their ends; none on the lines of fences."""
+    while begin < stop:
+        line, end = text.rfind("\n", 0, begin) + 1, text.find("\n", begin, stop)
+        end = stop if end < 0 else end
+        bounds = [begin, end]
+        if _ROW.match(text, line):
+            bounds = sorted([begin, end, *(at for pipe in _PIPE.finditer(text, begin, end) for at in pipe.span())])
+        if not _FENCE.match(text, line):
+            yield from _stripped(text, bounds)
+        begin = end + 1

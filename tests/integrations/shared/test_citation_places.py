@@ -1,0 +1,228 @@
+"""Where the markers of citations stand: at the end of a clause, never inside what is read as one piece."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from langchain_core.documents import Document
+from langchain_core.prompts import ChatPromptTemplate
+from llama_index.core import PromptTemplate
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.retrievers import BaseRetriever
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+
+from cocoa_engine import CocoaEngine
+from cocoa_engine.units import clauses, content_words
+from cocoa_integrations._shared.citations import marker_edits
+from cocoa_integrations.langchain import ChatCocoa, with_citations
+from cocoa_integrations.llama_index import CocoaLLM, RiskCitationQueryEngine
+from tests.helpers.reasoning_models import PLAIN, reasoning_engine, saying
+
+WORDS = ("tower", "was built", "Marta Lindqvist", "well-known", "don't", "塔は赤い", "torre", "برج", "Häuser", "हिन्दी")
+PIECES = (
+    *("3.14", "1,000", "10:30", "-5.5", "v1.2.3", "--mail-option", "-v", "file.py", "/etc/passwd", "C++"),
+    *("https://x.org/a.b?c=d#e", "www.a.example", "a.b@c.example", "[text. More](https://x.y/z)", "&amp; then"),
+    *("`a. B c`", "``x `y. Z` ``", "$$a. B$$", "(see p. 4. It)", "<b class='x. Y'>"),
+    *('"It is red. It is old."', "“Yes. No.”", "„Es ist rot. Ja.“", "«Es rojo. Sí.»", "「是的。不。」", "'So. Yes.'"),
+    *("Dr. Smith", "e.g. this", "U.S. Army", "J. K. Rowling", "z. B. Holz", "p. ej. uno", "am 3. Mai", "Sr. García"),
+    *("No. 10", "vgl. Abb. 3", "at 10 a.m. Monday", "Ph.D. students"),
+)
+BLOCKS = ("\n```python\nx = 1. Y\n\ny; Z\n```\n", "\n~~~\nmake. It\n~~~\n")
+LINES = ("\n", "\n\n", "\n- ", "\n1. ", "\n2. ", "\n# ", "\n> ")
+ENDS = (". ", "! ", "? ", "; ", ", ", ": ", "。", "？", "؟ ", "؛ ", "… ", " — ", ".** ", '." ')
+ROW = "\n| Old. Red | `a | b` 41 m. |\n|---|---|\n"
+
+
+@st.composite
+def cited_texts(draw: st.DrawFn) -> tuple[str, list[tuple[int, int]], list[dict[str, Any]]]:
+    """A text, the ranges of its pieces, and citations of any parts of it."""
+    kinds = st.one_of(*map(st.sampled_from, (WORDS, WORDS, PIECES, ENDS, LINES, (*BLOCKS, ROW))))
+    text, pieces = "", list[tuple[int, int]]()
+    for fragment in draw(st.lists(kinds, max_size=14)):
+        if fragment in PIECES and text and not text[-1].isspace():
+            text += " "
+        start = len(text)
+        text += fragment if fragment in (*ENDS, *LINES) else f"{fragment} "
+        if fragment in (*PIECES, *BLOCKS):
+            pieces.append((text.index(fragment.strip(), start), start + len(fragment.rstrip())))
+    cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    citations = [
+        {"source": draw(st.integers(1, 3)), "start": start, "end": end, "text": text[start:end]}
+        for start, end in itertools.pairwise(cuts)
+        if draw(st.booleans())
+    ]
+    return text, pieces, citations
+
+
+def with_markers(text: str, citations: list[dict[str, Any]]) -> str:
+    for edit in reversed(marker_edits(text, citations)):
+        text = text[: edit.start] + edit.after + text[edit.start :]
+    return text
+
+
+def cited_words(text: str, citation: dict[str, Any]) -> list[str]:
+    shared = (text[max(word.start, citation["start"]) : min(word.end, citation["end"])] for word in content_words(text))
+    return [part for part in shared if any(map(str.isalnum, part))]
+
+
+@given(cited_texts())
+@settings(max_examples=300)
+def test_markers_of_any_text(cited: tuple[str, list[tuple[int, int]], list[dict[str, Any]]]) -> None:
+    text, pieces, citations = cited
+    edits = marker_edits(text, citations)
+    places = [edit.start for edit in edits]
+    assert places == sorted(set(places))  # at most one group at a place, in order
+    for edit in edits:
+        place = edit.start
+        assert (edit.end, edit.text, edit.before) == (place, None, "")
+        is_line = edit.after.endswith("\n")  # before a block of code at the beginning
+        assert re.fullmatch(r"(\[\d\])+\n" if is_line else r" (\[\d\])+", edit.after)
+        assert not is_line or text[place:].startswith(("```", "~~~"))
+        numbers = [int(number) for number in re.findall(r"\d", edit.after)]
+        assert numbers == sorted(set(numbers))
+        assert not any(start < place < end for start, end in pieces)
+        assert not any(start < place <= end for start, end in pieces if text[start:end][:3] in ("```", "~~~")), (
+            "a fence that is followed by a marker is not closed"
+        )
+        if not is_line:
+            assert not text[:place][-1:].isspace()
+            assert not (text[:place][-1:].isalnum() and text[place : place + 1].isalnum())
+            line = text[text.rfind("\n", 0, place) + 1 :].partition("\n")[0]
+            if line.startswith("|"):
+                assert re.match(r"[.\s]*(\||$)", text[place:])
+    for part in clauses(text):
+        assert sum(part.start < place <= part.end for place in places) <= 1
+    sources = {one["source"] for one in citations if cited_words(text, one)}
+    assert sources == {int(number) for edit in edits for number in re.findall(r"\d", edit.after)}
+
+
+@given(st.text(st.one_of(st.characters(), st.sampled_from("aB1.;:!。\"'“”`|\n -*#()[]$<&~\\")), max_size=60), st.data())
+@settings(max_examples=300)
+def test_markers_of_any_characters(text: str, data: st.DataObject) -> None:
+    offsets = st.integers(0, len(text))
+    start, end = sorted(data.draw(st.tuples(offsets, offsets)))
+    places = [edit.start for edit in marker_edits(text, [{"source": 1, "start": start, "end": end}])]
+    assert places == sorted(set(places))
+    assert all(0 <= place <= len(text) for place in places)
+    assert not any(text[:place][-1:].isalnum() and text[place : place + 1].isalnum() for place in places)
+    assert bool(places) == any(
+        any(map(str.isalnum, text[max(word.start, start) : min(word.end, end)])) for word in content_words(text)
+    )
+
+
+def citation(text: str, part: str, source: int) -> dict[str, Any]:
+    start = text.index(part)
+    return {"source": source, "start": start, "end": start + len(part), "text": part}
+
+
+@pytest.mark.parametrize(
+    ("text", "cited", "shown"),
+    [
+        # a part in the middle, and one that begins or ends inside of a clause
+        ("The --mail option sends a report.", {"The --mail": 1}, "The --mail option sends a report [1]."),
+        ("It does not require root.", {" require": 2}, "It does not require root [2]."),
+        ("The tower is old. It is red.", {" is old. It": 1}, "The tower is old [1]. It is red."),
+        # several sources
+        ("The tower is old and red.", {"old": 2, "red": 1}, "The tower is old and red [1][2]."),
+        ("The tower is old and red.", {"tower": 1, "red": 1}, "The tower is old and red [1]."),
+        ("The tower is old. It is red.", {"old": 1, "red": 1}, "The tower is old [1]. It is red [1]."),
+        ("The tower is old; it is red.", {"old": 1, "red": 2}, "The tower is old [1]; it is red [2]."),
+        ("The tower is old. It is red.", {"is old. It is red": 3}, "The tower is old [3]. It is red [3]."),
+        # no content
+        ("The tower is old.", {".": 1}, "The tower is old."),
+        ("The tower is old.", {" is": 1}, "The tower is old."),
+        ("The tower is old.  \n", {"old.  \n": 1}, "The tower is old [1].  \n"),
+        ("old \n\n", {" \n\n": 1}, "old \n\n"),
+        # what a full stop does not end
+        ("Pi is 3.14. So what?", {"3": 1}, "Pi is 3.14 [1]. So what?"),
+        ("Dr. Smith left at 10 a.m. on Monday.", {"Dr": 1}, "Dr. Smith left at 10 a.m. on Monday [1]."),
+        ("Trees, e.g. Oaks, grow. So.", {"Trees": 1}, "Trees, e.g. Oaks, grow [1]. So."),
+        ("He went to the U.S. Then he left.", {"went": 1}, "He went to the U.S. [1] Then he left."),
+        ("See https://x.org/a.b?c=d. Then go.", {"x.org": 1}, "See https://x.org/a.b?c=d [1]. Then go."),
+        ("Run `make. Then` now! Go.", {"make": 1}, "Run `make. Then` now [1]! Go."),
+        (
+            'He said "It is red. It is old." Then he left.',
+            {"red": 1},
+            'He said "It is red. It is old." [1] Then he left.',
+        ),
+        ("A tower (see p. 4. It) is red.", {"tower": 1}, "A tower (see p. 4. It) is red [1]."),
+        # Markdown
+        ("Run this:\n```\nmake. Now\n```\nDone.", {"make": 1}, "Run this [1]:\n```\nmake. Now\n```\nDone."),
+        ("Run this:\n```\nmake install", {"install": 1}, "Run this [1]:\n```\nmake install"),
+        ("```\nmake\n```\nDone.", {"make": 1}, "[1]\n```\nmake\n```\nDone."),
+        ("1. Red\n2. Old.\n3.", {"Red": 1, "Old": 1, "3": 2}, "1. Red [1]\n2. Old [1].\n3."),
+        ("- **Red**: a colour\n- Old", {"Red": 1}, "- **Red**: a colour [1]\n- Old"),
+        ("# Towers\nOld. **Red.** Tall", {"Towers": 1, "Red": 2}, "# Towers [1]\nOld. **Red.** [2] Tall"),
+        ("| Red. Old | 41 m |\n|---|---|", {"Red": 1, "41": 2}, "| Red. Old [1] | 41 m [2] |\n|---|---|"),
+        (
+            "A tower that was built of very old and very red bricks by\nMarta.",
+            {"tower": 1},
+            "A tower that was built of very old and very red bricks by\nMarta [1].",
+        ),
+        # other languages
+        ("塔是红色的。它很高！", {"红色": 1, "很高": 2}, "塔是红色的 [1]。它很高 [2]！"),
+        (
+            "Él dijo: «Es rojo. Sí.» ¿Es alto? Sí.",
+            {"rojo": 1, "alto": 2},
+            "Él dijo: «Es rojo. Sí.» [1] ¿Es alto [2]? Sí.",
+        ),
+        ("هل البرج قديم؟ البرج أحمر.", {"قديم": 1, "أحمر": 2}, "هل البرج قديم [1]؟ البرج أحمر [2]."),
+        (
+            "Am 3. Mai kam z. B. Dr. Berg, vgl. Abb. 3. Ende.",
+            {"Berg": 1, "Ende": 2},
+            "Am 3. Mai kam z. B. Dr. Berg, vgl. Abb. 3 [1]. Ende [2].",
+        ),
+        ("Er sagte: „Der Turm ist rot.“ Dann ging er.", {"Turm": 1}, "Er sagte: „Der Turm ist rot.“ [1] Dann ging er."),
+        ("C'est une tour rouge ! Oui.", {"tour": 1}, "C'est une tour rouge [1] ! Oui."),
+        # an answer that was cut off
+        ("The keeper was Jonas Ber", {"Ber": 1}, "The keeper was Jonas Ber [1]"),
+        ("The keeper, Jonas,", {"Jonas": 1}, "The keeper, Jonas [1],"),
+    ],
+)
+def test_places(text: str, cited: dict[str, int], shown: str) -> None:
+    assert with_markers(text, [citation(text, part, source) for part, source in cited.items()]) == shown
+
+
+ANSWERS = (
+    ("The --mail option sends a report. It does not require root.",
+     "The --mail option sends a report [1]. It does not require root [1]."),
+    ("Dr. Smith paid 3.14 dollars; see https://x.org/a.b. Yes.",
+     "Dr. Smith paid 3.14 dollars [1]; see https://x.org/a.b [1]. Yes."),
+    ('Run `make. Now` at "1. Red".\n```\nmake\n```', 'Run `make. Now` at "1. Red" [1].\n```\nmake\n```'),
+    ("| Red | 41 m. |\n|---|---|", "| Red [1] | 41 m [1]. |\n|---|---|"),
+    ("塔是红色的。", "塔是红色的 [1]。"),
+    ("...", "..."),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def engine() -> CocoaEngine:
+    return reasoning_engine(PLAIN)
+
+
+class OneNode(BaseRetriever):
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return [NodeWithScore(node=TextNode(text="The tower is red."))]
+
+
+@pytest.mark.parametrize(("text", "shown"), ANSWERS)
+def test_both_adapters_place_them_alike(text: str, shown: str, engine: CocoaEngine) -> None:
+    """Every part of the answer has the one source."""
+    options = saying(engine, text)
+    prompt = ChatPromptTemplate.from_template("{context}\n{question}")
+    chain = with_citations(prompt, ChatCocoa(engine=engine, **options), by="lift", min_lift=-1e9)
+    message = chain.invoke({"context": [Document("The tower is red.")], "question": "Who?"})
+    assert message.text == shown
+    processors = {"logits_processor": options.pop("logits_processor")}
+    llm = CocoaLLM(engine=engine, generate_kwargs=processors, **options)
+    inner = RetrieverQueryEngine.from_args(
+        OneNode(), llm=llm, text_qa_template=PromptTemplate("{context_str}\n{query_str}\n")
+    )
+    response = RiskCitationQueryEngine(inner, by="lift", min_lift=-1e9).query("Who?")
+    assert str(response) == shown
+    assert [one["text"] for one in response.metadata["cocoa_citations"]] == [text]

@@ -77,6 +77,11 @@ class Change(NamedTuple):
         return {**changed, EDITS_KEY: record} if record else changed
 
 
+def is_replaced(report: Mapping[str, Any]) -> bool:
+    """Whether the whole answer was replaced by another text."""
+    return any("text" in edit and "was" not in edit for edit in report.get(EDITS_KEY, ()))
+
+
 def replacement(report: Mapping[str, Any], text: str) -> Change:
     """The change of a whole answer into another text. Its spans, claims and citations then cover that text."""
     begin = begin_of(report)
@@ -148,7 +153,7 @@ class EditedText:
             report: the ``cocoa_risk`` report.
         """
         begin, edits = begin_of(report), [Edit(**entry) for entry in report.get(EDITS_KEY, ())]
-        if any(edit.text is not None and edit.was is None for edit in edits):
+        if is_replaced(report):
             return cls(text, (), begin, replaced=True) if text == edits[0].text else None
         parts, position = [], 0
         grown = 0

@@ -326,8 +326,13 @@ class Limit:
         Raises:
             ConfigError: something else than a step of ours changed the text.
         """
-        edited = EditedText.of(text, report)
-        return edited.changed(self.mark_edits(edited.spans(report["spans"]), mark, report))
+        edited, answers = EditedText.of(text, report), list[list[dict[str, Any]]]()
+        for span in edited.spans(report["spans"]):
+            if answers and answers[-1][-1]["end"] == span["start"]:
+                answers[-1].append(span)
+            else:  # the first, or one of a further answer of a LlamaIndex response
+                answers.append([span])
+        return edited.changed([edit for spans in answers for edit in self.mark_edits(spans, mark, report)])
 
     def mark_edits(
         self, spans: Sequence[dict[str, Any]], mark: Mark, report: dict[str, Any] | None = None

@@ -12,7 +12,7 @@ from cocoa_engine import Generation as EngineGeneration
 from cocoa_engine import UnitLevel
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
-from cocoa_integrations._shared.edits import Change, Edit, EditedText
+from cocoa_integrations._shared.edits import Change, Edit, EditedText, is_replaced
 from cocoa_integrations._shared.finite import finite
 from cocoa_integrations._shared.limits import ABSTENTION, MARK, GateMetric, Limit, Mark, require_mark
 from cocoa_integrations._shared.metadata import SPANS_KEY, is_reasoning
@@ -167,9 +167,9 @@ class RiskGate(Runnable[Any, Any]):
 
     def _marked(self, answer: A, report: dict[str, Any]) -> A:
         """An answer with marks around its risky spans, claims or sentences."""
-        change = self.limit.with_marks(text_of(answer), report, self.mark)
-        # a gate before may have replaced the answer
-        return self.with_gate_entry(with_change(answer, change)) if change.edits else answer
+        if is_replaced(report):  # by a gate before
+            return answer
+        return self.with_gate_entry(with_change(answer, self.limit.with_marks(text_of(answer), report, self.mark)))
 
     def with_gate_entry(self, answer: A, action: str | None = None) -> A:
         """The answer with an entry in its report about the action; by default that of the gate."""

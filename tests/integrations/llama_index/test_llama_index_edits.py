@@ -192,3 +192,14 @@ def test_a_text_that_a_person_changed_is_refused() -> None:
     for text in (f"So {response}", str(response).replace("old", "new"), str(response).upper()):
         with pytest.raises(ConfigError, match="before changing its text"):
             Limit(0.5).with_marks(text, report, MARKS[1])
+
+
+def test_marks_of_several_answers() -> None:
+    spans = [("It is", 0.1), (" red", 0.9)], [("No", 0.9)], [("Old", 0.2), (" tower", 0.9)]
+    response = asked(ResponseMode.ACCUMULATE, spans, ["mark"], strip=False)
+    left, right = MARKS[0].format(text="|").split("|")
+    separator = "\n---------------------\n"
+    assert str(response) == (
+        f"Response 1: It is {left}red{right}{separator}Response 2: {left}No{right}{separator}"
+        f"Response 3: Old {left}tower{right}"
+    )

@@ -4,6 +4,7 @@ from cocoa_engine.units.claims import content_words
 from cocoa_engine.units.clauses import Clause, Stretch, clauses, marked_stretches
 from cocoa_engine.units.measuring import LOWEST_SHADE, MeasuredText, riskiest
 from cocoa_engine.units.unit import Check, Part, Unit, UnitLevel
+from cocoa_engine.units.words import is_unspaced
 
 __all__ = [
     "LOWEST_SHADE",
@@ -16,6 +17,7 @@ __all__ = [
     "UnitLevel",
     "clauses",
     "content_words",
+    "is_unspaced",
     "marked_stretches",
     "riskiest",
 ]

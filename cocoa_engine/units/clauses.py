@@ -130,12 +130,13 @@ def marked_stretches(text: str, ranges: Sequence[tuple[int, int]]) -> list[Stret
     found: list[Stretch] = []
     for number, (begin, stop) in enumerate(ranges):
         for low, high in _written(text, begin, stop):
+            if (mark := bisect_left(begins, high)) and begins[mark - 1] > low:
+                low = begins[mark - 1]
             first = bisect_right(ends, low)
             last = bisect_left(words, high, key=itemgetter(0)) - 1
             if last < first:
                 continue
-            start = begins[at - 1] if (at := bisect_left(begins, high)) and begins[at - 1] > low else low
-            start, end = min(start, words[first].start), max(high, words[last].end)
+            start, end = min(low, words[first].start), max(high, words[last].end)
             if found and start <= found[-1].end:
                 found[-1] = Stretch(found[-1].start, max(end, found[-1].end), [*found[-1].numbers, number])
             else:

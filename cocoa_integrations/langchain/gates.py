@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Literal, TypeVar, get_args
 
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from cocoa_engine import Generation as EngineGeneration
 from cocoa_engine import UnitLevel
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
+from cocoa_engine.units import is_unspaced
 from cocoa_integrations._shared.edits import Change, Edit, EditedText, is_replaced
 from cocoa_integrations._shared.finite import finite
 from cocoa_integrations._shared.limits import ABSTENTION, MARK, GateMetric, Limit, Mark, require_mark
@@ -198,10 +199,13 @@ class _Stream:
         self._last: BaseMessage | None = None
         self._reported = False
         self._begin = 0  # the offset of the first character, after any reasoning
-        self._text = ""  # what was passed on, without marks
-        self._spans = 0  # the number of its spans
-        self._edits: list[Edit] = []
-        self._grown = 0  # characters of the marks
+        self._text = ""  # of the chunks so far, without marks
+        self._passed = 0  # characters of it that were passed on; the others may still get a mark, or be part of a word
+        self._shown = 0  # the same with marks
+        self._pending: list[dict[str, Any]] = []  # spans that were not passed on
+        self._line: list[dict[str, Any]] = []  # spans of the line that is not complete
+        self._grown = 0  # characters of the marks before it
+        self._edits: list[Edit] = []  # of what was passed on
 
     def add(self, chunk: Any) -> Iterator[Any]:
         """Add the next chunk, and yield what can be passed on."""
@@ -216,6 +220,9 @@ class _Stream:
         if self._buffered is not None:
             yield self._rest(self._buffered) if self._text else self._gate.passed(self._buffered)
         elif self._last is not None and not self._reported:
+            text, spans = self._taken(is_last=True)
+            if text:
+                yield AIMessageChunk(text, additional_kwargs={SPANS_KEY: spans}, id=self._last.id)
             get_risk(self._last)  # raises an error that explains what is missing
 
     def _continues(self, chunk: Any) -> bool:
@@ -232,41 +239,81 @@ class _Stream:
         self._last, spans, text, report = chunk, get_spans(chunk), chunk.text, find_risk(chunk)
         if text and not self._text:
             self._begin = spans[-1]["end"] - len(text)
-        part = EditedText(text, (), self._begin + len(self._text))
-        edits = self._gate.limit.mark_edits(part.spans(spans), self._gate.mark) if text else []
-        change = part.changed(edits)
-        moved = change.moved(spans, 0)
-        for span in moved:
-            span |= {"start": span["start"] + self._grown, "end": span["end"] + self._grown}
         self._text += text
-        self._spans += len(spans)
-        self._edits += edits
-        self._grown += len(change.text) - len(text)
-        if edits:
-            chunk = with_text(chunk, change.text)
-        if self._grown and spans:
-            chunk = chunk.model_copy(update={"additional_kwargs": {**chunk.additional_kwargs, SPANS_KEY: moved}})
+        if self._text:
+            self._pending += spans
+            self._line += [span for span in spans if not is_reasoning(span)]
+            shown, moved = self._taken(is_last=report is not None)
+            if shown != text:
+                chunk = with_text(chunk, shown)
+            if moved != spans:
+                chunk = chunk.model_copy(update={"additional_kwargs": {**chunk.additional_kwargs, SPANS_KEY: moved}})
         if report is None:
             return chunk
         self._reported = True
-        return self._with_gate_entry(with_report(chunk, self._marks(report).of_report(report)))
+        return self._with_gate_entry(with_report(chunk, self._marks(report).of_report(report)), self._edits)
+
+    def _taken(self, *, is_last: bool) -> tuple[str, list[dict[str, Any]]]:
+        """The text and the spans that can be passed on. A word or a mark that may go on is kept back."""
+        if not self._line:
+            return "", []
+        begin, text = self._begin, self._text
+        first = max(self._line[0]["start"] - begin, 0)
+        line = EditedText(text[first:], (), begin + first)
+        edits = self._gate.limit.mark_edits(line.spans(self._line), self._gate.mark)
+        end = len(text)
+        while not is_last and end > self._passed and not (text[end - 1].isspace() or is_unspaced(text[end - 1])):
+            end -= 1
+        for edit in reversed(edits):
+            if not is_last and edit.end - begin >= end:
+                end = min(end, edit.start - begin)
+        new = [edit for edit in edits if self._passed <= edit.start - begin and edit.end - begin <= end]
+        edits = [*(edit for edit in self._edits if edit.start - begin >= first), *new]
+        change = EditedText(text[first:end], (), begin + first).changed(edits)
+        ready = [span for span in self._pending if span["end"] - begin <= end]
+        self._pending = self._pending[len(ready) :]
+        moved = [
+            {**span, "start": span["start"] + self._grown, "end": span["end"] + self._grown}
+            for span in change.moved(ready, 0)
+        ]
+        self._edits += new
+        shown = change.text[self._shown - first - self._grown :]
+        self._passed, self._shown = end, first + self._grown + len(change.text)
+        begins = text.rfind("\n", 0, end) + 1
+        self._line = [span for span in self._line if span["end"] - begin > begins]
+        first = max(self._line[0]["start"] - begin, 0) if self._line else end
+        self._grown += sum(map(_growth, (edit for edit in edits if edit.end - begin <= first)))
+        return shown, moved
 
     def _rest(self, chunk: BaseMessage) -> BaseMessage:
         """The chunk that follows the text that was passed on."""
         report = get_risk(chunk)
         if calls_tools(chunk):
+            rest, spans = self._taken(is_last=True)
             change = self._marks(report)
-            return self._with_gate_entry(with_report(chunk, change.of_report(report), change))
+            chunk = self._with_gate_entry(with_report(chunk, change.of_report(report), change), None)
+            kwargs = {**chunk.additional_kwargs, SPANS_KEY: [*spans, *get_spans(chunk)]} if spans else None
+            chunk = chunk if kwargs is None else chunk.model_copy(update={"additional_kwargs": kwargs})
+            return with_text(chunk, rest + chunk.text) if rest else chunk
+        if self._pending:
+            kwargs = {**chunk.additional_kwargs, SPANS_KEY: [*self._pending, *get_spans(chunk)]}
+            chunk = chunk.model_copy(update={"additional_kwargs": kwargs})
         text = EditedText.of(self._text + chunk.text, report)
-        rest = [span for span in text.spans(report["spans"]) if span["span"] >= self._spans]
-        change = text.changed([*self._edits, *self._gate.limit.mark_edits(rest, self._gate.mark)])
-        chunk = with_text(with_change(chunk, change), change.text[len(self._text) + self._grown :])
-        return self._with_gate_entry(chunk)
+        change = text.changed(self._gate.limit.mark_edits(text.spans(report["spans"]), self._gate.mark))
+        return self._with_gate_entry(with_text(with_change(chunk, change), change.text[self._shown :]), change.edits)
 
     def _marks(self, report: dict[str, Any]) -> Change:
         """What the marks change in the generated text."""
         generated = "".join(span["text"] for span in report["spans"])
         return EditedText(generated[self._begin :], (), self._begin).changed(self._edits)
 
-    def _with_gate_entry(self, chunk: BaseMessage) -> BaseMessage:
-        return self._gate.with_gate_entry(chunk) if self._gate.limit.reached(get_risk(chunk)) else chunk
+    def _with_gate_entry(self, chunk: BaseMessage, edits: Sequence[Edit] | None) -> BaseMessage:
+        """The last chunk, with the entry of the gate if it marked something. ``None``: the text is left alone."""
+        acted = self._gate.limit.reached(get_risk(chunk)) and (edits is None or len(edits) > 0)
+        return self._gate.with_gate_entry(chunk) if acted else chunk
+
+
+def _growth(edit: Edit) -> int:
+    """The number of characters by which a change makes a text longer."""
+    replaced = 0 if edit.text is None else len(edit.text) - (edit.end - edit.start)
+    return len(edit.before) + len(edit.after) + replaced

@@ -156,6 +156,7 @@ def citation(text: str, part: str, source: int) -> dict[str, Any]:
         ("Run this:\n```\nmake install", {"install": 1}, "Run this [1]:\n```\nmake install"),
         ("```\nmake\n```\nDone.", {"make": 1}, "[1]\n```\nmake\n```\nDone."),
         ("1. Red\n2. Old.\n3.", {"Red": 1, "Old": 1, "3": 2}, "1. Red [1]\n2. Old [1].\n3."),
+        ("1.1. Red\n1.2. Old.", {"1.1. Red": 1, "1.2": 2}, "1.1. Red [1]\n1.2. Old."),
         ("- **Red**: a colour\n- Old", {"Red": 1}, "- **Red**: a colour [1]\n- Old"),
         ("# Towers\nOld. **Red.** Tall", {"Towers": 1, "Red": 2}, "# Towers [1]\nOld. **Red.** [2] Tall"),
         ("| Red. Old | 41 m |\n|---|---|", {"Red": 1, "41": 2}, "| Red. Old [1] | 41 m [2] |\n|---|---|"),

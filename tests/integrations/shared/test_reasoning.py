@@ -127,7 +127,7 @@ def test_reports_and_limits_count_the_answer(thinker: CocoaEngine) -> None:
         edited = EditedText.of(text, report)
         return edited.changed(Limit(threshold).mark_edits(edited.spans(report["spans"]), "[{text}]")).text
 
-    assert marked(0.2, "Hello", report) == "[Hel][lo]"
+    assert marked(0.2, "Hello", report) == "[Hello]"
     straddles = generation(("Well.</think> Hi", 0.9), ("!", 0.1))
     straddling = risk_report(straddles, split_generation(straddles, thinker, inside=True))
     assert marked(0.5, "Hi!", straddling) == "[Hi]!"

@@ -101,7 +101,7 @@ def test_marks_stand_around_claims_and_sentences() -> None:
 
     assert marked(Limit(0.25, unit="claim"), "[[{text}|{value:.1f}]]") == "The [[Seine|0.6]] is long. It [[ends|0.3]]."
     assert marked(Limit(0.35, unit="sentence"), "<{text}>") == "<The Seine is long.> It ends."
-    assert marked(Limit(0.5), "<{text}>") == "<The Seine> <is> long<.> It ends."
+    assert marked(Limit(0.5), "<{text}>") == "<The Seine> <is> long. It ends."
 
 
 def test_errors_name_the_claim() -> None:

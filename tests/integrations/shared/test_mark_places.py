@@ -1,0 +1,119 @@
+"""Where marks of risk stand: around whole words, on one line, never on punctuation alone."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.runnables.utils import add
+
+from cocoa_engine.units import marked_stretches
+from cocoa_engine.units.words import word_ranges
+from cocoa_integrations._shared.metadata import all_spans, risk_report
+from cocoa_integrations.langchain import risk_gate
+from tests.helpers.made_up_answers import generation
+
+LINES = ("\n", "\n\n", "\n- ", "\n1. ", "\n# ", "\n```python\nx = 1\n```\n", "\n| a. b | c |\n|---|---|\n", "> ")
+TEXTS = st.lists(
+    st.one_of(
+        st.sampled_from((" tower", " Lindqvist", "3.14", " --mail-option", "塔は", " برج", " don't", " C++", "`a b`")),
+        st.sampled_from((".", ", ", "...", "!", " — ", " (", ")", "。", ": ", " ", "*", " 😀", "_")),
+        st.sampled_from(LINES),
+        st.text(max_size=4),
+    ),
+    max_size=12,
+).map("".join)
+
+
+def message_of(spans: list[tuple[str, float]]) -> AIMessage:
+    whole = generation(*spans)
+    return AIMessage(whole.text, response_metadata={"cocoa_risk": risk_report(whole)})
+
+
+def marked(spans: list[tuple[str, float]], threshold: float = 0.5, mark: Any = "[[{text}]]") -> str:
+    return risk_gate(threshold, on_risk="mark", mark=mark).invoke(message_of(spans)).text
+
+
+@settings(max_examples=300)
+@given(TEXTS, st.data())
+def test_stretches_of_any_text(text: str, data: st.DataObject) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=9)))
+    ranges = [one for one in itertools.pairwise(cuts) if data.draw(st.booleans())]
+    words = [
+        word
+        for word in word_ranges(text, (at for one in ranges for at in one))
+        if any(map(str.isalnum, text[word.start : word.end]))
+    ]
+    found = marked_stretches(text, ranges)
+    assert all(before.end < after.start for before, after in itertools.pairwise(found))
+    for start, end, numbers in found:
+        part = text[start:end]
+        assert any(map(str.isalnum, part))
+        assert part == part.strip()
+        assert "\n" not in part
+        assert not any(word.start < edge < word.end for word in words for edge in (start, end))
+        line = text[text.rfind("\n", 0, start) + 1 :].partition("\n")[0]
+        assert not line.lstrip(" \t>").startswith(("```", "~~~"))
+        if line.startswith("|"):
+            assert "|" not in part
+        assert numbers
+    for number, (low, high) in enumerate(ranges):
+        inside = [word for word in words if word.start < high and low < word.end and low < high]
+        if inside and "`" not in text and "~" not in text and "|" not in text and "\n" not in text:
+            assert any(number in one.numbers for one in found)
+
+
+@pytest.mark.parametrize(
+    ("spans", "shown"),
+    [
+        ([("Use an RSA key", 0.1), (".", 0.9)], "Use an RSA key."),
+        ([("Use an RSA", 0.1), (" key", 0.9), (".", 0.9)], "Use an RSA [[key]]."),
+        ([("Use an", 0.1), (" RSA", 0.9), (" key", 0.8), (".", 0.1)], "Use an [[RSA]] [[key]]."),
+        ([("Marta Lind", 0.1), ("qvist", 0.9), (" did", 0.1)], "Marta [[Lindqvist]] did"),
+        ([("Marta", 0.1), (" Lind", 0.9), ("qvist", 0.9), (" did", 0.1)], "Marta [[Lindqvist]] did"),
+        ([("Pi is 3", 0.1), (".", 0.9), ("14", 0.1), (".", 0.9)], "Pi is [[3.14]]."),
+        ([("It costs ", 0.1), ("$", 0.9), ("5", 0.1)], "It costs [[$5]]"),
+        ([("Red", 0.1), (" \n\n", 0.9), ("...", 0.9), (" —", 0.9)], "Red \n\n... —"),
+        ([("Red", 0.9), (" tower\nOld", 0.9), (" one", 0.1)], "[[Red]] [[tower]]\n[[Old]] one"),
+        ([("Run", 0.1), (":\n```sh\nmake now", 0.9), ("\n```", 0.9)], "Run:\n```sh\n[[make now]]\n```"),
+        ([("1. Red", 0.9), ("\n- old", 0.9), ("\n# Big", 0.9)], "1. [[Red]]\n- [[old]]\n# [[Big]]"),
+        ([("| Red | old |", 0.9), ("\n|---|---|", 0.9)], "| [[Red]] | [[old]] |\n|---|---|"),
+        ([("塔", 0.1), ("红色", 0.9), ("。", 0.9)], "塔[[红色]]。"),
+        ([("البرج", 0.1), (" أحمر", 0.9), (".", 0.9)], "البرج [[أحمر]]."),
+    ],
+)
+def test_marks(spans: list[tuple[str, float]], shown: str) -> None:
+    assert marked(spans) == shown
+    entries = all_spans(generation(*spans))
+    stream = [
+        *(AIMessageChunk(span["text"], additional_kwargs={"cocoa_spans": [span]}) for span in entries),
+        AIMessageChunk("", response_metadata=message_of(spans).response_metadata, chunk_position="last"),
+    ]
+    passed = list(risk_gate(0.5, on_risk="mark").transform(iter(stream)))
+    assert add(passed).text == shown
+    assert len(passed) == len(stream)
+
+
+def test_marks_that_touch_have_the_highest_value() -> None:
+    spans = [("Marta", 0.1), (" Lind", 0.6), ("qvist", 0.9), (" did", 0.7)]
+    assert marked(spans, mark="<{text} {value:.1f}>") == "Marta <Lindqvist 0.9> <did 0.7>"
+    seen: list[Any] = []
+    assert marked(spans, mark=lambda text, span: seen.append(span) or f"<{text}>") == "Marta <Lindqvist> <did>"
+    assert [(one["span"], one["text"], one["risk"]) for one in seen] == [(2, "Lindqvist", 0.9), (3, "did", 0.7)]
+
+
+@pytest.mark.parametrize("unit", ["claim", "sentence"])
+def test_other_units(unit: Any) -> None:
+    spans = [("The tower", 0.9), (" is", 0.1), (" red", 0.9), (". ", 0.9), ("...", 0.9)]
+    shown = {"claim": "The [[tower]] is [[red]]. ...", "sentence": "[[The tower is red.]] ..."}[unit]
+    assert risk_gate(0.5, unit=unit, on_risk="mark").invoke(message_of(spans)).text == shown
+
+
+def test_a_gate_that_marks_nothing_leaves_the_answer_as_it_is() -> None:
+    message = message_of([("Use an RSA key", 0.1), (".", 0.9)])
+    assert risk_gate(0.5, on_risk="mark").invoke(message) is message
+    assert risk_gate(0.5, on_risk="abstain").invoke(message).text == "I don't know."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, Literal, TypeVar, get_args
 
 from langchain_core.messages import AIMessageChunk, BaseMessage
@@ -251,7 +251,7 @@ class _Stream:
         if report is None:
             return chunk
         self._reported = True
-        return self._with_gate_entry(with_report(chunk, self._marks(report).of_report(report)), self._edits)
+        return self._with_gate_entry(with_report(chunk, self._marks(report).of_report(report)))
 
     def _taken(self, *, is_last: bool) -> tuple[str, list[dict[str, Any]]]:
         """The text and the spans that can be passed on. A word or a mark that may go on is kept back."""
@@ -291,7 +291,7 @@ class _Stream:
         if calls_tools(chunk):
             rest, spans = self._taken(is_last=True)
             change = self._marks(report)
-            chunk = self._with_gate_entry(with_report(chunk, change.of_report(report), change), None)
+            chunk = self._with_gate_entry(with_report(chunk, change.of_report(report), change))
             kwargs = {**chunk.additional_kwargs, SPANS_KEY: [*spans, *get_spans(chunk)]} if spans else None
             chunk = chunk if kwargs is None else chunk.model_copy(update={"additional_kwargs": kwargs})
             return with_text(chunk, rest + chunk.text) if rest else chunk
@@ -300,17 +300,15 @@ class _Stream:
             chunk = chunk.model_copy(update={"additional_kwargs": kwargs})
         text = EditedText.of(self._text + chunk.text, report)
         change = text.changed(self._gate.limit.mark_edits(text.spans(report["spans"]), self._gate.mark))
-        return self._with_gate_entry(with_text(with_change(chunk, change), change.text[self._shown :]), change.edits)
+        return self._with_gate_entry(with_text(with_change(chunk, change), change.text[self._shown :]))
 
     def _marks(self, report: dict[str, Any]) -> Change:
         """What the marks change in the generated text."""
         generated = "".join(span["text"] for span in report["spans"])
         return EditedText(generated[self._begin :], (), self._begin).changed(self._edits)
 
-    def _with_gate_entry(self, chunk: BaseMessage, edits: Sequence[Edit] | None) -> BaseMessage:
-        """The last chunk, with the entry of the gate if it marked something. ``None``: the text is left alone."""
-        acted = self._gate.limit.reached(get_risk(chunk)) and (edits is None or len(edits) > 0)
-        return self._gate.with_gate_entry(chunk) if acted else chunk
+    def _with_gate_entry(self, chunk: BaseMessage) -> BaseMessage:
+        return self._gate.with_gate_entry(chunk) if self._gate.limit.reached(get_risk(chunk)) else chunk
 
 
 def _growth(edit: Edit) -> int:

@@ -116,7 +116,7 @@ def with_citations(
     def attending(
         called: CocoaChat, prompt_text: str, documents: Sequence[Document]
     ) -> tuple[list[int], dict[str, Any]]:
-        """The numbers of the documents to attend to, and the option of a call that names them, instead of the chat's."""
+        """The numbers of the documents to attend to, and the option of a call for them, not the chat's."""
         if cite.by == "lift":
             return [], {}
         texts = [one.page_content for one in documents]

@@ -37,7 +37,7 @@ def passage_attention(
     Raises:
         ConfigError: a passage is not in the prompt.
         PromptError: the prompt is empty, or prompt and answer do not fit the context window.
-        NonFiniteLogitsError: the model's logits are NaN or infinite.
+        NonFiniteLogitsError: the model's logits are NaN or infinite, where they are computed again.
     """
     session: Session = engine.session
     before = prompt_ids(session.model, session.tokens, prompt)

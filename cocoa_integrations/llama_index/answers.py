@@ -28,7 +28,7 @@ from cocoa_integrations._shared.edits import EditedText
 from cocoa_integrations._shared.metadata import REPORTS_KEY, RISK_KEY, add_context_lift
 from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations.llama_index.callbacks import RiskCollector, Start
-from cocoa_integrations.llama_index.context_lift import has_runs_of, lift_of
+from cocoa_integrations.llama_index.context_lift import lift_of, shares_a_run
 from cocoa_integrations.llama_index.retrieved import Retrieval, by_source_node
 from cocoa_integrations.llama_index.shown_text import Part, merged_report, parts_of, text_of
 
@@ -297,7 +297,10 @@ def _attention_by_node(
     assert isinstance(asked.engine, CocoaEngine)
     prompt = asked.engine.decode(asked.prompt)
     in_prompt = find_in(prompt, texts)
-    changed = any(has_runs_of(prompt, nodes, number) for number in range(len(nodes)) if number not in in_prompt)
+    others = prompt
+    for number in in_prompt:
+        others = others.replace(texts[number].strip(), "\0")
+    changed = shares_a_run(others, [text for number, text in enumerate(texts) if number not in in_prompt])
     why = NOT_FOUND if changed else None
     if not all(values[number] is not None for values in complete for number in in_prompt):
         source = [texts[number].strip() for number in in_prompt]

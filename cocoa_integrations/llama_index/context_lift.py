@@ -94,11 +94,15 @@ def lift_of(
     )
 
 
-def has_runs_of(prompt: str, nodes: Sequence[NodeWithScore], number: int) -> bool:
-    """Whether a prompt has text of a node, outside of the texts of the others."""
-    without = WithoutNodes(nodes, only=number)
-    without(prompt)
-    return without.found
+def shares_a_run(prompt: str, texts: Sequence[str]) -> bool:
+    """Whether a prompt has a run of at least as many words of one of the texts as :class:`WithoutNodes` removes."""
+
+    def runs(text: str) -> set[tuple[str, ...]]:
+        words = text.split()
+        return {tuple(words[start : start + _MIN_RUN]) for start in range(len(words) - _MIN_RUN + 1)}
+
+    of_prompt = runs(prompt) if texts else set()
+    return any(not of_prompt.isdisjoint(runs(text)) for text in texts)
 
 
 def _blacked_out(text: str, start: int, end: int) -> str:

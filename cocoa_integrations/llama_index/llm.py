@@ -183,7 +183,7 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
         _require("engine", engine, CocoaEngine)
         _require("config", config, CocoaConfig)
         loaded = None if isinstance(model, (str, os.PathLike)) else model
-        if loaded is None or not isinstance(loaded, nn.Module):
+        if loaded is None or (engine is None and not isinstance(loaded, nn.Module)):
             one_model_name(options, model=model)
         base = config or (engine.config if engine is not None else CocoaConfig())
         settings, rest = split_settings(options, base.method)

@@ -72,7 +72,7 @@ def test_names_are_set_copied_and_written(make: Any, name: str, folder: str, tmp
 
 
 def engine_of(adapter: Any) -> CocoaEngine:
-    return adapter.engine if isinstance(adapter, CocoaLLM) else adapter.load()  # type: ignore[no-any-return]
+    return adapter.engine if isinstance(adapter, CocoaLLM) else adapter.load()
 
 
 @pytest.mark.parametrize("make", [ChatCocoa, LangChainLLM])

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
+from typing import Any, get_args
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cocoa_engine.errors import HallucinationRiskError
+from cocoa_integrations._shared.tries import Measure, OnRisk, Tries, limit_of_tries
 from cocoa_integrations.langchain import with_citations, with_risk_retry
 from cocoa_integrations.llama_index import RiskCitationQueryEngine, RiskRetryQueryEngine
 
@@ -36,3 +43,36 @@ def test_retries_have_the_same_options() -> None:
 def test_citations_have_the_same_options() -> None:
     here, there = (options_of(one, ONLY_LANGCHAIN) for one in (with_citations, RiskCitationQueryEngine))
     assert here == [one for one in there if one[0] != "context_lift"]
+
+
+def report(risk: float) -> dict[str, Any]:
+    span = {"text": "It.", "risk": risk, "flagged": False}
+    values = dict.fromkeys(("max_risk", "mean_risk", "answer_risk"), risk)
+    return {**values, "spans": [span], "risk_source": "calibrator", "threshold": 0.5, "answer_threshold": 0.5}
+
+
+@given(
+    risks=st.lists(st.none() | st.floats(0, 1), min_size=1, max_size=4),
+    threshold=st.floats(0, 1),
+    measure=st.sampled_from([None, *get_args(Measure)]),
+    on_risk=st.sampled_from(get_args(OnRisk)),
+)
+def test_an_answer_is_refused_if_no_attempt_is_below_the_threshold(
+    risks: list[float | None], threshold: float, measure: Any, on_risk: Any
+) -> None:
+    tries = Tries[int](limit_of_tries(threshold, len(risks), measure), measure)
+    for number, risk in enumerate(risks):  # without a risk: nothing was retrieved, and no model was asked
+        if tries.add(number, None if risk is None else report(risk)):
+            break
+    answer, _ = tries.best()
+    chosen = risks[answer]
+    if on_risk == "keep" or (chosen is not None and chosen < threshold):
+        assert tries.gate(on_risk) is None
+    elif on_risk == "raise":
+        with pytest.raises(HallucinationRiskError, match="has no report" if chosen is None else "reaches"):
+            tries.gate(on_risk)
+    else:
+        gate = tries.gate(on_risk)
+        assert gate is not None
+        assert (gate["action"], gate["value"]) == (on_risk, chosen)
+        assert not any(risk is not None and risk < threshold for risk in risks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from functools import partial
 from typing import Annotated, Final, Literal
 
@@ -65,9 +66,9 @@ def ask(
 ) -> None:
     """Ask a question. The output is a verdict, the answer with its riskiest claims shaded, and the claims to check.
 
-    In a pipe or a file, the output is the plain text of the answer, unless --compare, --details, --no-color or --json
-    is given. If --max-risk stopped the answer, a line on stderr says so. With --fail-on-risk, the exit code is 3 if the
-    risk reaches the value.
+    In a pipe or a file, the output is the plain text of the answer, and the verdict is a line on stderr, unless
+    --compare, --details, --no-color or --json is given. If --max-risk stopped the answer, a line on stderr says so.
+    With --fail-on-risk, the exit code is 3 if the risk reaches the value.
     """
     compared_config = config.replace(method=compare) if compare is not None else None
     request = read_request(prompt, system=system, raw=raw, sources=source)
@@ -111,6 +112,8 @@ def ask(
         print_json(answer_json(generation))
     elif plain:
         print(generation.text)
+        sys.stdout.flush()
+        print_note(generation.verdict)
         if generation.finish_reason == "risk":
             print_note(
                 f"stopped: the last span's risk, {generation.spans[-1].risk:.3f}, reaches max_risk {config.max_risk}"

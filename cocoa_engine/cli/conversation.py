@@ -14,7 +14,7 @@ from cocoa_engine.rendering.highlights import MOST_SHADED
 from cocoa_engine.rendering.scale import RiskScale
 from cocoa_engine.rendering.terminal import answer_text, spans_text
 from cocoa_engine.rendering.verdict import verdict
-from cocoa_engine.rendering.wording import count
+from cocoa_engine.rendering.wording import NOT_CALIBRATED, count
 from cocoa_engine.spans import Span
 from cocoa_engine.units import Check, MeasuredText
 
@@ -47,6 +47,7 @@ class Conversation:
         self.config = config
         self._engine, self._system, self._console, self._draws, self._keeps = engine, system, console, draws, keeps
         self._marks = console.color_system is None
+        self._warned = False  # that the risk is not calibrated, which is said once
         self.reset()
 
     def reset(self) -> None:
@@ -69,6 +70,8 @@ class Conversation:
     def ask(self, question: str) -> None:
         """Answer a question and show the verdict and the answer. A question that fails is not kept.
 
+        That the risk is not calibrated is said with the first answer only.
+
         Raises:
             CocoaError: as :meth:`CocoaEngine.stream_chat`.
             KeyboardInterrupt: on Ctrl-C, unless the conversation ``keeps``.
@@ -90,7 +93,11 @@ class Conversation:
             self.checks = MeasuredText(text, spans, has_source=bool(passages)).check_these(MOST_SHADED)
         else:
             text = answer.text
-            self._show(verdict(answer), lambda: answer_text(answer, marks=self._marks))
+            said = verdict(answer)
+            if self._warned:
+                said = said.removesuffix(NOT_CALIBRATED).rstrip()
+            self._warned = self._warned or NOT_CALIBRATED in said
+            self._show(said, lambda: answer_text(answer, marks=self._marks))
             self.checks = answer.check_these(MOST_SHADED)
         self._messages = [*messages, {"role": "assistant", "content": text}]
         self._passages, self._added = passages, []

@@ -120,7 +120,7 @@ def _tables(answers: Sequence[Answer], thresholds: Sequence[float]) -> list[Tabl
     what = f" ({SOURCES[source]})" if source in SOURCES else ""
     default, default_of_whole = by_default(answers)
     rows, wholes = by_span(answers, thresholds), by_answer(answers, thresholds)
-    title = f"Risk of spans{what}, {count(len(answers), 'answer')}"
+    title = f"Risk of spans, {count(len(answers), 'answer')}{what}"
     parts: list[Table | Text] = [_table(title, default, rows, labelled=bool(labelled))]
     if wholes:
         parts.append(_table("Risk of whole answers", default_of_whole, wholes, labelled=bool(labelled)))

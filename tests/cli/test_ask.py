@@ -64,11 +64,11 @@ def messages(question: str, system: str | None = None) -> list[dict[str, str]]:
     return [*before, {"role": "user", "content": question}]
 
 
-def test_in_a_pipe_the_bare_answer(cocoa: Cocoa, engine: CocoaEngine) -> None:
+def test_in_a_pipe_the_bare_answer_with_its_verdict_on_stderr(cocoa: Cocoa, engine: CocoaEngine) -> None:
+    answer = engine.chat(messages(QUESTION), max_new_tokens=12)
     result = cocoa("ask", QUESTION, *SHORT)
-    assert result.exit_code == 0
-    assert result.stdout == engine.chat(messages(QUESTION), max_new_tokens=12).text + "\n"
-    assert result.stderr == ""
+    assert (result.exit_code, result.stdout) == (0, f"{answer.text}\n")
+    assert result.stderr == f"cocoa: {answer.verdict}\n"
 
 
 def test_json_is_the_generation(cocoa: Cocoa, engine: CocoaEngine) -> None:
@@ -115,7 +115,7 @@ def test_an_answer_stops_at_a_risk(cocoa: Cocoa, engine: CocoaEngine) -> None:
     assert stopped.finish_reason == "risk"
     piped = cocoa("ask", QUESTION, "--max-risk", "0.1", *SHORT)
     assert piped.stdout == stopped.text + "\n"
-    assert piped.stderr.count("\n") == 1
+    assert piped.stderr.startswith(f"cocoa: {stopped.verdict}\ncocoa: stopped: ")
     assert f"{stopped.spans[-1].risk:.3f}, reaches max_risk 0.1" in piped.stderr
     shown = cocoa("ask", QUESTION, "--max-risk", "0.1", "--details", *SHORT).stdout
     assert "stopped by max_risk." in " ".join(shown.split())

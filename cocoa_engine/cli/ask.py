@@ -15,6 +15,7 @@ from cocoa_engine.cli.export import Html, Svg, check_writable, write
 from cocoa_engine.cli.live_answer import decode_live
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Calibrator, Details, Json, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.prompting import Question, Raw, Sources, System, ask_engine, read_request
 from cocoa_engine.cli.terminal import can_redraw, output, print_json, print_note
 from cocoa_engine.config import CocoaConfig
@@ -74,7 +75,8 @@ def ask(
     request = read_request(prompt, system=system, raw=raw, sources=source)
     check_writable(svg=svg, html=html)
     limit = None if fail_on_risk is None else _limit(fail_on_risk, config)
-    engine = load_engine(model, loading, calibrator)
+    progress = Progress("ask")
+    engine = load_engine(model, loading, calibrator, progress=progress)
     console = output(no_color)
     marks = console.color_system is None
     plain = not (console.is_terminal or compared_config or table or no_color)
@@ -82,7 +84,8 @@ def ask(
     def decode(settings: CocoaConfig, spans: list[Span]) -> Generation:
         with ask_engine(engine, request, settings) as stream:
             draw = partial(spans_text, marks=marks)
-            return decode_live(stream, console, spans, draw, draws=not json and can_redraw(console))
+            draws = not json and can_redraw(console)
+            return decode_live(stream, console, spans, draw, draws=draws, progress=progress)
 
     decoded: list[Span] = []
     try:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
 from cocoa_engine.cli.live_answer import decode_live
+from cocoa_engine.cli.progress import Progress
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.rendering.highlights import MOST_SHADED
 from cocoa_engine.rendering.scale import RiskScale
@@ -81,7 +82,8 @@ class Conversation:
         spans: list[Span] = []
         try:
             with self._engine.stream_chat(messages, config=self.config, source=passages or None) as stream:
-                answer = decode_live(stream, self._console, spans, self._live, draws=self._draws)
+                options: Any = {"draws": self._draws, "progress": Progress("chat")}
+                answer = decode_live(stream, self._console, spans, self._live, **options)
         except KeyboardInterrupt:
             if not self._keeps:
                 raise

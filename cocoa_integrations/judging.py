@@ -16,9 +16,10 @@ from typing import Any, Literal, get_args
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Span
 from cocoa_engine.errors import ConfigError, PromptError
+from cocoa_engine.rendering.wording import SOURCES
 from cocoa_integrations._shared.citations import find_in, spread
 from cocoa_integrations._shared.finite import severity
-from cocoa_integrations._shared.limits import SOURCES, Limit, metric_of
+from cocoa_integrations._shared.limits import Limit, metric_of
 from cocoa_integrations._shared.metadata import risk_report
 from cocoa_integrations._shared.workers import in_worker
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from json import dumps
 from pathlib import Path
 from typing import Annotated
@@ -10,12 +11,13 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from cocoa_engine.cli.dataset_options import Cache, Chat, DataPath, Format, Seed, progress
+from cocoa_engine.cli.dataset_options import Cache, Chat, DataPath, Format, Seed
 from cocoa_engine.cli.export import Overwrite, check_drawable, check_writable, reserved
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.terminal import output, print_json
-from cocoa_engine.cli.unfinished import measured_answers
+from cocoa_engine.cli.unfinished import fate, measured_answers
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import read_labelled, sample
 
@@ -47,7 +49,8 @@ def alpha(
     records = sample(read_labelled(data, format, both_classes=False), prompts, seed)
     questions = {record.group: record for record in records}.values()
     with reserved(*([plot] if plot else []), overwrite=overwrite), measured_answers(context, cache) as kept:
-        engine = load_engine(model, loading)
+        progress = Progress("alpha")
+        engine = load_engine(model, loading, progress=progress)
         from cocoa_engine.studies.alpha import collect, draw, suggest
         from cocoa_engine.studies.answering import answers_cache
 
@@ -55,8 +58,8 @@ def alpha(
             engine.encode_chat([{"role": "user", "content": one.question}]) if chat else one.prompt for one in questions
         ]
         known = None if kept is None else answers_cache(kept, "alpha", engine, config)
-        with progress("Answering", len(asked), kept=kept) as advance:
-            candidates = collect(engine, asked, config, cache=known, advance=advance)
+        with progress.stage("answering", "prompts", len(asked), fate=partial(fate, kept)) as stage:
+            candidates = collect(engine, asked, config, cache=known, advance=stage.advance)
         found = suggest(candidates)
         if plot:
             draw(candidates, found, config.metric, plot)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from functools import partial
 from typing import Annotated, Final, Literal
 
@@ -14,6 +15,7 @@ from cocoa_engine.cli.export import Html, Svg, check_writable, write
 from cocoa_engine.cli.live_answer import decode_live
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Calibrator, Details, Json, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.prompting import Question, Raw, Sources, System, ask_engine, read_request
 from cocoa_engine.cli.terminal import can_redraw, output, print_json, print_note
 from cocoa_engine.config import CocoaConfig
@@ -65,15 +67,16 @@ def ask(
 ) -> None:
     """Ask a question. The output is a verdict, the answer with its riskiest claims shaded, and the claims to check.
 
-    In a pipe or a file, the output is the plain text of the answer, unless --compare, --details, --no-color or --json
-    is given. If --max-risk stopped the answer, a line on stderr says so. With --fail-on-risk, the exit code is 3 if the
-    risk reaches the value.
+    In a pipe or a file, the output is the plain text of the answer, and the verdict is a line on stderr, unless
+    --compare, --details, --no-color or --json is given. If --max-risk stopped the answer, a line on stderr says so.
+    With --fail-on-risk, the exit code is 3 if the risk reaches the value.
     """
     compared_config = config.replace(method=compare) if compare is not None else None
     request = read_request(prompt, system=system, raw=raw, sources=source)
     check_writable(svg=svg, html=html)
     limit = None if fail_on_risk is None else _limit(fail_on_risk, config)
-    engine = load_engine(model, loading, calibrator)
+    progress = Progress("ask")
+    engine = load_engine(model, loading, calibrator, progress=progress)
     console = output(no_color)
     marks = console.color_system is None
     plain = not (console.is_terminal or compared_config or table or no_color)
@@ -81,7 +84,8 @@ def ask(
     def decode(settings: CocoaConfig, spans: list[Span]) -> Generation:
         with ask_engine(engine, request, settings) as stream:
             draw = partial(spans_text, marks=marks)
-            return decode_live(stream, console, spans, draw, draws=not json and can_redraw(console))
+            draws = not json and can_redraw(console)
+            return decode_live(stream, console, spans, draw, draws=draws, progress=progress)
 
     decoded: list[Span] = []
     try:
@@ -111,6 +115,8 @@ def ask(
         print_json(answer_json(generation))
     elif plain:
         print(generation.text)
+        sys.stdout.flush()
+        print_note(generation.verdict)
         if generation.finish_reason == "risk":
             print_note(
                 f"stopped: the last span's risk, {generation.spans[-1].risk:.3f}, reaches max_risk {config.max_risk}"

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import OTHER_METHODS, Json, LoadOptions, Model, NoColor, with_options
-from cocoa_engine.cli.terminal import output, print_json, print_note, progress_console
+from cocoa_engine.cli.progress import Progress
+from cocoa_engine.cli.terminal import output, print_json, print_note
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.rendering.wording import count
@@ -61,23 +60,27 @@ def bench(
     if not all(question.strip() for question in questions):
         raise PromptError("a --prompt is empty")
     ours = _by_name(config.replace(max_new_tokens=tokens), methods)
-    engine = _without_prefix_cache(load_engine(model, loading))
+    progress = Progress("bench")
+    engine = _without_prefix_cache(load_engine(model, loading, progress=progress))
     prompts = [_encoded(engine, question) for question in questions]
     usages: dict[str, list[Usage]] = {name: [] for name in ours}
     decoders: dict[str, Callable[[list[int]], Turn]] = {BASE: timed(_hugging_face(engine, tokens))}
     for name, method_config in ours.items():
         decoders[name] = timed(_ours(engine, method_config, usages[name]))
 
-    for decoder in decoders.values():  # warm up: the first pass compiles kernels and selects the backend
-        decoder(prompts[0])
+    turns = rounds * len(prompts) * len(decoders)
+    progress.plan({"warming up": len(decoders), "measuring": turns})
+    with progress.stage("warming up", "answers to warm up", len(decoders)) as stage:
+        for decoder in decoders.values():  # the first pass compiles kernels and selects the backend
+            decoder(prompts[0])
+            stage.advance()
     for warm_up in usages.values():
         warm_up.clear()
     finished: list[dict[str, float]] = []
     interrupt: KeyboardInterrupt | None = None
     try:
-        with Progress(console=progress_console(), transient=True, disable=not sys.stderr.isatty()) as progress:
-            task = progress.add_task("Measuring", total=rounds * len(prompts) * len(decoders))
-            finished.extend(measured_rounds(decoders, [prompts] * rounds, lambda: progress.advance(task)))
+        with progress.stage("measuring", "answers", turns) as stage:
+            finished.extend(measured_rounds(decoders, [prompts] * rounds, stage.advance))
     except KeyboardInterrupt as error:
         if not finished:
             print_note("no round was finished")

@@ -18,6 +18,7 @@ from cocoa_engine.cli.export import Overwrite, check_drawable, reserved
 from cocoa_engine.cli.labelled_features import LabelledAnswers
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.unfinished import measured_answers
 from cocoa_engine.cli.validation_report import ValidationReport
 from cocoa_engine.config import CocoaConfig
@@ -166,9 +167,10 @@ def calibrate(
     files += [file for one in levels for file in report.plot_of(one)]
     with reserved(*files, overwrite=overwrite), measured_answers(context, cache) as kept:
         answers = replace(answers, cache=kept)
-        engine = load_engine(model, loading)
+        progress = Progress("calibrate")
+        engine = load_engine(model, loading, progress=progress)
         if known is not None:
-            check_calibrator(engine, config, known, str(check), answers, level, report, draws=draws)
+            check_calibrator(engine, config, known, str(check), answers, level, report, draws=draws, progress=progress)
         elif out is not None:
             fit_and_save(
                 engine,
@@ -182,6 +184,7 @@ def calibrate(
                 threshold=threshold,
                 folds=folds,
                 draws=draws,
+                progress=progress,
             )
 
 

@@ -14,6 +14,7 @@ from cocoa_engine.calibration.features import Level
 from cocoa_engine.calibration.fitted_risk import FittedRisk
 from cocoa_engine.calibration.settings import Settings
 from cocoa_engine.cli.labelled_features import LabelledAnswers
+from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.terminal import print_json, print_note
 from cocoa_engine.cli.validation_report import ValidationReport, validation_table
 from cocoa_engine.config import CocoaConfig
@@ -69,6 +70,7 @@ def check_calibrator(
     report: ValidationReport,
     *,
     draws: int,
+    progress: Progress,
 ) -> None:
     """Evaluate a calibrator, and show how well it does.
 
@@ -81,6 +83,7 @@ def check_calibrator(
         level: the only risk to evaluate.
         report: shows the result.
         draws: number of bootstrap draws.
+        progress: that of the command.
 
     Raises:
         CalibrationError: it has no risk of a level that is labelled with both classes.
@@ -97,14 +100,17 @@ def check_calibrator(
         warnings.simplefilter("ignore", CalibrationWarning)  # it was given above
         engine = engine.without_calibrator().with_calibrator(known)
     direction = None if known.probe is None else direction_of(known.probe)
-    found, _ = answers.measured(engine, config, level, states=direction is not None)
+    shares = answers.shares()
+    progress.plan({**shares, "computing": 0.1 * sum(shares.values())})
+    found, _ = answers.measured(engine, config, level, states=direction is not None, progress=progress)
     alike = {one: _all_are(items) for one, items in found.items() if items.labels.all() or not items.labels.any()}
     found = {one: items for one, items in found.items() if one not in alike}
-    checked = {
-        one: validate(found[one], risks_of(risk, found[one], direction), draws=draws, seed=answers.seed)
-        for one in LEVELS
-        if one in found and (risk := _risk_of(known, one, answers.asked)) is not None
-    }
+    with progress.stage("computing"):
+        checked = {
+            one: validate(found[one], risks_of(risk, found[one], direction), draws=draws, seed=answers.seed)
+            for one in LEVELS
+            if one in found and (risk := _risk_of(known, one, answers.asked)) is not None
+        }
     if not checked:
         said = "; ".join(f"{one}s: {why}" for one, why in alike.items())
         raise CalibrationError(f"{name} has no risk of a level that can be ranked here{said and f' ({said})'}.")

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Group
-from rich.progress import Progress
 from rich.text import Text
 
 from cocoa_engine.calibration.features import Level
 from cocoa_engine.calibration.fitted_risk import Rule
-from cocoa_engine.cli.labelled_features import LabelledAnswers
-from cocoa_engine.cli.terminal import on_interrupt, print_json, print_note, progress_console
+from cocoa_engine.cli.labelled_features import ANSWER, LabelledAnswers
+from cocoa_engine.cli.progress import Progress
+from cocoa_engine.cli.terminal import on_interrupt, print_json, print_note
 from cocoa_engine.cli.validation_report import ValidationReport, risk_table
 from cocoa_engine.config import CocoaConfig
 
@@ -35,6 +34,7 @@ def fit_and_save(
     threshold: tuple[Rule, float] | None,
     folds: int,
     draws: int,
+    progress: Progress,
 ) -> None:
     """Fit a calibrator, write it, and show how well it does on prompts left out of the fit.
 
@@ -46,6 +46,7 @@ def fit_and_save(
         out: its file.
         report: shows the validation.
         probe, isotonic, threshold, folds, draws: as for :meth:`.RiskCalibrator.fit`.
+        progress: that of the command.
 
     Raises:
         CalibrationError: too little is labelled.
@@ -54,15 +55,20 @@ def fit_and_save(
     from cocoa_engine.studies.fitting.fit import fit_levels
     from cocoa_engine.studies.fitting.fit_calibrator import calibrator_of, notes
     from cocoa_engine.studies.fitting.verdict import verdict
+    from cocoa_engine.studies.source_reference import PROMPTS
 
     engine = engine.without_calibrator()
-    found, about = answers.measured(engine, config, level, states=probe)
-    fitted = fit_levels(
-        found, about, isotonic=isotonic, folds=folds, draws=draws, seed=answers.seed, threshold=threshold
-    )
-    calibrator = calibrator_of(engine, config, fitted, probe=probe)
+    shares = answers.shares()
+    reference = {"measuring source attention": ANSWER * PROMPTS} if answers.self_made else {}
+    progress.plan({**shares, "fitting": 0.1 * sum(shares.values()), **reference})
+    found, about = answers.measured(engine, config, level, states=probe, progress=progress)
+    with progress.stage("fitting"):
+        fitted = fit_levels(
+            found, about, isotonic=isotonic, folds=folds, draws=draws, seed=answers.seed, threshold=threshold
+        )
+        calibrator = calibrator_of(engine, config, fitted, probe=probe)
     calibrator.save(out)
-    kept = _reference_kept(engine, out, answers.cache) if answers.self_made else None
+    kept = _reference_kept(engine, out, answers.cache, progress) if answers.self_made else None
     drawn = report.draw({one: risk.validation for one, risk in fitted.risks.items()})
     verdicts = {one: verdict(risk.validation, one) for one, risk in fitted.risks.items()}
     if report.json:
@@ -79,20 +85,15 @@ def fit_and_save(
     report.exit_if_poor(verdicts)
 
 
-def _reference_kept(engine: CocoaEngine, out: Path, cache: CacheFolder | None) -> Path | None:
+def _reference_kept(engine: CocoaEngine, out: Path, cache: CacheFolder | None, progress: Progress) -> Path | None:
     """The file of the reference distribution of the model's source attention, if it was made."""
     from cocoa_engine.studies.source_reference import keep_reference
 
     again = "" if cache is None else " to the end; give the same command with --overwrite to continue"
     note = on_interrupt(f"{out} was written; the model's own source attention was not measured{again}")
-    with note, Progress(console=progress_console(), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("Measuring source attention", total=None)
+    with note, progress.stage("measuring source attention", "prompts") as stage:
         try:
-            return keep_reference(
-                engine,
-                on_progress=lambda done, total: bar.update(task, completed=done, total=total),
-                cache=cache,
-            )
+            return keep_reference(engine, on_progress=stage.at, cache=cache)
         except (OSError, RuntimeError) as error:
             print_note(f"the reference of the source attention cannot be kept in the cache directory: {error}")
             return None

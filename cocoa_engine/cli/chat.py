@@ -15,6 +15,7 @@ from rich.text import Text
 from cocoa_engine.cli.conversation import Conversation
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.prompting import System, read_source
 from cocoa_engine.cli.terminal import can_redraw, describe_error, output, print_note
 from cocoa_engine.config import CocoaConfig, MethodName
@@ -53,7 +54,7 @@ def chat(
     ends the chat.
     """
     interactive = sys.stdin is not None and sys.stdin.isatty()
-    engine = load_engine(model, loading, calibrator)
+    engine = load_engine(model, loading, calibrator, progress=Progress("chat"))
     if not engine.has_chat_template:
         raise ChatTemplateError(
             f"{engine.model_name} has no chat template, which a chat needs. `cocoa ask --raw` continues plain text"

@@ -11,6 +11,7 @@ from cocoa_engine.cli.dataset_options import Cache, Chat, DataPath, Draws, Forma
 from cocoa_engine.cli.export import check_writable, write
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.terminal import output
 from cocoa_engine.cli.unfinished import measured_answers
 from cocoa_engine.config import CocoaConfig
@@ -42,7 +43,8 @@ def claims(
     records = read(data, format, prompts, seed)
     check_writable(data, out=out)
     with measured_answers(context, cache) as kept:
-        engine = load_engine(model, loading, calibrator)
+        progress = Progress("claims")
+        engine = load_engine(model, loading, calibrator, progress=progress)
         from cocoa_engine.studies.claims import TokenValues, measure_claims, to_csv, to_markdown
         from cocoa_engine.studies.fitting.measured import span_risks
 
@@ -55,8 +57,11 @@ def claims(
                 return TokenValues.of(forced)
             return TokenValues.of(forced, span_risks(forced, fitted, config, engine.num_layers))
 
-        with teacher_forced(engine, records, config, chat=chat, cache=kept) as answers:
-            rows = measure_claims(map(values_of, answers), draws=draws, seed=seed)
+        progress.plan({"feeding answers": len(records), "computing": 0.05 * len(records)})
+        with teacher_forced(engine, records, config, chat=chat, cache=kept, progress=progress) as answers:
+            values = list(map(values_of, answers))
+        with progress.stage("computing"):
+            rows = measure_claims(values, draws=draws, seed=seed)
         if out is not None:
             write(out, to_csv(rows))
         console, text = output(no_color), to_markdown(rows)

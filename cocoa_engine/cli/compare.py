@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from cocoa_engine.cli.answer_json import answer_json, answers_json
 from cocoa_engine.cli.export import Html, check_writable, write
+from cocoa_engine.cli.live_answer import first_span
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Calibrator, Details, Json, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.prompting import Question, Raw, Sources, System, ask_engine, read_request
-from cocoa_engine.cli.terminal import output, print_json, print_note, progress_console
+from cocoa_engine.cli.terminal import output, print_json, print_note
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.rendering.documents import render
@@ -43,17 +44,20 @@ def compare(
     configs = [config.replace(method=method) for method in _methods(methods)]
     request = read_request(prompt, system=system, raw=raw, sources=source)
     check_writable(html=html)
-    engine = load_engine(model, loading, calibrator)
-    progress = progress_console()
+    progress = Progress("compare")
+    engine = load_engine(model, loading, calibrator, progress=progress)
     generations: list[Generation] = []
     interrupt: KeyboardInterrupt | None = None
     try:
-        for one in configs:
-            with progress.status(Text(f"{one.method} …")), ask_engine(engine, request, one) as stream:
-                for _ in stream:
-                    pass
-            assert stream.generation is not None
-            generations.append(stream.generation)
+        with progress.stage("answering", "answers", len(configs)) as stage:
+            for one in configs:
+                with ask_engine(engine, request, one) as stream:
+                    first_span(stream, progress)
+                    for _ in stream:
+                        pass
+                assert stream.generation is not None
+                generations.append(stream.generation)
+                stage.advance()
     except KeyboardInterrupt as error:
         if not generations:
             print_note("no answer was complete")

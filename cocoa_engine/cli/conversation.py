@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
 from cocoa_engine.cli.live_answer import decode_live
+from cocoa_engine.cli.progress import Progress
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.rendering.highlights import MOST_SHADED
 from cocoa_engine.rendering.scale import RiskScale
 from cocoa_engine.rendering.terminal import answer_text, spans_text
 from cocoa_engine.rendering.verdict import verdict
-from cocoa_engine.rendering.wording import count
+from cocoa_engine.rendering.wording import NOT_CALIBRATED, count
 from cocoa_engine.spans import Span
 from cocoa_engine.units import Check, MeasuredText
 
@@ -47,6 +48,7 @@ class Conversation:
         self.config = config
         self._engine, self._system, self._console, self._draws, self._keeps = engine, system, console, draws, keeps
         self._marks = console.color_system is None
+        self._warned = False  # that the risk is not calibrated, which is said once
         self.reset()
 
     def reset(self) -> None:
@@ -69,6 +71,8 @@ class Conversation:
     def ask(self, question: str) -> None:
         """Answer a question and show the verdict and the answer. A question that fails is not kept.
 
+        That the risk is not calibrated is said with the first answer only.
+
         Raises:
             CocoaError: as :meth:`CocoaEngine.stream_chat`.
             KeyboardInterrupt: on Ctrl-C, unless the conversation ``keeps``.
@@ -78,7 +82,8 @@ class Conversation:
         spans: list[Span] = []
         try:
             with self._engine.stream_chat(messages, config=self.config, source=passages or None) as stream:
-                answer = decode_live(stream, self._console, spans, self._live, draws=self._draws)
+                options: Any = {"draws": self._draws, "progress": Progress("chat")}
+                answer = decode_live(stream, self._console, spans, self._live, **options)
         except KeyboardInterrupt:
             if not self._keeps:
                 raise
@@ -90,7 +95,11 @@ class Conversation:
             self.checks = MeasuredText(text, spans, has_source=bool(passages)).check_these(MOST_SHADED)
         else:
             text = answer.text
-            self._show(verdict(answer), lambda: answer_text(answer, marks=self._marks))
+            said = verdict(answer)
+            if self._warned:
+                said = said.removesuffix(NOT_CALIBRATED).rstrip()
+            self._warned = self._warned or NOT_CALIBRATED in said
+            self._show(said, lambda: answer_text(answer, marks=self._marks))
             self.checks = answer.check_these(MOST_SHADED)
         self._messages = [*messages, {"role": "assistant", "content": text}]
         self._passages, self._added = passages, []

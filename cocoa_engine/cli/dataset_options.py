@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import Progress
 
-from cocoa_engine.cli.terminal import on_interrupt, progress_console
+from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.unfinished import fate
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import FORMATS, LabelledText, checked, read_labelled, sample
@@ -85,8 +85,9 @@ def teacher_forced(
     layer: int | None = None,
     cache: CacheFolder | None = None,
     also: AnswerCache | None = None,
+    progress: Progress,
 ) -> Iterator[Iterator[TeacherForced]]:
-    """Feed answers as :func:`~cocoa_engine.studies.signal.segments.force` does, with a progress bar on stderr.
+    """Feed answers as :func:`~cocoa_engine.studies.signal.segments.force` does, as the stage ``feeding answers``.
 
     ``cache`` is a folder in which they are kept, with the mean states of their spans at a ``layer``. With ``also``,
     another cache, answers that are not in it are fed again.
@@ -96,42 +97,8 @@ def teacher_forced(
 
     options: dict[str, Any] = {"chat": chat, "without_source": without_source}
     fed = None if cache is None else ProfileCache(cache, engine, config, layer=layer, also=also, **options)
-    with progress("Feeding answers", len(records), kept=cache) as advance:
-        yield force(engine, records, config, cache=fed, advance=advance, **options)
-
-
-@contextmanager
-def progress(
-    what: str, total: int, *, kept: CacheFolder | None = None, note: bool = True
-) -> Iterator[Callable[[int], None]]:
-    """A progress bar on stderr if that is a terminal. Yields a function that advances it.
-
-    After Ctrl-C, a note says how much was measured, and whether it is lost or ``kept`` in a folder. Without ``note``
-    there is none, and the caller says it.
-    """
-    done = 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        bar.advance(task, count)
-
-    said = on_interrupt(lambda: f"{what.lower()}: {done} of {total} were done; {fate(kept)}") if note else nullcontext()
-    with said, Progress(console=progress_console(), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task(what, total=total)
-        yield advance
-
-
-def in_steps(advance: Callable[[int], None]) -> Callable[[int, int], None]:
-    """Advance a bar by what was done since the last call. Returns a function of the number done and the total."""
-    before = 0
-
-    def on_progress(done: int, total: int) -> None:
-        nonlocal before
-        advance(done - before)
-        before = done
-
-    return on_progress
+    with progress.stage("feeding answers", "answers", len(records), fate=partial(fate, cache)) as stage:
+        yield force(engine, records, config, cache=fed, advance=stage.advance, **options)
 
 
 def make_folder(folder: Path) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cocoa_engine.cli.dataset_options import Cache, in_steps, progress
+from cocoa_engine.cli.dataset_options import Cache
 from cocoa_engine.cli.export import Overwrite, reserved
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import LoadOptions, Model, with_options
+from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.terminal import output
-from cocoa_engine.cli.unfinished import measured_answers
+from cocoa_engine.cli.unfinished import fate, measured_answers
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.output_files import write_file
 from cocoa_engine.safe_text import short_repr
@@ -73,22 +75,25 @@ def heads(
             f"{short_repr(lengths)})"
         )
     with reserved(*([] if out is None else [out]), overwrite=overwrite), measured_answers(context, cache) as kept:
-        engine = load_engine(model, loading)
+        progress = Progress("heads")
+        engine = load_engine(model, loading, progress=progress)
         from cocoa_engine.methods.retrieval_heads import keep, spread_heads_of
         from cocoa_engine.studies.retrieval_heads import RUNS, find_retrieval_heads  # imports torch
         from cocoa_engine.studies.source_reference import with_reference
 
+        needles = 0 if spread else len(sizes) * RUNS
+        progress.plan({"needles": needles, "answering": prompts})
         if spread:
             spread_over = spread_heads_of(engine.session.model)
             if spread_over is None:
                 raise ConfigError("this model has no layer that attends to the whole prompt")
             found = spread_over.model_copy(update={"model_name": engine.model_name})
         else:
-            with progress("Needles", len(sizes) * RUNS, kept=kept) as advance:
-                found = find_retrieval_heads(engine, sizes, on_progress=in_steps(advance), cache=kept)
+            with progress.stage("needles", "needles", needles, fate=partial(fate, kept)) as stage:
+                found = find_retrieval_heads(engine, sizes, on_progress=stage.at, cache=kept)
         if prompts:
-            with progress("Answering", prompts, kept=kept) as advance:
-                found = with_reference(engine, found, prompts=prompts, on_progress=in_steps(advance), cache=kept)
+            with progress.stage("answering", "prompts", prompts, fate=partial(fate, kept)) as stage:
+                found = with_reference(engine, found, prompts=prompts, on_progress=stage.at, cache=kept)
         if out is not None:
             write_file(out, found.model_dump_json(indent=1) + "\n")
         _show(found, spread=spread)

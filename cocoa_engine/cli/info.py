@@ -7,6 +7,7 @@ from rich.text import Text
 
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.terminal import output, print_json
 from cocoa_engine.safe_text import safe
 
@@ -19,7 +20,7 @@ def info(
     no_color: NoColor = False,
 ) -> None:
     """Describe a model: its layers, its middle window, and how its branches run."""
-    found = load_engine(model, loading).info()
+    found = load_engine(model, loading, progress=Progress("info")).info()
     if json:
         print_json(found.model_dump_json())
         return

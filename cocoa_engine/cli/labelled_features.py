@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cocoa_engine.calibration.features import Level
-from cocoa_engine.cli.dataset_options import progress, read, read_documents, teacher_forced
+from cocoa_engine.cli.dataset_options import read, read_documents, teacher_forced
+from cocoa_engine.cli.progress import Progress
+from cocoa_engine.cli.unfinished import fate
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import LabelledText, Question, read_questions, sample
 from cocoa_engine.errors import CalibrationError
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
     from cocoa_engine.studies.answer_cache import CacheFolder
     from cocoa_engine.studies.fitting.fit import LabelledFeatures
+
+ANSWER = 10.0
+"""The work of an answer to a question, where that of feeding a text is 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +83,19 @@ class LabelledAnswers:
             seed=seed,
         )
 
+    def shares(self) -> dict[str, float]:
+        """The stages of :meth:`measured`, and the work of each: that of feeding a text is 1."""
+        from cocoa_engine.studies.fitting.self_made import QUESTIONS
+
+        made = (self.count or QUESTIONS) if self.self_made else 0
+        return {
+            "feeding answers": len(self.records),
+            "answering questions": ANSWER * (len(self.asked) + made),
+            "feeding texts": made // 2,
+        }
+
     def measured(
-        self, engine: CocoaEngine, config: CocoaConfig, level: Level | None, *, states: bool
+        self, engine: CocoaEngine, config: CocoaConfig, level: Level | None, *, states: bool, progress: Progress
     ) -> tuple[dict[Level, LabelledFeatures], dict[Level, str]]:
         """The features of the answers, and a description of their source, by level.
 
@@ -87,6 +104,7 @@ class LabelledAnswers:
             config: the settings.
             level: the only level to return; `None`: all that are labelled.
             states: whether hidden states are kept, for a probe.
+            progress: that of the command.
 
         Raises:
             CalibrationError: nothing is labelled by this level.
@@ -99,24 +117,26 @@ class LabelledAnswers:
         from cocoa_engine.studies.signal.kept_profile import ProfileCache
 
         Layers.of(config, engine.num_layers)  # refuse bad settings before the work
+        becomes = partial(fate, self.cache)
         asks = self.questions is not None or self.self_made
         answers_kept = answers_cache(self.cache, "answers", engine, config) if self.cache and asks else None
         found: dict[Level, LabelledFeatures] = {}
         about: dict[Level, str] = {}
         if self.data is not None:
             layer = probe_layer(engine.num_layers) if states else None
-            with teacher_forced(engine, self.records, config, chat=self.chat, layer=layer, cache=self.cache) as answers:
+            how_fed: Any = {"chat": self.chat, "layer": layer, "cache": self.cache, "progress": progress}
+            with teacher_forced(engine, self.records, config, **how_fed) as answers:
                 found = labelled_features(answers, config, engine.num_layers, states=states)
             how = "as a chat" if self.chat else "plain prompts"
             about = dict.fromkeys(found, f"{self.data.name}, {len(self.records)} given answers, {how}")
         if self.questions is not None:
-            with progress("Answering questions", len(self.asked), kept=self.cache) as advance:
-                found["answer"] = own_answers(engine, self.asked, config, cache=answers_kept, advance=advance)
+            with progress.stage("answering questions", "questions", len(self.asked), fate=becomes) as stage:
+                found["answer"] = own_answers(engine, self.asked, config, cache=answers_kept, advance=stage.advance)
             about["answer"] = f"{self.questions.name}, the model's own answers to {len(self.asked)} questions"
         if self.self_made:
             made = made_questions(self.texts, self.count or QUESTIONS, self.seed)
             known = None if self.cache is None else ProfileCache(self.cache, engine, config, chat=self.chat)
-            with progress("Answering questions", len(made), kept=self.cache) as advance:
+            with progress.stage("answering questions", "questions", len(made), fate=becomes) as stage:
                 found = self_made_features(
                     engine,
                     made,
@@ -125,7 +145,8 @@ class LabelledAnswers:
                     seed=self.seed,
                     cache=answers_kept,
                     known=known,
-                    advance=advance,
+                    advance=stage.advance,
+                    feeding=partial(progress.track, "feeding texts", "texts"),
                 )
             about = about_self_made(found, len(made), len(self.texts))
         found = {one: items for one, items in found.items() if level in (None, one)}

@@ -1,4 +1,4 @@
-"""Loading the model of a command, with a spinner on stderr."""
+"""Loading the model of a command, with its progress on stderr."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.text import Text
-
 from cocoa_engine.cli.options import LoadOptions
-from cocoa_engine.cli.terminal import progress_console
+from cocoa_engine.cli.progress import Progress
 from cocoa_engine.model import load_options
 from cocoa_engine.runtime import Runtime
 
@@ -21,7 +19,12 @@ NO_CALIBRATOR = Path("none")
 
 
 def load_engine(
-    model: str | None, options: LoadOptions, calibrator: Path | None = None, **of_runtime: Any
+    model: str | None,
+    options: LoadOptions,
+    calibrator: Path | None = None,
+    *,
+    progress: Progress,
+    **of_runtime: Any,
 ) -> CocoaEngine:
     """Load a model. torch and transformers are imported only here, so that ``--help`` and errors in settings are fast.
 
@@ -29,14 +32,16 @@ def load_engine(
         model: its name; `None` is the embedded model.
         options: the options of the command.
         calibrator: the option ``--calibrator``.
+        progress: that of the command.
         **of_runtime: further fields of :class:`~cocoa_engine.Runtime`.
 
     Raises:
         CocoaError: as :meth:`CocoaEngine.from_pretrained`.
     """
     declared = declared_options(model, options, calibrator, **of_runtime)
-    with progress_console().status(Text(f"Loading {model or 'the embedded model'} …")):
+    with progress.stage(f"loading {model or 'the embedded model'} (slower the first time)"):
         import torch
+        from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
         from huggingface_hub.utils import logging as hub_logging
         from transformers.utils import logging as transformers_logging
 
@@ -47,7 +52,8 @@ def load_engine(
         if not options.debug:
             transformers_logging.set_verbosity_error()
             hub_logging.set_verbosity(logging.CRITICAL)  # hide retry messages; the final error is reported anyway
-            transformers_logging.disable_progress_bar()  # it would write through the spinner
+            transformers_logging.disable_progress_bar()  # there is one bar
+            disable_progress_bars()
         return CocoaEngine.from_pretrained(**load_options.loading_arguments(declared))
 
 

@@ -16,6 +16,7 @@ from cocoa_engine.cli.answer_json import answer_json, answers_json
 from cocoa_engine.cli.export import Html, check_writable, write
 from cocoa_engine.cli.loading import declared_options, load_engine
 from cocoa_engine.cli.options import OTHER_METHODS, Calibrator, Json, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.prompting import Sources, read_sources, with_sources
 from cocoa_engine.cli.ray_options import Actors, NumCpus, NumGpus, Ray, runner_of
 from cocoa_engine.cli.score_rows import divides, score_rows
@@ -86,16 +87,17 @@ def score(
     if ray and rows is None:
         raise ConfigError("--ray is for many rows: give --rows and --out")
     check_writable(rows, html=html, out=out)
-    engine = None if runner is not None else load_engine(model, loading, calibrator)
+    progress = Progress("score")
+    engine = None if runner is not None else load_engine(model, loading, calibrator, progress=progress)
     if rows is not None and out is not None:
         replaces = out.is_file()
         if runner is not None:
             load = declared_options(model, loading, calibrator)
             share = {"actors": actors, "num_cpus": num_cpus, "num_gpus": num_gpus, "threads": loading.threads}
-            failed, total = runner(load, rows, out, config, **share)
+            failed, total = runner(load, rows, out, config, progress=progress, **share)
         else:
             assert engine is not None
-            failed, total = score_rows(engine, rows, out, config)
+            failed, total = score_rows(engine, rows, out, config, progress=progress)
         if replaces:  # an interrupted run leaves the file as it was
             print_note(f"{out} is replaced")
         print_note(f"{total} rows written to {out}" + (f", {failed} of them with an error" if failed else ""))
@@ -107,9 +109,10 @@ def score(
     before = with_sources(sources, prompt)
     options: dict[str, Any] = {"config": config, "source": sources or None}
     several, divided = len(given) > 1, list[Generation]()
-    if divides(config) and (html is not None or json or not several):
-        divided = engine.score(before, given, divide=True, **options)
-    generations = engine.score(before, given, **options) if several else [engine.score(before, given[0], **options)]
+    with progress.stage("scoring"):
+        if divides(config) and (html is not None or json or not several):
+            divided = engine.score(before, given, divide=True, **options)
+        generations = engine.score(before, given, **options) if several else [engine.score(before, given[0], **options)]
     if html is not None:
         write(html, render(divided or generations, "html", title=prompt))
     if json:

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
+from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.terminal import on_interrupt
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets.files import read_parquet, read_text
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine, Generation
 
 
-def score_rows(engine: CocoaEngine, given: Path, out: Path, config: CocoaConfig) -> tuple[int, int]:
+def score_rows(
+    engine: CocoaEngine, given: Path, out: Path, config: CocoaConfig, *, progress: Progress | None = None
+) -> tuple[int, int]:
     """Score the rows of a file, and write them with their risk. The file is replaced when all rows are scored.
 
     A row is an object with ``prompt`` and ``text``; ``source``, if given, is a part of the prompt. What else it has is
@@ -33,6 +36,7 @@ def score_rows(engine: CocoaEngine, given: Path, out: Path, config: CocoaConfig)
         given: the file to read: Parquet, or one JSON object a line. Empty lines are left out.
         out: the file to write: Parquet if it is named so, otherwise JSON lines.
         config: the settings.
+        progress: that of the command.
 
     Returns:
         The number of rows with an error, and of all rows.
@@ -41,8 +45,9 @@ def score_rows(engine: CocoaEngine, given: Path, out: Path, config: CocoaConfig)
         DataError: the file cannot be read, has no rows, or is not text.
     """
     lines, failed = read_rows(given), 0
+    tracked = (progress or Progress("score")).track("scoring", "rows", lines)
     with writing(out) as write:
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(tracked, start=1):
             scored, has_error = scored_row(engine, number, line, config)
             failed += has_error
             write(scored)

@@ -24,6 +24,7 @@ from cocoa_engine.cli.dataset_options import (
 from cocoa_engine.cli.export import Overwrite, reserved
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.terminal import output
 from cocoa_engine.cli.unfinished import measured_answers
 from cocoa_engine.config import CocoaConfig
@@ -77,7 +78,8 @@ def signal(
     plots = [name for level in get_args(Level) for name in plot_names(level)]
     files = [out / name for name in ("signal.json", "signal.md", *plots)]
     with reserved(*files, overwrite=overwrite), measured_answers(context, cache) as kept:
-        engine = load_engine(model, loading)
+        progress = Progress("signal")
+        engine = load_engine(model, loading, progress=progress)
         from cocoa_engine.studies.signal.boundaries import BoundaryScores, boundaries_cache, with_boundary_scores
         from cocoa_engine.studies.signal.indicators import Layers
         from cocoa_engine.studies.signal.items import collect
@@ -87,8 +89,9 @@ def signal(
 
         Layers.of(config, engine.num_layers)  # refuse bad settings before the work
         known = boundaries_cache(kept, engine, config, chat=chat) if kept is not None and boundaries else None
+        progress.plan({"feeding answers": len(records), "computing": 0.1 * len(records)})
         with teacher_forced(
-            engine, records, config, chat=chat, without_source=context_lift, cache=kept, also=known
+            engine, records, config, chat=chat, without_source=context_lift, cache=kept, also=known, progress=progress
         ) as answers:
             cuts = BoundaryScores()
             items = collect(with_boundary_scores(answers, engine, config, cuts, known) if boundaries else answers)
@@ -101,13 +104,14 @@ def signal(
             "chat": chat,
             "command": command_line(),
         }
-        record = measure(about, items, config, draws=draws, seed=seed)
-        if boundaries:
-            record["boundaries"] = cuts.measure(draws=draws, seed=seed)
-        write_file(out / "signal.json", dumps(record, indent=1, ensure_ascii=False) + "\n")
-        text = to_markdown(record)
-        write_file(out / "signal.md", text)
-        drawn = draw(record, items, config, out)
+        with progress.stage("computing"):
+            record = measure(about, items, config, draws=draws, seed=seed)
+            if boundaries:
+                record["boundaries"] = cuts.measure(draws=draws, seed=seed)
+            write_file(out / "signal.json", dumps(record, indent=1, ensure_ascii=False) + "\n")
+            text = to_markdown(record)
+            write_file(out / "signal.md", text)
+            drawn = draw(record, items, config, out)
         console = output(no_color)
         console.print(Markdown(text) if console.is_terminal else text, soft_wrap=not console.is_terminal)
         console.print(f"Written to {out}: signal.json, signal.md, {', '.join(file.name for file in drawn)}")

@@ -13,9 +13,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from cocoa_engine.cli.dataset_options import Cache, progress
+from cocoa_engine.cli.dataset_options import Cache
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Calibrator, Json, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.prompting import Raw, System, require_chat
 from cocoa_engine.cli.terminal import output, print_json, print_note
 from cocoa_engine.cli.unfinished import fate, measured_answers
@@ -74,11 +75,13 @@ def threshold(
         interrupt: KeyboardInterrupt | None = None
         if asked := [one for one in lines if one.measured is None]:
             require_scale(config.risk, thresholds)
-            engine = load_engine(model, loading, calibrator)
+            progress = Progress("threshold")
+            engine = load_engine(model, loading, calibrator, progress=progress)
             known = None if kept is None else answers_cache(kept, "thresholds", engine, config)
             try:
-                with progress("Answering", len(asked), note=False) as advance:
-                    for answer in measure(engine, asked, config, system=system, raw=raw, cache=known, advance=advance):
+                with progress.stage("answering", "prompts", len(asked)) as stage:
+                    options: dict[str, Any] = {"system": system, "raw": raw, "cache": known, "advance": stage.advance}
+                    for answer in measure(engine, asked, config, **options):
                         answers.append(answer)
             except KeyboardInterrupt as error:
                 shown = "the output is of these" if answers else "there is no output"
@@ -120,7 +123,7 @@ def _tables(answers: Sequence[Answer], thresholds: Sequence[float]) -> list[Tabl
     what = f" ({SOURCES[source]})" if source in SOURCES else ""
     default, default_of_whole = by_default(answers)
     rows, wholes = by_span(answers, thresholds), by_answer(answers, thresholds)
-    title = f"Risk of spans{what}, {count(len(answers), 'answer')}"
+    title = f"Risk of spans, {count(len(answers), 'answer')}{what}"
     parts: list[Table | Text] = [_table(title, default, rows, labelled=bool(labelled))]
     if wholes:
         parts.append(_table("Risk of whole answers", default_of_whole, wholes, labelled=bool(labelled)))

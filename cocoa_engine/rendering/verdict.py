@@ -3,34 +3,54 @@
 from __future__ import annotations
 
 from cocoa_engine.rendering.inputs import Answer
-from cocoa_engine.rendering.scale import RAW
-from cocoa_engine.rendering.wording import SOURCES
+from cocoa_engine.rendering.scale import RAW, RiskScale
+from cocoa_engine.rendering.wording import FINDINGS, NOT_CALIBRATED, SOURCES
 from cocoa_engine.safe_text import safe
 from cocoa_engine.units import Check, Unit
 
 CHECK_THESE = "Check these:"
 NOTHING = "No claim of this answer stands out."
 BAR = 10  # characters
+QUOTED = 40  # characters
+RISKY_LEVEL = 2
+"""A part is named in the verdict from this level on: the model found other words likelier, or attended less to the
+source than at half of its own spans."""
 
 
 def verdict(answer: Answer) -> str:
-    """One or two sentences: the risk of the answer as a whole, or what the shading means without it."""
+    """Two or three short sentences: the risk of the answer as a whole, or where it may be wrong without it."""
     if answer.answer_risk is not None:
         risk = "wrong" if answer.answer_risk != answer.answer_risk else f"{100 * answer.answer_risk:.0f} % likely wrong"
         on = "" if answer.calibrated_on is None else f"; calibrated on {_short(answer.calibrated_on)}"
         outside = answer.answer_out_of_domain and on
         unlike = " This answer is unlike those, so the probability may be unreliable." if outside else ""
-        raw = SOURCES[answer.risk_source] if answer.risk_source in RAW and answer.risk_source else None
-        parts = "" if raw is None else f" The risk of parts is {raw}, which is not a probability."
-        return safe(f"Whole answer: {risk}{on}.{unlike}{parts}")
+        return " ".join([safe(f"Whole answer: {risk}{on}.{unlike}"), *([finding(answer)] if _is_raw(answer) else [])])
+    if answer.risk_source == "calibrator" or answer.risk_source is None:
+        return finding(answer)
+    return f"{finding(answer)} {NOT_CALIBRATED}"
+
+
+def finding(answer: Answer) -> str:
+    """What was measured of the parts of an answer, in words of everyday life."""
     if answer.risk_source is None:
         return "There is nothing to measure in this answer."
-    source = SOURCES[answer.risk_source]
-    if answer.risk_source in RAW:
-        return f"Not calibrated: the risk is {source}, which is not a probability, so nothing is shaded."
     if answer.risk_source == "calibrator":
-        return f"No risk of the answer as a whole. Shading is the {source} that a part is wrong."
-    return f"Not calibrated: shading compares parts of this model's answers ({source})."
+        return f"No risk of the answer as a whole. Shading is the {SOURCES['calibrator']} that a part is wrong."
+    if _is_raw(answer):
+        return f"The numbers say {SOURCES[answer.risk_source]}; they are not probabilities, so nothing is shaded."
+    scale = RiskScale.of(answer.spans)
+    somewhere, nowhere = FINDINGS[answer.risk_source]
+    if scale.level(answer.max_risk) < RISKY_LEVEL:
+        return nowhere
+    worst = next(iter(answer.check_these(1)), None)
+    if worst is None or scale.level(worst.risk) < RISKY_LEVEL:
+        return somewhere.format("a part of this answer")
+    words = " ".join(worst.text.split())
+    return somewhere.format(safe(f'"{words}"' if len(words) <= QUOTED else f'"{words[:QUOTED]}…"'))
+
+
+def _is_raw(answer: Answer) -> bool:
+    return answer.risk_source in RAW
 
 
 def _short(data: str) -> str:

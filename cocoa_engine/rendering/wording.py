@@ -12,13 +12,26 @@ from cocoa_engine.safe_text import safe
 from cocoa_engine.spans import Candidate, Measured, Span
 
 METRIC_NAMES = {"f_mlds": "fMLDS", "con_mlds": "ConMLDS"}
-SOURCES = {
+SOURCES: dict[str, str] = {
     "calibrator": "estimated probability",
-    "source_attention": "rank of the source attention",
-    "token_probability": "1 - p of the least probable token",
-    "f_mlds": "raw fMLDS",
-    "con_mlds": "raw ConMLDS",
+    "source_attention": "how little the model looked at the source",
+    "token_probability": "how unsure the model was",
+    "f_mlds": "how much the layers of the model disagree",
+    "con_mlds": "how much neighbouring layers of the model disagree",
 }
+"""What a risk is, for a reader without statistics, by ``risk_source``. The exact terms are in
+``docs/explanation/risk.md``."""
+
+FINDINGS: dict[str, tuple[str, str]] = {
+    "source_attention": (
+        "The model looked little at the source for {}.",
+        "The model looked at the source for every part of this answer.",
+    ),
+    "token_probability": ("The model was unsure about {}.", "The model was fairly sure of every word."),
+}
+"""What to say where a part of an answer is risky, and where none is, by ``risk_source``."""
+
+NOT_CALIBRATED = 'Not calibrated: no probability of an error is known until you run "cocoa calibrate".'
 FINISH_REASONS = {
     "stop": "ended by a stop condition",
     "eos": "ended by the model",

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 from cocoa_engine import UnitLevel
 from cocoa_engine.errors import ConfigError, HallucinationRiskError
 from cocoa_engine.messages import unknown
+from cocoa_engine.rendering.wording import SOURCES
 from cocoa_engine.units import marked_stretches
 from cocoa_integrations._shared.edits import Change, Edit, EditedText
 from cocoa_integrations._shared.finite import is_unmeasured, severity
@@ -22,15 +23,6 @@ Metric = Literal["risk", "con_mlds", "f_mlds", "self_information"]
 
 GateMetric = Literal["risk", "con_mlds", "f_mlds", "self_information", "answer_risk"]
 """A value of a span, or the risk of the answer as a whole."""
-
-SOURCES = {
-    "calibrator": "estimated probability",
-    "source_attention": "rank of the source attention",
-    "token_probability": "1 - p of the least probable token",
-    "f_mlds": "raw fMLDS",
-    "con_mlds": "raw ConMLDS",
-}
-"""What a risk is, by ``risk_source`` of its report."""
 
 Mark = str | Callable[[str, dict[str, Any]], str]
 """How a risky span is marked: a template with ``{text}`` and ``{value}``, or a function of the text and its entry of

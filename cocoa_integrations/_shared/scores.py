@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from cocoa_engine import __version__
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.rendering.wording import SOURCES
 from cocoa_integrations._shared.finite import finite
-from cocoa_integrations._shared.limits import SOURCES, Limit, highest, measured_units
+from cocoa_integrations._shared.limits import Limit, highest, measured_units
 from cocoa_integrations._shared.tracing import is_traced
 
 if TYPE_CHECKING:

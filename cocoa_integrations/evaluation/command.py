@@ -12,12 +12,12 @@ from typer.core import TyperCommand
 from cocoa_engine.cli.dataset_options import short_name
 from cocoa_engine.cli.loading import declared_options, load_engine
 from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, with_options
+from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.ray_options import Actors, NumCpus, NumGpus, Ray, runner_of
 from cocoa_engine.cli.terminal import on_interrupt
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.model.embedded import MODEL_NAME
-from cocoa_integrations.evaluation.progress import progress_bar
 
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown, also on a terminal.")]
 
@@ -91,9 +91,11 @@ def evaluate(
     share = {"actors": actors, "num_cpus": num_cpus, "num_gpus": num_gpus}
     runner = runner_of("eval", ray, **share)
 
+    progress = Progress("eval")
+
     def load() -> Any:
         if runner is None:
-            return load_engine(model, loading, calibrator)
+            return load_engine(model, loading, calibrator, progress=progress)
         return runner(declared_options(model, loading, calibrator), **share, threads=loading.threads)
 
     chosen = find_task(task)
@@ -102,7 +104,7 @@ def evaluate(
     choose_model(chosen.name, model or MODEL_NAME, paper_model)  # reports a wrong name before the evaluation
     samples = load_samples(chosen.name, data, limit=limit, shuffle=shuffle)
     kept = on_interrupt(f"the finished samples are kept in {out}: repeat the command to resume")
-    with kept, progress_bar(chosen.name) as (begin, advance):
+    with kept, progress.stage(chosen.name, f"answers of {chosen.name}") as stage:
         results = run(
             load,
             chosen,
@@ -118,8 +120,8 @@ def evaluate(
             limit=limit,
             paper_model=paper_model,
             run_code="unsafe" if run_code == "unsafe" else run_code is not None,
-            begin=begin,
-            advance=advance,
+            begin=stage.at,
+            advance=stage.advance,
         )
     show(report(chosen, results, paper_model), as_markdown=markdown)
 

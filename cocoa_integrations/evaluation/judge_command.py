@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cocoa_engine.cli.progress import Progress, Stage
 from cocoa_engine.cli.terminal import on_interrupt
 from cocoa_engine.errors import ConfigError, MissingExtraError, safe_cause
 from cocoa_engine.optional import need
 from cocoa_integrations.evaluation.command import Markdown
-from cocoa_integrations.evaluation.progress import progress_bar
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
+
+FACTS = 5.0
+"""About how many facts a summary states, for the time left."""
 
 
 def judge(
@@ -65,9 +69,18 @@ def judge(
     if gamma is not None and not factscore:
         raise ConfigError("--gamma is the length penalty of --factscore")
     model = chat_model(judge)
+    progress = Progress("judge")
     kept = on_interrupt(f"the verdicts so far are kept in {folder}: repeat the command to resume")
     if factscore:
-        with kept, progress_bar("FActScore") as (begin, advance):
+        progress.plan({"splitting": 1.0, "checking": FACTS})
+        parts = iter((("splitting", "summaries"), ("checking", "facts")))
+        with kept, ExitStack() as running:
+            begun: list[Stage] = []
+
+            def begin(done: int, total: int) -> None:
+                running.close()  # the part before
+                begun.append(running.enter_context(progress.stage(*next(parts), total)))
+
             found = factscore_run(
                 folder,
                 model,
@@ -77,11 +90,11 @@ def judge(
                 timeout=timeout,
                 concurrency=concurrency,
                 begin=begin,
-                advance=advance,
+                advance=lambda count: begun[-1].advance(count),
             )
         show(factscore_report(found), as_markdown=markdown)
         return
-    with kept, progress_bar("judging") as (begin, advance):
+    with kept, progress.stage("judging", "prompts") as stage:
         results = judge_run(
             folder,
             model,
@@ -91,8 +104,8 @@ def judge(
             timeout=timeout,
             concurrency=concurrency,
             paper_model=paper_model,
-            begin=lambda total: begin(0, total),
-            advance=advance,
+            begin=lambda total: stage.at(0, total),
+            advance=stage.advance,
         )
     show(judged_report(results, paper_model), as_markdown=markdown)
 

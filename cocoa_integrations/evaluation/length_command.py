@@ -9,13 +9,13 @@ import typer
 
 from cocoa_engine.cli.loading import NO_CALIBRATOR, load_engine
 from cocoa_engine.cli.options import LoadOptions, Model, with_options
+from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.terminal import on_interrupt
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.model.embedded import MODEL_NAME
 from cocoa_engine.optional import quiet_torchao
 from cocoa_integrations.evaluation.command import Markdown
-from cocoa_integrations.evaluation.progress import progress_bar
 
 _SHARED = ("gamma", "max_candidates", "max_span_tokens", "span_boundary", "middle_layers", "final_layer",
            "repetition_penalty", "max_new_tokens")  # fmt: skip
@@ -55,9 +55,10 @@ def length_rules(
         (find_task(name), load_samples(name, path, limit=prompts, shuffle=shuffle)) for name, path in files.items()
     ]
     kept = on_interrupt(f"the finished samples are kept in {out}: repeat the command to resume")
-    with kept, progress_bar("length rules") as (begin, advance):
+    progress = Progress("length-rules")
+    with kept, progress.stage("answering", "answers") as stage:
         results = study(
-            lambda: load_engine(model, loading, NO_CALIBRATOR),
+            lambda: load_engine(model, loading, NO_CALIBRATOR, progress=progress),
             tasks,
             arms,
             out,
@@ -65,8 +66,8 @@ def length_rules(
             model={"name": model or MODEL_NAME, "dtype": loading.dtype},
             data={name: describe_data(path, shuffle=shuffle) for name, path in files.items()},
             limit=prompts,
-            begin=begin,
-            advance=advance,
+            begin=stage.at,
+            advance=stage.advance,
         )
     show(report(results), as_markdown=markdown)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cocoa_engine import CocoaConfig, __version__
+from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.score_rows import read_rows, scored_row, writing
 from cocoa_engine.errors import ConfigError, DataError
 from cocoa_engine.model.load_options import LoadOptions
@@ -31,6 +32,7 @@ def score(
     num_cpus: float | None = None,
     num_gpus: float | None = None,
     threads: int | None = None,
+    progress: Progress | None = None,
 ) -> tuple[int, int]:
     """Score the rows of a file with many engines. The result is that of one engine, row by row.
 
@@ -46,6 +48,7 @@ def score(
         num_cpus: CPU cores of each.
         num_gpus: GPUs of each.
         threads: threads of each.
+        progress: that of the command.
 
     Returns:
         The number of rows with an error, and of all rows.
@@ -60,11 +63,15 @@ def score(
     with locked(out):
         done = _finished(partial_file, _settings(pool.load, lines, config))
         if missing := [number for number in range(1, len(lines) + 1) if number not in done]:
-            with pool.open(WHAT) as run:
+            shown = (progress or Progress("score")).stage("scoring", "rows", len(lines))
+            with shown as stage, pool.open(WHAT) as run:
+                stage.at(len(done), len(lines))
+                stage.resume()
                 work = [(number, lines[number - 1]) for number in missing]
                 for index, (line, failed) in run(work, partial(_score, config)):
                     done[missing[index]] = (line, failed)
                     append_lines(partial_file, [{"number": missing[index], "line": line, "failed": failed}])
+                    stage.advance()
         with writing(out) as write:
             for number in range(1, len(lines) + 1):
                 write(done[number][0])

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cocoa_engine import CocoaConfig
+from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.terminal import print_note
 from cocoa_engine.errors import CocoaError, ConfigError
 from cocoa_engine.logs import safe_logger
@@ -74,7 +75,8 @@ def _serve(settings: RaySettings, stopped: _Stopped, own: bool) -> None:
     serve.start(http_options=address)
     try:
         try:
-            serve.run(app(settings), name=NAME, route_prefix="/")
+            with Progress("serve").stage("starting the replicas"):
+                serve.run(app(settings), name=NAME, route_prefix="/")
         except RuntimeError as error:
             state = serve.status().applications.get(NAME)
             told = (

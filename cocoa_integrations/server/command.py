@@ -11,6 +11,7 @@ import typer
 from cocoa_engine import Runtime
 from cocoa_engine.cli.loading import declared_options, load_engine
 from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, with_options
+from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.ray_options import PANEL, NumCpus, NumGpus, runner_of
 from cocoa_engine.cli.terminal import print_note
 from cocoa_engine.config import CocoaConfig
@@ -215,7 +216,7 @@ def serve(
         return
 
     def load() -> CocoaEngine:
-        engine = load_engine(model, loading, calibrator, **runtime)
+        engine = load_engine(model, loading, calibrator, progress=Progress("serve"), **runtime)
         engine.config = config
         return engine
 

@@ -6,18 +6,15 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator
-from io import StringIO
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from rich.console import Console
 from typer.testing import Result
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime, Span, methods
 from cocoa_engine.cli.ask import TOO_RISKY, risk_of
-from cocoa_engine.cli.prefill_progress import bar
 from cocoa_engine.rendering.scale import RiskScale
 from tests.helpers.alike import assert_alike
 from tests.helpers.made_up_answers import generation
@@ -64,11 +61,11 @@ def messages(question: str, system: str | None = None) -> list[dict[str, str]]:
     return [*before, {"role": "user", "content": question}]
 
 
-def test_in_a_pipe_the_bare_answer(cocoa: Cocoa, engine: CocoaEngine) -> None:
+def test_in_a_pipe_the_bare_answer_with_its_verdict_on_stderr(cocoa: Cocoa, engine: CocoaEngine) -> None:
+    answer = engine.chat(messages(QUESTION), max_new_tokens=12)
     result = cocoa("ask", QUESTION, *SHORT)
-    assert result.exit_code == 0
-    assert result.stdout == engine.chat(messages(QUESTION), max_new_tokens=12).text + "\n"
-    assert result.stderr == ""
+    assert (result.exit_code, result.stdout) == (0, f"{answer.text}\n")
+    assert result.stderr == f"cocoa: {answer.verdict}\n"
 
 
 def test_json_is_the_generation(cocoa: Cocoa, engine: CocoaEngine) -> None:
@@ -115,7 +112,7 @@ def test_an_answer_stops_at_a_risk(cocoa: Cocoa, engine: CocoaEngine) -> None:
     assert stopped.finish_reason == "risk"
     piped = cocoa("ask", QUESTION, "--max-risk", "0.1", *SHORT)
     assert piped.stdout == stopped.text + "\n"
-    assert piped.stderr.count("\n") == 1
+    assert piped.stderr.startswith(f"cocoa: {stopped.verdict}\ncocoa: stopped: ")
     assert f"{stopped.spans[-1].risk:.3f}, reaches max_risk 0.1" in piped.stderr
     shown = cocoa("ask", QUESTION, "--max-risk", "0.1", "--details", *SHORT).stdout
     assert "stopped by max_risk." in " ".join(shown.split())
@@ -250,26 +247,6 @@ def test_on_a_terminal_the_answer_grows(cocoa: Cocoa, engine: CocoaEngine, monke
     assert len(answer.spans) > 1
     shown = cocoa("ask", QUESTION, *SHORT).stdout
     assert shown.count(answer.spans[0].text.split()[0]) > len(answer.spans)  # in every state and in the last
-
-
-def test_a_long_prompt_is_seen_to_be_read(cocoa: Cocoa, engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setattr("cocoa_engine.cli.ask.can_redraw", lambda console: True)
-    assert "reading the prompt" not in cocoa("ask", QUESTION, *SHORT).stdout
-    monkeypatch.setattr("cocoa_engine.execution.backends.shared_cache.PREFILL_CHUNK", 16)
-    answer = engine.chat(messages(QUESTION), max_new_tokens=12)
-    shown = cocoa("ask", QUESTION, *SHORT).stdout
-    assert "reading the prompt" in shown
-    assert f"of {answer.usage.prompt_tokens} tokens" in shown
-    assert answer.spans[-1].text.split()[-1] in shown
-    assert "reading the prompt" not in cocoa("ask", QUESTION, "--json", *SHORT).stdout
-
-
-def test_the_bar_of_a_prompt_being_read() -> None:
-    console = Console(width=100, color_system=None, file=StringIO())
-    console.print(bar(2048, 12000))
-    assert "2,048 of 12,000 tokens" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_picture(cocoa: Cocoa, tmp_path: Path) -> None:

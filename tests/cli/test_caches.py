@@ -389,7 +389,7 @@ def test_heads_continue(
         patched.setattr(retrieval_heads, "_prompt", until_ctrl_c)
         stopped = cocoa(*command)
     assert stopped.exit_code == 130
-    assert "needles: 3 of 30 were done; they are kept in" in stopped.stderr
+    assert "needles: 3 of 10 were done; they are kept in" in stopped.stderr
     steps.until = 4
     stopped = cocoa(*command)
     assert (stopped.exit_code, out.exists()) == (130, False)

@@ -12,6 +12,7 @@ from typer.testing import Result
 
 from cocoa_engine import CocoaConfig, CocoaEngine, DataError
 from cocoa_engine.cli.score_rows import risk_of_row, score_rows
+from cocoa_engine.rendering.wording import NOT_CALIBRATED
 from tests.helpers.made_up_answers import generation
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
@@ -42,7 +43,7 @@ def test_rows_keep_what_they_have_and_their_errors(tiny: CocoaEngine, tmp_path: 
     scored = tiny.score("abc def", " ghi jkl mno.", divide=True, source=["abc"])
     assert first["risk"] == risk_of_row(scored)
     risk = first["risk"]
-    assert risk["verdict"].startswith("Not calibrated")
+    assert risk["verdict"].endswith(NOT_CALIBRATED)
     assert (risk["max_risk"], risk["threshold"], risk["out_of_domain"]) == (scored.max_risk, scored.threshold, False)
     attention = [span.source_attention for span in scored.spans if span.text.strip()]
     assert risk["source_attention"] == pytest.approx(sum(attention) / len(attention))

@@ -231,7 +231,7 @@ def test_the_source_of_the_risk_decides_what_thresholds_are_possible(cocoa: Coco
     found = json.loads(cocoa("threshold", "--prompts", file, "--json").stdout)
     assert found["risk_source"] == "token_probability"
     assert all(0 <= row["threshold"] <= 1 for row in found["span"])
-    assert "1 - p of the least probable token" in cocoa("threshold", "--prompts", file).stdout
+    assert "how unsure the model was" in cocoa("threshold", "--prompts", file).stdout
     refused = cocoa("threshold", "--prompts", file, "--at", "1.2")
     assert refused.exit_code == 2
     assert "thresholds in [0, 1]" in " ".join(refused.stderr.split())

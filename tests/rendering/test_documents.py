@@ -32,7 +32,7 @@ def test_every_format_says_where_risks_are_not_comparable(format):
     probability = generation((" Rome", 0.7), (" is it.", 0.1), risk_source="calibrator")
     warning = (
         "The risks of these answers are of different kinds, so do not compare them: "
-        "1 - p of the least probable token; estimated probability."
+        "how unsure the model was; estimated probability."
     )
     assert words(FIRST, OTHER, probability).count(warning) == 1
     assert "different kinds" not in words(FIRST, OTHER, generation())

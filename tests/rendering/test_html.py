@@ -97,7 +97,7 @@ def test_nothing_is_fetched() -> None:
 
 def test_the_riskiest_claims_are_shaded_and_reachable_by_keyboard() -> None:
     page = Both(LEVELS.to_html(full=False))
-    assert page.text("cocoa-verdict").startswith("Not calibrated: shading compares parts")
+    assert page.text("cocoa-verdict").startswith('The model was unsure about "Dune". Not calibrated')
     claims = page.of_class("cocoa-span")
     assert [one["class"] for one in claims] == [f"cocoa-span cocoa-level-{level}" for level in (1, 2, 3)]
     assert page.text("cocoa-level-3", without="cocoa-bars") == "Dune"
@@ -157,11 +157,11 @@ def test_a_figure_of_a_later_version_is_shown_under_its_name() -> None:
 
 def test_the_legend_says_what_the_levels_are() -> None:
     words = Page(LEVELS.to_html()).text("cocoa-about")
-    assert "Risk, 0 to 1 (1 - p of the least probable token):" in words
+    assert "Risk, 0 to 1 (how unsure the model was):" in words
     assert "0.25–0.50" in words
     assert "highest risk 0.950, mean 0.590" in words
     raw = Page(generation(("sure", 0.8), (" not", 0.9), risk_source="f_mlds").to_html())
-    assert "Risk by raw fMLDS, not a probability: it has no levels." in raw.text("cocoa-about")
+    assert "the layers of the model disagree, not a probability: it has no levels." in raw.text("cocoa-about")
     assert raw.of_class("cocoa-legend") == []
 
 

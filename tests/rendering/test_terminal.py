@@ -25,6 +25,8 @@ from cocoa_engine.rendering.terminal import (
     risk_point_table,
     spans_text,
 )
+from cocoa_engine.rendering.verdict import finding
+from cocoa_engine.rendering.wording import NOT_CALIBRATED
 from cocoa_engine.safe_text import safe
 from cocoa_engine.units import Check
 from tests.helpers.made_up_answers import figures, generation, stopped
@@ -67,7 +69,7 @@ def test_marks_replace_colour() -> None:
 
 def test_the_verdict_comes_first_and_the_claims_to_check_beneath() -> None:
     lines = drawn(report([LEVELS], marks=True)).splitlines()
-    assert lines[0].startswith("Not calibrated: shading compares parts of this model's answers")
+    assert " ".join(lines[:2]).split() == f'The model was unsure about "high". {NOT_CALIBRATED}'.split()
     assert lines[-4:] == [
         "Check these:",
         "1. high (0.90): the model was unsure",
@@ -83,7 +85,8 @@ def test_the_verdict_comes_first_and_the_claims_to_check_beneath() -> None:
     assert "about a passage. This answer is unlike those, so the probability may be unreliable." in unlike
     raw = generation(("It is", 0.4), (" low", 3.1), risk_source="f_mlds")
     raw = raw.model_copy(update={"answer_risk": 0.714})
-    assert raw.verdict.endswith("71 % likely wrong. The risk of parts is raw fMLDS, which is not a probability.")
+    assert raw.verdict == f"Whole answer: 71 % likely wrong. {finding(raw)}"
+    assert "not probabilities" in raw.verdict
 
 
 def test_a_claim_has_one_colour_in_any_view() -> None:
@@ -100,7 +103,7 @@ def test_a_raw_mlds_has_no_levels() -> None:
     raw = generation(("all", 0.8), (" alike", 0.9), risk_source="f_mlds")
     assert answer_text(raw, marks=True).plain == "all alike"
     words = " ".join(drawn(report([raw], table=True)).split())
-    assert "the risk is raw fMLDS, which is not a probability, so nothing is shaded" in words
+    assert "layers of the model disagree; they are not probabilities, so nothing is shaded. Not calibrated" in words
     assert "it has no levels" in words
     for document in (words, raw.to_html(), raw.render("markdown")):
         assert "Check these" not in document
@@ -224,9 +227,9 @@ OTHER = generation(("Sound travels faster in", 0.2), (" wood.", 0.9), method="gr
 
 
 def test_a_comparison_stands_side_by_side_with_its_verdicts_first_and_its_differences_marked() -> None:
-    lines = drawn(Comparison([FIRST, OTHER], marks=True), 240).splitlines()
+    lines = drawn(Comparison([FIRST, OTHER], marks=True), 280).splitlines()
     assert lines[0].split() == ["cocoa-sig", "greedy"]
-    assert lines[1].count("Not calibrated: shading compares parts") == 2
+    assert lines[1].count("The model was unsure about") == 2
     texts = " ".join(lines[3].split())
     assert texts == "Sound travels [faster|3] in {[water|3]}. Sound travels faster in {[wood|3]}."
     assert lines[5].count("Check these:") == 2
@@ -287,14 +290,11 @@ def test_a_comparison_in_colour_dims_what_the_answers_share() -> None:
 
 def test_a_comparison_too_wide_for_the_terminal_stands_one_below_the_other() -> None:
     lines = drawn(Comparison([FIRST, OTHER], marks=True), 50).splitlines()
-    verdict = [
-        "Not calibrated: shading compares parts of this ",
-        "model's answers (1 - p of the least probable ",
-        "token).",
-    ]
     assert lines == [
         "cocoa-sig",
-        *verdict,
+        'The model was unsure about "faster". Not ',
+        "calibrated: no probability of an error is known ",
+        'until you run "cocoa calibrate".',
         "",
         "Sound travels [faster|3] in {[water|3]}.",
         "",
@@ -303,7 +303,9 @@ def test_a_comparison_too_wide_for_the_terminal_stands_one_below_the_other() -> 
         "2. water (0.90): the model was unsure",
         "",
         "greedy",
-        *verdict,
+        'The model was unsure about "wood". Not calibrated:',
+        "no probability of an error is known until you run ",
+        '"cocoa calibrate".',
         "",
         "Sound travels faster in {[wood|3]}.",
         "",

@@ -8,7 +8,7 @@ does not label every span of an answer, so spans are labelled in retellings with
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from random import Random
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from cocoa_engine.calibration.features import Level
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.datasets import Question
+from cocoa_engine.datasets import LabelledText, Question
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.studies.answer_cache import AnswerCache
 from cocoa_engine.studies.answering import answered
@@ -160,6 +160,7 @@ def self_made_features(
     cache: AnswerCache | None = None,
     known: KnownAnswers | None = None,
     advance: Callable[[int], None] = lambda count: None,
+    feeding: Callable[[Sequence[LabelledText]], Iterable[LabelledText]] = iter,
 ) -> dict[Level, LabelledFeatures]:
     """The features and labels of a model's answers to made questions, and of the spans of texts with planted errors.
 
@@ -172,6 +173,7 @@ def self_made_features(
         cache: answers to questions that were asked before.
         known: texts that were fed before.
         advance: called with the number of questions answered since the last call.
+        feeding: yields the texts with planted errors, to show progress.
     """
     rows = Rows()
     prompts = [request_prompt(engine, one.request) for one in made]
@@ -179,5 +181,6 @@ def self_made_features(
         if values["features"] is not None:
             rows.add(values["features"], not one.is_right(values["text"]), one.question.group)
     texts = planted_errors(len(made) // 2, seed)
-    found = labelled_features(force(engine, texts, config, chat=chat, cache=known), config, engine.num_layers)
+    fed = force(engine, feeding(texts), config, chat=chat, cache=known)
+    found = labelled_features(fed, config, engine.num_layers)
     return {**found, "answer": rows.labelled("answer")} if rows.labels else found

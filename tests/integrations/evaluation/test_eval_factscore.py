@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cocoa_engine import CocoaConfig
+from cocoa_engine.cli import progress
 from cocoa_engine.cli.app import app
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations.evaluation.factscore import facts_of, factscore, factscore_report, factscore_run
@@ -193,8 +196,19 @@ def test_command(folder: Path, recorded: Recorded, entry_point: Path, monkeypatc
             app, ["judge", str(folder), "--judge", "openai:recorded", *options], prog_name="cocoa"
         )
 
-    shown = cocoa("--factscore", "--gamma", "10")
+    at = progress.Stage.at
+
+    def slow(stage: progress.Stage, done: int, total: int) -> None:
+        time.sleep(0.05)
+        at(stage, done, total)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(progress, "SECONDS_BETWEEN_LINES", 0.01)
+        patched.setattr(progress.Stage, "at", slow)
+        shown = cocoa("--factscore", "--gamma", "10")
     assert shown.exit_code == 0, shown.output
+    assert re.search(r"^judge: \d+ of \d+ summaries, .* (left|so far)$", shown.stderr, re.MULTILINE)
+    assert re.search(r"^judge: \d+ of \d+ facts, .* (left|so far)$", shown.stderr, re.MULTILINE)
     assert shown.stdout == (folder / "factscore.md").read_text()
     assert "Judge: openai:recorded. FActScore with the length penalty" in shown.stdout
     for options, message in ((("--gamma", "10"), "--factscore"), (("--factscore", "--labels", "x.csv"), "--labels")):

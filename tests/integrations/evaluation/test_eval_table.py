@@ -18,7 +18,7 @@ from rich.console import Console
 
 from cocoa_engine import CocoaConfig
 from cocoa_engine.errors import ConfigError
-from cocoa_integrations.evaluation import TASKS, Arm, paper, progress
+from cocoa_integrations.evaluation import TASKS, Arm, paper
 from cocoa_integrations.evaluation.judge import COLUMNS, TRUTH
 from cocoa_integrations.evaluation.paper import choose_model, paper_results
 from cocoa_integrations.evaluation.statistics import beyond_noise, statistics
@@ -329,17 +329,3 @@ def test_a_terminal_gets_no_markdown(monkeypatch: pytest.MonkeyPatch, capsys: py
     coloured = console.file.getvalue()  # type: ignore[attr-defined]
     assert re.search(r"\x1b\[1;32m *20.00 ± 6.41\*\x1b", coloured)
     assert "52.50 ± 8.00*" not in coloured
-
-
-def test_progress_in_a_pipe_is_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    now = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    with progress.progress_bar("nq") as (begin, advance):
-        begin(10, 110)
-        for _ in range(5):
-            now[0] += 20
-            advance(10)
-    assert capsys.readouterr().err.splitlines() == [
-        "nq: 30 of 110, 0:00:40 elapsed, 0:02:40 left",
-        "nq: 50 of 110, 0:01:20 elapsed, 0:02:00 left",
-    ]

@@ -99,7 +99,7 @@ def test_langsmith_gets_feedback_on_every_run(quick_chat: ChatCocoa, client: Cli
     assert feedback["run_id"] == feedback["trace_id"] == str(run_id)
     assert feedback["session_id"] == str(PROJECT)
     assert feedback["value"] == "fail"
-    assert "least probable token" in feedback["comment"]
+    assert "how unsure the model was" in feedback["comment"]
     assert feedback["feedback_source"]["metadata"]["model"] == "quick"
 
 
@@ -162,7 +162,7 @@ def test_opentelemetry_gets_an_event_in_the_span_of_the_run(
     assert event.event_name == "gen_ai.evaluation.result"
     attributes = dict(event.attributes)
     assert attributes.pop("gen_ai.evaluation.explanation").startswith(
-        "highest risk of any span (1 - p of the least probable token)"
+        "highest risk of any span (how unsure the model was)"
     )
     assert attributes == {
         "gen_ai.evaluation.name": "hallucination_risk",
@@ -183,7 +183,7 @@ async def test_an_event_belongs_to_the_current_span_otherwise(quick_llm: CocoaLL
     assert event.span_id == outer.get_span_context().span_id
     assert event.attributes["gen_ai.evaluation.name"] == "risk"
     explanation = event.attributes["gen_ai.evaluation.explanation"]
-    assert explanation == "highest risk of any span (1 - p of the least probable token)"
+    assert explanation == "highest risk of any span (how unsure the model was)"
     assert "gen_ai.evaluation.score.label" not in event.attributes
 
 

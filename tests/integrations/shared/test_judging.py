@@ -166,7 +166,7 @@ def test_verdict(quick: CocoaEngine, expected: float) -> None:
     assert judged.passing is True
     worst = max(judged.report["spans"], key=lambda span: span["risk"])["text"].strip()
     assert repr(worst) in judged.comment
-    assert "1 - p of the least probable token" in judged.comment
+    assert "how unsure the model was" in judged.comment
 
 
 def test_llama_index(quick: CocoaEngine, expected: float) -> None:

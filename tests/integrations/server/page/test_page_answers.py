@@ -128,7 +128,7 @@ def test_the_page_says_where_risks_are_not_comparable(context: BrowserContext, e
         expect(page.locator("#ask")).to_be_enabled(timeout=PATIENCE)
         answers = [engine.chat(WHO, method=method, max_new_tokens=8) for method in ("cocoa-sig", "greedy")]
         expect(page.locator("#kinds")).to_have_text(describe_different_kinds(answers) or "")
-        expect(page.locator("#kinds")).to_contain_text("do not compare them: estimated probability; 1 - p of the least")
+        expect(page.locator("#kinds")).to_contain_text("estimated probability; how unsure the model was")
         assert problems == []
 
 

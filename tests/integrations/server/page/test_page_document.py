@@ -9,6 +9,7 @@ from fastapi.testclient import TestClient
 
 from cocoa_engine import METHODS, CocoaConfig
 from cocoa_engine.rendering.scale import BOUNDS
+from cocoa_engine.rendering.wording import NOT_CALIBRATED
 from cocoa_integrations.server.app import create_app
 from cocoa_integrations.server.routes.page import SETTINGS
 from cocoa_integrations.server.settings import ServerSettings
@@ -91,7 +92,7 @@ def test_what_the_page_needs_of_an_answer() -> None:
     answer = client().post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
     report = answer["cocoa_risk"]
     assert answer["content"] == "Rome is 2148000 years old."
-    assert report["verdict"].startswith("Not calibrated: shading compares parts")
+    assert report["verdict"].endswith(NOT_CALIBRATED)
     assert report["finish_reason"] == "eos"
     rivals = [span["rivals"] for span in report["spans"]]
     assert [len(one) for one in rivals] == [span["candidates"] for span in report["spans"]]

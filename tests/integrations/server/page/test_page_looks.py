@@ -53,7 +53,7 @@ def test_levels_have_marks_besides_their_colour(page: Page) -> None:
 
 def test_a_raw_mlds_has_no_levels(page: Page) -> None:
     column = ask(page, ROME, cocoa={"risk": "f_mlds"})
-    expect(column.locator(".cocoa-verdict")).to_contain_text("Not calibrated: the risk is raw fMLDS")
+    expect(column.locator(".cocoa-verdict")).to_contain_text("not probabilities, so nothing is shaded")
     span = column.locator(".cocoa-span").nth(3)
     assert span.evaluate("one => getComputedStyle(one).textDecorationLine") == "none"
     span.hover()

@@ -1,0 +1,214 @@
+"""The progress of a command on stderr: one bar for all its stages on a terminal, elsewhere a line every 10 seconds."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from typing import TypeVar
+
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from cocoa_engine.cli.terminal import can_redraw, on_interrupt, progress_console
+from cocoa_engine.safe_text import safe
+
+ItemT = TypeVar("ItemT")
+
+SECONDS_BETWEEN_LINES = 10.0
+"""Where stderr is no terminal, a line is printed after this many seconds, whether a step has ended or not."""
+
+CHEAP = 0.1
+"""Items that take less than this share of the usual time were in a cache. They do not count for the time left."""
+
+
+class Stage:
+    """A part of the work of a command.
+
+    Args:
+        name: what is done, such as ``answering``.
+        unit: what is counted, in the plural; empty: nothing is counted.
+        total: the number of items, if it is known.
+        done: called for the number of items done, instead of :meth:`advance`.
+    """
+
+    def __init__(self, name: str, unit: str = "", total: int = 0, done: Callable[[], int] | None = None) -> None:
+        self.name, self.unit, self.total = name, unit, total
+        self._done, self._counted = 0, done
+        self._began = self._since = time.monotonic()
+        self._samples: list[tuple[float, int]] = []  # seconds, and the items that were done in them
+
+    @property
+    def done(self) -> int:
+        """The number of items done."""
+        if self._counted is not None:
+            self.at(self._counted(), self.total)
+        return self._done
+
+    def advance(self, count: int = 1) -> None:
+        """Count items that were done since the last call."""
+        self.at(self._done + count, self.total)
+
+    def at(self, done: int, total: int) -> None:
+        """Set the number of items done, and of all items."""
+        now = time.monotonic()
+        if done > self._done:
+            self._samples.append((now - self._since, done - self._done))
+            self._since = now
+        self._done, self.total = done, total
+
+    def resume(self) -> None:
+        """Leave out the time since the last item, in which something else was done."""
+        self._since = time.monotonic()
+
+    def describe(self, left: float | None) -> str:
+        """What is done, how many of how many, and the time left, or the time so far if that is not known."""
+        counts = f"{self.done:,} of {self.total:,} {self.unit}" if self.total else self.name
+        if not left:  # not known, or a step takes longer than those before
+            return f"{counts}, {_duration(time.monotonic() - self._began)} so far"
+        return f"{counts}, {_duration(left)} left"
+
+    def share(self) -> float:
+        """The share of the items that are done, in [0, 1]."""
+        return min(self.done / self.total, 1.0) if self.total else 0.0
+
+    def seconds_left(self, later: float) -> float | None:
+        """The time that the other items take, by those so far; `None` before the first.
+
+        Args:
+            later: the work of the later stages, where that of this one is 1.
+        """
+        samples = self._samples[:]
+        passed = sum(seconds for seconds, _ in samples)
+        if not self.total or not passed:
+            return None
+        usual = sum(seconds * seconds / items for seconds, items in samples) / passed
+        worked = [(seconds, items) for seconds, items in samples if seconds / items >= CHEAP * usual]
+        whole = self.total * sum(seconds for seconds, _ in worked) / sum(items for _, items in worked)
+        return max(0.0, whole * (1 - self.share()) - (time.monotonic() - self._since)) + whole * later
+
+
+class Progress:
+    """The progress of a command, which is shown while one of its stages runs.
+
+    On a terminal that is one bar for all stages, which never goes back. Elsewhere a thread prints a line every
+    :data:`SECONDS_BETWEEN_LINES`, also while a single step takes longer.
+
+    Args:
+        command: the name of the command, with which each line begins.
+    """
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+        self._plan: dict[str, float] = {}
+        self._finished = 0.0  # of the plan
+        self._stages: list[Stage] = []  # those that run, the innermost last
+        self._printed = time.monotonic()
+
+    def plan(self, shares: Mapping[str, float]) -> None:
+        """Say what share of the bar each stage gets, by its name.
+
+        Args:
+            shares: the work of each stage, in any unit. Stages without a share do not move the bar.
+        """
+        self._plan = dict(shares)
+
+    @contextmanager
+    def stage(
+        self,
+        name: str,
+        unit: str = "",
+        total: int = 0,
+        *,
+        done: Callable[[], int] | None = None,
+        fate: Callable[[], str] | None = None,
+    ) -> Iterator[Stage]:
+        """Show a stage while the block runs. Stages can nest.
+
+        Args:
+            name, unit, total, done: as for :class:`Stage`.
+            fate: says what becomes of the items that are done, for a note if Ctrl-C ends the block. Default: no note.
+        """
+        stage = Stage(name, unit, total, done)
+        note = fate and on_interrupt(lambda: f"{name}: {stage.done} of {stage.total} were done; {fate()}")
+        shown = can_redraw(progress_console())
+        self._stages.append(stage)
+        try:
+            with note or nullcontext(), nullcontext() if self._stages[1:] else self._bar() if shown else self._lines():
+                yield stage
+        finally:
+            self._stages.pop()
+            if self._stages:
+                self._stages[-1].resume()
+            self._finished += self._plan.pop(name, 0.0)
+
+    def track(self, name: str, unit: str, items: Sequence[ItemT]) -> Iterator[ItemT]:
+        """Yield some items, and show how many were taken as a stage."""
+        with self.stage(name, unit, len(items)) as stage:
+            for item in items:
+                yield item
+                stage.advance()
+
+    @contextmanager
+    def _bar(self) -> Iterator[None]:
+        console = progress_console()
+        # what the command prints on stdout must not go through this console
+        live = Live(
+            get_renderable=self._drawn, console=console, transient=True, redirect_stdout=False, refresh_per_second=4
+        )
+        with live:
+            console.show_cursor(True)  # it would stay hidden if the process were killed
+            yield
+
+    @contextmanager
+    def _lines(self) -> Iterator[None]:
+        ended = threading.Event()
+
+        def print_lines() -> None:
+            while not ended.wait(max(0.0, self._printed + SECONDS_BETWEEN_LINES - time.monotonic())):
+                self._printed = time.monotonic()
+                with suppress(OSError, ValueError):  # stderr was closed
+                    print(f"{self._command}: {safe(self.describe())}", file=sys.stderr, flush=True)
+
+        thread = threading.Thread(target=print_lines, name="cocoa-progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join(1.0)  # it waits where nobody reads stderr
+
+    def describe(self) -> str:
+        """The innermost stage, and the time left for this and the later ones."""
+        stages = self._stages[:]
+        return stages[-1].describe(self._left(stages[-1])) if stages else ""
+
+    def fraction(self) -> float | None:
+        """The share of the work that is done, in [0, 1]; `None` if there is no plan and nothing is counted."""
+        stages = self._stages[:]
+        if whole := self._finished + sum(self._plan.values()):
+            return (self._finished + sum(self._plan.get(one.name, 0.0) * one.share() for one in stages)) / whole
+        return stages[0].share() if stages and stages[0].total else None
+
+    def _left(self, stage: Stage) -> float | None:
+        here = self._plan.get(stage.name, 0.0)
+        return stage.seconds_left((sum(self._plan.values()) - here) / here if here else 0.0)
+
+    def _drawn(self) -> Table:
+        fraction = self.fraction()
+        line = Table.grid(padding=(0, 1))
+        bar = ProgressBar(1.0, fraction or 0.0, width=30, pulse=fraction is None)
+        line.add_row(bar, Text(safe(self.describe())))
+        return line
+
+
+def _duration(seconds: float) -> str:
+    """A time in words, such as ``90 s``, ``2 min`` or ``1 h 20 min``."""
+    if seconds < 119.5:
+        return f"{round(seconds)} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

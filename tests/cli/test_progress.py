@@ -1,0 +1,341 @@
+"""The progress of commands on stderr: lines where that is no terminal, one bar for all stages where it is one."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from cocoa_engine import CocoaEngine, Runtime, Span, SpanStream
+from cocoa_engine.cli import progress as module
+from cocoa_engine.cli.app import app
+from cocoa_engine.cli.progress import Progress, Stage, _duration
+from cocoa_engine.execution.backends import shared_cache
+from cocoa_engine.studies import retrieval_heads, source_reference
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+
+LINE = re.compile(r"(\d[\d,]* of \d[\d,]* [a-z][a-z ]*|[a-z].*), (\d+ h )?\d+ (s|min) (left|so far)")
+"""A line after the name of the command."""
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time that progress is measured with, in seconds."""
+    now = [1000.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_the_time_left_is_that_of_this_stage_and_the_later_ones(clock: list[float]) -> None:
+    progress = Progress("heads")
+    progress.plan({"needles": 90, "answering": 60})
+    with progress.stage("needles", "needles", 90) as stage:
+        clock[0] += 30
+        assert progress.describe() == "0 of 90 needles, 30 s so far"
+        clock[0] += 30
+        stage.advance(30)  # two seconds each
+        assert progress.describe() == "30 of 90 needles, 4 min left"
+        stage.at(60, 90)  # from a cache, in no time
+        assert progress.describe() == "60 of 90 needles, 3 min left"
+        clock[0] += 60
+        assert progress.describe() == "60 of 90 needles, 2 min left"
+    assert progress.fraction() == 0.6
+    with progress.stage("answering", "prompts", 60) as stage:
+        clock[0] += 5400
+        stage.advance(30)
+        assert progress.describe() == "30 of 60 prompts, 1 h 30 min left"
+        assert progress.fraction() == 0.8
+    assert progress.fraction() == 1.0
+
+
+@given(st.floats(0, 10**6))
+def test_times_are_of_two_units_at_most(seconds: float) -> None:
+    assert re.fullmatch(r"\d{1,3} s|\d{1,2} min|\d+ h \d{1,2} min", _duration(seconds))
+
+
+STAGES = st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.booleans()), min_size=1, max_size=6)
+
+
+@given(STAGES, st.data())
+def test_the_bar_never_goes_back(stages: list[tuple[int, bool, bool]], data: st.DataObject) -> None:
+    """Whatever is planned, counted and nested, and whatever totals turn out to be."""
+    progress, seen = Progress("ask"), [0.0]
+    progress.plan({str(number): share for number, (share, _, _) in enumerate(stages) if share})
+
+    def look() -> None:
+        seen.append(progress.fraction() or 0.0)
+
+    for number, (_, counts, nests) in enumerate(stages):
+        total = data.draw(st.integers(1, 4)) if counts else 0
+        with progress.stage(str(number), "steps", total) as stage:
+            look()
+            if nests:
+                with progress.stage("inside", "parts", 2) as inside:
+                    inside.advance()
+                    look()
+            for _ in range(total):
+                stage.advance()
+                look()
+    if len(seen) > 1 and any(share for share, _, _ in stages):
+        assert seen == sorted(seen)
+        assert progress.fraction() == pytest.approx(1.0)
+
+
+def test_a_line_comes_while_one_step_hangs(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(module, "SECONDS_BETWEEN_LINES", 0.01)
+    said = ""
+    with Progress("heads").stage("loading \x1b[31mmodel"):
+        deadline = time.monotonic() + 60
+        while said.count("\n") < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+            said += capfd.readouterr().err
+    assert said.splitlines()[:3] == ["heads: loading ␛[31mmodel, 0 s so far"] * 3
+    threads = [thread.name for thread in threading.enumerate()]
+    assert "cocoa-progress" not in threads
+
+
+def test_no_line_if_the_command_ends_sooner(capfd: pytest.CaptureFixture[str]) -> None:
+    progress = Progress("heads")
+    for name in ("needles", "answering"):
+        with progress.stage(name, "steps", 2) as stage:
+            stage.advance()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_closed_stderr_stops_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(module, "SECONDS_BETWEEN_LINES", 0.01)
+    stream = (tmp_path / "stderr").open("w")
+    monkeypatch.setattr(sys, "stderr", stream)
+    described = 0
+
+    def describe(seconds: float) -> str:
+        nonlocal described
+        described += 1
+        return "0 s"
+
+    monkeypatch.setattr(module, "_duration", describe)
+    with Progress("ask").stage("loading"):
+        stream.close()
+        before, deadline = described, time.monotonic() + 60
+        while described < before + 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert described >= before + 3
+
+
+# --- commands
+
+
+@pytest.fixture(scope="module")
+def tiny() -> CocoaEngine:
+    model = tiny_model("llama", seed=6, max_position_embeddings=2048)
+    engine = CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(max_batch_size=2), model_name="tiny")
+    engine.generate("Hello", max_new_tokens=1)
+    return engine
+
+
+class Watched:
+    """The progress of commands.
+
+    Attributes:
+        made: what showed it.
+        fractions: the share that was done after each step.
+    """
+
+    def __init__(self) -> None:
+        self.made: list[Progress] = []
+        self.fractions: list[float | None] = []
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    """Watches commands; each of their steps takes long enough for a line."""
+    seen = Watched()
+    begin, at = Progress.__init__, Stage.at
+
+    def noted(progress: Progress, command: str) -> None:
+        seen.made.append(progress)
+        begin(progress, command)
+
+    def slow(stage: Stage, done: int, total: int) -> None:
+        time.sleep(0.03)
+        at(stage, done, total)
+        seen.fractions.append(seen.made[-1].fraction())
+
+    monkeypatch.setattr(module, "SECONDS_BETWEEN_LINES", 0.01)
+    monkeypatch.setattr(Progress, "__init__", noted)
+    monkeypatch.setattr(Stage, "at", slow)
+    return seen
+
+
+@pytest.fixture
+def cocoa(tiny: CocoaEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:
+    """Runs ``cocoa`` on a tiny model, which passes for one that finds needles."""
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **__: tiny)
+    monkeypatch.setattr(retrieval_heads, "RECALLED", -1.0)
+    monkeypatch.setattr(source_reference, "MIN_SPANS", 5)
+    monkeypatch.setattr(source_reference, "MAX_NEW_TOKENS", 6)
+    monkeypatch.setattr(source_reference, "PROMPTS", 4)
+    monkeypatch.setenv("COCOA_CACHE_DIR", str(tmp_path / "own"))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+    return lambda *args: CliRunner().invoke(app, list(map(str, args)), prog_name="cocoa")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> dict[str, Path]:
+    words = ("red", "blue", "old", "new", "big", "cold", "wet", "dry")
+    texts, questions, rows = [], [], []
+    for number, word in enumerate(words):
+        source, text = f"A {word} house.", f"It is {word} and {words[number - 1]}."
+        row = {"prompt": f"Text: {source} Summary:", "text": text, "spans": [[9, len(text)]], "source": source}
+        texts += [{"id": f"{number}a", **row}, {"id": f"{number}b", **row, "text": f"It is {word}.", "spans": []}]
+        questions.append({"question": f"Is it {word}?", "answers": ["e" if number % 2 else "zebra"]})
+        rows.append({"prompt": "It is", "text": f" {word}."})
+    files = {}
+    for name, lines in (("texts", texts), ("questions", questions), ("rows", rows)):
+        files[name] = tmp_path / f"{name}.jsonl"
+        files[name].write_text("\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8")
+    return files
+
+
+FITS = ["--folds", "2", "--draws", "20", "--max-new-tokens", "6"]
+COMMANDS = {
+    "heads": ["heads", "--lengths", "16", "--prompts", "6"],
+    "claims": ["claims", "--data", "{texts}", "--draws", "20"],
+    "signal": ["signal", "--data", "{texts}", "--draws", "20", "--out", "{out}"],
+    "calibrate": ["calibrate", "--data", "{texts}", *FITS, "--out", "{out}.json"],
+    "calibrate --questions": ["calibrate", "--data", "{texts}", "--questions", "{questions}", *FITS, "--out", "{out}"],
+    "calibrate --self": ["calibrate", "--self", "--prompts", "20", *FITS, "--level", "span", "--out", "{out}.json"],
+    "alpha": ["alpha", "--data", "{texts}", "--max-new-tokens", "6", "--json"],
+    "threshold": ["threshold", "--prompts", "{questions}", "--max-new-tokens", "6", "--json"],
+    "compare": ["compare", "Who?", "--raw", "--max-new-tokens", "6"],
+    "bench": ["bench", "--tokens", "4", "--rounds", "2", "--json"],
+    "score": ["score", "--rows", "{rows}", "--out", "{out}.jsonl"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("undrawn", "divided_once")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_long_command_prints_lines(
+    cocoa: Callable[..., Result], data: dict[str, Path], watched: Watched, tmp_path: Path, name: str
+) -> None:
+    command = [word.format(**data, out=tmp_path / "out") for word in COMMANDS[name]]
+    result = cocoa(*command)
+    if name != "calibrate --questions":  # the tiny model's answers may all be wrong
+        assert result.exit_code == 0, result.output
+    said = [line for line in result.stderr.splitlines() if line.startswith(f"{command[0]}: ")]
+    assert [line for line in said if not LINE.fullmatch(line.partition(": ")[2])] == []
+    assert any(re.search(r": [\d,]+ of [\d,]+ ", line) for line in said)
+    assert not re.search(r"[\x00-\x09\x0b-\x1f]", result.stderr)
+    assert " left" not in result.stdout
+    assert len(watched.made) == 1  # one bar
+    fractions = [one for one in watched.fractions if one is not None]
+    assert fractions
+    assert fractions == sorted(fractions)
+    assert 0 < fractions[-1] <= 1.0
+
+
+def test_a_long_answer_and_a_long_prompt_print_lines(
+    cocoa: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SECONDS_BETWEEN_LINES", 0.01)
+    monkeypatch.setattr(shared_cache, "PREFILL_CHUNK", 4)
+    span = SpanStream.__next__
+
+    def slow(stream: SpanStream[CocoaEngine]) -> Span:
+        time.sleep(0.05)
+        return span(stream)
+
+    monkeypatch.setattr(SpanStream, "__next__", slow)
+    result = cocoa("ask", "--raw", "a b c d e f g h " * 60, "--max-new-tokens", "64")
+    said = result.stderr.splitlines()
+    assert any(re.fullmatch(r"ask: [\d,]+ of [\d,]+ tokens of the prompt, .*", line) for line in said)
+    assert any(re.fullmatch(r"ask: answering, \d+ s so far", line) for line in said)
+
+
+@pytest.fixture
+def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[str, str]]]:
+    """Runs ``cocoa`` with stderr on a terminal and stdout in a file, and returns what came to each."""
+    master, slave = pty.openpty()
+    shown: list[bytes] = []
+
+    def read() -> None:
+        try:
+            while data := os.read(master, 65536):
+                shown.append(data)
+        except OSError:  # the other end is closed
+            pass
+
+    def run(*args: object, **environment: str) -> tuple[str, str]:
+        for name in ("NO_COLOR", "FORCE_COLOR"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in {"TERM": "xterm-256color", **environment}.items():
+            monkeypatch.setenv(name, value)
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        with open(slave, "w", encoding="utf-8") as stream, open("stdout", "w+", encoding="utf-8") as out:
+            monkeypatch.setattr(sys, "stderr", stream)
+            monkeypatch.setattr(sys, "stdout", out)
+            with pytest.raises(SystemExit):
+                app(list(map(str, args)), prog_name="cocoa")
+            out.seek(0)
+            printed = out.read()
+        reader.join(30)
+        return b"".join(shown).decode(), printed
+
+    yield run
+    monkeypatch.undo()
+    os.close(master)
+
+
+HEADS = COMMANDS["heads"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cocoa", "watched")
+@pytest.mark.parametrize("color", [True, False])
+def test_a_terminal_gets_one_bar_that_is_gone_at_the_end(
+    on_terminal: Callable[..., tuple[str, str]], color: bool
+) -> None:
+    shown, printed = on_terminal(*HEADS, **({} if color else {"NO_COLOR": "1"}))
+    assert re.search(r"━.* of 15 needles, ", shown)
+    assert re.search(r"━.* of 6 prompts, ", shown)
+    assert "heads: " not in shown
+    assert shown.rindex("\x1b[2K") > shown.rindex("━")  # erased
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # the cursor is back
+    assert bool(re.search(r"\x1b\[[\d;]*3[1-8]", shown)) == color
+    assert "\x1b" not in printed
+    assert "written to" in printed.lower()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cocoa", "watched")
+def test_a_dumb_terminal_gets_lines(on_terminal: Callable[..., tuple[str, str]]) -> None:
+    shown, _ = on_terminal(*HEADS, TERM="dumb")
+    assert "heads: 1 of 15 needles, " in shown
+    assert "\x1b" not in shown
+
+
+def test_a_bar_on_a_narrow_or_ascii_terminal() -> None:
+    progress = Progress("ask")
+    with progress.stage("answering", "prompts", 2000) as stage:
+        stage.advance(1500)
+        for width in (20, 80):
+            console = Console(width=width, legacy_windows=True)
+            with console.capture() as captured:
+                console.print(progress._drawn())
+            assert captured.get().isascii()
+            assert "1,500 of 2,000" in " ".join(captured.get().split())

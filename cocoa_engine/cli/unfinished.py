@@ -76,7 +76,7 @@ def fate(kept: CacheFolder | None) -> str:
     if kept is None or not kept.answers():
         return "they are lost, and nothing was written"
     if kept.error is not None:
-        return f"some are lost, because {kept.path} could not be written to ({kept.error.strerror})"
+        return f"some are lost: {kept.error}"
     again = "" if kept.required else "; give the same command again to continue"
     return f"they are kept in {kept.path}{again}"
 

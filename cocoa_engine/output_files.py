@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, cast
 
 from filelock import FileLock, Timeout
 
-from cocoa_engine.errors import ConfigError, OutputError
+from cocoa_engine.errors import ConfigError, OutputError, safe_cause
 
 LOCK = ".lock"
 """The name of the lock of a folder. That of a file is ``.NAME.lock``, and is removed at the end."""
@@ -28,23 +28,28 @@ _NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
 _held: set[tuple[int, Path]] = set()
 
 
-def write_file(file: Path, data: str | bytes) -> None:
+def write_file(file: Path, data: str | bytes, mode: int | None = None) -> None:
     """Write a file, a text as UTF-8. The file is replaced when everything has been written to disk.
+
+    Args:
+        file: the file.
+        data: its new content.
+        mode: its new mode; `None`: as for :func:`draft_of`.
 
     Raises:
         ConfigError, OutputError: as for :func:`draft_of`.
     """
-    with draft_of(file) as draft:
+    with draft_of(file, mode) as draft:
         draft.write(data.encode() if isinstance(data, str) else data)
 
 
 @contextmanager
-def draft_of(file: Path) -> Iterator[BinaryIO]:
+def draft_of(file: Path, mode: int | None = None) -> Iterator[BinaryIO]:
     """Yield a new file to write to, opened for reading too. At the end it is flushed to disk and becomes ``file``;
     after an error it is removed. Its ``name`` is its path.
 
-    Until then nobody else can read it. Then it has the mode of the file of this user that it replaces, or that of any
-    new file. Of what is not a regular file, such as ``/dev/stdout``, the opened file itself is yielded.
+    Until then nobody else can read it. Then it has ``mode``, by default that of the file of this user that it replaces,
+    or that of any new file. Of what is not a regular file, such as ``/dev/stdout``, the opened file itself is yielded.
 
     Raises:
         ConfigError: the path cannot be one, because of a NUL character, a circle of links, or a link of another user.
@@ -55,18 +60,18 @@ def draft_of(file: Path) -> Iterator[BinaryIO]:
             yield stream
         return
     file = _resolved(file)  # the target of a link is replaced, not the link
-    with _named(file):
-        mode = _mode_of(file)
+    with writing_to(file):
+        mode = _mode_of(file) if mode is None else mode
         descriptor, name = tempfile.mkstemp(prefix=f".{file.name[:64]}.", dir=file.parent)
     try:
         with cast(BinaryIO, io.BufferedRandom(_Written(descriptor, file, name))) as draft:
             yield draft
-            with _named(file):
+            with writing_to(file):
                 draft.flush()
                 if hasattr(os, "fchmod"):
                     os.fchmod(descriptor, mode)
                 os.fsync(descriptor)
-        with _named(file):
+        with writing_to(file):
             os.replace(name, file)
     finally:
         with suppress(OSError):
@@ -86,7 +91,7 @@ def append(file: Path, data: bytes) -> int:
         offset = end.seek(0, os.SEEK_END)
         end.write(data)
         end.flush()
-        with _named(file):
+        with writing_to(file):
             os.fsync(end.fileno())
     return offset
 
@@ -98,7 +103,7 @@ def open_in_place(file: Path) -> BinaryIO:
         ConfigError, OutputError: as for :func:`draft_of`.
     """
     resolved = _resolved(file)
-    with _named(file):
+    with writing_to(file):
         descriptor = os.open(resolved, os.O_RDWR | os.O_APPEND | os.O_CREAT | _NO_LINK, 0o666)
         return cast(BinaryIO, io.BufferedRandom(_Written(descriptor, file, str(file))))
 
@@ -118,27 +123,36 @@ class _Written(io.FileIO):
         self._file = file
 
     def write(self, data: Any) -> int | None:
-        with _named(self._file):
+        with writing_to(self._file):
             return super().write(data)
 
     def truncate(self, size: int | None = None) -> int:
-        with _named(self._file):
+        with writing_to(self._file):
             return super().truncate(size)
 
     def close(self) -> None:
-        with _named(self._file):
+        with writing_to(self._file):
             super().close()
 
 
 @contextmanager
-def _named(file: Path) -> Iterator[None]:
-    """Let an error of the system say that a file cannot be written."""
+def writing_to(file: Path, errors: type[Exception] = OSError) -> Iterator[None]:
+    """Let errors in the block, which only writes, say that a file or a folder cannot be written.
+
+    Args:
+        file: what messages name.
+        errors: the errors. Some packages have their own for a full disk, such as safetensors.
+
+    Raises:
+        OutputError: there is such an error.
+    """
     try:
         yield
     except OutputError:
         raise
-    except OSError as error:
-        raise OutputError(f"{file} cannot be written: {error.strerror or error}") from error
+    except errors as error:
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise OutputError(f"{file} cannot be written: {why}") from safe_cause(error)
 
 
 def _is_special(file: Path) -> bool:

@@ -514,7 +514,9 @@ def load_tokenizer(name: str, options: dict[str, Any]) -> PreTrainedTokenizerBas
         name, options = _with_gguf_file(name, options)
         if "gguf_file" in options:
             own = {key: value for key, value in options.items() if key not in (*SOURCE_OPTIONS, "trust_remote_code")}
-            return gguf_cache.tokenizer(GgufFile(_gguf_path(name, options)), **own)
+            file = GgufFile(_gguf_path(name, options))
+            gguf_metadata.require_types(file)
+            return gguf_cache.tokenizer(file, **own)
     if _is_path(name):
         name = str(Path(name).expanduser())
         if not Path(name).is_dir():

@@ -10,9 +10,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cocoa_engine.datasets.files import as_object, parse_json, read_json
 from cocoa_engine.errors import ConfigError, DataError, safe_cause
@@ -109,15 +109,19 @@ def reopen_folder(path: Path) -> Iterator[tuple[RunFolder, dict[str, Any]]]:
         yield RunFolder(path, rows), settings
 
 
-class _Model(BaseModel):
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True)  # the values are used as they are in the file
+
+
+class _Model(_Strict):
     name: str
 
 
-class _Decoding(BaseModel):
-    middle_layers: tuple[int, int] | None
+class _Decoding(_Strict):
+    middle_layers: Annotated[list[int], Field(min_length=2, max_length=2)] | None
 
 
-class _Run(BaseModel):
+class _Run(_Strict):
     """What is read again from the settings of a run."""
 
     task: str

@@ -181,7 +181,9 @@ def read_context_window(
         if config is None or isinstance(config, str):
             name, options = _with_gguf_file(os.path.expanduser(config or os.fspath(model_name or "")), options)
             if "gguf_file" in options:
-                return gguf_model.context_window(GgufFile(_gguf_path(name, {**options, "local_files_only": True})))
+                file = GgufFile(_gguf_path(name, {**options, "local_files_only": True}))
+                gguf_metadata.require_types(file)
+                return gguf_model.context_window(file)
             kept = _pick(options, (*SOURCE_OPTIONS, *WINDOW_FIELDS, "trust_remote_code"))
             config = _read_config(name, kept)
         return context_window_of(config)

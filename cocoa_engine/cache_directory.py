@@ -6,8 +6,14 @@ import json
 import os
 import stat
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from cocoa_engine.logs import safe_logger
+from cocoa_engine.output_files import write_file
+
+logger = safe_logger(__name__)
 
 CACHE_VARIABLE = "COCOA_CACHE_DIR"
 
@@ -25,34 +31,118 @@ def cache_directory() -> Path:
     return base / "cocoa-engine"
 
 
+def private_folder(folder: Path, mode: int = 0o755) -> Path:
+    """Make a folder of the cache directory if it is missing, and withdraw the rights of others to write to it.
+
+    This includes the folders on the way to it, up to the cache directory; a sticky one, such as ``/tmp``, stays as it
+    is.
+
+    Args:
+        folder: the folder.
+        mode: that of folders that are made.
+
+    Returns:
+        The folder. It :func:`is_private`.
+
+    Raises:
+        OSError: it cannot be made.
+        PermissionError: another user could write to it all the same.
+    """
+    try:
+        within = [each for each in folder.parents if each.is_relative_to(cache_directory())]
+    except RuntimeError:  # there is no home, and this is a folder elsewhere
+        within = []
+    for each in (*reversed(within), folder):
+        _make(each, mode)
+        status = each.stat()
+        if _OWNERS and each.lstat().st_uid == status.st_uid == os.geteuid() and _is_open(status):
+            logger.warning("other users could write to %s; they no longer can", each)
+            each.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS)
+    if why := _open_to_others(folder):
+        raise PermissionError(why)
+    return folder
+
+
 def is_private(*paths: Path) -> bool:
-    """Whether no other user can have written these files and folders: they belong to this user or root.
+    """Whether no other user can have written these files and folders, or can exchange them.
+
+    They and all folders above them, those of links included, belong to this user or root and are writable by no one
+    else. Sticky folders above them, such as ``/tmp``, may be: nobody can remove another user's file there. What a
+    private file holds is therefore the same whenever it is read.
 
     Raises:
         OSError: one of them does not exist.
     """
-    if not hasattr(os, "getuid"):
-        return True
-    return all(
-        status.st_uid in (os.getuid(), 0) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        for status in (path.stat() for path in paths)
-    )
+    return not any(map(_open_to_others, paths))
 
 
-def read_note(file: Path, *folders: Path) -> dict[str, Any] | None:
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_OWNERS = hasattr(os, "geteuid")  # Windows has none
+_UNMAPPED = 65534  # the owner of everything outside, in a container without root
+
+
+def _make(folder: Path, mode: int) -> None:
+    """Make a folder and those above it, with a mode that leaves others no right to write, whatever the umask is."""
+    try:
+        folder.mkdir(mode=mode)
+    except FileNotFoundError:
+        _make(folder.parent, mode)
+        folder.mkdir(mode=mode, exist_ok=True)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+
+
+def _is_open(status: os.stat_result) -> bool:
+    """Whether other users can write to a file, or can exchange what is in a folder."""
+    return bool(status.st_mode & _OTHERS) and not (stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX)
+
+
+def _open_to_others(path: Path) -> str | None:
+    """Why another user can write to a path, or exchange it; `None`: none can."""
+    if not _OWNERS:
+        return None
+    ours = (os.geteuid(), 0)
+    status = path.stat()
+    if status.st_uid not in ours or status.st_mode & _OTHERS:
+        return f"{path} belongs to another user, or other users can write to it"
+    for each, status in _on_the_way(path.absolute()):
+        if status.st_uid not in (*ours, _UNMAPPED):
+            return f"{each}, on the way to {path}, belongs to another user"
+        if not stat.S_ISLNK(status.st_mode) and _is_open(status):
+            return f"other users can write to {each}, on the way to {path}"
+    return None
+
+
+def _on_the_way(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """A path and all folders above it, and the same of the target of each link among them."""
+    for each in (path, *path.parents):
+        status = each.lstat()
+        yield each, status
+        if stat.S_ISLNK(status.st_mode):
+            yield from _on_the_way(each.parent / os.readlink(each))
+
+
+def read_note(file: Path) -> dict[str, Any] | None:
     """The JSON object in a small file of the cache.
-
-    Args:
-        file: the file.
-        folders: those that must be private too.
 
     Returns:
         The object; `None` if the file cannot be read or is damaged, or another user can have written it.
     """
     try:
-        return parse_note(file.read_bytes()) if is_private(file, *folders) else None
+        return parse_note(file.read_bytes()) if is_private(file) else None
     except OSError:
         return None
+
+
+def write_note(file: Path, data: str | bytes) -> None:
+    """Write a small file of the cache, which others may read.
+
+    Raises:
+        OSError: it cannot be written, or another user could exchange it.
+    """
+    private_folder(file.parent)
+    write_file(file, data, mode=0o644)
 
 
 def parse_note(text: bytes) -> dict[str, Any] | None:

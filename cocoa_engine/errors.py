@@ -80,6 +80,10 @@ class ModelLoadError(CocoaError, OSError):
     """The model cannot be found or read, or is refused (pickled weights, remote code)."""
 
 
+class OutputError(CocoaError, OSError):
+    """A file cannot be written: the disk is full, or the folder is read-only."""
+
+
 class NonFiniteLogitsError(CocoaError, ArithmeticError):
     """The model (or a logits processor) produced logits from which no token can be chosen."""
 

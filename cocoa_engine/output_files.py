@@ -1,68 +1,201 @@
-"""Writing results: a file appears complete or not at all, and one process at a time writes it."""
+"""Writing results: a file appears complete or not at all, and one process at a time writes it.
+
+Other users may write to the folder too. Drafts are therefore made under new names, are read by nobody else, and are
+written through the descriptor that they were made with.
+"""
 
 from __future__ import annotations
 
+import io
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from secrets import token_hex
 from threading import get_ident
+from typing import Any, BinaryIO, cast
 
 from filelock import FileLock, Timeout
 
-from cocoa_engine.errors import ConfigError
+from cocoa_engine.errors import ConfigError, OutputError, safe_cause
 
 LOCK = ".lock"
 """The name of the lock of a folder. That of a file is ``.NAME.lock``, and is removed at the end."""
 
+_NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
+
 _held: set[tuple[int, Path]] = set()
 
 
-def write_file(file: Path, text: str) -> None:
-    """Write a text as UTF-8. The file is replaced when the whole text has been written to disk."""
-    with draft_of(file) as draft, draft.open("w", encoding="utf-8") as target:
-        target.write(text)
+def write_file(file: Path, data: str | bytes, mode: int | None = None) -> None:
+    """Write a file, a text as UTF-8. The file is replaced when everything has been written to disk.
+
+    Args:
+        file: the file.
+        data: its new content.
+        mode: its new mode; `None`: as for :func:`draft_of`.
+
+    Raises:
+        ConfigError, OutputError: as for :func:`draft_of`.
+    """
+    with draft_of(file, mode) as draft:
+        draft.write(data.encode() if isinstance(data, str) else data)
 
 
 @contextmanager
-def draft_of(file: Path) -> Iterator[Path]:
-    """Yield a path with the same suffix to write to. At the end it is flushed to disk and becomes the file; after an
-    error it is removed.
+def draft_of(file: Path, mode: int | None = None) -> Iterator[BinaryIO]:
+    """Yield a new file to write to, opened for reading too. At the end it is flushed to disk and becomes ``file``;
+    after an error it is removed. Its ``name`` is its path.
 
-    What is not a regular file, such as ``/dev/stdout``, is yielded itself.
+    Until then nobody else can read it. Then it has ``mode``, by default that of the file of this user that it replaces,
+    or that of any new file. Of what is not a regular file, such as ``/dev/stdout``, the opened file itself is yielded.
 
     Raises:
-        ConfigError: the path cannot be one, because of a NUL character or a circle of links.
+        ConfigError: the path cannot be one, because of a NUL character, a circle of links, or a link of another user.
+        OutputError: it cannot be written, here or in the block.
     """
-    file = _resolved(file)  # the target of a link is replaced, not the link
-    if file.exists() and not file.is_file():
-        yield file
+    if _is_special(file):
+        with file.open("wb") as stream:
+            yield stream
         return
-    draft = _draft_name(file)
+    file = _resolved(file)  # the target of a link is replaced, not the link
+    with writing_to(file):
+        mode = _mode_of(file) if mode is None else mode
+        descriptor, name = tempfile.mkstemp(prefix=f".{file.name[:64]}.", dir=file.parent)
     try:
-        yield draft
-        with draft.open("rb+") as written:
-            os.fsync(written.fileno())
-        os.replace(draft, file)
+        with cast(BinaryIO, io.BufferedRandom(_Written(descriptor, file, name))) as draft:
+            yield draft
+            with writing_to(file):
+                draft.flush()
+                if hasattr(os, "fchmod"):
+                    os.fchmod(descriptor, mode)
+                os.fsync(descriptor)
+        with writing_to(file):
+            os.replace(name, file)
     finally:
         with suppress(OSError):
-            draft.unlink()
+            os.unlink(name)
 
 
-def _resolved(path: Path) -> Path:
-    """The path without links.
+def append(file: Path, data: bytes) -> int:
+    """Append to a file, which is created if it is missing. On return the data has been written to disk.
+
+    Returns:
+        The offset of the data in the file.
 
     Raises:
-        ConfigError: it contains a NUL character, or its links go in a circle.
+        ConfigError, OutputError: as for :func:`draft_of`.
+    """
+    with open_in_place(file) as end:
+        offset = end.seek(0, os.SEEK_END)
+        end.write(data)
+        end.flush()
+        with writing_to(file):
+            os.fsync(end.fileno())
+    return offset
+
+
+def open_in_place(file: Path) -> BinaryIO:
+    """Open a file to read, shorten and extend it. It is created if it is missing. What is written goes to its end.
+
+    Raises:
+        ConfigError, OutputError: as for :func:`draft_of`.
+    """
+    resolved = _resolved(file)
+    with writing_to(file):
+        descriptor = os.open(resolved, os.O_RDWR | os.O_APPEND | os.O_CREAT | _NO_LINK, 0o666)
+        return cast(BinaryIO, io.BufferedRandom(_Written(descriptor, file, str(file))))
+
+
+class _Written(io.FileIO):
+    """A file whose errors of writing are :class:`OutputError`, in whichever library they occur.
+
+    Args:
+        descriptor: the opened file.
+        file: what messages name.
+        name: its path.
+    """
+
+    def __init__(self, descriptor: int, file: Path, name: str) -> None:
+        super().__init__(descriptor, "r+")
+        self.name = name  # type: ignore[assignment]
+        self._file = file
+
+    def write(self, data: Any) -> int | None:
+        with writing_to(self._file):
+            return super().write(data)
+
+    def truncate(self, size: int | None = None) -> int:
+        with writing_to(self._file):
+            return super().truncate(size)
+
+    def close(self) -> None:
+        with writing_to(self._file):
+            super().close()
+
+
+@contextmanager
+def writing_to(file: Path, errors: type[Exception] = OSError) -> Iterator[None]:
+    """Let errors in the block, which only writes, say that a file or a folder cannot be written.
+
+    Args:
+        file: what messages name.
+        errors: the errors. Some packages have their own for a full disk, such as safetensors.
+
+    Raises:
+        OutputError: there is such an error.
     """
     try:
-        return path.resolve()
+        yield
+    except OutputError:
+        raise
+    except errors as error:
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise OutputError(f"{file} cannot be written: {why}") from safe_cause(error)
+
+
+def _is_special(file: Path) -> bool:
+    """Whether a path is something else than a regular file, or the place for one."""
+    try:
+        return file.exists() and not file.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _resolved(file: Path) -> Path:
+    """The path without links. A link of another user is refused: it could lead anywhere.
+
+    Raises:
+        ConfigError: the path contains a NUL character, a circle of links, or ends in a link of another user.
+    """
+    try:
+        file.resolve()  # finds circles
+        while file.is_symlink():
+            if hasattr(os, "geteuid") and file.lstat().st_uid not in (os.geteuid(), 0):
+                raise ConfigError(f"{file} cannot be written: it is a link of another user; remove it or name another")
+            file = file.parent / os.readlink(file)
+        return file.parent.resolve() / file.name
     except (OSError, RuntimeError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from None
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{file} cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _draft_name(file: Path) -> Path:
-    return file.with_name(f".{file.stem}.{os.getpid()}{file.suffix}")
+def _mode_of(file: Path) -> int:
+    """The mode that a file will have: its own if it is a file of this user, otherwise that of any new file."""
+    with suppress(FileNotFoundError):
+        there = file.stat(follow_symlinks=False)
+        if not hasattr(os, "geteuid") or there.st_uid == os.geteuid():
+            return there.st_mode & 0o777
+    # made to be looked at: reading the umask would change it for other threads
+    new = file.with_name(f".{token_hex(8)}")
+    descriptor = os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY | _NO_LINK, 0o666)
+    try:
+        return os.fstat(descriptor).st_mode & 0o777
+    finally:
+        os.close(descriptor)
+        os.unlink(new)
 
 
 @contextmanager
@@ -100,13 +233,11 @@ def require_writable(file: Path) -> None:
     Raises:
         ConfigError: it is a folder, its folder does not exist, or one of them is read-only.
     """
-    resolved = _resolved(file)
+    resolved = file if _is_special(file) else _resolved(file)
     try:
         if resolved.exists():
-            resolved.open("ab").close()
-        if not resolved.exists() or resolved.is_file():
-            draft = _draft_name(resolved)
-            draft.open("xb").close()
-            draft.unlink()
+            os.close(os.open(resolved, os.O_WRONLY | os.O_APPEND))
+        if not _is_special(resolved):
+            tempfile.TemporaryFile(dir=resolved.parent).close()
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror or error}") from error

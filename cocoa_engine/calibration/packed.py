@@ -10,24 +10,27 @@ from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, PlainSerializer
+from pydantic import AfterValidator, BeforeValidator, PlainSerializer
 
 
-def _read(value: Any) -> tuple[float, ...]:
-    if isinstance(value, str):
-        try:
-            numbers = array("f", b64decode(value, validate=True))
-        except (binascii.Error, ValueError) as error:
-            raise ValueError(f"it is not base64 of float32 numbers: {error}") from None
-        if sys.byteorder == "big":
-            numbers.byteswap()
-    elif isinstance(value, Sequence):
-        numbers = array("f", value)
-    else:
-        raise ValueError(f"it must be a text or a list of numbers, not {type(value).__name__}")
+def _decoded(value: Any) -> Any:
+    """The numbers of a text; another value as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        numbers = array("f", b64decode(value, validate=True))
+    except (binascii.Error, ValueError) as error:
+        raise ValueError(f"it is not base64 of float32 numbers: {error}") from None
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return tuple(numbers)
+
+
+def _rounded(values: tuple[float, ...]) -> tuple[float, ...]:
+    numbers = tuple(array("f", values))
     if not all(map(math.isfinite, numbers)):
         raise ValueError("a number is infinite or NaN")
-    return tuple(numbers)
+    return numbers
 
 
 def _write(values: Sequence[float]) -> str:
@@ -37,5 +40,7 @@ def _write(values: Sequence[float]) -> str:
     return b64encode(numbers.tobytes()).decode("ascii")
 
 
-Floats32 = Annotated[tuple[float, ...], BeforeValidator(_read), PlainSerializer(_write, when_used="json")]
+Floats32 = Annotated[
+    tuple[float, ...], BeforeValidator(_decoded), AfterValidator(_rounded), PlainSerializer(_write, when_used="json")
+]
 """A tuple of finite numbers, rounded to float32; base64 in JSON."""

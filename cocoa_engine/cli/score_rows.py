@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.terminal import on_interrupt
@@ -108,24 +109,24 @@ def writing(out: Path) -> Iterator[Callable[[str], None]]:
     """
     if _is_parquet(out):
         need("pyarrow.parquet", extra="eval", what="writing parquet files")
-    with draft_of(out) as draft, draft.open("w", encoding="utf-8") as file:
-        rows, rest = 0, draft.with_name(f"{out.name}.incomplete")
+    with draft_of(out) as draft:
+        rows, rest = 0, Path(draft.name).with_name(f"{out.name}.incomplete")
 
         def write(line: str) -> None:
             nonlocal rows
-            file.write(line + "\n")
-            file.flush()
+            draft.write(f"{line}\n".encode())
+            draft.flush()
             rows += 1
 
         try:
             with on_interrupt(lambda: f"{rows} rows are kept in {rest}" if rows else "no row was scored"):
                 yield write
         except BaseException:
-            if draft.is_file() and rows:
-                draft.replace(rest)
+            if Path(draft.name).is_file() and rows:
+                draft.close()
+                os.replace(draft.name, rest)
             raise
         if _is_parquet(out):
-            file.close()
             _to_parquet(draft)
 
 
@@ -159,15 +160,18 @@ def _is_parquet(file: Path) -> bool:
     return file.suffix.lower() == ".parquet"
 
 
-def _to_parquet(file: Path) -> None:
+def _to_parquet(draft: BinaryIO) -> None:
     """Replace JSON lines by the same rows as Parquet. What a row lacks is null."""
     import pyarrow
     from pyarrow import parquet
 
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]
+    draft.seek(0)
+    rows = [json.loads(line) for line in draft]
     columns = dict.fromkeys(name for row in rows for name in row)
     table = pyarrow.Table.from_pylist([{name: row.get(name) for name in columns} for row in rows])
-    parquet.write_table(table, file)
+    draft.seek(0)
+    draft.truncate()
+    parquet.write_table(table, draft)
 
 
 def _row(line: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import typer
 from filelock import FileLock
 
 from cocoa_engine import __version__
-from cocoa_engine.cache_directory import cache_directory, is_private
+from cocoa_engine.cache_directory import cache_directory, is_private, private_folder
 from cocoa_engine.cli.terminal import print_note
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.rendering.wording import count
@@ -76,7 +76,7 @@ def fate(kept: CacheFolder | None) -> str:
     if kept is None or not kept.answers():
         return "they are lost, and nothing was written"
     if kept.error is not None:
-        return f"some are lost, because {kept.path} could not be written to ({kept.error.strerror})"
+        return f"some are lost: {kept.error}"
     again = "" if kept.required else "; give the same command again to continue"
     return f"they are kept in {kept.path}{again}"
 
@@ -86,13 +86,13 @@ def _begin(context: typer.Context) -> tuple[CacheFolder, FileLock] | None:
     try:
         root = cache_directory() / FOLDER
         folder = root / _name(context)
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not is_private(root):
-            raise PermissionError("other users can write to it")
+        is_old = folder.exists() and not is_private(folder)
+        private_folder(root, 0o700)
         with FileLock(root / LOCK, timeout=_LOCK_TIMEOUT):
+            if is_old:
+                logger.warning("other users could write to %s; what is in it is measured again", folder)
+                shutil.rmtree(folder)
             folder.mkdir(mode=0o700, exist_ok=True)
-            if not is_private(folder):
-                raise PermissionError("other users can write to it")
             lock = FileLock(folder / LOCK)
             lock.acquire(timeout=0)
             os.utime(folder)

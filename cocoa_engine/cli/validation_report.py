@@ -48,7 +48,7 @@ class ValidationReport:
         for level, validation in found.items():
             for file in self.plot_of(level):
                 with draft_of(file) as draft:
-                    validation.plot(level).savefig(draft)
+                    validation.plot(level).savefig(draft, format=file.suffix[1:])
                 files.append(file)
         return files
 

@@ -16,10 +16,9 @@ from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from cocoa_engine.arguments import ValidatedModel
-from cocoa_engine.cache_directory import cache_directory
+from cocoa_engine.cache_directory import cache_directory, is_private, private_folder, write_note
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.logs import safe_logger
-from cocoa_engine.output_files import write_file
 
 if TYPE_CHECKING:  # settings can be imported without torch
     from cocoa_engine.model.language_model import LanguageModel
@@ -284,9 +283,9 @@ def keep(found: RetrievalHeads, model: LanguageModel) -> Path:
         OSError, RuntimeError: the cache directory cannot be written to.
     """
     file = kept_file(model)
-    file.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(file.parent)
     with FileLock(f"{file}.lock", timeout=60):
-        write_file(file, found.model_dump_json(indent=1) + "\n")
+        write_note(file, found.model_dump_json(indent=1) + "\n")
     return file
 
 
@@ -294,6 +293,9 @@ def _kept(model: LanguageModel, num_layers: int, num_heads: int) -> RetrievalHea
     """The heads in the cache directory; `None` if there are none, or if they cannot be used."""
     try:
         file = kept_file(model)
+        if not is_private(file):
+            logger.warning("other users could write to %s, and it is not used; run `cocoa heads` again", file)
+            return None
         found = _read(file, file.stat().st_mtime_ns)
     except (OSError, RuntimeError, UnicodeDecodeError):
         return None

@@ -18,10 +18,12 @@ from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory
 from cocoa_engine.errors import ModelLoadError, safe_cause
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.model import kept_folders
+from cocoa_engine.output_files import writing_to
 
 if TYPE_CHECKING:  # packages that only the conversion needs are imported there
     from numpy import float32
     from numpy.typing import NDArray
+    from transformers import GenerationConfig, LlamaConfig, PreTrainedTokenizerFast
 
 logger = safe_logger(__name__)
 
@@ -120,11 +122,17 @@ def convert(gguf_file: Path, folder: Path) -> None:
     from gguf import GGUFReader
     from safetensors.numpy import save_file
 
-    reader = GGUFReader(gguf_file)
+    try:
+        reader = GGUFReader(gguf_file)
+    except OSError as error:
+        raise ModelLoadError(f"{gguf_file} cannot be read: {error.strerror or error}") from error
     metadata: dict[str, Any] = {name: field.contents() for name, field in reader.fields.items()}
-    save_file(_weights(reader, metadata), folder / "model.safetensors", metadata={"format": "pt"})
-    _save_config(metadata, folder)
-    _save_tokenizer(metadata, folder)
+    weights = _weights(reader, metadata)
+    parts = (*_configs(metadata), _tokenizer(metadata))
+    with writing_to(folder, Exception):
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        for part in parts:
+            part.save_pretrained(folder)
 
 
 def _weights(reader: Any, metadata: dict[str, Any]) -> dict[str, NDArray[float32]]:
@@ -161,7 +169,7 @@ def _unpermute(weight: NDArray[float32], heads: int) -> NDArray[float32]:
     return weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
-def _save_config(metadata: dict[str, Any], folder: Path) -> None:
+def _configs(metadata: dict[str, Any]) -> tuple[LlamaConfig, GenerationConfig]:
     from transformers import GenerationConfig, LlamaConfig
 
     from cocoa_engine.model import ends
@@ -189,11 +197,10 @@ def _save_config(metadata: dict[str, Any], folder: Path) -> None:
         tie_word_embeddings=True,
         **special,
     )
-    config.save_pretrained(folder)
-    GenerationConfig(**{**special, "eos_token_id": ends.of_gguf(metadata)}).save_pretrained(folder)
+    return config, GenerationConfig(**{**special, "eos_token_id": ends.of_gguf(metadata)})
 
 
-def _save_tokenizer(metadata: dict[str, Any], folder: Path) -> None:
+def _tokenizer(metadata: dict[str, Any]) -> PreTrainedTokenizerFast:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -217,7 +224,7 @@ def _save_tokenizer(metadata: dict[str, Any], folder: Path) -> None:
             if kind == ends.CONTROL_TOKEN
         ]
     )
-    PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         name_or_path=MODEL_NAME,
         bos_token=tokens[metadata["tokenizer.ggml.bos_token_id"]],
@@ -227,4 +234,4 @@ def _save_tokenizer(metadata: dict[str, Any], folder: Path) -> None:
         chat_template=metadata["tokenizer.chat_template"],
         model_max_length=metadata["llama.context_length"],
         clean_up_tokenization_spaces=False,
-    ).save_pretrained(folder)
+    )

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from cocoa_engine.cache_directory import cache_directory, read_note
+from cocoa_engine.cache_directory import cache_directory, read_note, write_note
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.model import gguf_metadata, gguf_tokenizer, kept_folders
 from cocoa_engine.model.gguf_reader import GgufFile
-from cocoa_engine.output_files import write_file
+from cocoa_engine.output_files import write_file, writing_to
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,7 +49,7 @@ def tokenizer(file: GgufFile, **options: Any) -> PreTrainedTokenizerFast:
 
     def build(partial: Path) -> None:
         made, special = gguf_tokenizer.make(file)
-        made.save(str(partial / TOKENIZER), pretty=False)
+        write_file(partial / TOKENIZER, made.to_str())
         write_file(partial / _SPECIAL, json.dumps(special))
 
     if not keep(folder, build):
@@ -79,7 +79,7 @@ def keep(folder: Path, build: Callable[[Path], None]) -> bool:
     try:
         kept_folders.ensure(folder, build)
     except OSError as error:
-        logger.info("%s is not kept: %s", folder, error)
+        logger.warning("%s is not kept, and is made again at each start: %s", folder, error)
         return False
     with suppress(OSError):  # the cache may be read-only
         os.utime(folder)
@@ -112,7 +112,8 @@ def save_model(model: PreTrainedModel, folder: Path) -> None:
     model.hf_quantizer = None  # the weights are unpacked, but transformers marks the model as quantised
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
-    model.save_pretrained(folder, save_original_format=False)
+    with writing_to(folder, Exception):
+        model.save_pretrained(folder, save_original_format=False)
     again, report = type(model).from_pretrained(folder, dtype=model.dtype, output_loading_info=True)
     weights, found = model.state_dict(), again.state_dict()
     if report["missing_keys"] or found.keys() != weights.keys():
@@ -137,8 +138,7 @@ def content_digest(file: GgufFile) -> str:
     digest = file.digest()
     if _state(path) == state and time.time() - max(state[3:]) / 1e9 > YOUNG:
         try:
-            memo.parent.mkdir(parents=True, exist_ok=True)
-            write_file(memo, json.dumps({"state": state, "sha256": digest}))
+            write_note(memo, json.dumps({"state": state, "sha256": digest}))
         except OSError as error:
             logger.info("%s is not kept: %s", memo, error)
     return digest

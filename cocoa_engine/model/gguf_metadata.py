@@ -253,7 +253,14 @@ _LISTS = (".sliding_window_pattern", ".dimension_sections", "lfm2.attention.head
 _EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 _WHOLE = ("_count", "_count_kv", "_length", "_size", "_window")
 _FLAGS = ("_norm", "_residual", ".causal", ".finetuned", ".dt_b_c_rms", "_bos_token", "_eos_token", "_space_prefix")
-_TEXTS = ("scaling.type", ".tensor_data_layout", "ggml.model", "ggml.pre", "tokenizer.chat_template")
+_TEXTS = (
+    "general.architecture",
+    "scaling.type",
+    ".tensor_data_layout",
+    "ggml.model",
+    "ggml.pre",
+    "tokenizer.chat_template",
+)
 _TEMPLATES = "tokenizer.chat_template."
 
 WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {"general.type": ("model",), "general.quantization_version": (2,)}
@@ -275,20 +282,34 @@ def require_known(file: GgufFile) -> None:
     keys += [key for key, values in WITHOUT_EFFECT.items() if file.metadata.get(key, values[0]) not in values]
     _refuse(file, [*keys, *(f"{metadata.architecture}.{name}" for name in metadata if name not in AGREEING)])
     with clear_errors(file):
+        require_types(file)
         for name in (*_NEEDED, next((name for name in _EPSILONS if name in metadata), _EPSILONS[0])):
             metadata[name]  # a KeyError names it
         layers = metadata["block_count"]
         require_layer_count(layers, f"{file.path}: {metadata.architecture}.block_count", "GGUF file")
-        ends = (*_TEXTS, *_FLAGS, "_token_id")
-        typed = [key for key in file.metadata if key.endswith(ends) or key.startswith(_TEMPLATES)]
-        for key in (*typed, *(f"{metadata.architecture}.{name}" for name in metadata)):
-            value = file.metadata[key]
-            values = value if isinstance(value, list) else [value]
-            kinds, what = _kinds(key)
-            if any(type(each) not in kinds or (key.endswith(_WHOLE) and each < 0) for each in values):
-                raise ValueError(f"{key} = {short_repr(value)} is no {what}")
-            if values is value and not key.endswith(_LISTS) and (len(values) != layers or len(set(values)) > 1):
-                raise ValueError(f"{key} = {short_repr(value)} is not one value for all {layers} layers")
+        for name in metadata:
+            key = f"{metadata.architecture}.{name}"
+            values = file.metadata[key]
+            if isinstance(values, list) and not key.endswith(_LISTS) and values != values[:1] * layers:
+                raise ValueError(f"{key} = {short_repr(values)} is not one value for all {layers} layers")
+
+
+def require_types(file: GgufFile) -> None:
+    """Check that the values of a file are of the types of their keys. Settings of a layer may be lists.
+
+    Raises:
+        ModelLoadError: one is of another type.
+    """
+    ends, of_layers = (*_TEXTS, *_FLAGS, "_token_id"), f"{Metadata(file).architecture}."
+    with clear_errors(file):
+        for key in file.metadata:
+            is_of_layers = key.startswith(of_layers)
+            if is_of_layers or key.endswith(ends) or key.startswith(_TEMPLATES):
+                value = file.metadata[key]
+                values = value if is_of_layers and isinstance(value, list) else [value]
+                kinds, what = _kinds(key)
+                if any(type(each) not in kinds or (key.endswith(_WHOLE) and each < 0) for each in values):
+                    raise ValueError(f"{key} = {short_repr(value)} is no {what}")
 
 
 def _kinds(key: str) -> tuple[tuple[type, ...], str]:

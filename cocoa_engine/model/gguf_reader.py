@@ -14,6 +14,7 @@ from torch import Tensor
 
 from cocoa_engine.errors import ModelLoadError, safe_cause
 from cocoa_engine.model import gguf_files
+from cocoa_engine.safe_text import short_repr
 
 _MAGIC = b"GGUF"
 _STRING, _ARRAY = 8, 9
@@ -100,9 +101,9 @@ class GgufFile:
         self.parts = len(files)
         self.tensors = {name: entry for file in files for name, entry in file.tensors.items()}
         self._holder = {name: file for file in files for name in file.tensors}
-        numbers = [file.metadata.get("split.no", 0) for file in files]
+        numbers = [_count(file.path, file.metadata, "split.no", 0) for file in files]
         count = sum(len(file.tensors) for file in files)
-        if numbers != list(range(len(files))) or count != first.metadata.get("split.tensors.count", count):
+        if numbers != list(range(len(files))) or count != _count(path, first.metadata, "split.tensors.count", count):
             raise ModelLoadError(f"the parts of {path} do not belong together; fetch them again")
 
     def metadata_digest(self) -> str:
@@ -148,7 +149,7 @@ class GgufFile:
 
 def _others(path: Path, metadata: Mapping[str, Any]) -> list[Path]:
     """The further parts of a model that was split."""
-    count = metadata.get("split.count", 1)
+    count = _count(path, metadata, "split.count", 1)
     if count <= 1:
         return []
     names = gguf_files.parts(path.name)
@@ -158,6 +159,18 @@ def _others(path: Path, metadata: Mapping[str, Any]) -> list[Path]:
             f"(model-00001-of-{count:05d}{gguf_files.SUFFIX}), and name the first"
         )
     return [path.with_name(name) for name in names[1:]]
+
+
+def _count(path: Path, metadata: Mapping[str, Any], key: str, default: int, least: int = 0) -> int:
+    """A whole number of the metadata.
+
+    Raises:
+        ModelLoadError: it is something else, or too small.
+    """
+    value = metadata.get(key, default)
+    if type(value) is not int or value < least:
+        raise ModelLoadError(f"{path}: {key} = {short_repr(value)} is no whole number of at least {least}")
+    return value
 
 
 class _Part:
@@ -198,7 +211,7 @@ class _Part:
             shape = struct.unpack_from(f"<{dimensions}Q", self.bytes, self._at)[::-1]
             self._at += 8 * dimensions
             table.append((name, shape, self._number("I"), self._number("Q")))
-        alignment = int(metadata.get("general.alignment", _ALIGNMENT))
+        alignment = _count(self.path, metadata, "general.alignment", _ALIGNMENT, least=1)
         data = (self._at + alignment - 1) // alignment * alignment
         found = {}
         for name, shape, number, offset in table:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from cocoa_engine.cache_directory import is_private, parse_note
+from cocoa_engine.cache_directory import is_private, parse_note, private_folder
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.output_files import write_file
 
@@ -38,7 +38,7 @@ def ensure(folder: Path, build: Callable[[Path], None]) -> None:
     """
     if is_intact(folder):
         return
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(folder.parent)
     with FileLock(folder.with_name(folder.name + ".lock"), timeout=LOCK_TIMEOUT):
         if not is_intact(folder):
             _build(folder, build)
@@ -48,7 +48,7 @@ def _build(folder: Path, build: Callable[[Path], None]) -> None:
     """Make a temporary folder beside ``folder``, then rename it to ``folder``. The caller holds the lock."""
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
-    partial.mkdir(mode=0o755)
+    partial.mkdir(mode=0o700)  # with some umasks, others could write to the files until they have their mode
     try:
         build(partial)
         for path in partial.iterdir():
@@ -58,6 +58,7 @@ def _build(folder: Path, build: Callable[[Path], None]) -> None:
         write_file(partial / MANIFEST, json.dumps(files, indent=2))
         for path in partial.iterdir():
             path.chmod(0o644)  # whatever the umask is
+        partial.chmod(0o755)
         if folder.is_dir():  # a damaged one
             shutil.rmtree(folder)
         else:
@@ -75,7 +76,7 @@ def is_intact(folder: Path) -> bool:
     """
     try:
         files = parse_note((folder / MANIFEST).read_bytes()) or {}
-        if not is_private(folder, *(folder / name for name in (MANIFEST, *files))):
+        if not is_private(*(folder / name for name in (MANIFEST, *files))):
             logger.warning("other users could write to %s; what is in it is made again", folder)
             return False
         return bool(files) and all(_fingerprint(folder / name) == expected for name, expected in files.items())

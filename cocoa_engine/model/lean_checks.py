@@ -16,10 +16,9 @@ from pathlib import Path
 
 from torch import nn
 
-from cocoa_engine.cache_directory import cache_directory, read_note
+from cocoa_engine.cache_directory import cache_directory, read_note, write_note
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.model.weight_fingerprint import WeightFingerprint, weight_fingerprint
-from cocoa_engine.output_files import write_file
 
 logger = safe_logger(__name__)
 
@@ -38,7 +37,7 @@ def noted(weights: str, kernels: str) -> str | None:
         kernels: the name of the compiled kernels.
     """
     file = _note_of(weights, kernels)
-    found = (read_note(file, file.parent) or {}).get("found")
+    found = (read_note(file) or {}).get("found")
     return found if isinstance(found, str) and found else None
 
 
@@ -58,10 +57,7 @@ def note(model: nn.Module, found: str | None) -> None:
     if file is None or found is None or weight_fingerprint(model.parameters()) != as_loaded:
         return
     try:
-        file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        file.parent.chmod(0o755)  # whatever the umask is: others must not be able to write
-        write_file(file, json.dumps({"found": found}))
-        file.chmod(0o644)
+        write_note(file, json.dumps({"found": found}))
     except OSError as error:
         logger.info("%s is not kept: %s", file, error)
         return

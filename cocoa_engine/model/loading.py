@@ -181,7 +181,9 @@ def read_context_window(
         if config is None or isinstance(config, str):
             name, options = _with_gguf_file(os.path.expanduser(config or os.fspath(model_name or "")), options)
             if "gguf_file" in options:
-                return gguf_model.context_window(GgufFile(_gguf_path(name, {**options, "local_files_only": True})))
+                file = GgufFile(_gguf_path(name, {**options, "local_files_only": True}))
+                gguf_metadata.require_types(file)
+                return gguf_model.context_window(file)
             kept = _pick(options, (*SOURCE_OPTIONS, *WINDOW_FIELDS, "trust_remote_code"))
             config = _read_config(name, kept)
         return context_window_of(config)
@@ -514,7 +516,9 @@ def load_tokenizer(name: str, options: dict[str, Any]) -> PreTrainedTokenizerBas
         name, options = _with_gguf_file(name, options)
         if "gguf_file" in options:
             own = {key: value for key, value in options.items() if key not in (*SOURCE_OPTIONS, "trust_remote_code")}
-            return gguf_cache.tokenizer(GgufFile(_gguf_path(name, options)), **own)
+            file = GgufFile(_gguf_path(name, options))
+            gguf_metadata.require_types(file)
+            return gguf_cache.tokenizer(file, **own)
     if _is_path(name):
         name = str(Path(name).expanduser())
         if not Path(name).is_dir():

@@ -114,4 +114,4 @@ def draw(candidates: Sequence[CandidateScale], found: AlphaRange, metric: str, p
     axes.set_ylabel("|log p_S| in nats")
     axes.legend(title="|log p_S| / MLDS")
     with draft_of(path) as draft:
-        figure.savefig(draft, dpi=120)
+        figure.savefig(draft, format=path.suffix[1:], dpi=120)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +13,8 @@ from zlib import crc32
 
 from cocoa_engine.cache_directory import parse_note
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.errors import ConfigError
+from cocoa_engine.errors import ConfigError, OutputError
+from cocoa_engine.output_files import append, open_in_place
 
 if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine
@@ -55,7 +55,8 @@ class CacheFolder:
             ConfigError: it is required.
         """
         if self.required:
-            raise ConfigError(f"the cache {file} cannot be used: {error.strerror or error}") from error
+            why = error.__cause__ if isinstance(error, OutputError) else error
+            raise ConfigError(f"the cache {file} cannot be used: {getattr(why, 'strerror', None) or why}") from error
         self.error = error
 
 
@@ -99,8 +100,7 @@ class AnswerCache:
         self._offsets: dict[str, int] = {}  # of the lines: the values of many answers would fill the memory
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
-            self.file.touch()
-            with self.file.open("r+b") as file:
+            with open_in_place(self.file) as file:
                 self._find_lines(file)
         except OSError as error:
             folder.failed(self.file, error)
@@ -138,13 +138,9 @@ class AnswerCache:
             return
         key = _digest(identity)
         try:
-            with self.file.open("ab") as file:
-                offset = file.seek(0, os.SEEK_END)
-                file.write(_line(key, values))
+            self._offsets[key] = append(self.file, _line(key, values))
         except OSError as error:
             self._folder.failed(self.file, error)
-            return
-        self._offsets[key] = offset
 
     def _find_lines(self, file: BinaryIO) -> None:
         """Note where the line of each answer begins, and remove a last line that was cut off.

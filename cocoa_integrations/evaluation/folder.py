@@ -7,18 +7,17 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cocoa_engine.datasets.files import as_object, parse_json, read_json
 from cocoa_engine.errors import ConfigError, DataError, safe_cause
 from cocoa_engine.messages import explain
-from cocoa_engine.output_files import LOCK, locked, write_file
+from cocoa_engine.output_files import LOCK, append, locked, open_in_place, write_file
 
 SETTINGS, SAMPLES, RESULTS, TABLE = "settings.json", "samples.jsonl", "results.json", "table.md"
 _TEXTS = ("arm", "id", "sample", "answer", "question", "context", "method")
@@ -110,15 +109,19 @@ def reopen_folder(path: Path) -> Iterator[tuple[RunFolder, dict[str, Any]]]:
         yield RunFolder(path, rows), settings
 
 
-class _Model(BaseModel):
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True)  # the values are used as they are in the file
+
+
+class _Model(_Strict):
     name: str
 
 
-class _Decoding(BaseModel):
-    middle_layers: tuple[int, int] | None
+class _Decoding(_Strict):
+    middle_layers: Annotated[list[int], Field(min_length=2, max_length=2)] | None
 
 
-class _Run(BaseModel):
+class _Run(_Strict):
     """What is read again from the settings of a run."""
 
     task: str
@@ -128,11 +131,7 @@ class _Run(BaseModel):
 
 def append_lines(file: Path, values: Iterable[Mapping[str, Any]]) -> None:
     """Append values to a file of JSON lines. On return they have been written to disk."""
-    text = _lines(values)
-    with file.open("a", encoding="utf-8") as lines:
-        lines.write(text)
-        lines.flush()
-        os.fsync(lines.fileno())
+    append(file, _lines(values).encode())
 
 
 def _lines(values: Iterable[Mapping[str, Any]]) -> str:
@@ -150,7 +149,7 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
     data = file.read_bytes()
     whole = data.rfind(b"\n") + 1
     if whole < len(data):
-        with file.open("r+b") as torn:
+        with open_in_place(file) as torn:
             torn.truncate(whole)
     values = []
     for number, line in enumerate(data[:whole].split(b"\n")[:-1], start=1):

@@ -25,7 +25,7 @@ from cocoa_integrations.evaluation.judge import judge_run
 from cocoa_integrations.evaluation.length_rules import known_steps
 from cocoa_integrations.evaluation.tasks import TASKS
 from cocoa_integrations.ray.score_runner import _finished
-from tests.helpers.mutations import broken, broken_json, broken_lines, fuzz, outcome
+from tests.helpers.mutations import broken, broken_json, broken_lines, each_change, fuzz, outcome
 
 RECORDS: dict[str, dict[str, Any]] = {
     "truthfulqa_gen": {
@@ -209,6 +209,13 @@ def test_settings_of_a_run(folder: Path) -> None:
         assert isinstance(outcome(opened), (type(None), CocoaError))
 
     check()
+
+
+def test_each_value_of_the_settings_of_a_run(folder: Path) -> None:
+    for what, value in each_change(SETTINGS):
+        run = prepared(folder, "", settings__json=json.dumps(value).encode())
+        found = outcome(lambda run=run: judge_run(run, judge(), name=JUDGE, attempts=1))
+        assert isinstance(found, (dict, CocoaError)), what
 
 
 @pytest.mark.parametrize(("task", "name", "measure"), [

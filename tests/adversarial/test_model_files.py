@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -22,7 +23,8 @@ from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_context_window
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.model_folders import TEMPLATE, save_model
-from tests.helpers.mutations import broken, broken_json, fuzz, mutated, mutated_json, outcome
+from tests.helpers.mutations import broken, broken_json, each_change, fuzz, mutated, mutated_json, outcome
+from tests.helpers.small_gguf import write
 from tests.helpers.tiny_gguf import write_tiny_gguf
 from tests.helpers.tiny_models import NUM_LAYERS, tiny_model, tiny_tokenizer
 
@@ -123,6 +125,37 @@ def test_kept_retrieval_heads(tiny: CocoaEngine, folder: Path, monkeypatch: pyte
     check()
 
 
+@pytest.mark.filterwarnings("ignore::cocoa_engine.calibration.CalibrationWarning")
+@pytest.mark.parametrize("listed", [False, True])
+def test_each_value_of_a_calibrator(folder: Path, listed: bool) -> None:
+    """Of any other type, at any place; with packed numbers written as lists too."""
+    good = json.loads(calibrator().model_dump_json())
+    if listed:
+        good["probe"] = {"layer": 1, "model_name": "tiny", "dtype": "float32", "weights": [0.5, 1], "intercept": 0.1}
+        good["span"]["domain"] = {"centre": [0.5, 1], "precision": [0.5, 1, 1, 1], "cutoff": 1.0}
+    file = folder / "calibrator.json"
+
+    def load(value: Any) -> RiskCalibrator:
+        file.write_text(json.dumps(value))
+        return RiskCalibrator.load(file)
+
+    refused = 0
+    for what, value in each_change(good):
+        found = outcome(lambda value=value: load(value))
+        assert isinstance(found, (RiskCalibrator, CocoaError)), what
+        refused += isinstance(found, CocoaError) and str(file) in str(found)
+    assert refused > 1000
+
+
+def test_each_value_of_retrieval_heads(folder: Path) -> None:
+    file = folder / "heads.json"
+    for what, value in each_change(HEADS):
+        file.write_text(json.dumps(value))
+        retrieval_heads._read.cache_clear()
+        found = outcome(lambda: known_heads(str(file), NUM_LAYERS, 4))
+        assert isinstance(found, RetrievalHeads) or str(file) in str(found), what
+
+
 # --- the embedded model: its file and its conversion
 
 
@@ -204,6 +237,41 @@ def test_gguf_files_that_are_unpacked(gguf_file: Path, folder: Path, monkeypatch
     check()
 
 
+FIRST = ("split.count", "split.no", "split.tensors.count", "general.alignment")
+"""Keys that are read before all others."""
+WRONG: dict[str, list[Any]] = {
+    "text": [7, 0.5, True, ["a", "b"]],
+    "number": ["x", True, ["a", "b"], [[1], [2]], float("nan")],
+}
+KINDS = {
+    **dict.fromkeys(FIRST, "number"),
+    **dict.fromkeys(("general.architecture", "tokenizer.ggml.model", "tokenizer.ggml.pre"), "text"),
+    **dict.fromkeys(("tokenizer.chat_template", "tokenizer.chat_template.tool_use"), "text"),
+    **dict.fromkeys(("tokenizer.ggml.eos_token_id", "tokenizer.ggml.bos_token_id"), "number"),
+    **dict.fromkeys(("llama.block_count", "llama.context_length", "llama.attention.head_count"), "number"),
+    **dict.fromkeys(("llama.embedding_length", "llama.rope.dimension_count"), "number"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", KINDS)
+def test_a_value_of_a_wrong_type_in_gguf_metadata_is_refused_by_its_key(key: str, tmp_path: Path) -> None:
+    """By all readers of such a file; the context window, which is only shown, is then not known."""
+    file = tmp_path / "model.gguf"
+    for value in WRONG[KINDS[key]]:
+        with torch.no_grad():
+            write(file, "llama", "Q8_0", template="{{ messages }}", metadata={key: value})
+        readers: list[Any] = [lambda: load_pretrained(file, keeps_blocks=lambda: True)]
+        if not key.startswith("llama."):
+            readers.append(lambda: load_tokenizer(str(file), {}))
+        for read in readers:
+            found = outcome(read)
+            assert isinstance(found, CocoaError), value
+            assert key in str(found), value
+        window = read_context_window(file)
+        assert window is None or type(window) is int
+
+
 def test_context_windows_of_gguf_files(gguf_file: Path, folder: Path) -> None:
     good = gguf_file.read_bytes()[:9000]  # metadata and the list of tensors
     bad = folder / "window.gguf"
@@ -281,7 +349,7 @@ def test_manifests_of_the_converted_model(gguf_file: Path, folder: Path, monkeyp
         manifest.write_bytes(data)
         assert embedded.embedded_model_path() == manifest.parent
         assert (manifest.parent / "model.safetensors").read_bytes() == b"weights"
-        entries = json.loads(manifest.read_text())
+        entries = json.loads(manifest.read_bytes())
         assert all(entries.get(name) == good[name] for name in entries if name in good)
 
     check()
@@ -471,21 +539,23 @@ def test_chat_templates(tiny: CocoaEngine, folder: Path) -> None:
 # --- the kernels
 
 
-def test_checksums_of_the_kernels(folder: Path) -> None:
+def test_checksums_of_the_kernels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A library is loaded only with its own checksum beside it."""
     library = folder / "kernels.so"
     library.write_bytes(b"a library")
     checksum = build._checksum_file(library)
     good = build._checksum(b"a library")
     checksum.write_bytes(good)
-    assert build._is_intact(library)
+    monkeypatch.setattr(build, "_opened", lambda file: file.close() or file)
+    monkeypatch.setattr(build, "_checked", lambda file: file)
+    assert build._kept(library) is not None
 
     @fuzz(50)
     @given(broken(good), st.just(b"a library") | broken(b"a library"))
     def check(data: bytes, code: bytes) -> None:
         checksum.write_bytes(data)
         library.write_bytes(code)
-        assert build._is_intact(library) == (data == hashlib.sha256(code).hexdigest().encode())
+        assert (build._kept(library) is not None) == (data == hashlib.sha256(code).hexdigest().encode())
 
     check()
 

@@ -518,7 +518,7 @@ def test_a_poor_risk_is_a_result(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("why", ["a file", "not private", "held"])
+@pytest.mark.parametrize("why", ["a file", "held"])
 def test_without_a_folder_the_command_runs_all_the_same(
     cocoa: Callable[..., Result], data: dict[str, Path], steps: Steps, tmp_path: Path, unfinished_folder: Path, why: str
 ) -> None:
@@ -527,8 +527,6 @@ def test_without_a_folder_the_command_runs_all_the_same(
     if why == "a file":
         shutil.rmtree(tmp_path / "own")
         (tmp_path / "own").touch()
-    elif why == "not private":
-        unfinished_folder.chmod(0o777)
     else:
         assert cocoa(*ALPHA, data["texts"]).exit_code == 130
         steps.until += 2
@@ -547,6 +545,26 @@ def test_without_a_folder_the_command_runs_all_the_same(
         lock.release()
         assert commands_in(unfinished_folder) == [folder]
         assert "2 measurements" in cocoa(*ALPHA, data["texts"]).stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="needs rights of files")
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_what_others_could_have_written_is_measured_again(
+    cocoa: Callable[..., Result], data: dict[str, Path], steps: Steps, unfinished_folder: Path, level: int
+) -> None:
+    """Be it the cache directory, that of all commands or that of one, which others could write to."""
+    steps.until = 16
+    assert cocoa(*ALPHA, data["texts"]).exit_code == 130
+    (folder,) = commands_in(unfinished_folder)
+    opened = [folder, folder.parent, folder.parent.parent][level]
+    opened.chmod(0o777)
+    steps.until, before = 10**6, steps.prompts
+    finished = cocoa(*ALPHA, data["texts"])
+    assert finished.exit_code == 0
+    assert "continuing" not in finished.stderr
+    assert steps.prompts == before + 12
+    assert not any(each.exists() and each.stat().st_mode & 0o022 for each in (folder, *folder.parents[:2]))
 
 
 @pytest.mark.slow

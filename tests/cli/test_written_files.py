@@ -17,9 +17,11 @@ from typer.testing import CliRunner, Result
 import cocoa_engine
 from cocoa_engine import CocoaEngine, RiskCalibrator
 from cocoa_engine.cli.app import app
+from cocoa_engine.cli.dataset_options import make_folder
 from cocoa_engine.cli.export import reserved
-from cocoa_engine.errors import ConfigError
-from cocoa_engine.output_files import draft_of, locked, require_writable, write_file
+from cocoa_engine.errors import ConfigError, OutputError
+from cocoa_engine.output_files import append, draft_of, locked, open_in_place, require_writable, write_file
+from tests.helpers.full_disk import limited
 from tests.helpers.made_up_risk import fitted, labelled_items, risk
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
@@ -77,8 +79,7 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 
     def interrupted() -> None:
         with draft_of(file) as draft:
-            assert draft.suffix == ".svg"
-            draft.write_text("half")
+            draft.write(b"half")
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -89,6 +90,132 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     write_file(tmp_path / "link", "new")
     assert file.read_text() == "new"
     assert (tmp_path / "link").is_symlink()
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """A file of the user, outside the folder that others can write to."""
+    file = tmp_path / "private"
+    file.write_text("secret")
+    return file
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A folder that others can write to."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o777)
+    return folder
+
+
+posix = pytest.mark.skipif(os.name != "posix", reason="needs owners and rights of files")
+as_root = pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="only root can give a file away")
+
+
+@posix
+def test_nobody_else_reads_a_draft_and_the_file_gets_its_mode(shared: Path) -> None:
+    file = shared / "risk.json"
+    for umask, mode in ((0o022, 0o644), (0o027, 0o640), (0o000, 0o666)):
+        before = os.umask(umask)
+        try:
+            with draft_of(file) as draft:
+                (there,) = shared.iterdir()
+                assert there == Path(draft.name)
+                assert there.stat().st_mode & 0o777 == 0o600
+                assert os.umask(umask) == umask
+        finally:
+            os.umask(before)
+        assert file.stat().st_mode & 0o777 == mode
+        file.unlink()
+    file.touch()
+    file.chmod(0o604)
+    write_file(file, "new")
+    assert (file.read_text(), file.stat().st_mode & 0o777) == ("new", 0o604)
+
+
+@as_root
+def test_the_mode_of_another_user_s_file_is_not_taken(shared: Path) -> None:
+    file = shared / "risk.json"
+    file.touch()
+    file.chmod(0o666)
+    os.chown(file, 12345, 12345)
+    write_file(file, "new")
+    assert (file.stat().st_uid, file.stat().st_mode & 0o777) == (os.getuid(), 0o666 & ~read_umask())
+
+
+def read_umask() -> int:
+    umask = os.umask(0o022)
+    os.umask(umask)
+    return umask
+
+
+@posix
+@pytest.mark.parametrize("name", ["a.svg", "b", ".c", "x" * 200])
+def test_a_draft_is_written_where_it_was_made(shared: Path, victim: Path, name: str) -> None:
+    """Neither a link that was there before nor one that takes the draft's place leads elsewhere."""
+    file = shared / name
+    for there in (f".{file.stem}.{os.getpid()}{file.suffix}", f"{name}.incomplete", ".writable"):
+        (shared / there).symlink_to(victim)
+    with draft_of(file) as draft:
+        Path(draft.name).unlink()
+        Path(draft.name).symlink_to(victim)
+        draft.write(b"new")
+    assert victim.read_text() == "secret"
+
+
+@as_root
+def test_another_user_s_link_is_not_followed(shared: Path, victim: Path) -> None:
+    """One that leads to it over a link of one's own is neither."""
+    link, over = shared / "results.json", shared / "over.json"
+    link.symlink_to(victim)
+    over.symlink_to(link)
+    os.chown(link, 12345, 12345, follow_symlinks=False)
+    for file in (link, over):
+        for write in (write_file, append):
+            with pytest.raises(ConfigError, match="is a link of another user"):
+                write(file, b"new")
+        with pytest.raises(ConfigError, match="is a link of another user"):
+            require_writable(file)
+        with pytest.raises(ConfigError, match="is a link of another user"):
+            open_in_place(file)
+    assert victim.read_text() == "secret"
+    assert sorted(each.name for each in shared.iterdir()) == ["over.json", "results.json"]
+
+
+@posix
+def test_links_in_the_place_of_locks_and_trials_lead_nowhere(shared: Path, victim: Path) -> None:
+    for name in (".risk.json.lock", ".lock", ".writable"):
+        (shared / name).symlink_to(victim)
+    make_folder(shared)
+    require_writable(shared / "risk.json")
+    for path in (shared, shared / "risk.json"):
+        with pytest.raises(ConfigError), locked(path):
+            pass
+    assert victim.read_text() == "secret"
+    assert (shared / ".writable").is_symlink()
+
+
+@posix
+def test_a_file_is_changed_in_place(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    assert [append(file, b"one\n"), append(file, b"two\n")] == [0, 4]
+    with open_in_place(file) as lines:
+        assert lines.readline() == b"one\n"
+        lines.truncate(4)
+        lines.write(b"three")
+    assert file.read_bytes() == b"one\nthree"
+
+
+@posix
+@pytest.mark.parametrize("write", [write_file, append])
+def test_a_full_disk_is_told(tmp_path: Path, write: Callable[[Path, bytes], Any]) -> None:
+    file = tmp_path / "a"
+    write_file(file, "kept")
+    with limited(100), pytest.raises(OutputError, match=f"{file} cannot be written: File too large"):
+        write(file, bytes(1000))
+    assert file.read_bytes()[:4] == b"kept"
+    assert [each.name for each in tmp_path.iterdir()] == ["a"]
 
 
 def test_what_is_no_file_is_written_to() -> None:
@@ -160,8 +287,6 @@ OTHER_WRITERS = {
     "cocoa_engine/model/embedded.py": "into a folder that appears when it is whole",
     "cocoa_engine/model/gguf_cache.py": "into a folder that appears when it is whole",
     "cocoa_engine/rendering/plot.py": "into memory",
-    "cocoa_engine/studies/answer_cache.py": "lines are appended",
-    "cocoa_integrations/evaluation/folder.py": "lines are appended",
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -183,6 +183,54 @@ def mutated_json(draw: st.DrawFn, good: Any, more: Mapping[str, Sequence[Any]] |
             for _ in range(draw(st.one_of(st.just(1), st.integers(700, 990)))):
                 parent[key] = [parent[key]]
     return value
+
+
+_OTHER_VALUES: list[Any] = [
+    *(None, True, 0, -1, 3, 0.5, 10**400, -(10**30), 2**63, 1e308, float("nan"), float("-inf")),
+    *("", "x", "1", "\ud800", [], [None], [[]], [0, -1], ["a"], [10**400], {}, {"a": 1}),
+]
+
+
+def each_change(good: Any) -> Iterator[tuple[str, Any]]:
+    """A JSON value with each of its parts replaced by each other kind of value, removed, or with a field more.
+
+    Yields:
+        What was changed, and the value. Of a list, the first and the last element are changed.
+    """
+    parts: list[tuple[str, Any, Any]] = [("the whole", None, None)]
+    for parent, key in _places(good):
+        if isinstance(parent, dict) or key in (0, len(parent) - 1):
+            parts.append((str(key), parent, key))
+    for name, parent, key in parts:
+        for other in _OTHER_VALUES:
+            yield f"{name} = {str(other)[:40]}", _with(good, parent, key, lambda value, other=other: other)
+        if parent is not None:
+            yield f"without {name}", _with(good, parent, key, None)
+        yield f"{name} with more", _with(good, parent, key, _with_more)
+
+
+def _with_more(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {**value, "x": 1, "": None}
+    return [*value, *value, None] if isinstance(value, list) else [value]
+
+
+def _with(value: Any, parent: Any, key: Any, change: Callable[[Any], Any] | None) -> Any:
+    """A copy with a changed part, or without it."""
+    if parent is None:
+        return change(value) if change else None
+    if isinstance(value, dict):
+        found = {k: _with(v, parent, key, change) for k, v in value.items()}
+    elif isinstance(value, list):
+        found = [_with(v, parent, key, change) for v in value]
+    else:
+        return value
+    if value is parent:
+        if change is None:
+            del found[key]
+        else:
+            found[key] = change(found[key])
+    return found
 
 
 def _places(value: Any) -> Any:

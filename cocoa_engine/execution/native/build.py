@@ -7,7 +7,6 @@ torch's operators then do the same work.
 from __future__ import annotations
 
 import _ctypes
-import contextlib
 import ctypes
 import functools
 import hashlib
@@ -20,12 +19,13 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
-from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory, is_private
+from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory, is_private, private_folder
 from cocoa_engine.execution.native.structures import mismatch
 from cocoa_engine.forks import free_in_child
 from cocoa_engine.logs import safe_logger
+from cocoa_engine.output_files import write_file
 
 logger = safe_logger(__name__)
 
@@ -59,6 +59,7 @@ class _UnfitError(Exception):
     """The kernels cannot run on this machine."""
 
 
+_loaded_files: list[BinaryIO] = []
 _building = free_in_child(threading.Lock())
 
 
@@ -87,12 +88,12 @@ def _loaded() -> ctypes.CDLL:
     folders = list(_folders())
     for folder in folders:
         try:
-            if _is_intact(folder / name):
-                return _checked(_opened(folder / name))
+            if (handle := _kept(folder / name)) is not None:
+                return handle
         # it cannot be read, nothing in it can be run (noexec), or it is another library
         except (OSError, AttributeError) as error:
             logger.warning("the kernels in %s cannot be used: %s", folder, error)
-    folders = [folder for folder in folders if _holds_libraries(folder)]
+    folders = [folder for folder in folders if _is_closed(folder) and _holds_libraries(folder)]
     if not folders and not _holds_libraries(Path(tempfile.gettempdir())):
         raise _UnfitError(
             f"neither the cache directory nor {tempfile.gettempdir()} can hold a library to load: each is mounted "
@@ -103,41 +104,34 @@ def _loaded() -> ctypes.CDLL:
         for folder in folders:
             try:
                 _keep(made, folder / name)
-                return _declared(_opened(folder / name))
+                if (handle := _kept(folder / name)) is not None:
+                    return handle
             except OSError as error:
                 logger.info("the kernels cannot be stored in %s: %s", folder, error)
         logger.warning(
             "the kernels are built for this process alone; set %s to a folder to keep them in", CACHE_VARIABLE
         )
-        return _declared(_opened(made))
+        return _declared(_opened(made.open("rb")))
 
 
 def _folders() -> Iterator[Path]:
-    """The folders in which the library may be kept: one in the cache directory, and one for temporary files.
-
-    Loading a library runs its code, so a folder that another user could write to is not used.
-    """
+    """The folders in which the library may be kept: one in the cache directory, and one for temporary files."""
     try:
-        yield _private(cache_directory() / FOLDER)
-    except (OSError, RuntimeError) as error:  # no home directory, or one that cannot be written
+        yield cache_directory() / FOLDER
+    except RuntimeError as error:
         logger.warning("the kernels are not kept in the cache directory: %s", error)
-    with contextlib.suppress(OSError):
-        yield _private(Path(tempfile.gettempdir()) / f"cocoa-engine-{os.getuid()}")
+    yield Path(tempfile.gettempdir()) / f"cocoa-engine-{os.getuid()}"
 
 
-def _private(folder: Path) -> Path:
-    """Create a folder if it is missing, and withdraw the rights of others to write to it.
-
-    Raises:
-        PermissionError: the folder belongs to another user.
-    """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder.is_symlink() or not folder.is_dir() or folder.stat().st_uid not in (os.getuid(), 0):
-        raise PermissionError(f"{folder} belongs to another user")
-    if not is_private(folder):
-        logger.warning("other users could write to %s; they no longer can", folder)
-        folder.chmod(0o700)
-    return folder
+def _is_closed(folder: Path) -> bool:
+    """Whether nobody else can write to a folder, which is made if it is missing. Loading a library runs its code."""
+    try:
+        private_folder(folder)
+    except OSError as error:
+        where = "the cache directory" if folder.name == FOLDER else "the temporary folder"
+        logger.warning("the kernels are not kept in %s: %s", where, error)
+        return False
+    return True
 
 
 def _holds_libraries(folder: Path) -> bool:
@@ -153,23 +147,28 @@ def _holds_libraries(folder: Path) -> bool:
     return True
 
 
-def _is_intact(library: Path) -> bool:
-    """Whether a library is there, only this user can have written it, and it is as it was built.
+def _kept(library: Path) -> ctypes.CDLL | None:
+    """Load a library, if it is there, only this user can have written it, and it is as it was built.
 
-    Loading a shortened file ends the process (SIGBUS).
+    It is checked and loaded through one descriptor: what another file in its place has is not loaded. Loading a
+    shortened file would end the process (SIGBUS).
+
+    Raises:
+        OSError, AttributeError: it cannot be loaded, or is another library.
     """
-    checksum = _checksum_file(library)
     if not library.is_file():
-        return False
+        return None
+    checksum, file = _checksum_file(library), library.open("rb")
     if (
-        is_private(library)
-        and checksum.is_file()
-        and is_private(checksum)
-        and checksum.read_bytes() == _checksum(library.read_bytes())
+        checksum.is_file()
+        and is_private(library, checksum)
+        and os.path.samestat(os.fstat(file.fileno()), library.stat())
+        and checksum.read_bytes() == _checksum(file.read())
     ):
-        return True
+        return _checked(_opened(file))
+    file.close()
     logger.warning("%s is damaged, or other users could write it; it is built again", library)
-    return False
+    return None
 
 
 def _checksum_file(library: Path) -> Path:
@@ -230,27 +229,19 @@ def _keep(made: Path, kept: Path) -> None:
     The next process then builds it again.
     """
     data = made.read_bytes()
-    _replace(kept, data)
-    _replace(_checksum_file(kept), _checksum(data))
+    write_file(kept, data, mode=0o644)
+    write_file(_checksum_file(kept), _checksum(data), mode=0o644)
 
 
-def _replace(path: Path, data: bytes) -> None:
-    descriptor, partial = tempfile.mkstemp(prefix=path.name, dir=path.parent)
+def _opened(file: BinaryIO) -> ctypes.CDLL:
+    """Load an opened library. The file stays open: the loader takes another one of the same number for the same."""
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(partial).chmod(0o644)
-        Path(partial).replace(path)
-    finally:
-        Path(partial).unlink(missing_ok=True)
-
-
-def _opened(path: Path) -> ctypes.CDLL:
-    try:
-        return ctypes.CDLL(str(path), mode=os.RTLD_NOW)
+        handle = ctypes.CDLL(f"/proc/self/fd/{file.fileno()}", mode=os.RTLD_NOW)
+        handle._name = file.name  # which says the build
+        _loaded_files.append(file)
+        return handle
     except OSError as error:
+        file.close()
         if "GOMP" in str(error):
             raise _UnfitError("this build of torch does not include GNU's OpenMP runtime") from error
         raise
@@ -258,8 +249,6 @@ def _opened(path: Path) -> ctypes.CDLL:
 
 def _checked(handle: ctypes.CDLL) -> ctypes.CDLL:
     """The same as :func:`_declared`, but a library without the kernels is unloaded.
-
-    While it is loaded, the system returns it again for its path, even if the file was replaced.
 
     Raises:
         AttributeError: a kernel is missing.

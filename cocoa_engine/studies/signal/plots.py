@@ -48,7 +48,7 @@ def _ranking(level: str, one: LevelRecord, path: Path) -> None:
     axes.set_yticks(range(len(rows)), [name for name, _ in rows])
     axes.set_xlabel(f"AUROC by {level}, 95 % bootstrap interval over prompts")
     with draft_of(path) as draft:
-        figure.savefig(draft)
+        figure.savefig(draft, format=path.suffix[1:])
 
 
 def _scores(items: Items, config: CocoaConfig, path: Path) -> None:
@@ -66,4 +66,4 @@ def _scores(items: Items, config: CocoaConfig, path: Path) -> None:
         axes.set_ylabel(f"share of {items.level}s")
     figure.axes[0].legend()
     with draft_of(path) as draft:
-        figure.savefig(draft)
+        figure.savefig(draft, format=path.suffix[1:])

@@ -246,9 +246,9 @@ def forbid_execution(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
         if any(path.is_relative_to(folder) for folder in folders):
             raise PermissionError(f"{path}: failed to map segment from shared object")
 
-    def open_library(path: Path) -> Any:
-        require_exec(path)
-        return opened(path)
+    def open_library(file: Any) -> Any:
+        require_exec(Path(file.name))
+        return opened(file)
 
     def map_file(descriptor: int, *given: Any, prot: int = 0, **options: Any) -> Any:
         if prot & mmap.PROT_EXEC:
@@ -430,3 +430,52 @@ def test_x86_without_avx2_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(build.PROCESSORS, "x86_64", "-march=x86-64")
     with pytest.raises(build._UnfitError, match="needs AVX2 or AVX-512"):
         build._compile(build._compiler(), tmp_path)
+
+
+@needs_kernels
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_a_library_that_others_could_exchange_is_built_again(
+    level: int, anew: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They could write to its folder, to the cache directory, or to the folder above it."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(anew / "below"))
+    assert build.built().handle is not None
+    (made,) = libraries(anew / "below")
+    place = made.parents[level]
+    place.chmod(0o777)
+    start_again(monkeypatch, compiles=True)
+    assert place.stat().st_mode & 0o022 == (0o022 if level == 2 else 0)
+    start_again(monkeypatch, compiles=False)
+
+
+@needs_kernels
+def test_what_was_checked_is_loaded(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that takes the place of the checked one before it is loaded is not."""
+    assert build.built().handle is not None
+    (made,) = libraries(anew)
+    opened = build._opened
+
+    def exchange(file: Any) -> Any:
+        replace_by_another(made)
+        return opened(file)
+
+    monkeypatch.setattr(build, "_opened", exchange)
+    start_again(monkeypatch, compiles=False)  # the other one has no kernels
+    assert build.built().handle._name == str(made)
+
+
+@needs_kernels
+def test_an_exchange_while_it_is_checked_is_seen(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The opened file is another one than that whose owner and rights are looked at."""
+    assert build.built().handle is not None
+    (made,) = libraries(anew)
+    good = made.read_bytes()
+
+    def exchange(*paths: Path) -> bool:
+        made.unlink()
+        made.write_bytes(good)
+        return True
+
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "is_private", exchange)
+        assert build._kept(made) is None

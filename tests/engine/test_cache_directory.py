@@ -1,0 +1,264 @@
+"""The cache directory: what another user could have written to it, or could exchange in it, is not used."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cocoa_engine import ModelLoadError
+from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory, is_private, private_folder, write_note
+from cocoa_engine.errors import OutputError
+from cocoa_engine.methods import retrieval_heads
+from cocoa_engine.methods.retrieval_heads import RetrievalHeads, spread_heads
+from cocoa_engine.model import embedded, gguf_cache, kept_folders, lean_checks
+from cocoa_engine.model.gguf_reader import GgufFile
+from cocoa_engine.model.language_model import LanguageModel
+from cocoa_engine.model.loading import load_pretrained
+from tests.helpers.full_disk import limited
+from tests.helpers.tiny_gguf import write_tiny_gguf
+from tests.helpers.tiny_models import tiny_model
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs owners and rights of files")
+as_root = pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="only root can give a file away")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "above" / "cache"
+    folder.parent.mkdir()
+    monkeypatch.setenv(CACHE_VARIABLE, str(folder))
+    monkeypatch.setattr(gguf_cache, "FOLDER", "gguf")
+    return folder
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    write_tiny_gguf(tmp_path / "tiny.gguf")
+    return tmp_path / "tiny.gguf"
+
+
+# --- the rule
+
+
+@pytest.mark.parametrize("level", range(5))
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777, 0o757])
+def test_every_folder_on_the_way_counts(tmp_path: Path, level: int, mode: int) -> None:
+    """A sticky one may be written to by others: they cannot exchange there what is not theirs."""
+    way = [tmp_path / "/".join("abcde"[:depth]) for depth in range(1, 6)]
+    way[-1].mkdir(parents=True)
+    file = way[-1] / "file"
+    file.touch()
+    assert is_private(file)
+    assert is_private(way[-1])
+    way[level].chmod(mode)
+    assert is_private(file) == (mode == 0o1777)
+    assert is_private(way[-1]) == (mode == 0o1777 and level != 4)  # there, others can add files
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o664, 0o646])
+def test_a_file_that_others_can_write_to_is_not_private(tmp_path: Path, mode: int) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    file.chmod(mode)
+    assert not is_private(file)
+    assert not is_private(tmp_path, file)
+
+
+@as_root
+def test_another_user_s_file_folder_or_link_is_not_private(tmp_path: Path) -> None:
+    target, link = tmp_path / "folder", tmp_path / "link"
+    target.mkdir()
+    (target / "file").touch()
+    link.symlink_to(target)
+    assert is_private(link / "file")
+    os.chown(link, 12345, 12345, follow_symlinks=False)
+    assert not is_private(link / "file")
+    assert is_private(target / "file")
+    os.chown(target / "file", 12345, 12345)
+    assert not is_private(target / "file")
+    os.chown(target, 12345, 12345)
+    with pytest.raises(PermissionError, match="belongs to another user"):
+        private_folder(target / "new")
+
+
+def test_links_that_others_can_exchange_are_not_followed(tmp_path: Path) -> None:
+    """Wherever in a chain of links."""
+    shared, mine = tmp_path / "shared", tmp_path / "mine"
+    for folder in (shared, mine):
+        folder.mkdir()
+    (mine / "file").touch()
+    (shared / "second").symlink_to(mine)
+    (tmp_path / "first").symlink_to(shared / "second")
+    assert is_private(tmp_path / "first" / "file")
+    shared.chmod(0o777)
+    assert not is_private(tmp_path / "first" / "file")
+    (tmp_path / "circle").symlink_to("circle")
+    with pytest.raises(OSError, match="symbolic links"):
+        is_private(tmp_path / "circle")
+
+
+def test_folders_are_closed_to_others_from_the_cache_directory_on(cache: Path, caplog: Any) -> None:
+    before = os.umask(0)
+    try:
+        assert private_folder(cache / "a" / "b") == cache / "a" / "b"
+    finally:
+        os.umask(before)
+    assert not caplog.records
+    for each in (cache, cache / "a"):
+        each.chmod(0o777)
+    private_folder(cache / "a" / "b")
+    assert is_private(cache, cache / "a", cache / "a" / "b")
+    assert [record.getMessage().split()[5] for record in caplog.records] == [f"{cache};", f"{cache / 'a'};"]
+    cache.parent.chmod(0o777)  # not ours to change
+    with pytest.raises(PermissionError, match=f"other users can write to {cache.parent}, on the way to"):
+        private_folder(cache / "a" / "b")
+    assert cache.parent.stat().st_mode & 0o777 == 0o777
+
+
+def test_a_sticky_cache_directory_stays_as_it_is(cache: Path) -> None:
+    cache.mkdir()
+    cache.chmod(0o1777)
+    assert is_private(private_folder(cache / "a"))
+    assert cache.stat().st_mode & 0o7777 == 0o1777
+
+
+# --- all that is kept
+
+Kept = tuple[Path, Callable[[], Any]]
+"""A file of the cache, and what reads it; that returns `None` where it is not used."""
+
+
+def note(_: Path) -> Kept:
+    model = tiny_model("llama")
+    lean_checks.will_note(model, "weights", "kernels")
+    lean_checks.note(model, "equal")
+    return only(lean_checks.FOLDER, "*"), lambda: lean_checks.noted("weights", "kernels")
+
+
+def heads(_: Path) -> Kept:
+    model = LanguageModel(tiny_model("llama"))
+    found = spread_heads("kept", model.num_layers, retrieval_heads.heads_per_layer(model))
+
+    def read() -> RetrievalHeads | None:
+        known = retrieval_heads.heads_of_model(None, model)
+        return known if known is not None and known.model_name == "kept" else None
+
+    return retrieval_heads.keep(found, model), read
+
+
+def digest(file: Path) -> Kept:
+    """The note says another digest than the file has."""
+    gguf_cache.content_digest(GgufFile(file))
+    memo = only("gguf", "digest-*")
+    write_note(memo, json.dumps({**json.loads(memo.read_bytes()), "sha256": "0" * 64}))
+
+    def read() -> str | None:
+        text = memo.read_bytes()
+        found = gguf_cache.content_digest(GgufFile(file))  # if the note is not used, it is written anew
+        memo.write_bytes(text)
+        return found if found == "0" * 64 else None
+
+    return memo, read
+
+
+def converted(_: Path) -> Kept:
+    return in_folder(embedded.embedded_model_path())
+
+
+def tokenizer(file: Path) -> Kept:
+    gguf_cache.tokenizer(GgufFile(file))
+    return in_folder(only("gguf", "tokenizer-*/"))
+
+
+def unpacked(file: Path) -> Kept:
+    load_pretrained(file, dtype="float32")
+    return in_folder(only("gguf", "unpacked-*/"))
+
+
+def in_folder(folder: Path) -> Kept:
+    return next(folder.glob("*.json")), lambda: kept_folders.is_intact(folder) or None
+
+
+def only(folder: str, pattern: str) -> Path:
+    (found,) = (each for each in (cache_directory() / folder).glob(pattern) if not each.name.endswith(".lock"))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("keep", [note, heads, digest, converted, tokenizer, unpacked])
+def test_what_others_could_have_written_or_exchanged_is_not_used(
+    keep: Callable[[Path], Kept], cache: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether they could write to the file, or to any folder from its own to the one above the cache directory."""
+    monkeypatch.setattr(embedded, "find_embedded_file", lambda: embedded.EmbeddedFile(file, "1"))
+    monkeypatch.setattr(gguf_cache, "YOUNG", -1e9)
+    kept, read = keep(file)
+    assert read() is not None
+    for place in (kept, *(each for each in kept.parents if each.is_relative_to(cache.parent))):
+        mode = place.stat().st_mode
+        place.chmod(mode | 0o002)
+        assert read() is None, place
+        place.chmod(mode)
+        assert read() is not None
+
+
+# --- a full disk
+
+
+@pytest.mark.parametrize("size", [0, 100, 3000, 30_000])
+def test_a_full_disk_is_no_damage_of_the_embedded_model(
+    size: int, cache: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At whichever file of the checkpoint it becomes full."""
+    monkeypatch.setattr(embedded, "find_embedded_file", lambda: embedded.EmbeddedFile(file, "1"))
+    with limited(size), pytest.raises(ModelLoadError) as refused:
+        embedded.embedded_model_path()
+    assert "File too large" in str(refused.value)
+    assert "COCOA_CACHE_DIR" in str(refused.value)
+    assert "damaged" not in str(refused.value)
+    assert [each.suffix for each in cache.iterdir()] == [".lock"]
+    assert embedded.embedded_model_path().is_dir()
+
+
+def test_a_file_that_cannot_be_read_is_not_called_damaged(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "find_embedded_file", lambda: embedded.EmbeddedFile(tmp_path, "1"))
+    with pytest.raises(ModelLoadError, match=f"{tmp_path} cannot be read: Is a directory"):
+        embedded.embedded_model_path()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("size", "options"),
+    [
+        *((size, {"keeps_blocks": lambda: True}) for size in (0, 100, 3000)),
+        *((size, {"dtype": "float32"}) for size in (3000, 30_000)),  # below, transformers draws no progress bar
+    ],
+)
+def test_models_load_without_the_cache_on_a_full_disk(
+    size: int, options: dict[str, Any], cache: Path, file: Path, caplog: Any
+) -> None:
+    with limited(size):
+        model, tokenizer, _ = load_pretrained(file, **options)
+    assert model.config.num_hidden_layers == 3
+    assert tokenizer.encode("hello")
+    assert "is not kept, and is made again at each start" in caplog.text
+    assert "File too large" in caplog.text
+
+
+def test_small_files_on_a_full_disk(cache: Path) -> None:
+    """Nothing is noted; heads, which the user asked for, are an error."""
+    model = tiny_model("llama")
+    with limited(0):
+        lean_checks.will_note(model, "weights", "kernels")
+        lean_checks.note(model, "equal")
+        with pytest.raises(OutputError, match="cannot be written: File too large"):
+            retrieval_heads.keep(spread_heads("kept", 6, 4), LanguageModel(model))
+    assert lean_checks.noted("weights", "kernels") is None
+    assert not [each for each in cache.rglob("*") if each.is_file() and ".lock" not in each.name]

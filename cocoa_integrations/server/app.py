@@ -10,7 +10,7 @@ from cocoa_engine import CocoaEngine, __version__
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations.server import errors
 from cocoa_integrations.server.lifecycle import ServerState
-from cocoa_integrations.server.middleware import BodyLimit, Heads, Keys, TrustedHosts, UnexpectedErrors
+from cocoa_integrations.server.middleware import BodyLimit, Heads, Keys, OnlyPaths, TrustedHosts, UnexpectedErrors
 from cocoa_integrations.server.openapi import RESPONSES, describe
 from cocoa_integrations.server.routes import BODIES, METRICS, OPEN_PATHS, OPENAI, OWN
 from cocoa_integrations.server.settings import ServerSettings
@@ -54,4 +54,5 @@ def create_app(
     app.add_middleware(UnexpectedErrors, log_prompts=settings.log_prompts)
     if can_trace():
         app.add_middleware(Traced, left_out=[*OPEN_PATHS, METRICS])
+    app.add_middleware(OnlyPaths)
     return app

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,6 @@ from starlette.exceptions import HTTPException
 
 from cocoa_engine import CocoaConfig
 from cocoa_engine.errors import (
-    MESSAGE_LIMIT,
     CalibrationError,
     ChatTemplateError,
     CocoaError,
@@ -29,10 +27,11 @@ from cocoa_engine.errors import (
     UnsupportedFeatureError,
     UnsupportedModelError,
 )
-from cocoa_engine.safe_text import bounded, short_repr, shortened
+from cocoa_engine.logs import safe_logger
+from cocoa_engine.safe_text import short_repr, shortened
 from cocoa_integrations.server.parameters import SAME_SETTING
 
-logger = logging.getLogger("cocoa_integrations.server")
+logger = safe_logger("cocoa_integrations.server")
 
 INVALID = "invalid_request_error"
 BUSY = "rate_limit_error"
@@ -169,9 +168,9 @@ def response_of(error: ApiError) -> Response:
 
 def log_unexpected(error: BaseException, *, with_message: bool) -> None:
     """Write an error that no client caused to the log. Its message may quote a prompt."""
-    where = "".join(traceback.format_tb(error.__traceback__))
-    message = f": {bounded(str(error), MESSAGE_LIMIT)}" if with_message else " (--log-prompts shows its message)"
-    logger.error("%s%s\n%s", type(error).__name__, message, where)
+    where = "".join(traceback.format_tb(error.__traceback__)).replace("%", "%%")
+    message = f": {error}" if with_message else " (--log-prompts shows its message)"
+    logger.error("%s%s\n" + where, type(error).__name__, message)
 
 
 def install(app: FastAPI, *, retry_after: int, log_prompts: bool, on_busy: Callable[[], None]) -> None:

@@ -816,7 +816,6 @@ OTHER_LOGGERS = {
     # the server writes whole prompts and tracebacks, which a safe logger would shorten
     "cocoa_integrations/server/answer_log.py": "calls safe for prompts and answers; the rest is made by the server",
     "cocoa_integrations/server/draining.py": "writes the address that the server listens on",
-    "cocoa_integrations/server/errors.py": "calls bounded for the message, which is followed by where it was raised",
     "cocoa_integrations/server/lifecycle.py": "calls bounded for the message",
     "cocoa_integrations/server/streaming.py": "writes a number",
 }

@@ -1,4 +1,4 @@
-"""Loggers whose lines show control characters, and are of bounded length."""
+"""Loggers whose lines show control characters and ends of lines, and are of bounded length."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from numbers import Number
 
 from cocoa_engine.errors import MESSAGE_LIMIT
-from cocoa_engine.safe_text import bounded
+from cocoa_engine.safe_text import bounded, one_line
 
 
 def safe_logger(name: str) -> logging.Logger:
@@ -17,8 +17,8 @@ def safe_logger(name: str) -> logging.Logger:
 
 
 def _make_safe(record: logging.LogRecord) -> bool:
-    """Replace the arguments of a line, except numbers, by texts that a terminal does not interpret."""
+    """Replace the arguments of a line, except numbers, by texts that neither a terminal nor a new line interprets."""
     if isinstance(record.args, tuple):
-        shown = (one if isinstance(one, Number) else bounded(str(one), MESSAGE_LIMIT) for one in record.args)
+        shown = (one if isinstance(one, Number) else one_line(bounded(str(one), MESSAGE_LIMIT)) for one in record.args)
         record.args = tuple(shown)
     return True

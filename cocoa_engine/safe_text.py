@@ -22,6 +22,8 @@ _CONTROLS |= {code: f"<U+{code:04X}>" for code in _NAMED}
 # what a terminal interprets beside C0 controls, which JSON escapes itself: DEL, C1 controls, marks of direction
 _ESCAPES: dict[int, str] = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), *_DIRECTION_MARKS, *_DIRECTIONS)}
 
+_ENDS_OF_LINES: dict[int, str] = {0x0A: "␊", 0x2028: "<U+2028>", 0x2029: "<U+2029>"}
+
 _values = reprlib.Repr()
 _values.maxstring = _values.maxother = _values.maxlong = 80
 _values.maxlevel, _values.maxdict, _values.maxlist, _values.maxtuple, _values.maxset = 2, 4, 4, 4, 4
@@ -71,6 +73,11 @@ def bounded(text: str, limit: int) -> str:
     """
     shown = safe(shortened(text, limit))
     return shown if len(shown) <= limit else safe(shortened(text, limit // _LONGEST))
+
+
+def one_line(text: str) -> str:
+    """The text as by :func:`safe`, with visible ends of lines, so that no part of it looks like a line of its own."""
+    return safe(text).translate(_ENDS_OF_LINES)
 
 
 def short_repr(value: object) -> str:

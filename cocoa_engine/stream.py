@@ -151,7 +151,9 @@ def _decoded(
     try:
         with request.cancellation.heard_by(state.closing.cancel):
             while task is None or task.work is not None:
-                with session.scheduler.slot(may_refuse=task is None, cancellation=state.closing):
+                with session.scheduler.slot(
+                    may_refuse=task is None, cancellation=state.closing, owner=request.cancellation
+                ):
                     if task is None:
                         task = DecodeTask(replace(request, cancellation=state.closing), config, session, measure())
                         state.task = task

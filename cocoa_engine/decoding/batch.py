@@ -52,13 +52,18 @@ def decode_batch(
             while (
                 waiting
                 and len(running) < batch_size
-                and scheduler.enter(wait=not running, may_refuse=may_refuse, cancellation=waiting[0][1].cancellation)
+                and scheduler.enter(
+                    wait=not running,
+                    may_refuse=may_refuse,
+                    cancellation=waiting[0][1].cancellation,
+                    owner=waiting[0][1].cancellation,
+                )
             ):
                 number, request = waiting.popleft()
                 try:
                     running[number] = open_task(request)
                 except BaseException:
-                    scheduler.leave()
+                    scheduler.leave(request.cancellation)
                     raise
             scheduler.feed([task.work for task in running.values() if task.work is not None])
             for number, task in list(running.items()):
@@ -74,9 +79,9 @@ def decode_batch(
                     results[number] = error
                 del running[number]
                 task.close()
-                scheduler.leave()
+                scheduler.leave(requests[number].cancellation)
     finally:
-        for task in running.values():
+        for number, task in running.items():
             task.close()
-            scheduler.leave()
+            scheduler.leave(requests[number].cancellation)
     return [results[number] for number in range(len(requests))]

@@ -54,6 +54,9 @@ class GrammarProcessor(LogitsProcessor):
         tokenizer: a fast tokenizer.
         eos_token_ids: tokens that end the text; by default the tokenizer's.
 
+    Attributes:
+        warnings: what llguidance warns of in the grammar.
+
     Raises:
         ConfigError: the grammar is invalid, nothing matches it, or the tokenizer is not fast or has no token that ends
             a text.
@@ -74,8 +77,7 @@ class GrammarProcessor(LogitsProcessor):
         except UnicodeEncodeError as error:
             half = ascii(grammar[error.start])
             raise ConfigError(f"the grammar contains {half}, a lone surrogate, which is not valid Unicode.") from None
-        for message in _validated(grammar, self._tokenizer):
-            logger.warning("grammar: %s", message)
+        self.warnings = _validated(grammar, self._tokenizer)
         self._start = llguidance.LLMatcher(self._tokenizer, grammar)
         _allowed_tokens(self._start.deep_copy())
         self._matchers: dict[int, _MatcherState] = {}
@@ -240,7 +242,11 @@ def constraint(
     given = [each for each in grammars if each is not None]
     if len(given) != 1:
         raise ConfigError("constrain takes exactly one of json_schema, regex and grammar")
-    return GrammarProcessor(given[0], tokenizer, eos_token_ids=eos_token_ids)
+    made = GrammarProcessor(given[0], tokenizer, eos_token_ids=eos_token_ids)
+    if json_schema is not None:  # a grammar may be of a schema that a stranger sent to a server, whose log has no texts
+        for message in made.warnings:
+            logger.warning("grammar: %s", message)
+    return made
 
 
 def json_schema_grammar(schema: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -86,7 +86,10 @@ class PassEvent:
 
 
 class Scheduler:
-    """Admits sequences to the batch, first come first served, and runs the batch's passes.
+    """Admits sequences to the batch, and runs the batch's passes.
+
+    A free slot goes to the owner that holds the fewest, and otherwise to the one that has waited longest. An owner that
+    asks for hundreds of answers at once therefore holds up others by one answer at most.
 
     Args:
         slots: number of batch slots, that is, the maximum number of sequences that decode at the same time.
@@ -104,9 +107,10 @@ class Scheduler:
         self.observers: list[Callable[[PassEvent], None]] = []
         self.patience = PATIENCE
         self.prefill_chunk = PREFILL_CHUNK
-        self._guard = free_in_child(threading.Lock())  # guards _taken and _queue
+        self._guard = free_in_child(threading.Lock())  # guards the next three fields
         self._taken = 0
-        self._queue: deque[threading.Event] = deque()
+        self._held: Counter[object] = Counter()  # slots by owner
+        self._queue: dict[object, deque[threading.Event]] = {}  # by owner, the one that has waited longest first
         self._user_code = threading.local()
         self._turn = free_in_child(threading.RLock())  # guards the fields below
         self._pending: list[Work] = []
@@ -124,20 +128,28 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Number of calls that wait for a batch slot."""
-        return len(self._queue)
+        return sum(map(len, tuple(self._queue.values())))
 
     @property
     def idle(self) -> bool:
         """Whether no batch slot is taken, no call waits and no work is pending."""
         return not (self._taken or self._queue or self._pending or self._leader)
 
-    def enter(self, *, wait: bool = True, may_refuse: bool = True, cancellation: Cancellation | None = None) -> bool:
+    def enter(
+        self,
+        *,
+        wait: bool = True,
+        may_refuse: bool = True,
+        cancellation: Cancellation | None = None,
+        owner: object = None,
+    ) -> bool:
         """Take a batch slot, and wait for one if none is free. Release it with :meth:`leave`.
 
         Args:
             wait: whether to wait for a slot.
             may_refuse: whether to raise an error if the queue is full.
             cancellation: stops the wait.
+            owner: for whom the slot is. Owners take turns.
 
         Returns:
             Whether a slot was taken: always, unless ``wait`` is `False`.
@@ -153,16 +165,17 @@ class Scheduler:
             nested = getattr(self._user_code, "runs", False)
             if nested or (self._taken < self.slots and not self._queue):
                 self._taken += 1
+                self._held[owner] += 1
                 return True
             if not wait:
                 return False
-            if may_refuse and len(self._queue) >= self.max_queue:
+            if may_refuse and self.waiting >= self.max_queue:
                 raise EngineBusyError(
-                    f"the engine is busy (requests running: {self._taken}, waiting: {len(self._queue)}); try again "
+                    f"the engine is busy (requests running: {self._taken}, waiting: {self.waiting}); try again "
                     "later, or increase Runtime(max_queue=...) or Runtime(max_batch_size=...)."
                 )
             woken = threading.Event()  # when it has left the queue, the call holds a slot
-            self._queue.append(woken)
+            self._queue.setdefault(owner, deque()).append(woken)
         try:
             with cancellation.heard_by(woken.set), resting():
                 woken.wait()
@@ -170,34 +183,51 @@ class Scheduler:
             require_running()
         except BaseException:
             with self._guard:
-                if woken in self._queue:
-                    self._queue.remove(woken)
+                waiting = self._queue.get(owner, deque())
+                if woken not in waiting:
+                    self._give_up(owner)
                 else:
-                    self._give_up()
+                    waiting.remove(woken)
+                    if not waiting:
+                        del self._queue[owner]
             raise
         return True
 
-    def leave(self) -> None:
-        """Release a batch slot. The call that has waited longest gets it."""
+    def leave(self, owner: object = None) -> None:
+        """Release a batch slot, which a waiting call gets.
+
+        Args:
+            owner: for whom it was taken.
+        """
         with self._guard:
-            self._give_up()
+            self._give_up(owner)
         with self._turn:  # a pass that waits for this sequence can run now
             self._hurry()
 
-    def _give_up(self) -> None:
+    def _give_up(self, owner: object) -> None:
         if self._queue and self._taken <= self.slots:
-            self._queue.popleft().set()
+            following = min(self._queue, key=lambda one: self._held[one])
+            waiting = self._queue.pop(following)
+            waiting.popleft().set()
+            if waiting:
+                self._queue[following] = waiting  # behind the others
+            self._held[following] += 1
         else:
             self._taken -= 1
+        self._held[owner] -= 1
+        if not self._held[owner]:
+            del self._held[owner]
 
     @contextmanager
-    def slot(self, *, may_refuse: bool = True, cancellation: Cancellation | None = None) -> Iterator[None]:
+    def slot(
+        self, *, may_refuse: bool = True, cancellation: Cancellation | None = None, owner: object = None
+    ) -> Iterator[None]:
         """Hold a batch slot within the context; see :meth:`enter`."""
-        self.enter(may_refuse=may_refuse, cancellation=cancellation)
+        self.enter(may_refuse=may_refuse, cancellation=cancellation, owner=owner)
         try:
             yield
         finally:
-            self.leave()
+            self.leave(owner)
 
     @contextmanager
     def user_code(self) -> Iterator[None]:

@@ -17,8 +17,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cocoa_integrations.ray.drain import Drain
 from cocoa_integrations.ray.relay import Ask, Relay
+from cocoa_integrations.server.body import Bodies
 from cocoa_integrations.server.errors import SERVER, ApiError, response_of
-from cocoa_integrations.server.middleware import BodyLimit, Keys, TrustedHosts, UnexpectedErrors
+from cocoa_integrations.server.middleware import BodyLimit, Keys, OnlyPaths, TrustedHosts, UnexpectedErrors
 from cocoa_integrations.server.routes import METRICS, OPEN_PATHS
 from cocoa_integrations.server.routes.health import LIVE, READY
 from cocoa_integrations.server.settings import ServerSettings, is_loopback
@@ -102,6 +103,7 @@ def gateway(replicas: Replicas, settings: ServerSettings, *, retries: int = 2, d
         retry_after=settings.retry_after,
         log_prompts=settings.log_prompts,
         drain=drain,
+        bodies=Bodies(settings.max_body_bytes),
     )
     routes = [
         Route(LIVE, live),
@@ -114,7 +116,7 @@ def gateway(replicas: Replicas, settings: ServerSettings, *, retries: int = 2, d
     app = TrustedHosts(app, settings.known_hosts)
     if not (settings.api_keys or settings.allow_no_key):
         app = ThisMachine(app)
-    return UnexpectedErrors(app, settings.log_prompts)
+    return OnlyPaths(UnexpectedErrors(app, settings.log_prompts))
 
 
 class ThisMachine:

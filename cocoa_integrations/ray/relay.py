@@ -19,7 +19,9 @@ from cocoa_engine.errors import CocoaError
 from cocoa_engine.logs import safe_logger
 from cocoa_integrations.ray.drain import Drain
 from cocoa_integrations.ray.session import session_of
+from cocoa_integrations.server.body import Bodies
 from cocoa_integrations.server.errors import SERVER, ApiError, api_error, log_unexpected, response_of
+from cocoa_integrations.server.settings import ServerSettings
 from cocoa_integrations.server.streaming import error_event
 
 logger = safe_logger("cocoa_integrations.ray")
@@ -63,6 +65,7 @@ class Relay:
         retry_after: seconds after which a refused client should try again.
         log_prompts: also write messages of unexpected errors to the log, which may quote a prompt.
         drain: says when the gateway stops.
+        bodies: reads the bodies of requests.
     """
 
     def __init__(
@@ -73,7 +76,9 @@ class Relay:
         retry_after: int = 1,
         log_prompts: bool = False,
         drain: Drain | None = None,
+        bodies: Bodies | None = None,
     ) -> None:
+        self._bodies = Bodies(ServerSettings().max_body_bytes) if bodies is None else bodies
         self._ask, self._retries, self._retry_after, self._log_prompts = ask, retries, retry_after, log_prompts
         self._drain = Drain(retry_after) if drain is None else drain
 
@@ -81,11 +86,13 @@ class Relay:
         """Serve one request. The replica's work ends when the client goes."""
         try:
             self._drain.require_open()
+            async with self._bodies.read(receive) as body, self._bodies.turn(body):
+                request = Forwarded(_plain(scope), body)
+                session = await asyncio.to_thread(session_of, Headers(raw=request.scope["headers"]), body)
         except ApiError as error:
             await response_of(error)(scope, receive, send)
             return
-        request = Forwarded(_plain(scope), await _body(receive))
-        work = asyncio.ensure_future(self._until_the_end(request, scope, receive, send))
+        work = asyncio.ensure_future(self._until_the_end(request, session, scope, receive, send))
         left = asyncio.ensure_future(_gone(receive))
         try:
             await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
@@ -98,15 +105,16 @@ class Relay:
                 with suppress(asyncio.CancelledError):
                     await work
 
-    async def _until_the_end(self, request: Forwarded, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _until_the_end(
+        self, request: Forwarded, session: str | None, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         shown = _Shown(scope, receive, send)
         try:
-            await self._drain.run(self._answer(request, shown))
+            await self._drain.run(self._answer(request, session, shown))
         except ApiError as error:
             await shown.fail(error)
 
-    async def _answer(self, request: Forwarded, shown: _Shown) -> None:
-        session = session_of(Headers(raw=request.scope["headers"]), request.body)
+    async def _answer(self, request: Forwarded, session: str | None, shown: _Shown) -> None:
         for attempt in range(self._retries + 1):
             try:
                 async with aclosing(self._ask(request, session)) as messages:
@@ -187,15 +195,6 @@ class _Shown:
     async def _end(self, body: bytes) -> None:
         self.text = True
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-async def _body(receive: Receive) -> bytes:
-    body = b""
-    while True:
-        message = await receive()
-        body += message.get("body", b"")
-        if not message.get("more_body", False):
-            return body
 
 
 async def _gone(receive: Receive) -> None:

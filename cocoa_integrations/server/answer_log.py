@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cocoa_engine import Generation
-from cocoa_engine.safe_text import safe
+from cocoa_engine.safe_text import one_line
 
-logger = logging.getLogger("cocoa_integrations.server")
+logger = logging.getLogger("cocoa_integrations.server.answers")  # whose lines are not shortened
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class AnswerLog:
             time.monotonic() - self._begun,
         )
         if self.prompt is not None:
-            logger.info("%s: prompt %s", self.answer_id, safe(json.dumps(self.prompt, ensure_ascii=False)))
+            logger.info("%s: prompt %s", self.answer_id, one_line(json.dumps(self.prompt, ensure_ascii=False)))
             for one in generations:
-                logger.info("%s: answer %s", self.answer_id, safe(json.dumps(one.text, ensure_ascii=False)))
+                logger.info("%s: answer %s", self.answer_id, one_line(json.dumps(one.text, ensure_ascii=False)))
 
     def ended(self, code: str | None) -> None:
         """Write that the request ended with an error."""

@@ -6,25 +6,30 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
-from fastapi import Response
+from fastapi import Request, Response
+from pydantic import ValidationError
 
 from cocoa_engine import CocoaConfig, __version__
 from cocoa_engine.errors import RequestCancelledError
 from cocoa_integrations._shared.async_stream import AsyncStream
-from cocoa_integrations.server.errors import api_error, log_unexpected
-from cocoa_integrations.server.lifecycle import ServerState
+from cocoa_integrations.server.body import parsed, require_json
+from cocoa_integrations.server.errors import api_error, log_unexpected, validation_error
+from cocoa_integrations.server.lifecycle import ServerState, state_of
 from cocoa_integrations.server.protocol.chat_answer import Answered
+from cocoa_integrations.server.protocol.decoding import DecodingRequest
 from cocoa_integrations.server.record import Record
+from cocoa_integrations.server.settings import ServerSettings
 from cocoa_integrations.server.streaming import DONE, EventStream, Interleaved, comment, error_event, event
 from cocoa_integrations.server.work import Call
 
 Answer = TypeVar("Answer")
+Asked = TypeVar("Asked", bound=DecodingRequest)
 
 
 class StreamedAnswer(Protocol):
@@ -75,6 +80,42 @@ class Envelope:
         return event({**self.fields, "choices": choices, **({"usage": usage} if self.include_usage else {})})
 
 
+async def admitted(kind: type[Asked], request: Request, resources: AsyncExitStack) -> tuple[Call, Asked]:
+    """The call of a request, and the checked request. It counts as a call before its body is parsed.
+
+    Nothing that grows with a body runs in the event loop, and an error is about the first value that is wrong.
+
+    Args:
+        kind: the model of the body.
+        request: the request.
+        resources: what the call holds.
+
+    Raises:
+        ApiError: the model is not loaded, the server shuts down, or the body is not valid.
+        EngineBusyError: the engine has as many calls as it runs and queues.
+    """
+    state = state_of(request)
+    state.require_ready()
+    require_json(request.headers)
+    async with state.bodies.read(request.receive) as body:
+        call = await resources.enter_async_context(state.open_call(request))
+        async with state.bodies.turn(body):
+            asked = await call.run(_checked, kind, body, state.settings)
+    state.calls.count(call, *asked.places)
+    return call, asked
+
+
+def _checked(kind: type[Asked], body: bytes, settings: ServerSettings) -> Asked:
+    data = parsed(body)
+    kind.screen(data, settings)
+    try:
+        asked = kind.model_validate(data)
+    except ValidationError as error:
+        raise validation_error(error) from None
+    asked.check(settings)
+    return asked
+
+
 async def answers_of(
     call: Call, answer: Callable[[int, CocoaConfig], Answer], configs: Sequence[CocoaConfig]
 ) -> list[Answer]:
@@ -96,8 +137,14 @@ def json_response(body: Mapping[str, Any], headers: Mapping[str, str] | None = N
     return Response(text, headers=dict(headers or {}), media_type="application/json")
 
 
-def whole(envelope: Envelope, answers: Sequence[Answered], usage: dict[str, Any], record: Record) -> Response:
+def whole(
+    envelope: Envelope,
+    answers: Sequence[Answered],
+    usage_of: Callable[[Sequence[Answered]], dict[str, Any]],
+    record: Record,
+) -> Response:
     """The response with complete answers."""
+    usage = usage_of(answers)
     record.answered(answers, usage)
     choices = [one.choice for one in answers]
     risk = usage["completion_tokens_details"].get("cocoa_max_risk")
@@ -111,7 +158,7 @@ async def streamed(
     resources: AsyncExitStack,
     envelope: Envelope,
     streams: Sequence[StreamedAnswer],
-    usage_of: Callable[[list[Answered]], dict[str, Any]],
+    usage_of: Callable[[Sequence[Answered]], dict[str, Any]],
     record: Record,
 ) -> Response:
     """The response with streamed answers, once the first span is decided: errors until then have their status.
@@ -128,7 +175,7 @@ async def streamed(
     Raises:
         Exception: that of the first span.
     """
-    steps = [AsyncStream(call.engine, stream.choices()) for stream in streams]
+    steps = [AsyncStream(call.engine, _chunks(envelope, stream)) for stream in streams]
     for step in steps:
         await resources.enter_async_context(step)
     chunks = Interleaved(steps, state.settings.progress_interval)
@@ -142,36 +189,51 @@ async def streamed(
     return EventStream(events, resources.pop_all(), timeout, on_stalled=partial(call.cancel, "client"))
 
 
+def _chunks(envelope: Envelope, stream: StreamedAnswer) -> Generator[list[bytes], None, None]:
+    """For each decided span, the events of new chunks."""
+    with closing(stream.choices()) as steps:
+        for choices in steps:
+            yield [envelope.chunk([choice]) for choice in choices]
+
+
+def _end(
+    envelope: Envelope,
+    streams: Sequence[StreamedAnswer],
+    usage_of: Callable[[Sequence[Answered]], dict[str, Any]],
+    record: Record,
+) -> bytes:
+    """The last events of a stream."""
+    answers = [one.answered for one in streams if one.answered is not None]
+    usage = usage_of(answers)
+    record.answered(answers, usage)
+    return (envelope.chunk([], usage) if envelope.include_usage else b"") + DONE
+
+
 async def _events(
     state: ServerState,
     call: Call,
     envelope: Envelope,
     streams: Sequence[StreamedAnswer],
-    first: tuple[int, list[dict[str, Any]]] | None,
-    chunks: Interleaved[list[dict[str, Any]]],
-    usage_of: Callable[[list[Answered]], dict[str, Any]],
+    first: tuple[int, list[bytes]] | None,
+    chunks: Interleaved[list[bytes]],
+    usage_of: Callable[[Sequence[Answered]], dict[str, Any]],
     record: Record,
 ) -> AsyncIterator[bytes]:
     """The events of a stream, up to ``[DONE]`` or an error."""
-    item: tuple[int, list[dict[str, Any]]] | None = first
+    item = first
     try:
         while True:
             if item is None:
                 yield comment(_progress(streams[0]))
             else:
                 record.first_span()
-                for choice in item[1]:
-                    yield envelope.chunk([choice])
+                for chunk in item[1]:
+                    yield chunk
             try:
                 item = await anext(chunks)
             except StopAsyncIteration:
                 break
-        answers = [one.answered for one in streams if one.answered is not None]
-        usage = usage_of(answers)
-        record.answered(answers, usage)
-        if envelope.include_usage:
-            yield envelope.chunk([], usage)
-        yield DONE
+        yield await call.run(_end, envelope, streams, usage_of, record)
     except Exception as error:
         shown = call.cancelled() if isinstance(error, RequestCancelledError) else api_error(error)
         if shown.status == 500:

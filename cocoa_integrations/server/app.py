@@ -10,9 +10,9 @@ from cocoa_engine import CocoaEngine, __version__
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations.server import errors
 from cocoa_integrations.server.lifecycle import ServerState
-from cocoa_integrations.server.middleware import BodyLimit, Heads, Keys, TrustedHosts, UnexpectedErrors
+from cocoa_integrations.server.middleware import BodyLimit, Heads, Keys, OnlyPaths, TrustedHosts, UnexpectedErrors
 from cocoa_integrations.server.openapi import RESPONSES, describe
-from cocoa_integrations.server.routes import METRICS, OPEN_PATHS, OPENAI, OWN
+from cocoa_integrations.server.routes import BODIES, METRICS, OPEN_PATHS, OPENAI, OWN
 from cocoa_integrations.server.settings import ServerSettings
 from cocoa_integrations.server.tracing import Traced, can_trace
 
@@ -42,7 +42,7 @@ def create_app(
         app.include_router(router, include_in_schema=False)
     for router in OWN:
         app.include_router(router)
-    describe(app, needs_key=bool(settings.api_keys))
+    describe(app, BODIES, needs_key=bool(settings.api_keys))
     errors.install(
         app, retry_after=settings.retry_after, log_prompts=settings.log_prompts, on_busy=state.metrics.rejected
     )
@@ -54,4 +54,5 @@ def create_app(
     app.add_middleware(UnexpectedErrors, log_prompts=settings.log_prompts)
     if can_trace():
         app.add_middleware(Traced, left_out=[*OPEN_PATHS, METRICS])
+    app.add_middleware(OnlyPaths)
     return app

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from cocoa_engine import CocoaConfig
 from cocoa_engine.errors import (
-    MESSAGE_LIMIT,
     CalibrationError,
     ChatTemplateError,
     CocoaError,
@@ -29,10 +27,11 @@ from cocoa_engine.errors import (
     UnsupportedFeatureError,
     UnsupportedModelError,
 )
-from cocoa_engine.safe_text import bounded, short_repr, shortened
+from cocoa_engine.logs import safe_logger
+from cocoa_engine.safe_text import short_repr, shortened
 from cocoa_integrations.server.parameters import SAME_SETTING
 
-logger = logging.getLogger("cocoa_integrations.server")
+logger = safe_logger("cocoa_integrations.server")
 
 INVALID = "invalid_request_error"
 BUSY = "rate_limit_error"
@@ -105,8 +104,6 @@ def api_error(error: Exception, *, retry_after: int = 1) -> ApiError:
     if isinstance(error, _BAD_REQUEST):
         too_long = isinstance(error, PromptError) and "context window" in str(error)
         return bad_request(str(error), _named_setting(str(error)), TOO_LONG if too_long else None)
-    if isinstance(error, RequestValidationError):
-        return _validation_error(error.errors())
     if isinstance(error, HTTPException):
         kind = INVALID if error.status_code < 500 else SERVER
         return ApiError(error.status_code, str(error.detail), kind=kind, code=_CODES.get(error.status_code))
@@ -171,9 +168,9 @@ def response_of(error: ApiError) -> Response:
 
 def log_unexpected(error: BaseException, *, with_message: bool) -> None:
     """Write an error that no client caused to the log. Its message may quote a prompt."""
-    where = "".join(traceback.format_tb(error.__traceback__))
-    message = f": {bounded(str(error), MESSAGE_LIMIT)}" if with_message else " (--log-prompts shows its message)"
-    logger.error("%s%s\n%s", type(error).__name__, message, where)
+    where = "".join(traceback.format_tb(error.__traceback__)).replace("%", "%%")
+    message = f": {error}" if with_message else " (--log-prompts shows its message)"
+    logger.error("%s%s\n" + where, type(error).__name__, message)
 
 
 def install(app: FastAPI, *, retry_after: int, log_prompts: bool, on_busy: Callable[[], None]) -> None:
@@ -197,7 +194,7 @@ def install(app: FastAPI, *, retry_after: int, log_prompts: bool, on_busy: Calla
             response.headers.update(dict(error.headers))
         return response
 
-    for kind in (CocoaError, HTTPException, RequestValidationError, torch.OutOfMemoryError):
+    for kind in (CocoaError, HTTPException, torch.OutOfMemoryError):
         app.add_exception_handler(kind, answer)
 
 
@@ -205,24 +202,20 @@ _TRIED_TYPE = r"str|(list|dict)\[.*\]"
 
 
 def path_of(location: Sequence[int | str]) -> str | None:
-    """``messages[0].role`` for pydantic's ``("body", "messages", 0, "role")``."""
+    """``messages[0].role`` for pydantic's ``("messages", 0, "role")``."""
     # pydantic adds the type that it tried where a parameter takes several
-    named = [part for part in location if part != "body" and not re.fullmatch(_TRIED_TYPE, str(part))]
+    named = [part for part in location if not re.fullmatch(_TRIED_TYPE, str(part))]
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in named).removeprefix(".")
     return shortened(text, 200) or None
 
 
-def _validation_error(details: Sequence[Mapping[str, Any]]) -> ApiError:
-    first = details[0]
-    if first["type"] == "json_invalid":
-        return bad_request(f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}", None)
+def validation_error(error: ValidationError) -> ApiError:
+    """The error of a request that its model refuses: the first one."""
+    first = error.errors(include_url=False)[0]
     param = path_of(first["loc"])
     message = first["msg"].removeprefix("Value error, ")
-    if param is None:
-        needed = "send a JSON object, with the header Content-Type: application/json"
-        return bad_request(f"the body is missing or is not JSON: {needed}", None)
     if first["type"] != "missing":
-        message = f"{message} (got {short_repr(first.get('input'))})"
+        message = f"{message} (got {short_repr(first['input'])})"
     return bad_request(f"{param}: {message}", param)
 
 

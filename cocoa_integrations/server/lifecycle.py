@@ -16,6 +16,7 @@ from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import MESSAGE_LIMIT
 from cocoa_engine.safe_text import bounded
 from cocoa_integrations.server.allocator import free_memory_released
+from cocoa_integrations.server.body import Bodies
 from cocoa_integrations.server.errors import SERVER, ApiError, shutting_down
 from cocoa_integrations.server.metrics import Metrics
 from cocoa_integrations.server.settings import ServerSettings
@@ -42,6 +43,8 @@ class ServerState:
     Attributes:
         phase: what the server does.
         calls: the calls that run or wait.
+        bodies: reads the bodies of requests.
+        scoring: held while given texts are scored, so that those of several requests take turns.
         metrics: what ``/metrics`` shows.
         started: the time at which the state was created, in seconds since 1970.
         error: why the model could not be loaded.
@@ -51,6 +54,8 @@ class ServerState:
         self.settings = settings
         self.metrics = Metrics(running=lambda: self.calls.answers - self._waiting, waiting=lambda: self._waiting)
         self.calls = Calls(on_cancel=self.metrics.cancelled)
+        self.bodies = Bodies(settings.max_body_bytes)
+        self.scoring = asyncio.Lock()
         self.started = int(time.time())
         self.error: BaseException | None = None
         self._loading: threading.Thread | None = None
@@ -83,14 +88,14 @@ class ServerState:
             message = _MESSAGES[self.phase]
             raise ApiError(503, message, kind=SERVER, code=f"model_{self.phase}", retry_after=retry_after)
 
-    def open_call(self, request: Request, answers: int = 1, param: str = "n") -> AbstractAsyncContextManager[Call]:
+    def open_call(self, request: Request) -> AbstractAsyncContextManager[Call]:
         """A call of the engine within the context; see :meth:`Calls.opened`.
 
         Raises:
             ApiError: the model is not loaded, or the server shuts down.
             EngineBusyError: the engine has as many calls as it runs and queues.
         """
-        return self.calls.opened(self.engine, request.receive, answers, param)
+        return self.calls.opened(self.engine, request.receive)
 
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:

@@ -1,4 +1,4 @@
-"""Pure ASGI middleware: trusted hosts, keys, the size of bodies, and unexpected errors.
+"""Pure ASGI middleware: URLs, trusted hosts, keys, the size of bodies, and unexpected errors.
 
 FastAPI's own ``BaseHTTPMiddleware`` would hide from a route that its client has gone.
 """
@@ -16,6 +16,29 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cocoa_integrations.server.errors import ApiError, api_error, log_unexpected, response_of, shutting_down
+
+
+class OnlyPaths:
+    """Drops what a URL has beside its path: the query and the host with its user, in which clients put keys.
+
+    No route reads them. The scope itself is changed, since the server's access log is written from it.
+
+    Args:
+        app: the app.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] == "http":
+            scope["query_string"] = b""
+            if not scope["path"].startswith("/"):  # h11 passes on the other forms as they are
+                _, absolute, location = scope["path"].partition("://")
+                scope["path"] = f"/{location.partition('/')[2]}" if absolute else "*"
+                scope["raw_path"] = scope["path"].encode()
+        await self._app(scope, receive, send)
 
 
 class UnexpectedErrors:
@@ -45,8 +68,8 @@ class UnexpectedErrors:
             await self._app(scope, receive, noting)
         except Exception as error:
             log_unexpected(error, with_message=self._log_prompts)
-            if begun:
-                raise
+            if begun:  # the server closes the connection, and logs the error with its message
+                raise ConnectionAbortedError("a response was cut off by an error") from None
             await response_of(api_error(error))(scope, receive, send)
         except asyncio.CancelledError:  # the server stops, and does not wait for a long forward pass
             if not begun:
@@ -129,7 +152,7 @@ class Keys:
 
 
 class BodyLimit:
-    """Refuses bodies above a size, without reading the rest of them.
+    """Refuses bodies above a size, without reading the rest of them, and bodies of two lengths.
 
     Args:
         app: the app.
@@ -144,7 +167,11 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        declared = Headers(scope=scope).get("content-length", "0")
+        headers = Headers(scope=scope)
+        if "content-length" in headers and "transfer-encoding" in headers:  # not every parser refuses it
+            await self._refuse_two_lengths(scope, receive, send)
+            return
+        declared = headers.get("content-length", "0")
         message = f"the body is larger than {self._max} bytes; send less, or start the server with --max-body-bytes"
         if declared.isdecimal() and int(declared[:20]) > self._max:
             await response_of(ApiError(413, message, code="request_too_large"))(scope, receive, send)
@@ -160,6 +187,16 @@ class BodyLimit:
             return part
 
         await self._app(scope, counting, send)
+
+    async def _refuse_two_lengths(self, scope: Scope, receive: Receive, send: Send) -> None:
+        left, more = self._max, True
+        while more and left > 0:  # closed before, the connection would be reset, and the answer be lost
+            part = await receive()
+            left, more = left - len(part.get("body", b"")), part.get("more_body", False)
+        message = "the request has both Content-Length and Transfer-Encoding; send one of them"
+        response = response_of(ApiError(400, message, code="malformed_request"))
+        response.headers["connection"] = "close"
+        await response(scope, receive, send)
 
 
 def _digest(key: bytes) -> bytes:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 
 ERRORS = {
     400: "The request is not valid; `param` names the parameter.",
@@ -40,11 +42,21 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 """The errors of every route, for ``include_router``."""
 
 
-def describe(app: FastAPI, *, needs_key: bool) -> None:
-    """Make an app's OpenAPI document without FastAPI's own error 422, which is never sent, and with the API key.
+_REFERENCE = "#/components/schemas/{model}"
+
+
+def takes(body: type[BaseModel]) -> dict[str, Any]:
+    """The part of a route's description for its body, which FastAPI does not parse."""
+    content = {"application/json": {"schema": {"$ref": _REFERENCE.format(model=body.__name__)}}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def describe(app: FastAPI, bodies: Sequence[type[BaseModel]], *, needs_key: bool) -> None:
+    """Make an app's OpenAPI document with the bodies of requests and the API key.
 
     Args:
         app: the app.
+        bodies: the models of the bodies.
         needs_key: whether clients must send a key.
     """
 
@@ -56,6 +68,8 @@ def describe(app: FastAPI, *, needs_key: bool) -> None:
                     operation["responses"].pop("422", None)
             for name in ("HTTPValidationError", "ValidationError"):
                 made["components"]["schemas"].pop(name, None)
+            _, schemas = models_json_schema([(body, "validation") for body in bodies], ref_template=_REFERENCE)
+            made["components"]["schemas"] |= schemas["$defs"]
             if needs_key:
                 made["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
                 made["security"] = [{"key": []}]

@@ -43,7 +43,12 @@ class ServerSettings(SettingsModel):
         "listed under its own.",
     )
     max_body_bytes: int = Field(4 * 2**20, ge=1, description="Maximum size of the body of a request.")
-    max_prompt_chars: int = Field(2**20, ge=1, description="Maximum number of characters of all messages together.")
+    max_prompt_chars: int = Field(
+        2**20,
+        ge=1,
+        description="Maximum number of characters of all that a prompt may contain: messages, tools, formats and "
+        "variables of the template, as JSON writes them; a token id counts as one.",
+    )
     max_prompts: int = Field(256, ge=1, description="Maximum number of prompts or texts in one request.")
     max_messages: int = Field(2000, ge=1, description="Maximum number of messages.")
     max_tools: int = Field(128, ge=0, description="Maximum number of tools.")

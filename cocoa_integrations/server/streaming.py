@@ -69,9 +69,10 @@ class Interleaved(Generic[Item]):
             return number, item
 
     def close(self) -> None:
-        """Stop waiting."""
-        for future in self._waiting:
+        """Stop waiting. Errors of the other streams are dropped; asyncio would log their messages."""
+        for future in (*self._waiting, *self._ready):
             future.cancel()
+            future.add_done_callback(lambda one: one.cancelled() or one.exception())
 
     def _begin(self, number: int) -> None:
         self._begun = number + 1

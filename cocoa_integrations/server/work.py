@@ -31,14 +31,13 @@ class Call:
 
     Args:
         engine: the engine.
-        answers: the number of answers.
         on_cancel: is told who cancelled the call.
     """
 
-    def __init__(self, engine: CocoaEngine, answers: int, on_cancel: Callable[[By], None]) -> None:
+    def __init__(self, engine: CocoaEngine, on_cancel: Callable[[By], None]) -> None:
         self._on_cancel = on_cancel
         self.engine = engine
-        self.answers = answers
+        self.answers = 0
         self.cancellation = Cancellation()
         self.ended_by: By | None = None
 
@@ -96,29 +95,40 @@ class Calls:
     def __len__(self) -> int:
         return len(self._open)
 
-    @asynccontextmanager
-    async def opened(
-        self, engine: CocoaEngine, receive: Receive, answers: int, param: str = "n"
-    ) -> AsyncIterator[Call]:
-        """A call within the context. Leaving the context ends its work.
+    def count(self, call: Call, answers: int, param: str = "n") -> None:
+        """Count the answers that a call asks for.
 
         Args:
-            engine: the engine.
-            receive: of the request, whose body has been read. It tells when the client goes.
-            answers: the number of answers that the call asks for.
+            call: the call.
+            answers: their number.
             param: the parameter that asks for them.
 
         Raises:
             EngineBusyError: the engine has as many calls as it runs and queues.
             ApiError: the call alone has more answers.
         """
-        most = engine.runtime.max_batch_size + engine.runtime.max_queue
+        most = call.engine.runtime.max_batch_size + call.engine.runtime.max_queue
         at_most(answers, most, param, "answers")
-        if self.answers + answers > most:
+        others = self.answers - call.answers
+        if others + answers > most:
             raise EngineBusyError(
-                f"the server is busy: it decodes or queues {self.answers} answers, of at most {most}; try again later"
+                f"the server is busy: it decodes or queues {others} answers, of at most {most}; try again later"
             )
-        call = Call(engine, answers, self._on_cancel)
+        call.answers = answers
+
+    @asynccontextmanager
+    async def opened(self, engine: CocoaEngine, receive: Receive) -> AsyncIterator[Call]:
+        """A call within the context, which counts as one answer. Leaving the context ends its work.
+
+        Args:
+            engine: the engine.
+            receive: of the request, whose body has been read. It tells when the client goes.
+
+        Raises:
+            EngineBusyError: the engine has as many calls as it runs and queues.
+        """
+        call = Call(engine, self._on_cancel)
+        self.count(call, 1)
         self._open.add(call)
         watcher = asyncio.ensure_future(call.watch(receive))
         try:

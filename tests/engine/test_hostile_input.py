@@ -793,6 +793,12 @@ def test_control_characters_in_logs(caplog: pytest.LogCaptureFixture) -> None:
     assert not any(character in message for character in ESCAPE if not character.isprintable())
 
 
+def test_an_argument_of_a_log_makes_no_line_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    safe_logger("cocoa_engine.test").warning("grammar: %s", "a\nERROR: b\r\nc\u2028d\u2029e\x85f\x0bg")
+    (message,) = caplog.messages
+    assert message.splitlines() == [message]
+
+
 def modules_with(pattern: str) -> set[str]:
     """The modules of both packages whose text matches a pattern."""
     folders = [Path(package.__path__[0]) for package in (cocoa_engine, cocoa_integrations)]
@@ -810,7 +816,6 @@ OTHER_LOGGERS = {
     # the server writes whole prompts and tracebacks, which a safe logger would shorten
     "cocoa_integrations/server/answer_log.py": "calls safe for prompts and answers; the rest is made by the server",
     "cocoa_integrations/server/draining.py": "writes the address that the server listens on",
-    "cocoa_integrations/server/errors.py": "calls bounded for the message, which is followed by where it was raised",
     "cocoa_integrations/server/lifecycle.py": "calls bounded for the message",
     "cocoa_integrations/server/streaming.py": "writes a number",
 }

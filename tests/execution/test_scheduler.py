@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import (
     RepetitionPenaltyLogitsProcessor,
     SuppressTokensLogitsProcessor,
@@ -503,8 +505,8 @@ def test_a_batch_that_has_begun_is_not_refused_halfway() -> None:
     held: list[Held] = []
     leave = engine.session.scheduler.leave
 
-    def leave_to_another() -> None:
-        leave()
+    def leave_to_another(owner: object = None) -> None:
+        leave(owner)
         if not held:
             held.append(Held(engine))
             held.append(start(held[0].let_go))  # type: ignore[arg-type]
@@ -527,7 +529,7 @@ def test_places_are_given_first_come_first_served() -> None:
     threads = []
     for number in range(12):
         threads.append(start(partial(hold, number)))
-        wait_until(lambda number=number: len(scheduler._queue) == number + 1)
+        wait_until(lambda number=number: scheduler.waiting == number + 1)
     assert not scheduler.enter(wait=False)
     scheduler.leave()
     join(threads)
@@ -537,18 +539,60 @@ def test_places_are_given_first_come_first_served() -> None:
     assert not scheduler.enter(wait=False)
 
 
+def order_of_turns(slots: int, *owners: str) -> list[str]:
+    """The order in which owners get slots: the first ones hold them, the others wait one after the other."""
+    scheduler, order = Scheduler(slots, 1000), []
+    turn = threading.Semaphore(0)
+
+    def hold(owner: str) -> None:
+        with scheduler.slot(owner=owner):
+            order.append(owner)
+            assert turn.acquire(timeout=30)
+
+    threads = []
+    for number, owner in enumerate(owners):
+        threads.append(start(partial(hold, owner)))
+        wait_until(lambda number=number: scheduler.running + scheduler.waiting == number + 1)
+    for number in range(len(owners)):
+        wait_until(lambda number=number: len(order) == min(number + slots, len(owners)))
+        turn.release()
+    join(threads)
+    assert (scheduler.running, scheduler.waiting, scheduler.idle) == (0, 0, True)
+    return order
+
+
+@pytest.mark.parametrize("slots", [1, 2, 8])
+def test_an_owner_of_many_answers_holds_up_others_by_one(slots: int) -> None:
+    order = order_of_turns(slots, *"a" * (slots + 40), "b", *"a" * 10, "c", "b")
+    assert order[slots] == "b"
+    assert "c" in order[slots + 1 : slots + 3]
+    assert "b" in order[slots + 2 : slots + 5]
+
+
+@given(st.integers(1, 4), st.lists(st.sampled_from("abcd"), min_size=1, max_size=24))
+@settings(max_examples=30, deadline=None)
+def test_every_waiting_owner_gets_its_turn_before_another_has_two(slots: int, owners: list[str]) -> None:
+    order = order_of_turns(slots, *owners)
+    assert sorted(order) == sorted(owners)
+    for owner in set(owners[slots:]):
+        if owner in owners[:slots]:
+            continue
+        before = order[slots : order.index(owner, slots)]
+        assert all(before.count(other) <= 1 for other in set(before)), order
+
+
 def test_a_waiting_call_that_is_interrupted_leaves_the_queue() -> None:
     """Both before it is given a place and just after."""
     scheduler = Scheduler(1, 10)
 
     class Interrupted(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
-            if given:
+            if granted:
                 scheduler.leave()
                 assert self.is_set()
             raise KeyboardInterrupt
 
-    for given in (False, True):
+    for granted in (False, True):
         scheduler.enter()
         event, scheduler_file.threading.Event = threading.Event, Interrupted  # type: ignore[misc]
         try:
@@ -556,9 +600,9 @@ def test_a_waiting_call_that_is_interrupted_leaves_the_queue() -> None:
                 scheduler.enter()
         finally:
             scheduler_file.threading.Event = event  # type: ignore[misc]
-        if not given:
+        if not granted:
             scheduler.leave()
-        assert (scheduler.running, len(scheduler._queue)) == (0, 0)
+        assert (scheduler.running, scheduler.waiting, scheduler.idle) == (0, 0, True)
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,9 +14,9 @@ from cocoa_engine.errors import ConfigError
 from cocoa_engine.model.text import block_text
 from cocoa_engine.safe_text import short_repr, shortened
 from cocoa_integrations._shared.chat_template import ChatTemplateOptions, names
-from cocoa_integrations.server.errors import at_most, bad_request, of_parameter
+from cocoa_integrations.server.errors import bad_request, of_parameter
 from cocoa_integrations.server.parameters import REFUSED, Refused, each
-from cocoa_integrations.server.protocol.decoding import DecodingRequest, Flag, Whole
+from cocoa_integrations.server.protocol.decoding import DecodingRequest, Flag, Several, Whole
 from cocoa_integrations.server.settings import ServerSettings
 from cocoa_integrations.tool_calling import ToolRequest
 from cocoa_integrations.tool_calling.json_values import object_of
@@ -58,7 +58,7 @@ class Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Any = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Several[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     images: Any = None
@@ -70,11 +70,19 @@ class ChatRequest(DecodingRequest):
     """The body of a request for chat completions."""
 
     refused: ClassVar[Refused] = REFUSED_IN_CHAT
-    messages: list[Message] = Field(min_length=1)
+    lengths: ClassVar[Mapping[str, tuple[str, str]]] = {
+        **DecodingRequest.lengths,
+        "messages": ("max_messages", ""),
+        "tools": ("max_tools", ""),
+    }
+    in_prompt: ClassVar[tuple[str, ...]] = (
+        *("messages", "tools", "response_format", "chat_template_kwargs", "reasoning_effort"),
+    )
+    messages: Several[Message] = Field(min_length=1)
     max_completion_tokens: Whole | None = None
     logprobs: Flag | None = None
     top_logprobs: Whole | None = Field(None, ge=0, le=20)
-    tools: list[dict[str, Any]] | None = None
+    tools: Several[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: Flag | None = None
     response_format: dict[str, Any] | None = None
@@ -89,21 +97,13 @@ class ChatRequest(DecodingRequest):
         Raises:
             ApiError: there is such a parameter. It names it.
         """
-        self.require_supported(limits)
+        super().check(limits)
         if self.add_generation_prompt is self.continue_final_message:
             raise bad_request(
                 "add_generation_prompt is the contrary of continue_final_message; leave it out", "add_generation_prompt"
             )
-        at_most(len(self.messages), limits.max_messages, "messages")
-        at_most(len(self.tools or ()), limits.max_tools, "tools")
-        require_shallow(self, limits.max_json_depth)
         if (self.top_logprobs or self.options.top_logprobs) and not self.logprobs:
             raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
-        characters = sum(map(size_of, self.messages))
-        at_most(characters, limits.max_prompt_chars, "messages", "characters")
-        for name in ("tools", "response_format"):
-            characters += sum(map(len, _strings(getattr(self, name))))
-            at_most(characters, limits.max_prompt_chars, name, "characters with the messages")
 
     def tool_request(self) -> ToolRequest:
         """The tools and the response format.
@@ -251,51 +251,3 @@ def _call(call: Mapping[str, Any], param: str) -> dict[str, Any] | str:
 def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     function = tool.get("function")
     return function if isinstance(function, Mapping) else {}
-
-
-def size_of(message: Message) -> int:
-    """The number of characters of a message."""
-    return sum(len(value) for value in _strings((message.content, message.tool_calls, message.reasoning_content)))
-
-
-def _strings(value: Any) -> Iterator[str]:
-    left = [value]
-    while left:
-        one = left.pop()
-        if isinstance(one, str):
-            yield one
-        elif isinstance(one, Mapping):
-            left.extend([*one, *one.values()])
-        elif isinstance(one, Sequence):
-            left.extend(one)
-
-
-def require_shallow(request: BaseModel, depth: int) -> None:
-    """Refuse JSON that is nested too deeply, or has a lone surrogate, which no tokenizer can read.
-
-    Raises:
-        ApiError: there is some. It names the parameter.
-    """
-    for name, value in request:
-        level = [value]
-        for _ in range(depth):
-            level = [inner for outer in level for inner in _members(outer, name)]
-            if not level:
-                break
-        else:
-            raise bad_request(f"{name} is nested too deeply; the server's limit is {depth}", name)
-
-
-def _members(value: Any, param: str) -> Sequence[Any]:
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            message = f"{param} has a lone surrogate (half of a character), which is not valid Unicode; remove it"
-            raise bad_request(message, param) from None
-        return ()
-    if isinstance(value, BaseModel):
-        return list(value.__dict__.values())
-    if isinstance(value, Mapping):
-        return [*value, *value.values()]
-    return value if isinstance(value, (list, tuple)) else ()

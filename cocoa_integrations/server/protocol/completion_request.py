@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
@@ -11,8 +11,7 @@ from cocoa_engine import CocoaConfig
 from cocoa_engine.safe_text import short_repr
 from cocoa_integrations.server.errors import at_most, bad_request
 from cocoa_integrations.server.parameters import REFUSED, Refused, each
-from cocoa_integrations.server.protocol.chat_request import require_shallow
-from cocoa_integrations.server.protocol.decoding import DecodingRequest, Flag, Whole
+from cocoa_integrations.server.protocol.decoding import DecodingRequest, Flag, Several, Whole
 from cocoa_integrations.server.settings import ServerSettings
 
 REFUSED_IN_COMPLETIONS: Refused = {
@@ -36,7 +35,8 @@ class CompletionRequest(DecodingRequest):
     """The body of a request for completions."""
 
     refused: ClassVar[Refused] = REFUSED_IN_COMPLETIONS
-    prompt: str | list[str] | list[int] | list[list[int]]
+    in_prompt: ClassVar[tuple[str, ...]] = ("prompt",)
+    prompt: str | Several[str] | Several[int] | Several[Several[int]]
     echo: Flag | None = None
     logprobs: Whole | None = Field(None, ge=0, le=20)
 
@@ -46,6 +46,26 @@ class CompletionRequest(DecodingRequest):
         if not (isinstance(prompt, str) or _is_ids(prompt) or _is_many(prompt)):
             raise ValueError("takes a text, a list of texts, a list of token ids, or a list of such lists")
         return prompt
+
+    @classmethod
+    def screen(cls, given: Mapping[str, Any], limits: ServerSettings) -> None:
+        """Refuse what is too long; see :meth:`DecodingRequest.screen`."""
+        super().screen(given, limits)
+        prompt = given.get("prompt")
+        if isinstance(prompt, list) and prompt:
+            if isinstance(prompt[0], (str, list)):
+                at_most(len(prompt), limits.max_prompts, "prompt", "prompts")
+            else:
+                at_most(len(prompt), limits.max_prompt_chars, "prompt", "tokens")
+
+    @property
+    def places(self) -> tuple[int, str]:
+        """The number of answers to all prompts, and the parameter that asks for them."""
+        return self.answers * len(self.prompts), "prompt" if self.answers == 1 else "n"
+
+    def size_of(self, name: str) -> int:
+        """The number of characters of the prompts; a token counts as one."""
+        return sum(map(len, self.prompts))
 
     @property
     def top_logprobs(self) -> int | None:
@@ -75,12 +95,8 @@ class CompletionRequest(DecodingRequest):
         Raises:
             ApiError: there is such a parameter. It names it.
         """
-        self.require_supported(limits)
-        prompts = self.prompts
-        at_most(len(prompts), limits.max_prompts, "prompt", "prompts")
-        at_most(sum(map(len, prompts)), limits.max_prompt_chars, "prompt", "characters or tokens")
-        require_shallow(self, limits.max_json_depth)
-        if not all(prompts):
+        super().check(limits)
+        if not all(self.prompts):
             raise bad_request("the prompt is empty; give some text or at least one token id", "prompt")
         if self.options.source and self.only_echoes:
             message = "cocoa.source has no effect without new tokens; /v1/cocoa/score takes source"

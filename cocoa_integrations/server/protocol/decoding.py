@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -46,6 +46,20 @@ Whole = Annotated[int, BeforeValidator(_number)]
 Real = Annotated[float, BeforeValidator(_number)]
 Flag = Annotated[bool, Field(strict=True)]
 
+Element = TypeVar("Element")
+Several = Annotated[list[Element], Field(fail_fast=True)]
+"""A list whose first wrong element is its only error. By default pydantic makes an error of a kilobyte for each."""
+
+
+def _first_wrong_alone(given: Any) -> Any:
+    """A dict of biases, or its first item with something else: pydantic would make an error for each."""
+    if isinstance(given, Mapping):
+        for key, value in given.items():
+            if isinstance(value, bool) or not (isinstance(value, (int, float)) and -100 <= value <= 100):
+                return {key: value}
+    return given
+
+
 _NUMBERS = frozenset(
     name
     for name, field in CocoaConfig.model_fields.items()
@@ -62,7 +76,7 @@ class CocoaOptions(DecodeSettings):
         description="Where the answer has its risk: in the `message` (or `delta`), in `logprobs`, in both, or nowhere.",
     )
     candidates: Flag = Field(False, description="Whether each span lists the candidates that competed in it.")
-    source: list[str] | None = Field(
+    source: Several[str] | None = Field(
         None,
         max_length=MOST_PASSAGES,
         description="Texts in the messages that the answer should come from. Spans then have their attention on each.",
@@ -109,11 +123,18 @@ class DecodingRequest(BaseModel):
     top_k: Whole | None = Field(None, description="As in other servers for local models; -1 and 0 are none.")
     repetition_penalty: Real | None = Field(None, description="As in other servers for local models.")
     seed: Whole | None = None
-    stop: str | list[str] | None = None
-    logit_bias: dict[str, Real] | None = None
+    stop: str | Several[str] | None = None
+    logit_bias: Annotated[dict[str, Real] | None, BeforeValidator(_first_wrong_alone)] = None
     cocoa: CocoaOptions | None = None
     refused: ClassVar[Refused] = REFUSED
     """Parameters that are not supported."""
+    lengths: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "stop": ("max_stop", "texts"),
+        "cocoa.stop": ("max_stop", "texts"),
+    }
+    """By the name of a list: the setting of the server that limits it, and what it has."""
+    in_prompt: ClassVar[tuple[str, ...]] = ()
+    """Parameters that the prompt may contain."""
     _refused: dict[str, Any] = PrivateAttr(default_factory=dict)  # those of the request, with their values
 
     @model_validator(mode="wrap")
@@ -124,6 +145,33 @@ class DecodingRequest(BaseModel):
             values = {name: _value(given, name) for name in cls.refused}
             made._refused = {name: value for name, value in values.items() if value is not None}
         return made
+
+    @classmethod
+    def screen(cls, given: Mapping[str, Any], limits: ServerSettings) -> None:
+        """Refuse lists above a limit, JSON that is nested too deeply, and lone surrogates, which no tokenizer can read.
+
+        Nothing is made of a value before, so that the work for a request that is refused is bounded.
+
+        Args:
+            given: the JSON of the request.
+            limits: the limits.
+
+        Raises:
+            ApiError: there is one. It names the parameter.
+        """
+        for name, (limit, what) in cls.lengths.items():
+            value = _value(given, name)
+            if isinstance(value, list):
+                at_most(len(value), getattr(limits, limit), name, what)
+        for name in given.keys() & cls.model_fields.keys():
+            level = [given[name]]
+            for _ in range(limits.max_json_depth):
+                level = [inner for outer in level for inner in _members(outer, name)]
+                if not level:
+                    break
+            else:
+                message = f"{name} is nested too deeply; the server's limit is {limits.max_json_depth}"
+                raise bad_request(message, name)
 
     @property
     def options(self) -> CocoaOptions:
@@ -136,6 +184,11 @@ class DecodingRequest(BaseModel):
         return 1 if self.n is None else self.n
 
     @property
+    def places(self) -> tuple[int, str]:
+        """The number of answers that the engine queues for the request, and the parameter that asks for them."""
+        return self.answers, "n"
+
+    @property
     def streams(self) -> bool:
         """Whether the answer is a stream."""
         return bool(self.stream)
@@ -145,14 +198,14 @@ class DecodingRequest(BaseModel):
         """Whether a stream ends with its usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
-    def require_supported(self, limits: ServerSettings) -> None:
-        """Refuse parameters that would have no effect, and those above a limit.
+    def check(self, limits: ServerSettings) -> None:
+        """Refuse what is not supported, contradicts itself, or is above a limit.
 
         Args:
             limits: the limits.
 
         Raises:
-            ApiError: there is one. It names the parameter.
+            ApiError: there is such a parameter. It names it.
         """
         for name, value in self._refused.items():
             neutral, instead = self.refused[name]
@@ -161,6 +214,14 @@ class DecodingRequest(BaseModel):
         if self.stream_options is not None and not self.streams:
             raise bad_request("stream_options is given without stream; leave it out, or set stream", "stream_options")
         at_most(self.answers, limits.max_n, "n")
+        size = 0
+        for name in self.in_prompt:
+            size += self.size_of(name)
+            at_most(size, limits.max_prompt_chars, name, "characters of the prompt")
+
+    def size_of(self, name: str) -> int:
+        """The number of characters that a parameter adds to the prompt."""
+        return _written_size(getattr(self, name))
 
     def config(self, base: CocoaConfig, limits: ServerSettings) -> CocoaConfig:
         """The settings of the decode.
@@ -190,8 +251,6 @@ class DecodingRequest(BaseModel):
         }
         for name in limited.keys() & given.keys():
             at_most(getattr(config, name), limited[name], given[name][0])
-        if "stop" in given:
-            at_most(len(config.stop), limits.max_stop, given["stop"][0], "texts")
         return config
 
     def processors(self, engine: CocoaEngine) -> list[Processor]:
@@ -247,6 +306,39 @@ def _value(given: Mapping[str, Any], name: str) -> Any:
     outer, _, inner = name.partition(".")
     value = given.get(outer)
     return value if not inner else value.get(inner) if isinstance(value, Mapping) else None
+
+
+def _written_size(value: Any) -> int:
+    """The characters of a value in a prompt: of a text its own, of other JSON those with which it is written."""
+    if value is None or isinstance(value, str):
+        return len(value or "")
+    size, left = 0, [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, BaseModel):  # its fields may be written without their names
+            left.extend(field for field in vars(one).values() if field is not None)
+        elif isinstance(one, Mapping):
+            size += 6 * len(one)  # two quotes, a colon, a comma and two spaces
+            left.extend([*one, *one.values()])
+        elif isinstance(one, list):
+            size += 2 * len(one)
+            left.extend(one)
+        else:
+            size += len(one if isinstance(one, str) else str(one))
+    return size
+
+
+def _members(value: Any, param: str) -> Sequence[Any]:
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            message = f"{param} has a lone surrogate (half of a character), which is not valid Unicode; remove it"
+            raise bad_request(message, param) from None
+        return ()
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    return value if isinstance(value, list) else ()
 
 
 def _in_words_of_the_request(message: str, given: Mapping[str, tuple[str, Any]]) -> tuple[str, str | None]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -12,16 +13,10 @@ from cocoa_engine import Cancellation, CocoaConfig, CocoaEngine, Generation
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_integrations._shared.chat_template import ChatTemplateOptions
 from cocoa_integrations._shared.reasoning import Split
-from cocoa_integrations.server.errors import at_most, bad_request, naming
+from cocoa_integrations.server.errors import bad_request, naming
 from cocoa_integrations.server.parameters import REFUSED, SAME_SETTING, Refused, each
-from cocoa_integrations.server.protocol.chat_request import (
-    Message,
-    entries_of,
-    require_shallow,
-    size_of,
-    template_variables,
-)
-from cocoa_integrations.server.protocol.decoding import DecodingRequest, Flag, Whole
+from cocoa_integrations.server.protocol.chat_request import Message, entries_of, template_variables
+from cocoa_integrations.server.protocol.decoding import DecodingRequest, Flag, Several, Whole
 from cocoa_integrations.server.protocol.prompt_logprobs import score_one
 from cocoa_integrations.server.protocol.risk_fields import RiskFields, max_risk_of
 from cocoa_integrations.server.settings import ServerSettings
@@ -49,11 +44,18 @@ class ScoreRequest(DecodingRequest):
     """The body of a request for the risk of given texts after one prompt."""
 
     refused: ClassVar[Refused] = REFUSED_IN_SCORE
-    prompt: str | list[Whole] | None = Field(None, description="The prompt, as text or token ids.")
-    messages: list[Message] | None = Field(None, description="The prompt as a conversation; the texts are answers.")
+    lengths: ClassVar[Mapping[str, tuple[str, str]]] = {
+        **DecodingRequest.lengths,
+        "messages": ("max_messages", ""),
+        "texts": ("max_prompts", ""),
+        "prompt": ("max_prompt_chars", "tokens"),
+    }
+    in_prompt: ClassVar[tuple[str, ...]] = ("prompt", "messages", "text", "texts", "source", "chat_template_kwargs")
+    prompt: str | Several[Whole] | None = Field(None, description="The prompt, as text or token ids.")
+    messages: Several[Message] | None = Field(None, description="The prompt as a conversation; the texts are answers.")
     text: str | None = None
-    texts: list[str] | None = Field(None, description="Several texts, each after the same prompt.")
-    source: str | list[str] | None = Field(
+    texts: Several[str] | None = Field(None, description="Several texts, each after the same prompt.")
+    source: str | Several[str] | None = Field(
         None, description="Passages that the prompt contains. Each span then has its attention on them."
     )
     divide: Flag = Field(
@@ -77,8 +79,7 @@ class ScoreRequest(DecodingRequest):
         Raises:
             ApiError: there is such a parameter. It names it.
         """
-        self.require_supported(limits)
-        require_shallow(self, limits.max_json_depth)
+        super().check(limits)
         for one, other in (("prompt", "messages"), ("text", "texts")):
             if (getattr(self, one) is None) == (getattr(self, other) is None):
                 raise bad_request(f"give either {one} or {other}", one)
@@ -96,12 +97,12 @@ class ScoreRequest(DecodingRequest):
         for name, value in self.options.given().items():
             if name in _OF_DECODING and value != CocoaConfig.model_fields[name].default:
                 raise bad_request(f"cocoa.{name} has no effect here; {_NOT_DECODED}", f"cocoa.{name}")
-        at_most(len(self.given), limits.max_prompts, "texts")
-        at_most(len(self.messages or ()), limits.max_messages, "messages")
-        characters = sum(map(len, self.given)) + len(self.prompt or ()) + sum(map(size_of, self.messages or ()))
-        at_most(characters, limits.max_prompt_chars, "prompt and texts", "characters")
         if not self.given:
             raise bad_request("there is no text to score; give at least one", "texts")
+
+    def size_of(self, name: str) -> int:
+        """The number of characters that a parameter adds to the prompts; a token counts as one."""
+        return len(self.prompt or ()) if name == "prompt" else super().size_of(name)
 
     def prompt_ids(self, engine: CocoaEngine) -> list[int]:
         """The token ids of the prompt.
@@ -120,10 +121,8 @@ class ScoreRequest(DecodingRequest):
         return engine.encode_chat(messages, **template_kwargs)
 
 
-def scored(
-    body: ScoreRequest, engine: CocoaEngine, config: CocoaConfig, cancellation: Cancellation
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The entries of the texts, and the usage.
+class ScoreJob:
+    """The texts of one request, which are scored a batch at a time, so that those of others are scored in between.
 
     Args:
         body: the request.
@@ -131,39 +130,67 @@ def scored(
         config: the settings.
         cancellation: ends the work before its next forward pass.
 
+    Attributes:
+        batches: the numbers of the texts of each batch.
+
     Raises:
-        ApiError: the prompt or a text is not valid.
-        RequestCancelledError: the work was cancelled.
+        ApiError: the prompt is not valid.
     """
-    fields = RiskFields(in_message=True, in_logprobs=False, candidates=body.options.candidates, logprobs=None)
-    texts = body.given
-    generations: list[Generation] = []
-    try:
-        ids = body.prompt_ids(engine)
+
+    def __init__(
+        self, body: ScoreRequest, engine: CocoaEngine, config: CocoaConfig, cancellation: Cancellation
+    ) -> None:
+        self._body, self._engine, self._texts = body, engine, body.given
+        self._generations: list[Generation] = []
+        size = 1 if body.divide else engine.runtime.max_batch_size
+        self.batches = [range(at, min(at + size, len(self._texts))) for at in range(0, len(self._texts), size)]
+        with self._naming_parameters():
+            ids = body.prompt_ids(engine)
         # a text prompt stays a text: it is divided into tokens together with the text after it
-        prompt: Any = body.prompt if isinstance(body.prompt, str) else ids
-        options: dict[str, Any] = {
+        self._prompt: Any = body.prompt if isinstance(body.prompt, str) else ids
+        self._options: dict[str, Any] = {
             "config": config,
             "source": body.passages,
             "divide": body.divide,
             "cancellation": cancellation,
         }
-        if len(texts) > 1 and not body.divide:
-            generations = engine.score(prompt, texts, **options)
-        else:
-            for text in texts:
-                generations.append(score_one(engine, prompt, text, **options))
-    except PromptError as error:
-        of_prompt = "prompt" if body.messages is None else "messages"
-        raise naming(error, "text" if "text to score" in str(error) else of_prompt) from None
-    except ConfigError as error:
-        named = next((name for name in ("source", "divide") if re.search(rf"\b{name}\b", str(error))), None)
-        raise naming(error, named) from None
-    entries = [
-        {"object": "cocoa.score", "index": number, "text": text, **fields.in_answer(_report(fields, one))}
-        for number, (text, one) in enumerate(zip(texts, generations, strict=True))
-    ]
-    return entries, _usage(generations)
+
+    def score(self, batch: range) -> None:
+        """Score a batch of texts, one after the other or together.
+
+        Raises:
+            ApiError: the prompt or a text is not valid.
+            RequestCancelledError: the work was cancelled.
+        """
+        texts = self._texts[batch.start : batch.stop]
+        with self._naming_parameters(batch.start):
+            if len(texts) == 1:
+                self._generations.append(score_one(self._engine, self._prompt, texts[0], **self._options))
+            else:
+                self._generations += self._engine.score(self._prompt, texts, **self._options)
+
+    def answer(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """The entries of all texts, and the usage."""
+        candidates = self._body.options.candidates
+        fields = RiskFields(in_message=True, in_logprobs=False, candidates=candidates, logprobs=None)
+        entries = [
+            {"object": "cocoa.score", "index": number, "text": text, **fields.in_answer(_report(fields, one))}
+            for number, (text, one) in enumerate(zip(self._texts, self._generations, strict=True))
+        ]
+        return entries, _usage(self._generations)
+
+    @contextmanager
+    def _naming_parameters(self, first: int = 0) -> Iterator[None]:
+        """Name the parameter in errors, and the number of a text among all of them."""
+        try:
+            yield
+        except PromptError as error:
+            of_prompt = "prompt" if self._body.messages is None else "messages"
+            message = re.sub(r"(?<=at index )\d+", lambda found: str(int(found[0]) + first), str(error))
+            raise naming(PromptError(message), "text" if "text to score" in message else of_prompt) from None
+        except ConfigError as error:
+            named = next((name for name in ("source", "divide") if re.search(rf"\b{name}\b", str(error))), None)
+            raise naming(error, named) from None
 
 
 def _report(fields: RiskFields, generation: Generation) -> dict[str, Any]:

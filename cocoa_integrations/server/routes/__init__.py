@@ -8,6 +8,9 @@ OPENAI = (chat.router, completions.router, models.router, score.router, info.rou
 OWN = (health.router, info.own, metrics.router, page.router)
 """Other routes."""
 
+BODIES = (chat.ChatRequest, completions.CompletionRequest, score.ScoreRequest)
+"""The models of their bodies."""
+
 METRICS = metrics.PATH
 
 OPEN_PATHS = frozenset((*health.PATHS, page.PATH))

@@ -7,25 +7,41 @@ from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from cocoa_integrations.server.answering import Envelope, answers_of, streamed, whole
-from cocoa_integrations.server.lifecycle import state_of
+from cocoa_engine import CocoaConfig
+from cocoa_integrations.server.answering import Envelope, admitted, answers_of, streamed, whole
+from cocoa_integrations.server.lifecycle import ServerState, state_of
+from cocoa_integrations.server.openapi import takes
 from cocoa_integrations.server.protocol.chat_answer import ChatJob, ChatStream
 from cocoa_integrations.server.protocol.chat_request import ChatRequest
 from cocoa_integrations.server.protocol.decoding import config_of_answer
 from cocoa_integrations.server.protocol.risk_fields import RiskFields, usage_of
 from cocoa_integrations.server.record import Record
 from cocoa_integrations.server.routes.models import served_name
+from cocoa_integrations.server.work import Call
 from cocoa_integrations.tool_calling import Plan
 
 router = APIRouter()
 
 
-@router.post("/chat/completions")
-async def chat(body: ChatRequest, request: Request) -> Response:
+@router.post("/chat/completions", openapi_extra=takes(ChatRequest))
+async def chat(request: Request) -> Response:
     """Answer a conversation. Every answer has its risk in ``message.cocoa_risk`` and ``logprobs.cocoa_risk``."""
     state = state_of(request)
-    engine, settings = state.engine, state.settings
-    body.check(settings)
+    async with AsyncExitStack() as resources:
+        call, body = await admitted(ChatRequest, request, resources)
+        job, configs, envelope, record = await call.run(_prepared, body, state, call)
+        usage = partial(usage_of, fields=job.fields)
+        if not body.streams:
+            answers = await answers_of(call, job.answer, configs)
+            return await call.run(whole, envelope, answers, usage, record)
+        streams = [ChatStream(job, number, one) for number, one in enumerate(configs)]
+        return await streamed(state, call, resources, envelope, streams, usage, record)
+    raise AssertionError("unreachable")
+
+
+def _prepared(body: ChatRequest, state: ServerState, call: Call) -> tuple[ChatJob, list[CocoaConfig], Envelope, Record]:
+    """What is decoded, the settings of each answer, and what is sent and noted."""
+    engine, settings = call.engine, state.settings
     config = body.config(engine.config, settings)
     plan = Plan(body.tool_request(), engine, body.template_options(engine), calls_must_fit=True)
     fields = RiskFields.of(body.options, body.logprobs, allow_logprobs=settings.risk_in_logprobs)
@@ -33,14 +49,5 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     envelope = Envelope.of("chatcmpl", kind, served_name(body.model, state), include_usage=body.include_usage)
     entries, processors = body.entries(), body.processors(engine)
     record = Record(state, "chat", body, config, envelope.fields, entries)
-    async with AsyncExitStack() as resources:
-        call = await resources.enter_async_context(state.open_call(request, body.answers))
-        source = body.options.source
-        job = await call.run(ChatJob.of, plan, entries, processors, fields, call.cancellation, source)
-        configs = [config_of_answer(config, number) for number in range(body.answers)]
-        if not body.streams:
-            answers = await answers_of(call, job.answer, configs)
-            return whole(envelope, answers, usage_of(answers, fields), record)
-        streams = [ChatStream(job, number, one) for number, one in enumerate(configs)]
-        return await streamed(state, call, resources, envelope, streams, partial(usage_of, fields=fields), record)
-    raise AssertionError("unreachable")
+    job = ChatJob.of(plan, entries, processors, fields, call.cancellation, body.options.source)
+    return job, [config_of_answer(config, number) for number in range(body.answers)], envelope, record

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -228,6 +229,21 @@ async def test_keys_bodies_and_hosts_are_those_of_the_server(tiny: Speaker) -> N
     assert (await ask(app, authorization="Bearer right", host="elsewhere")).status_code == 400
     assert (await ask(app, None, "/health")).json() == {"status": "ok", "replicas": 2}
     assert (await ask(app, None, "/metrics")).status_code == 401
+
+
+async def test_the_gateway_parses_no_body_in_its_event_loop(tiny: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    loads = json.loads
+
+    def noting(text: Any, **options: Any) -> Any:
+        threads.append(threading.get_ident())
+        return loads(text, **options)
+
+    monkeypatch.setattr(json, "loads", noting)
+    response = await ask(app_of(Handle(Replica(tiny, ServerSettings()))))
+    assert response.status_code == 200
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 async def test_the_key_stays_in_the_gateway(tiny: Speaker) -> None:

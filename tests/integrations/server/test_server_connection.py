@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from cocoa_integrations.server import ServerSettings, create_app
 from tests.helpers.inside import assert_idle
-from tests.helpers.served import CHAT, Speaker, speaker
+from tests.helpers.served import CHAT, HELLO, Speaker, speaker
 
 HOST = "Host: localhost\r\n"
 JSON = "Content-Type: application/json\r\n"
@@ -63,6 +64,68 @@ def test_what_is_not_http_gets_the_error_of_the_protocol(ask: Callable[[str], An
     assert "HTTP" in error.pop("message")
     assert error == {"type": "invalid_request_error", "param": None, "code": "malformed_request"}
     assert ask(f"GET /health HTTP/1.1\r\n{HOST}Connection: close\r\n\r\n")[0] == 200
+
+
+BODY = json.dumps({"messages": HELLO, "max_tokens": 1})
+CHUNKS = f"{len(BODY):x}\r\n{BODY}\r\n0\r\n\r\n"
+BOTH = f"Content-Length: {len(BODY)}\r\n{CHUNKED}"
+
+
+@pytest.mark.parametrize(
+    ("framing", "body"),
+    [
+        (BOTH, CHUNKS),
+        (f"{CHUNKED}Content-Length: 5\r\n", CHUNKS),
+        (f"{CHUNKED}Content-Length: 5\r\n", "5\r\nhello\r\n" * 200_000 + "0\r\n\r\n"),
+        ("Content-Length: 5\r\nContent-Length: 6\r\n", BODY),
+        (f"Content-Length: +{len(BODY)}\r\n", BODY),
+        (f"Content-Length: {10**30}\r\n", BODY),
+        ("Content-Length: -5\r\n", "x" * 2_000_000),
+        ("Transfer-Encoding: gzip\r\n", CHUNKS),
+        ("Transfer-Encoding: chunked, gzip\r\n", CHUNKS),
+        (f"{CHUNKED}{CHUNKED}", CHUNKS),
+        (CHUNKED, "-5\r\nhello\r\n"),
+        (CHUNKED, f"{len(BODY):x}\r\n{BODY}too long\r\n0\r\n\r\n"),
+    ],
+)
+def test_a_body_of_unclear_length_is_answered_and_ends_the_connection(
+    ask: Callable[[str], Any], framing: str, body: str
+) -> None:
+    status, headers, answer = ask(f"POST {CHAT} HTTP/1.1\r\n{HOST}{JSON}{framing}\r\n{body}")
+    assert (status, headers["connection"]) == (400, "close")
+    assert answer["error"]["code"] == "malformed_request"
+
+
+SECRET = "sk-secret"
+
+
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        (f"/health?api_key={SECRET}", 200),
+        (f"/health?x=1&access_token={SECRET}#{SECRET}", 200),
+        (f"http://user:{SECRET}@localhost/health?key={SECRET}", 200),
+        (f"http://{SECRET}@localhost/nowhere", 404),
+        (f"/nowhere?{SECRET}", 404),
+    ],
+)
+@pytest.mark.parametrize("log_prompts", [False, True])
+def test_keys_in_a_url_reach_no_log(
+    listen: Callable[..., Any],
+    tiny: Speaker,
+    caplog: pytest.LogCaptureFixture,
+    target: str,
+    status: int,
+    log_prompts: bool,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    url = listen(create_app(tiny, ServerSettings(log_prompts=log_prompts))).url
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=60) as opened:
+        opened.sendall(f"GET {target} HTTP/1.1\r\n{HOST}Connection: close\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: opened.recv(65536), b""))
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode()), answer
+    assert "GET /" in caplog.text
+    assert SECRET not in caplog.text
 
 
 @pytest.mark.slow

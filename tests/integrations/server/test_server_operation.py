@@ -37,6 +37,7 @@ from tests.helpers.served import (
     speaker,
 )
 
+COMPLETIONS = "/v1/completions"
 LONG = {"messages": HELLO, "max_tokens": 400}
 KEY = "correct-horse-battery"
 
@@ -75,6 +76,21 @@ async def test_more_than_the_queue_holds_is_refused_at_once(endless: Speaker, ga
         await exchange.ended()
         assert exchange.status == 200
     assert (await chat(endless, max_tokens=1))["choices"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_for_many_answers_holds_up_others_by_one(stream: bool) -> None:
+    engine = speaker(ends=False, max_batch_size=1, prefix_cache_mb=0)
+    app = create_app(engine)
+    many = Exchange(app, {"prompt": [f"Prompt {n}" for n in range(40)], "max_tokens": 8, "stream": stream}, COMPLETIONS)
+    await happens(lambda: engine.session.scheduler.waiting > 20)
+    other = Exchange(app, {**LONG, "max_tokens": 4, "stream": stream})
+    await other.ended()
+    assert other.status == 200
+    assert engine.session.scheduler.waiting > 10
+    many.leave()
+    await many.ended()
+    await happens(lambda: engine.session.scheduler.idle)
 
 
 async def test_the_engines_own_refusal_is_a_429_before_a_stream_begins(endless: Speaker, gate: Gate) -> None:
@@ -504,3 +520,49 @@ async def test_the_log_has_prompts_only_if_it_should(endless: Speaker, caplog: p
         assert answer["id"] in caplog.text
         assert "2 new tokens, finish reason length" in caplog.text
         assert caplog.text.count("new tokens") == 2
+
+
+STRANGE = "my-secret\nERROR: a forged line\u2028and another\x1b[31m"
+FIELD = {"type": "string", "format": STRANGE, "maxLength": 2}
+SCHEMA = {"type": "object", "properties": {"a": FIELD, STRANGE: FIELD}, "required": ["a"]}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+FUNCTION = {"type": "function", "function": {"name": STRANGE, "description": STRANGE, "parameters": SCHEMA}}
+CALL = {"id": STRANGE, "type": "function", "function": {"name": STRANGE, "arguments": STRANGE}}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"response_format": FORMAT},
+        {"response_format": {"type": "json_object", "schema": FIELD}},
+        {"response_format": {"type": "json_object", "schema": {"not": {"const": STRANGE}}}},
+        {"response_format": {"type": STRANGE}},
+        {"tools": [FUNCTION]},
+        {"tools": [FUNCTION], "tool_choice": "required"},
+        {"tools": [{**FUNCTION, "function": {**FUNCTION["function"], "name": "f", "strict": True}}]},
+        {"tool_choice": STRANGE},
+        {"messages": [{"role": "user", "content": STRANGE, "name": STRANGE}]},
+        {"messages": [*HELLO, {"role": "assistant", "tool_calls": [CALL]}]},
+        {"model": STRANGE},
+        {"stop": STRANGE},
+        {"logit_bias": {STRANGE: 1}},
+        {"chat_template_kwargs": {STRANGE: STRANGE}},
+        {"cocoa": {STRANGE: STRANGE}},
+        {"cocoa": {"source": [STRANGE]}},
+        {STRANGE: STRANGE, "user": STRANGE},
+    ],
+    ids=lambda body: next(iter(body)).replace(STRANGE, "unknown"),
+)
+async def test_no_text_of_a_request_reaches_a_log(caplog: pytest.LogCaptureFixture, body: dict[str, Any]) -> None:
+    """Of any logger. With --log-prompts it does, and stays in its line."""
+    caplog.set_level(logging.DEBUG)
+    engine = speaker()
+    for log_prompts in (False, True):
+        caplog.clear()
+        for stream in (False, True):
+            app = create_app(engine, ServerSettings(log_prompts=log_prompts))
+            await post(app, {"messages": HELLO, "max_tokens": 2, **body, "stream": stream})
+        own = [one.getMessage() for one in caplog.records if one.name.startswith("cocoa")]
+        assert log_prompts or "my-secret" not in "".join(own)
+        assert not any(line.startswith("ERROR: a forged") for text in own for line in text.splitlines())
+        assert "\x1b" not in "".join(own)

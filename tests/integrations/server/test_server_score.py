@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import platform
+import threading
 from typing import Any
 
 import pytest
 import torch
 
-from cocoa_engine import CocoaConfig, CocoaEngine, __version__
+from cocoa_engine import CocoaConfig, CocoaEngine, Runtime, __version__
 from cocoa_integrations._shared.metadata import risk_report
 from cocoa_integrations.server import ServerSettings, create_app
 from tests.helpers.alike import near
-from tests.helpers.served import HELLO, Speaker, client_of, error_of, post, speaker
+from tests.helpers.served import HELLO, PATIENCE, Speaker, client_of, error_of, happens, post, speaker
 
 PATH = "/v1/cocoa/score"
 PROMPT = "A tower is in Paris. Where is the tower?"
@@ -201,3 +203,54 @@ async def test_the_embedded_calibrator_is_named(engine: CocoaEngine) -> None:
     assert found["risk_source"] == "calibrator"
     assert found["calibrator"]["model_name"] == engine.model_name
     assert found["calibrator"]["spans"] is True
+
+
+class Scorer(Speaker):
+    """Notes which texts are scored, in their order, and waits before the first one.
+
+    Attributes:
+        texts: the texts of each call.
+        most: the number of calls that ran at once.
+    """
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.texts: list[Any] = []
+        self.goes_on = threading.Event()
+        self.running = self.most = 0
+
+    def score(self, prompt: Any, text: Any, **options: Any) -> Any:
+        self.texts.append(text)
+        self.running += 1
+        self.most = max(self.most, self.running)
+        assert self.goes_on.wait(PATIENCE)
+        try:
+            return super().score(prompt, text, **options)
+        finally:
+            self.running -= 1
+
+
+@pytest.mark.parametrize("divide", [False, True])
+async def test_the_texts_of_several_requests_take_turns(tiny: Speaker, divide: bool) -> None:
+    """A request waits for one text, or one batch, of each other request, and not for all of them."""
+    model = tiny.session.model.model
+    engine = Scorer(model, tiny.tokenizer, model_name="tiny", runtime=Runtime(max_batch_size=2))
+    app = create_app(engine)
+    many = {"prompt": PROMPT, "texts": [f"a{number}" for number in range(12)], "divide": divide}
+    one = {"prompt": PROMPT, "text": "b", "divide": divide}
+    requests = [asyncio.ensure_future(post(app, body, PATH)) for body in (many, many, one)]
+    await happens(lambda: len(app.state.cocoa.calls) == 3 and engine.texts)
+    await asyncio.sleep(0.2)  # the others are ready to be scored
+    engine.goes_on.set()
+    answers = [(await request).json()["data"] for request in requests]
+    assert [len(entries) for entries in answers] == [12, 12, 1]
+    assert [entry["text"] for entry in answers[0]] == many["texts"]
+    assert engine.most == 1
+    assert engine.texts.index("b") < 5
+
+
+async def test_an_error_names_the_text_among_all(tiny: Speaker) -> None:
+    texts = [*TEXTS * 6, "long " * 4000, "a"]
+    error = await refusal(tiny, prompt=PROMPT, texts=texts, divide=False)
+    assert error["param"] == "text"
+    assert "12" in error["message"]

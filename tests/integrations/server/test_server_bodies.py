@@ -1,0 +1,343 @@
+"""Bodies of the maximum size: refused by name, at a bounded cost, and never read in the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import threading
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, suppress
+from typing import Any
+
+import pytest
+
+from cocoa_integrations.server import ServerSettings, create_app
+from cocoa_integrations.server.body import LARGE, Bodies, parsed
+from cocoa_integrations.server.errors import ApiError
+from cocoa_integrations.server.protocol.chat_request import ChatRequest
+from cocoa_integrations.server.protocol.completion_request import CompletionRequest
+from cocoa_integrations.server.protocol.decoding import DecodingRequest
+from cocoa_integrations.server.protocol.score_request import ScoreRequest
+from tests.helpers.inside import assert_idle
+from tests.helpers.served import CHAT, HELLO, Speaker, client_of, error_of, happens, refusal, speaker
+
+SIZE = 100_000
+"""Of a large body; the cost of a larger one grows with it."""
+ROUTES: dict[type[DecodingRequest], tuple[str, dict[str, Any]]] = {
+    ChatRequest: (CHAT, {"messages": HELLO, "max_tokens": 1}),
+    CompletionRequest: ("/v1/completions", {"prompt": "Hi", "max_tokens": 1}),
+    ScoreRequest: ("/v1/cocoa/score", {"prompt": "Hi", "text": "you"}),
+}
+SURROGATE = '"\\ud800"'
+ELEMENTS = ["1", "-1.5e9", "null", "[]", "{}", '"a"', "[1]", '{"role":"user"}', "NaN", SURROGATE]
+
+
+def collections(schema: dict[str, Any], whole: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The paths to the lists and dicts in a schema, each with ``[`` or ``{``; ``*`` is an element of a list."""
+    if "$ref" in schema:
+        yield from collections(whole["$defs"][schema["$ref"].rpartition("/")[2]], whole)
+        return
+    for one in schema.get("anyOf", []):
+        yield from collections(one, whole)
+    kind = schema.get("type")
+    if kind == "array" or (kind is None and "anyOf" not in schema and "const" not in schema and "enum" not in schema):
+        yield (), "["
+        for path, opening in collections(schema.get("items", {"type": "null"}), whole):
+            yield ("*", *path), opening
+    if kind == "object":
+        yield (), "{"
+        for name, inner in schema.get("properties", {}).items():
+            for path, opening in collections(inner, whole):
+                yield (name, *path), opening
+
+
+PATHS = sorted(
+    {
+        (route, path, opening)
+        for route in ROUTES
+        for path, opening in collections(route.model_json_schema(), route.model_json_schema())
+        if path
+    },
+    key=lambda one: (one[0].__name__, *map(str, one[1:])),
+)
+
+
+def filled(opening: str, element: str) -> str:
+    """A list or dict of the maximum size, as JSON."""
+    if opening == "[":
+        return f"[{','.join([element] * (SIZE // (len(element) + 1)))}]"
+    count = SIZE // (len(element) + 11)
+    prefix = SURROGATE[1:-1] if element == SURROGATE else ""
+    return "{" + ",".join(f'"{prefix}{number:07}":{element}' for number in range(count)) + "}"
+
+
+def placed(path: tuple[str, ...], value: str) -> str:
+    """JSON with a value at a path."""
+    for name in reversed(path):
+        value = f"[{value}]" if name == "*" else json.dumps(name).join(("{", f":{value}}}"))
+    return value
+
+
+def body_of(route: type[DecodingRequest], path: tuple[str, ...], value: str) -> bytes:
+    others = {name: one for name, one in ROUTES[route][1].items() if name != path[0]}
+    if path[0] in ("messages", "prompt", "text", "texts"):
+        pair = {"messages": "prompt", "prompt": "messages", "text": "texts", "texts": "text"}[path[0]]
+        others.pop(pair, None)
+    inner = placed(path[1:], value)
+    if path[:2] == ("messages", "*") and len(path) > 2:  # a message has a role
+        inner = inner.replace("{", '{"role":"assistant",', 1)
+    return (json.dumps(others)[:-1] + f",{json.dumps(path[0])}:{inner}}}").encode()
+
+
+class Noting(dict[str, Any]):
+    """A dict that notes in which threads it is iterated."""
+
+    threads: list[int]
+
+    def __iter__(self) -> Iterator[str]:
+        self.threads.append(threading.get_ident())
+        return super().__iter__()
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The threads in which bodies are parsed and in which their models are made."""
+    noted: list[int] = []
+    loads = json.loads
+
+    def noting(text: Any, **options: Any) -> Any:
+        noted.append(threading.get_ident())
+        return loads(text, **options)
+
+    monkeypatch.setattr(json, "loads", noting)
+    for route in ROUTES:
+        refused = Noting(route.refused)
+        refused.threads = noted
+        monkeypatch.setattr(route, "refused", refused)
+    return noted
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Iterator[Speaker]:
+    engine = speaker()
+    yield engine
+    assert_idle(engine)
+
+
+def test_every_list_and_dict_of_a_request_is_found() -> None:
+    found = {(route.__name__, ".".join(path)) for route, path, _ in PATHS}
+    for route, names in {
+        "ChatRequest": "messages tools stop logit_bias cocoa.source cocoa.stop response_format messages.*.tool_calls",
+        "CompletionRequest": "prompt prompt.* stop logit_bias",
+        "ScoreRequest": "texts source messages prompt messages.*.content",
+    }.items():
+        assert {(route, name) for name in names.split()} <= found
+
+
+@pytest.mark.parametrize(
+    ("route", "path", "opening"), PATHS, ids=lambda one: getattr(one, "__name__", None) or ".".join(one)
+)
+async def test_a_body_costs_no_more_than_its_values_whatever_they_are(
+    tiny: Speaker, threads: list[int], route: Any, path: tuple[str, ...], opening: str
+) -> None:
+    """It is refused by the name of what is wrong, and nothing of it runs in the event loop."""
+    app = create_app(tiny)
+    async with client_of(app, **{"content-type": "application/json"}) as client:
+        for element in ELEMENTS:
+            body = body_of(route, path, filled(opening, element))
+            threads.clear()
+            tracemalloc.start()
+            response = await client.post(ROUTES[route][0], content=body)
+            _, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            assert threads
+            assert threading.get_ident() not in threads
+            assert peak < 100 * len(body), (element, peak)
+            if response.status_code == 200:  # some are right: an empty dict among others
+                continue
+            assert response.status_code == 400
+            error = error_of(response)
+            assert path[0] in f"{error['param']}: {error['message']}"
+            assert len(response.content) < 2000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("route", ROUTES)
+async def test_the_event_loop_goes_on_while_a_body_is_checked(
+    tiny: Speaker, monkeypatch: pytest.MonkeyPatch, route: Any
+) -> None:
+    """The check waits for the event loop, which would wait for ever if it ran the check."""
+    beat, loads = threading.Event(), json.loads
+
+    def waiting(text: Any, **options: Any) -> Any:
+        assert beat.wait(30)
+        return loads(text, **options)
+
+    monkeypatch.setattr(json, "loads", waiting)
+    async with client_of(create_app(tiny), **{"content-type": "application/json"}) as client:
+        path, body = ROUTES[route]
+        request = asyncio.ensure_future(client.post(path, content=json.dumps(body)))
+        for _ in range(10):
+            assert (await client.get("/health")).status_code == 200
+        beat.set()
+        assert (await request).status_code == 200
+
+
+NOT_IN_PROMPTS = {"model", "stop", "stream_options", "logit_bias", "cocoa", "tool_choice"}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_all_that_a_prompt_may_contain_is_counted(route: type[DecodingRequest]) -> None:
+    """Numbers, names and separators as well as texts; what is not counted cannot reach a prompt."""
+    properties = route.model_json_schema()["properties"]
+    kinds = {name: {one.get("type") for one in field.get("anyOf", [field])} for name, field in properties.items()}
+    named = {name for name, kind in kinds.items() if kind & {"string", "array", "object", None}}
+    assert named - NOT_IN_PROMPTS == set(route.in_prompt)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"response_format": {"type": "json_object", "schema": {"enum": [1.5] * 300}}},
+        {"response_format": {"type": "json_object", "schema": {"enum": [None] * 300}}},
+        {"response_format": {"type": "json_object", "schema": {"enum": [[]] * 900}}},
+        {"chat_template_kwargs": {"documents": [True] * 300}},
+        {"chat_template_kwargs": {"documents": {f"{number}": 1 for number in range(200)}}},
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"enum": [12345] * 200}}}]},
+        {"messages": [{**HELLO[0], "name": "n" * 1001}]},
+        {"messages": [*HELLO, {"role": "tool", "tool_call_id": "i" * 1001, "content": ""}]},
+        {"messages": [*HELLO, {"role": "assistant", "reasoning_content": "i" * 1001}]},
+        {"messages": [*HELLO, {"role": "assistant", "tool_calls": [{"id": 1.5, "x": list(range(300))}]}]},
+        {"reasoning_effort": "x" * 1001},
+    ],
+    ids=lambda body: next(iter(body)),
+)
+async def test_the_prompt_is_counted_before_it_is_rendered(tiny: Speaker, body: dict[str, Any]) -> None:
+    error = await refusal(tiny, ServerSettings(max_prompt_chars=1000), **body)
+    assert error["param"] == next(iter(body))
+    assert "the server's limit of 1000" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        (CompletionRequest, {"prompt": [1] * 101}),
+        (CompletionRequest, {"prompt": [[1] * 51] * 2}),
+        (CompletionRequest, {"prompt": ["a" * 51] * 2}),
+        (ScoreRequest, {"prompt": [1] * 101}),
+        (ScoreRequest, {"source": ["a" * 51] * 2}),
+        (ScoreRequest, {"text": "a" * 101}),
+    ],
+)
+def test_token_ids_count_as_characters(route: type[DecodingRequest], body: dict[str, Any]) -> None:
+    request = route.model_validate({**ROUTES[route][1], **body})
+    with pytest.raises(ApiError, match="above the server's limit of 100") as caught:
+        request.check(ServerSettings(max_prompt_chars=100))
+    assert caught.value.param == next(iter(body))
+
+
+UNKNOWN = ["foo", "metadata", "guided_json", "messages.*.cocoa_risk"]
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+@pytest.mark.parametrize("element", ELEMENTS)
+async def test_unknown_and_refused_parameters_cost_no_more(tiny: Speaker, name: str, element: str) -> None:
+    body = body_of(ChatRequest, tuple(name.split(".")), filled("[", element))
+    async with client_of(create_app(tiny), **{"content-type": "application/json"}) as client:
+        tracemalloc.start()
+        response = await client.post(CHAT, content=body)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak < 100 * len(body)
+    assert response.status_code in (200, 400)
+    assert len(response.content) < 4000
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "missing or is not JSON"),
+        (b"[1]", "missing or is not JSON"),
+        (b'{"messages": [', "is not JSON: Expecting value at character 14"),
+        (b'{"messages": "\xff"}', "is not JSON"),
+        (b'{"n": ' + b"1" * 5000 + b"}", "is not JSON"),
+        (b'{"x": ' + b"[" * 100_000, "nested too deeply"),
+    ],
+)
+async def test_bodies_that_are_no_objects(tiny: Speaker, body: bytes, message: str) -> None:
+    async with client_of(create_app(tiny), **{"content-type": "application/json"}) as client:
+        response = await client.post(CHAT, content=body)
+    assert response.status_code == 400
+    assert message in error_of(response)["message"]
+    assert error_of(response)["param"] is None
+
+
+class Upload:
+    """A body that comes when the test lets it."""
+
+    def __init__(self, size: int) -> None:
+        self.read = 0
+        self._parts = [b" " * LARGE] * (size // LARGE)
+        self.goes_on = asyncio.Event()
+
+    async def receive(self) -> dict[str, Any]:
+        if len(self._parts) == 1:
+            await self.goes_on.wait()
+        part = self._parts.pop()
+        self.read += len(part)
+        return {"type": "http.request", "body": part, "more_body": bool(self._parts)}
+
+
+async def test_few_large_bodies_are_in_memory_and_small_ones_do_not_wait() -> None:
+    bodies = Bodies(10**7, at_once=2)
+    uploads = [Upload(10 * LARGE) for _ in range(50)]
+
+    async def read(upload: Upload) -> int:
+        async with bodies.read(upload.receive) as body:
+            return len(body)
+
+    tasks = [asyncio.ensure_future(read(upload)) for upload in uploads]
+    await happens(lambda: sum(upload.read > 2 * LARGE for upload in uploads) == 2)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert sum(upload.read > 2 * LARGE for upload in uploads) == 2  # the others stay in their sockets
+    small = Upload(LARGE)
+    small.goes_on.set()
+    assert await read(small) == LARGE
+    for upload in uploads:
+        upload.goes_on.set()
+    assert await asyncio.gather(*tasks) == [10 * LARGE] * 50
+
+
+async def test_a_large_body_that_does_not_come_gives_up_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies = Bodies(10**7, at_once=1)
+    monkeypatch.setattr(bodies, "_patience", 0.01)
+    stuck, other = Upload(3 * LARGE), Upload(3 * LARGE)
+    other.goes_on.set()
+    with pytest.raises(ApiError) as caught:
+        async with bodies.read(stuck.receive):
+            pass
+    assert (caught.value.status, caught.value.code) == (408, "request_timeout")
+    async with bodies.read(other.receive) as body:
+        assert len(body) == 3 * LARGE
+
+
+async def test_a_full_server_parses_no_body(tiny: Speaker, threads: list[int]) -> None:
+    app = create_app(tiny)
+    most = tiny.runtime.max_batch_size + tiny.runtime.max_queue
+    body = body_of(ChatRequest, ("messages",), filled("[", "1"))
+    async with AsyncExitStack() as others, client_of(app, **{"content-type": "application/json"}) as client:
+        for _ in range(most):
+            await others.enter_async_context(app.state.cocoa.calls.opened(tiny, asyncio.Event().wait))
+        assert (await client.post(CHAT, content=body)).status_code == 429
+    assert threads == []
+
+
+def test_collections_of_garbage_go_on_after_a_body() -> None:
+    assert gc.isenabled()
+    for body in (b"{}", b" " * LARGE + b"{}", b" " * LARGE + b"{"):
+        with suppress(ApiError):
+            parsed(body)
+        assert gc.isenabled()

@@ -128,7 +128,7 @@ async def streamed(
     Raises:
         Exception: that of the first span.
     """
-    steps = [AsyncStream(call.engine, stream.choices()) for stream in streams]
+    steps = [AsyncStream(call.engine, stream.choices(), call.cancellation) for stream in streams]
     for step in steps:
         await resources.enter_async_context(step)
     chunks = Interleaved(steps, state.settings.progress_interval)

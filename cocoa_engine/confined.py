@@ -195,14 +195,12 @@ class _Server:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         program = f"import sys; sys.path[:] = {sys.path!r}; from cocoa_engine.confined import serve; serve()"
-        # in a session of its own: Ctrl-C ends the program alone, and its end is that of the server
-        command = [sys.executable, "-c", program]
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", program],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
-                start_new_session=True,
+                start_new_session=True,  # Ctrl-C ends the program alone, and its end is that of the server
             )
         self._socket, self._connection = ours, Connection(os.dup(ours.fileno()))
         self._lock = free_in_child(threading.Lock())

@@ -68,9 +68,10 @@ class GrammarProcessor(LogitsProcessor):
         eos_token_ids: tokens that end the text; by default the tokenizer's.
 
     Raises:
-        ConfigError: the grammar is invalid, nothing matches it, or the tokenizer is not fast or has no token that ends
-            a text.
+        ConfigError: the grammar is invalid, takes too much time or memory, nothing matches it, or the tokenizer is not
+            fast or has no token that ends a text.
         MissingExtraError: llguidance is not installed.
+        RequestCancelledError: the calling code was cancelled; see :meth:`Cancellation.run`.
     """
 
     def __init__(

@@ -42,8 +42,9 @@ from cocoa_engine.units import Check, MeasuredText, Unit, UnitLevel
 if TYPE_CHECKING:
     from cocoa_engine.calibration import CalibrationWarning, RiskCalibrator
     from cocoa_engine.consistency import Consistency
-    from cocoa_engine.decoding.grammar import GrammarProcessor, json_rule, unenforced
+    from cocoa_engine.decoding.grammar import GrammarProcessor
     from cocoa_engine.decoding.request import PerPrompt
+    from cocoa_engine.decoding.schema_grammars import json_rule, unenforced
     from cocoa_engine.engine import CocoaEngine
     from cocoa_engine.info import ModelInfo
     from cocoa_engine.model.detokenizer import Detokenizer
@@ -119,10 +120,10 @@ _LAZY = {
     "SpanStream": "stream",
     "context_lift": "scoring.context_lift",
     "context_lift_of_text": "scoring.context_lift",
-    "json_rule": "decoding.grammar",
+    "json_rule": "decoding.schema_grammars",
     "passage_attention": "scoring.passage_attention",
     "rescore": "scoring.rescoring",
-    "unenforced": "decoding.grammar",
+    "unenforced": "decoding.schema_grammars",
 }
 
 

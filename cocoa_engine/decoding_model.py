@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cocoa_engine.arguments import of_type
+from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.configured_model import ConfiguredModel
 from cocoa_engine.decoding.batch import decode_batch
@@ -33,9 +35,16 @@ class DecodingModel(ConfiguredModel):
         )
 
     def _encoded_chat(
-        self, messages: Messages, template_kwargs: Mapping[str, Any] | None, source: Source | None
+        self,
+        messages: Messages,
+        template_kwargs: Mapping[str, Any] | None,
+        source: Source | None,
+        cancellation: Cancellation | None,
     ) -> tuple[list[int], Passages | None]:
         """Token ids of chat messages, and the positions of the passages in them."""
+        if cancellation is not None:
+            run = of_type(cancellation, Cancellation, "cancellation").run
+            return run(self._encoded_chat, messages, template_kwargs, source, None)
         text, token_ids = self._encoded_rendering(messages, template_kwargs or {})
         if source is None:
             return token_ids, None

@@ -348,7 +348,7 @@ class CocoaEngine(DecodingModel):
 
         The ranges of ``source`` are those of the text that :meth:`render_chat` returns.
         """
-        token_ids, passages = self._encoded_chat(messages, template_kwargs, source)
+        token_ids, passages = self._encoded_chat(messages, template_kwargs, source, options.get("cancellation"))
         return self.generate(token_ids, source=passages, **options)
 
     def stream_chat(
@@ -360,5 +360,5 @@ class CocoaEngine(DecodingModel):
         **options: Any,
     ) -> SpanStream[CocoaEngine]:
         """Answer chat messages span by span; see :meth:`stream` and :meth:`chat`."""
-        token_ids, passages = self._encoded_chat(messages, template_kwargs, source)
+        token_ids, passages = self._encoded_chat(messages, template_kwargs, source, options.get("cancellation"))
         return self.stream(token_ids, source=passages, **options)

@@ -129,8 +129,8 @@ class LoadedModel:
             grammar: the answer matches this grammar, in llguidance's dialect of Lark, with a rule ``start``.
 
         Raises:
-            ConfigError: not exactly one of them is given, it is invalid, the schema has a keyword that no grammar
-                enforces (such as ``not``), or the tokenizer is not a fast tokenizer.
+            ConfigError: not exactly one of them is given, it is invalid or takes too much time or memory, the schema
+                has a keyword that no grammar enforces (such as ``not``), or the tokenizer is not a fast tokenizer.
             MissingExtraError: llguidance is not installed (the extra ``tools``).
         """
         from cocoa_engine.decoding.grammar import constraint

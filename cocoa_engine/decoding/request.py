@@ -210,7 +210,10 @@ def make_request(
         stop_ids=frozenset(token_id for token_id in stops.values() if token_id is not None),
         processors=[
             *own,
-            *(_for_prompt(processor, ids) for processor in _as_list("logits_processor", controls.processors)),
+            *(
+                cancellation.run(_for_prompt, processor, ids)
+                for processor in _as_list("logits_processor", controls.processors)
+            ),
         ],
         criteria=_as_list("stopping_criteria", controls.criteria),
         window_left=left,

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from cocoa_engine.cancellation import current_cancellation, interruptible
 from cocoa_engine.errors import ChatTemplateError, PromptError, UnsupportedModelError, safe_cause
 from cocoa_engine.forks import free_in_child
 from cocoa_engine.model.control_tokens import ControlTokens, Rendered
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 
 _unshared: WeakSet[Any] = WeakSet()
+
+RENDERING_SECONDS = 30.0
+"""Time in which a chat template must have rendered messages. A template is a program, and may have loops."""
 
 REPLACEMENT = "\ufffd"
 """What decoders write for bytes that are not text."""
@@ -92,7 +96,9 @@ class Tokens:
 
         Raises:
             PromptError: the text has a lone surrogate.
+            RequestCancelledError: the calling code was cancelled.
         """
+        current_cancellation().check()
         require_unicode(text, "text")
         if split_special_tokens:
             ids = self.encode_rendered(self._control_tokens.marked(text))
@@ -219,7 +225,9 @@ class Tokens:
 
         Raises:
             ChatTemplateError: there is no template, there are no messages, or the template raises an error.
-            PromptError: the content of a message is no text, or has a lone surrogate.
+            PromptError: the content of a message is no text, or has a lone surrogate; or the template takes more than
+                :data:`RENDERING_SECONDS`.
+            RequestCancelledError: the calling code was cancelled.
         """
         if not self.has_chat_template:
             raise ChatTemplateError(
@@ -240,9 +248,16 @@ class Tokens:
             if isinstance(content, str):
                 require_unicode(content, f"content of {where}")
         options = {"add_generation_prompt": True, **template_kwargs, "tokenize": False}
-        if split_special_tokens:
-            return self._control_tokens.render(chat, options, self._apply_template)
-        return Rendered(self._apply_template(chat, options), None)
+        controls = self._control_tokens if split_special_tokens else None
+        try:
+            if controls is None:
+                return Rendered(interruptible(lambda: self._apply_template(chat, options), RENDERING_SECONDS), None)
+            return interruptible(lambda: controls.render(chat, options, self._apply_template), RENDERING_SECONDS)
+        except TimeoutError:
+            raise PromptError(
+                f"the chat template takes more than {RENDERING_SECONDS:g} seconds for these messages; shorten them, or "
+                "see whether its loops end (tokenizer.chat_template)"
+            ) from None
 
     def _apply_template(self, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> str:
         try:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from typing_extensions import Self
 
+from cocoa_engine import Cancellation
 from cocoa_integrations._shared.workers import HasRuntime, in_worker
 
 Item = TypeVar("Item")
@@ -33,18 +35,23 @@ class AsyncStream(Generic[Item]):
     Args:
         engine: the engine whose worker threads run the steps.
         stream: the stream.
+        cancellation: ends what a step does outside of forward passes; by default, the end of the task that waits does.
     """
 
-    def __init__(self, engine: HasRuntime, stream: ClosableIterator[Item]) -> None:
+    def __init__(
+        self, engine: HasRuntime, stream: ClosableIterator[Item], cancellation: Cancellation | None = None
+    ) -> None:
         self._engine = engine
         self._stream = stream
+        self._run = None if cancellation is None else cancellation.run
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Item:
         # StopIteration cannot be raised into a future, so the end of the stream is a value
-        item = await in_worker(self._engine, _next_or_end, self._stream)
+        step = partial(_next_or_end, self._stream)
+        item = await in_worker(self._engine, step if self._run is None else partial(self._run, step))
         if isinstance(item, _End):
             raise StopAsyncIteration
         return item

@@ -11,7 +11,7 @@ from functools import partial
 from typing import ParamSpec, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
-from cocoa_engine import Runtime
+from cocoa_engine import Cancellation, Runtime
 from cocoa_engine.forks import call_in_child, free_in_child
 
 Parameters = ParamSpec("Parameters")
@@ -27,8 +27,10 @@ class HasRuntime(Protocol):
 
 
 _pools: WeakKeyDictionary[HasRuntime, ThreadPoolExecutor] = WeakKeyDictionary()
+_running: set[Callable[[], object]] = set()
 _lock = free_in_child(threading.Lock())
 call_in_child(_pools.clear)  # their threads do not exist in the child
+call_in_child(_running.clear)
 
 
 async def in_worker(
@@ -38,9 +40,30 @@ async def in_worker(
 
     The default executor of an event loop has only a few threads more than there are cores. That can be too few to fill
     a batch, and other work of the application would wait in the same queue.
+
+    If the task that waits is cancelled, so is what the call does without a cancellation of its own; see
+    :meth:`Cancellation.run <cocoa_engine.Cancellation.run>`.
     """
-    in_context = partial(contextvars.copy_context().run, call, *args, **kwargs)
-    return await asyncio.get_running_loop().run_in_executor(_pool_of(engine), in_context)
+    cancellation = Cancellation()
+    in_context = partial(contextvars.copy_context().run, lambda: cancellation.run(call, *args, **kwargs))
+    try:
+        return await asyncio.get_running_loop().run_in_executor(_pool_of(engine), _counted, in_context)
+    except asyncio.CancelledError:
+        cancellation.cancel()
+        raise
+
+
+def running() -> int:
+    """The number of calls that worker threads work on."""
+    return len(_running)
+
+
+def _counted(call: Callable[[], Result]) -> Result:
+    _running.add(call)
+    try:
+        return call()
+    finally:
+        _running.discard(call)
 
 
 def _pool_of(engine: HasRuntime) -> ThreadPoolExecutor:

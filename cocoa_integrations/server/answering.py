@@ -175,7 +175,7 @@ async def streamed(
     Raises:
         Exception: that of the first span.
     """
-    steps = [AsyncStream(call.engine, _chunks(envelope, stream)) for stream in streams]
+    steps = [AsyncStream(call.engine, _chunks(envelope, stream), call.cancellation) for stream in streams]
     for step in steps:
         await resources.enter_async_context(step)
     chunks = Interleaved(steps, state.settings.progress_interval)

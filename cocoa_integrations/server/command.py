@@ -221,7 +221,7 @@ def serve(
         return engine
 
     app = create_app(load, settings)
-    server = DrainingServer(app)
+    server = DrainingServer(app, ends_process=True)
     try:
         server.run(sockets=[listening(settings)])  # a taken port is found before the model is loaded
     finally:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import logging
+import os
 import signal
 import socket
+import threading
 import time
 from types import FrameType
 from typing import Any
@@ -15,6 +18,7 @@ import uvicorn.config
 from fastapi import FastAPI
 
 from cocoa_engine.errors import ConfigError
+from cocoa_integrations._shared import workers
 from cocoa_integrations.server.connection import Connection
 from cocoa_integrations.server.lifecycle import ServerState
 from cocoa_integrations.server.settings import ServerSettings
@@ -23,6 +27,9 @@ logger = logging.getLogger("cocoa_integrations.server")
 
 CLOSING = 5
 """Seconds in which ended answers are sent, before their connections are closed."""
+
+ENDING = 0.5
+"""Seconds in which cancelled work ends, and after it in which requests whose work goes on are answered."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -33,10 +40,12 @@ class DrainingServer(uvicorn.Server):
 
     Args:
         app: the app, from :func:`~cocoa_integrations.server.create_app`.
+        ends_process: end the process if cancelled work has not ended a second later, such as a long forward pass.
         **options: further options of uvicorn.
     """
 
-    def __init__(self, app: FastAPI, **options: Any) -> None:
+    def __init__(self, app: FastAPI, *, ends_process: bool = False, **options: Any) -> None:
+        self._ends_process = ends_process
         self._state: ServerState = app.state.cocoa
         settings = self._state.settings
         own = {"host": settings.host, "port": settings.port, "timeout_graceful_shutdown": CLOSING, "http": Connection}
@@ -63,6 +72,24 @@ class DrainingServer(uvicorn.Server):
             self._state.calls.cancel()
             self.should_exit = True
         return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Called by uvicorn after the last tick."""
+        deadline = time.monotonic() + ENDING
+        while self._ends_process and workers.running():
+            await asyncio.sleep(0.01)
+            if time.monotonic() > deadline:
+                self.config.timeout_graceful_shutdown = 0  # requests are answered without their work
+                threading.Thread(target=_end_process, daemon=True).start()
+                break
+        await super().shutdown(sockets)
+
+
+def _end_process() -> None:
+    time.sleep(ENDING)
+    if count := workers.running():
+        logger.warning("the process ends while %d worker threads run, which a cancellation did not end", count)
+        os._exit(0)
 
 
 def listening(settings: ServerSettings) -> socket.socket:

@@ -26,7 +26,7 @@ class Call:
     Attributes:
         engine: the engine.
         answers: the number of answers that it asks for.
-        cancellation: ends the work before its next forward pass. Pass it to every call of the engine.
+        cancellation: ends the work, before its next forward pass at the latest. Pass it to every call of the engine.
         ended_by: who cancelled the call; ``None`` while it runs.
 
     Args:
@@ -57,7 +57,7 @@ class Call:
             ApiError: the call was cancelled.
         """
         try:
-            return await in_worker(self.engine, function, *args, **kwargs)
+            return await in_worker(self.engine, lambda: self.cancellation.run(function, *args, **kwargs))
         except RequestCancelledError:
             raise self.cancelled() from None
 

@@ -1,4 +1,8 @@
-"""JSON schemas: closed before a grammar is made of them, and compared with the finished values."""
+"""JSON schemas: closed before a grammar is made of them, and compared with the finished values.
+
+Workers of :mod:`cocoa_engine.confined` run this module, because a regular expression or references in a schema can take
+time without end. So it imports neither torch nor transformers.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,14 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from cocoa_engine import unenforced
+from cocoa_engine.confined import run
+from cocoa_engine.decoding.schema_grammars import SCHEMA, unenforced_here
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.optional import need
 from cocoa_engine.safe_text import shortened
+
+USES = ("llguidance", "jsonschema.exceptions", "jsonschema.validators", "jsonschema_specifications")
+"""The optional packages that its functions import in workers."""
 
 
 def mismatch(text: str, schema: Mapping[str, Any]) -> str | None:
@@ -24,7 +32,15 @@ def mismatch(text: str, schema: Mapping[str, Any]) -> str | None:
 
     Raises:
         MissingExtraError: jsonschema is not installed.
+        RequestCancelledError: the calling code was cancelled.
     """
+    try:
+        return run(_mismatch, text, schema, what="to compare the answer with its schema")
+    except ConfigError as error:
+        return f"it cannot be validated: {error}"
+
+
+def _mismatch(text: str, schema: Mapping[str, Any]) -> str | None:
     try:
         value = json.loads(text, parse_float=Decimal, strict=False)
     except (ValueError, RecursionError):
@@ -38,7 +54,7 @@ def mismatch(text: str, schema: Mapping[str, Any]) -> str | None:
     except re.error:  # `enforceable` has refused the schema unless its grammar enforces the pattern
         return None
     except Exception as unable:  # such as a reference to nothing
-        if isinstance(unable, RecursionError) and not unenforced(schema):
+        if isinstance(unable, RecursionError) and not unenforced_here(schema):
             return None  # a reference that leads to itself beside other alternatives, which a grammar enforces
         return shortened(f"it cannot be validated: {unable}", 300)
     return None if error is None else shortened(f"{error.json_path}: {error.message}", 300)
@@ -50,10 +66,16 @@ def enforceable(schema: Mapping[str, Any]) -> Any:
     The grammar may leave out a part of it, which :func:`mismatch` finds in the finished value.
 
     Raises:
-        ConfigError: no value fits it, it is not a JSON schema, or what the grammar leaves out cannot be validated.
+        ConfigError: no value fits it, it is not a JSON schema, it takes too much time or memory, or what the grammar
+            leaves out cannot be validated.
         MissingExtraError: llguidance or jsonschema is not installed.
+        RequestCancelledError: the calling code was cancelled.
     """
-    left_out, (kind, is_valid) = unenforced(schema), _draft(schema)
+    return run(_enforceable, schema, what=SCHEMA)
+
+
+def _enforceable(schema: Mapping[str, Any]) -> Any:
+    left_out, (kind, is_valid) = unenforced_here(schema), _draft(schema)
     if left_out or not is_valid:
         try:
             kind.check_schema(schema, format_checker=kind.FORMAT_CHECKER if left_out else None)  # regular expressions
@@ -62,7 +84,7 @@ def enforceable(schema: Mapping[str, Any]) -> Any:
             raise ConfigError(f"the JSON schema{parts} is invalid at {error.json_path}: {error.message}") from None
     made = closed(schema)
     try:
-        unenforced(made)
+        unenforced_here(made)
     except ConfigError:  # such as of properties that several parts of a schema declare together
         return schema
     return made

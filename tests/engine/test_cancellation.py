@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from cocoa_engine import Cancellation, CocoaEngine, RequestCancelledError
+from cocoa_engine import Cancellation, CocoaEngine, PromptError, RequestCancelledError
+from cocoa_engine.cancellation import interruptible
 from cocoa_engine.execution import scheduler as scheduler_file
 from cocoa_engine.execution.backends import shared_cache
 from cocoa_engine.execution.forward.base import Segment
@@ -19,7 +20,7 @@ from tests.helpers.forward_passes import record, steps
 from tests.helpers.in_threads import join, start, wait_until
 from tests.helpers.inside import assert_idle, calls_waiting
 from tests.helpers.processors import Asks, Held, Meets
-from tests.helpers.tiny_models import tiny_model
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 Ask = Callable[..., Any]
 
@@ -208,3 +209,45 @@ def test_nothing_listens_to_a_cancellation_once_calls_are_over() -> None:
     assert not cancellation._listeners
     list(engine.stream(prompt(0), max_new_tokens=4, cancellation=cancellation))
     assert not cancellation._listeners
+
+
+HI = [{"role": "user", "content": "Hi."}]
+BURNING = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{{ messages[0].content }}"
+
+
+def burning_engine() -> CocoaEngine:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = BURNING
+    return CocoaEngine(tiny_model("llama"), tokenizer)
+
+
+@pytest.mark.parametrize("call", ["chat", "stream_chat", "render_chat", "encode_chat"])
+def test_a_cancellation_ends_a_template_that_does_not_end(call: str) -> None:
+    engine, cancellation = burning_engine(), Cancellation()
+    given = {"cancellation": cancellation} if call in ("chat", "stream_chat") else {}
+    method, outcome = getattr(engine, call), []
+    thread = start(lambda: (method if given else partial(cancellation.run, method))(HI, **given), outcome)
+    wait_until(lambda: bool(cancellation._listeners))
+    cancellation.cancel()
+    join([thread])
+    assert type(outcome[0]) is RequestCancelledError
+
+
+def test_a_template_that_does_not_end_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cocoa_engine.model.tokenizer.RENDERING_SECONDS", 0.3)
+    with pytest.raises(PromptError, match="chat template takes more than"):
+        burning_engine().chat(HI)
+
+
+def test_interrupts_reach_nothing_but_the_function() -> None:
+    """Each call ends at about the time of its limit; what follows it in the thread is never interrupted."""
+    interrupted = 0
+    for number in range(300):
+        rounds, limit = 400 * (number % 20), 0.0005
+        try:
+            interruptible(lambda rounds=rounds: sum(each for each in range(rounds)), limit)
+        except TimeoutError:
+            interrupted += 1
+        for _ in range(200):  # where a late interrupt would be raised
+            pass
+    assert interrupted < 300

@@ -54,6 +54,7 @@ from cocoa_engine.calibration import CalibrationWarning
 from cocoa_engine.cli.terminal import SafeConsole, describe_error, print_json, print_note, progress_console
 from cocoa_engine.datasets import files, read_labelled
 from cocoa_engine.datasets.records import LabelledSpan, LabelledText, checked
+from cocoa_engine.decoding import matchers
 from cocoa_engine.decoding.grammar import GrammarProcessor, regex_grammar
 from cocoa_engine.errors import safe_cause
 from cocoa_engine.logs import safe_logger
@@ -202,8 +203,6 @@ def test_a_grammar_ends_with_the_tokenizer_s_end_where_the_config_s_is_outside_t
 
 def test_a_grammar_and_an_end_token_outside_the_vocabulary() -> None:
     pytest.importorskip("llguidance")
-    from cocoa_engine.decoding.grammar import GrammarProcessor, regex_grammar
-
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens(["stranger"])
     engine = CocoaEngine(tiny_model("llama"), tokenizer)
@@ -351,10 +350,9 @@ def test_errors_of_the_machine_do_not_blame_a_file(kind: type[Exception]) -> Non
 
 
 def test_a_tokenizer_with_which_no_grammar_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = pytest.importorskip("llguidance.hf")
-    monkeypatch.setattr(made, "from_tokenizer", Mock(side_effect=ValueError(ESCAPE * 10**4)))
-    call = lambda: GrammarProcessor(regex_grammar("a"), tiny_tokenizer())  # noqa: E731
-    assert "a grammar cannot be enforced" in message_of(ConfigError, call)
+    made = pytest.importorskip("llguidance")
+    monkeypatch.setattr(made, "LLTokenizer", Mock(side_effect=ValueError(ESCAPE * 10**4)))
+    assert "a grammar cannot be enforced" in message_of(ConfigError, lambda: matchers.load_tokenizer("{}", [2]))
 
 
 def test_a_config_file_that_asks_for_tuples(tmp_path: Path) -> None:

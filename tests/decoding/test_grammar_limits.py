@@ -1,0 +1,130 @@
+"""Compiling a grammar, and what it allows, has limits of time and memory, whatever is in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cocoa_engine import Cancellation, CocoaEngine, ConfigError, RequestCancelledError, json_rule, unenforced
+from cocoa_engine.confined import FORKS
+from cocoa_engine.decoding.grammar import GrammarProcessor
+from tests.helpers.in_threads import join, start, wait_until
+from tests.helpers.tiny_models import tiny_tokenizer
+
+pytestmark = pytest.mark.skipif(not FORKS, reason="limits need forked processes")
+
+BURNING = {"type": "integer", "multipleOf": 99999989}
+CHAIN = "\n".join(["start: r0", *(f'r{at}: "a" r{at + 1}' for at in range(50_000)), 'r50000: "z"'])
+ENDLESS: dict[str, dict[str, Any]] = {
+    "multiple": {"json_schema": BURNING},
+    "in a property": {
+        "json_schema": {"type": "object", "properties": {"a": {"type": "array", "items": BURNING}}, "required": ["a"]}
+    },
+    "common multiple": {"json_schema": {"type": "integer", "allOf": [{"multipleOf": 99991}, {"multipleOf": 99989}]}},
+    "patterns of all parts": {
+        "json_schema": {
+            "allOf": [
+                {
+                    "type": "object",
+                    "properties": {f"p{at}": {"type": "string", "pattern": f"a{{{part}}}b*"} for at in range(50)},
+                }
+                for part in range(30)
+            ]
+        }
+    },
+    "chain of rules": {"grammar": CHAIN},
+    "nested groups": {"regex": "(" * 100_000 + "a" + ")" * 100_000},
+    "text": {"regex": "a" * (2**20 + 1)},
+}
+"""What takes minutes, all memory, or the whole stack to compile."""
+
+
+def memory_mb() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") >> 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", ENDLESS.values(), ids=ENDLESS)
+def test_no_grammar_takes_this_process_with_it(engine: CocoaEngine, asked: dict[str, Any]) -> None:
+    before = memory_mb()
+    with pytest.raises(ConfigError, match=r"limit|too deeply|cannot be enforced") as raised:
+        engine.constrain(**asked)
+    assert len(str(raised.value)) < 2000
+    assert memory_mb() < before + 300
+    answer = engine.generate("a", logits_processor=engine.constrain(regex="[ab]{3}"))  # nothing is left behind
+    assert len(answer.text) == 3
+
+
+def test_a_schema_whose_references_take_long_to_follow_has_the_limits_too() -> None:
+    """Each reference leads to the one before it, so that one more is resolved in each round over all of them."""
+    count = 4000
+    definitions = {f"d{at}": {"$ref": f"#/$defs/d{at + 1}"} for at in range(count)} | {f"d{count}": {"type": "null"}}
+    cancellation, outcome = Cancellation(), []
+    schema = {"$ref": "#/$defs/d0", "$defs": definitions}
+    thread = start(partial(cancellation.run, json_rule, schema), outcome)
+    cancellation.cancel()
+    join([thread])
+    assert isinstance(outcome[0], (RequestCancelledError, ConfigError))
+
+
+@pytest.mark.parametrize("work", ["compile", "warnings"])
+def test_a_cancellation_ends_the_compilation(engine: CocoaEngine, work: str) -> None:
+    many = ENDLESS["patterns of all parts"]["json_schema"]
+    call = partial(engine.constrain, json_schema=BURNING) if work == "compile" else partial(unenforced, many)
+    engine.constrain(regex="a")  # the tokenizer is loaded
+    cancellation, outcome, begun = Cancellation(), [], threading.Event()
+    thread = start(lambda: begun.set() or cancellation.run(call), outcome)
+    assert begun.wait(30)
+    threading.Timer(0.5, cancellation.cancel).start()
+    join([thread])
+    assert type(outcome[0]) is RequestCancelledError  # and not the error of the limits
+
+
+def test_a_grammar_that_is_cancelled_serves_others_with_their_answers() -> None:
+    """Its process ends with the call of one request, and is started again for another one at its place."""
+    tokenizer = tiny_tokenizer()
+    processor, scores = GrammarProcessor("start: /[a-c]{2,8}/", tokenizer), torch.zeros(1, len(tokenizer))
+    request, fresh = processor.for_prompt([]), processor.for_prompt([])
+    answer = torch.tensor([tokenizer("ab").input_ids])
+    expected = request(answer, scores)
+    processor._grammar._workers[0].end()
+    longer = torch.tensor([tokenizer("abc").input_ids])
+    assert torch.equal(request(longer, scores), fresh(longer, scores))
+    assert torch.equal(request(answer, scores), expected)
+
+
+def test_many_grammars_are_kept_in_few_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cocoa_engine.decoding.grammar.MOST_COMPILED", 2)
+    tokenizer = tiny_tokenizer()
+    processors = [GrammarProcessor(f'start: "{letter}"', tokenizer) for letter in "abcd"]
+    assert sum(bool(each._grammar._workers) for each in processors) <= 2
+    for letter, each in zip("abcd", processors, strict=True):
+        allowed = each.for_prompt([])(torch.empty(1, 0, dtype=torch.long), torch.zeros(1, len(tokenizer)))
+        assert tokenizer.decode(allowed[0].argmax()) == letter
+
+
+def test_the_process_that_compiles_can_end_at_any_time() -> None:
+    from cocoa_engine import confined
+
+    tokenizer = tiny_tokenizer()
+    GrammarProcessor('start: "a"', tokenizer)
+    assert confined._server is not None
+    os.kill(confined._server._process.pid, signal.SIGKILL)
+    confined._server._process.wait(30)
+
+    def works() -> bool:
+        try:
+            return bool(GrammarProcessor('start: "a"', tokenizer))
+        except ConfigError:  # a spare process has just ended
+            return False
+
+    wait_until(works)
+    assert json.loads(json_rule({"type": "null"}).removeprefix("%json "))["type"] == "null"

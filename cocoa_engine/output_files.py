@@ -119,14 +119,14 @@ class _Written(io.FileIO):
 
     def __init__(self, descriptor: int, file: Path, name: str) -> None:
         super().__init__(descriptor, "r+")
-        self.name = name  # type: ignore[assignment]
+        self.name = name
         self._file = file
 
-    def write(self, data: Any) -> int | None:
+    def write(self, data: Any, /) -> int:
         with writing_to(self._file):
             return super().write(data)
 
-    def truncate(self, size: int | None = None) -> int:
+    def truncate(self, size: int | None = None, /) -> int:
         with writing_to(self._file):
             return super().truncate(size)
 

@@ -554,7 +554,7 @@ def test_what_others_could_have_written_is_measured_again(
     cocoa: Callable[..., Result], data: dict[str, Path], steps: Steps, unfinished_folder: Path, level: int
 ) -> None:
     """Be it the cache directory, that of all commands or that of one, which others could write to."""
-    steps.until = 16
+    steps.until = 4
     assert cocoa(*ALPHA, data["texts"]).exit_code == 130
     (folder,) = commands_in(unfinished_folder)
     opened = [folder, folder.parent, folder.parent.parent][level]

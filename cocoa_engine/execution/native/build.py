@@ -59,7 +59,6 @@ class _UnfitError(Exception):
     """The kernels cannot run on this machine."""
 
 
-_loaded_files: list[BinaryIO] = []
 _building = free_in_child(threading.Lock())
 
 
@@ -234,14 +233,15 @@ def _keep(made: Path, kept: Path) -> None:
 
 
 def _opened(file: BinaryIO) -> ctypes.CDLL:
-    """Load an opened library. The file stays open: the loader takes another one of the same number for the same."""
+    """Load an opened library. Its descriptor stays open: the loader takes another file of the same number for it."""
+    with file:
+        descriptor = os.dup(file.fileno())
     try:
-        handle = ctypes.CDLL(f"/proc/self/fd/{file.fileno()}", mode=os.RTLD_NOW)
+        handle = ctypes.CDLL(f"/proc/self/fd/{descriptor}", mode=os.RTLD_NOW)
         handle._name = file.name  # which says the build
-        _loaded_files.append(file)
         return handle
     except OSError as error:
-        file.close()
+        os.close(descriptor)
         if "GOMP" in str(error):
             raise _UnfitError("this build of torch does not include GNU's OpenMP runtime") from error
         raise

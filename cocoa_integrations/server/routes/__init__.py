@@ -1,5 +1,8 @@
 """The routes, one file each."""
 
+from cocoa_integrations.server.protocol.chat_request import ChatRequest
+from cocoa_integrations.server.protocol.completion_request import CompletionRequest
+from cocoa_integrations.server.protocol.score_request import ScoreRequest
 from cocoa_integrations.server.routes import chat, completions, health, info, metrics, models, page, score
 
 OPENAI = (chat.router, completions.router, models.router, score.router, info.router)
@@ -8,7 +11,7 @@ OPENAI = (chat.router, completions.router, models.router, score.router, info.rou
 OWN = (health.router, info.own, metrics.router, page.router)
 """Other routes."""
 
-BODIES = (chat.ChatRequest, completions.CompletionRequest, score.ScoreRequest)
+BODIES = (ChatRequest, CompletionRequest, ScoreRequest)
 """The models of their bodies."""
 
 METRICS = metrics.PATH

@@ -26,7 +26,7 @@ from cocoa_integrations.tool_calling.prompt import (
 )
 from cocoa_integrations.tool_calling.reading import Call, Reading, read
 from cocoa_integrations.tool_calling.request import ToolRequest
-from cocoa_integrations.tool_calling.schemas import enforceable, mismatch
+from cocoa_integrations.tool_calling.schemas import enforceable, enforceable_each, mismatch
 
 _known: WeakKeyDictionary[CocoaEngine, tuple[Any, CallFormat | None]] = WeakKeyDictionary()
 
@@ -137,7 +137,9 @@ class Plan:
         schema = None if request.schema is None else enforceable(request.schema)
         if not request.tools:
             return [self._constrained(f"start: {json_rule(schema or {})}")]
-        functions = [{**each, "parameters": enforceable(each["parameters"])} for each in request.callable_tools]
+        functions = request.callable_tools
+        parameters = enforceable_each([each["parameters"] for each in functions])
+        functions = tuple({**each, "parameters": made} for each, made in zip(functions, parameters, strict=True))
         grammar = self.style.grammar(
             functions,
             self.engine.tokenizer,

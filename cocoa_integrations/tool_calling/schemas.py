@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -71,7 +71,16 @@ def enforceable(schema: Mapping[str, Any]) -> Any:
         MissingExtraError: llguidance or jsonschema is not installed.
         RequestCancelledError: the calling code was cancelled.
     """
-    return run(_enforceable, schema, what=SCHEMA)
+    return enforceable_each([schema])[0]
+
+
+def enforceable_each(schemas: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Like :func:`enforceable`, for several schemas, which have one limit of time and memory together."""
+    return run(_enforceable_each, [*schemas], what=SCHEMA if len(schemas) == 1 else "the list of JSON schemas")
+
+
+def _enforceable_each(schemas: Sequence[Mapping[str, Any]]) -> list[Any]:
+    return [_enforceable(schema) for schema in schemas]
 
 
 def _enforceable(schema: Mapping[str, Any]) -> Any:

@@ -372,7 +372,7 @@ class Limit:
             before, _, after = mark.format(text="\0", value=value).rpartition("\0")
             before = before.replace("\0", core)
         else:
-            marked = mark(core, one)
+            marked = str(mark(core, one))
             before, after = _around(core, marked)
         kept = f"{before}{core}{after}" == marked
         return Edit(end - len(core), end, before, after) if kept else Edit(end - len(core), end, text=marked)

@@ -196,3 +196,36 @@ def test_a_text_that_a_person_changed_is_refused(detail: Any) -> None:
         changed = marked.model_copy(update={"content": text})
         with pytest.raises(ConfigError, match="before changing its text"):
             risk_gate(0.5, on_risk="mark").invoke(changed)
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        "<a title='{text}'>{text}</a>",
+        "{{text}}{text}",
+        lambda text, _: f"<mark>{text}</mark>",
+        lambda text, _: f"{text}^{text}",
+    ],
+)
+@pytest.mark.parametrize("text", ["a", "Text", "mark"])
+def test_a_mark_that_repeats_the_text(mark: Any, text: str) -> None:
+    marked = risk_gate(0.5, on_risk="mark", mark=mark).invoke(message_of([("No", 0.1), (f" {text}", 0.9), (" x", 0.1)]))
+    whole = mark.format(text=text) if isinstance(mark, str) else mark(text, {})
+    assert marked.text == f"No {whole} x"
+    assert_follows(marked)
+    [edit] = get_risk(marked)["edits"]
+    assert (edit.get("before", ""), edit.get("after", "")) in [
+        (whole[:at], whole[at + len(text) :]) for at in range(99)
+    ]
+    again = risk_gate(0.5, on_risk="mark", mark="({text})").invoke(marked)
+    assert again.text == f"No ({whole}) x"
+
+
+def test_the_fields_of_json_follow() -> None:
+    message = message_of([('{"a"', 0.1), (': "red', 0.9), ('", "b', 0.1), ('": 41}', 0.1)])
+    places = {"$.a": (7, 10), "$.b": (18, 20)}
+    entries = {path: {"start": start, "end": end} for path, (start, end) in places.items()}
+    message.response_metadata["cocoa_risk"]["fields"] = entries
+    marked = risk_gate(0.5, on_risk="mark", mark="<<{text}>>").invoke(message)
+    fields = get_risk(marked)["fields"]
+    assert [marked.text[one["start"] : one["end"]].strip("<>") for one in fields.values()] == ["red", "41"]

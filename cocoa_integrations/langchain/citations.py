@@ -88,7 +88,8 @@ def with_citations(
             ``attention`` or ``lift``.
         min_lift: the lowest lift of a cited part, in nats. Default: 1.
         min_attention: the lowest attention of a part on the document it cites, in [0, 1]. Default: 0.05.
-        markers: whether the text of the message gets the markers. A message with tool calls gets none.
+        markers: whether the text of the message gets the markers, at the end of its sentences and clauses. A message
+            with tool calls gets none.
 
     Raises:
         ConfigError: ``chat`` is another model, ``by`` is unknown, or a limit is not a finite number. A call raises it

@@ -222,7 +222,7 @@ class _Stream:
         elif self._last is not None and not self._reported:
             text, spans = self._taken(is_last=True)
             if text:
-                yield AIMessageChunk(text, additional_kwargs={SPANS_KEY: spans}, id=self._last.id)
+                yield AIMessageChunk(content=text, additional_kwargs={SPANS_KEY: spans}, id=self._last.id)
             get_risk(self._last)  # raises an error that explains what is missing
 
     def _continues(self, chunk: Any) -> bool:

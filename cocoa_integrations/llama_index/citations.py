@@ -54,7 +54,7 @@ class RiskCitationQueryEngine(RiskQueryEngine):
             ``attention`` or ``lift``.
         min_lift: the lowest lift of a cited part, in nats. Default: 1.
         min_attention: the lowest attention of a part on the node it cites, in [0, 1]. Default: 0.05.
-        markers: whether the text of the response gets the markers.
+        markers: whether the text of the response gets the markers, at the end of its sentences and clauses.
         context_lift: as for :class:`RiskQueryEngine`.
 
     Raises:

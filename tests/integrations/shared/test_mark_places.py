@@ -113,7 +113,9 @@ def test_other_units(unit: Any) -> None:
     assert risk_gate(0.5, unit=unit, on_risk="mark").invoke(message_of(spans)).text == shown
 
 
-def test_a_gate_that_marks_nothing_leaves_the_answer_as_it_is() -> None:
+def test_a_gate_counts_punctuation_and_does_not_mark_it() -> None:
     message = message_of([("Use an RSA key", 0.1), (".", 0.9)])
-    assert risk_gate(0.5, on_risk="mark").invoke(message) is message
+    marked = risk_gate(0.5, on_risk="mark").invoke(message)
+    assert (marked.text, marked.response_metadata["cocoa_risk"]["gate"]["value"]) == (message.text, 0.9)
+    assert risk_gate(0.5, unit="claim", on_risk="mark").invoke(message) is message
     assert risk_gate(0.5, on_risk="abstain").invoke(message).text == "I don't know."

@@ -48,6 +48,7 @@ def assert_offsets_follow(
         assert sorted(end for _, end in places) == [end for _, end in places]
     for (start, end), one in zip(places, entries, strict=True):
         stretch = text[start : max(end, 0)]
+        assert not is_in_mark(stretch)  # the offsets are those of the text inside of the mark
         if "text" not in one or REDACTED in stretch:
             continue
         if not TOKENS.search(stretch) and one["start"] >= begin:
@@ -59,11 +60,22 @@ def assert_offsets_follow(
 
 
 def assert_nested(text: str) -> None:
-    """Every mark that is opened is closed, the last one first."""
+    """Every mark that is opened is closed, the last one first, and no marker of a citation stands inside of one."""
     opened = []
     for char in text:
         if char in OPENINGS:
             opened.append(OPENINGS.index(char))
         elif char in CLOSINGS:
             assert opened.pop() == CLOSINGS.index(char)
+        assert char != "[" or not opened
     assert not opened
+
+
+def is_in_mark(stretch: str) -> bool:
+    """Whether a stretch of a text begins with a mark that ends with it."""
+    depth = 0
+    for number, char in enumerate(stretch):
+        depth += (char in OPENINGS) - (char in CLOSINGS)
+        if depth <= 0:
+            return bool(stretch) and stretch[0] in OPENINGS and number == len(stretch) - 1
+    return False

@@ -188,6 +188,17 @@ def test_a_citation_is_never_inside_of_a_mark() -> None:
         assert [edit["start"] for edit in get_risk(one)["edits"]] == [13, 16]
 
 
+def test_a_citation_is_never_inside_of_the_mark_of_a_sentence() -> None:
+    message = message_of(
+        [("It is old.", 0.1), (" A tower", 0.9), (" is red; it", 0.9), (" burns.", 0.9), (" No.", 0.1)]
+    )
+    values = [[2.0], [2.0], [2.0], [None], [None]]
+    mark = risk_gate(0.5, on_risk="mark", unit="sentence")
+    orders = (mark.invoke(stepped(message, ("cite",), values)), stepped(mark.invoke(message), ("cite",), values))
+    [text] = {one.text for one in orders}
+    assert text.startswith("It is old [1]. [[A tower is red; it burns.]] [1]")
+
+
 @pytest.mark.parametrize("detail", ["full", "compact"])
 def test_a_text_that_a_person_changed_is_refused(detail: Any) -> None:
     message = reduced_message(message_of([("The tower", 0.9), (" is old.", 0.9)]), detail, logprobs=False)

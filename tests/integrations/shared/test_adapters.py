@@ -34,11 +34,14 @@ ENGINE_MODULES = {
     "cocoa_engine.cli.dataset_options",  # the commands `cocoa eval` and `cocoa judge` are plugins of the CLI
     "cocoa_engine.cli.loading",
     "cocoa_engine.cli.options",
+    "cocoa_engine.cli.progress",
     "cocoa_engine.cli.ray_options",
     "cocoa_engine.cli.score_rows",  # which actors of Ray score too
     "cocoa_engine.cli.terminal",
     "cocoa_engine.config",
+    "cocoa_engine.confined",  # schemas of strangers are read within limits
     "cocoa_engine.datasets.files",
+    "cocoa_engine.decoding.schema_grammars",
     "cocoa_engine.equations",
     "cocoa_engine.errors",
     "cocoa_engine.forks",  # locks that are free in a forked child
@@ -62,6 +65,7 @@ ENGINE_MODULES = {
     "cocoa_engine.studies.replay",
     "cocoa_engine.studies.signal.ranking",
     "cocoa_engine.text_matching",
+    "cocoa_engine.units",  # where a word and a clause end
 }
 """The modules of the engine that adapters import."""
 

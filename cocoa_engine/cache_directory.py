@@ -6,6 +6,7 @@ import json
 import os
 import stat
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,11 @@ def cache_directory() -> Path:
     else:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return base / "cocoa-engine"
+
+
+def temporary_folder() -> Path:
+    """This user's folder among the temporary files, for what cannot be kept in the cache directory."""
+    return Path(tempfile.gettempdir()) / (f"cocoa-engine-{os.geteuid()}" if _OWNERS else "cocoa-engine")
 
 
 def private_folder(folder: Path, mode: int = 0o755) -> Path:

@@ -61,7 +61,7 @@ class PromptError(CocoaError, ValueError):
 
 
 class DataError(CocoaError, ValueError):
-    """A data file cannot be read, or its data is unusable: wrong encoding, missing fields, labels of one class only."""
+    """A data file or a server's answer is unusable: wrong encoding, wrong types, missing fields, one class only."""
 
 
 class MissingExtraError(CocoaError, ImportError):

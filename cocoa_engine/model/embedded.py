@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory
+from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory, temporary_folder
 from cocoa_engine.errors import ModelLoadError, safe_cause
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.model import kept_folders
@@ -75,19 +75,22 @@ def find_embedded_file() -> EmbeddedFile | None:
 def embedded_model_path() -> Path:
     """The folder with the embedded model. The model is converted first if the folder is missing or damaged.
 
+    It is in the cache directory or, where that cannot be written or others could exchange files in it, in this user's
+    folder among the temporary files.
+
     Safe to call from several threads and processes: one converts while the others wait. The folder appears only when it
     is complete.
 
     Raises:
-        ModelLoadError: the package is not installed, its file is damaged, or the cache directory cannot be written.
+        ModelLoadError: the package is not installed, its file is damaged, or it can be written to neither.
     """
     file = find_embedded_file()
     if file is None:
         raise ModelLoadError(f"the embedded model is not installed; install it with: {INSTALL_COMMAND}")
-    folder = cache_directory() / f"{MODEL_NAME}-{file.version}-{file.path.stat().st_size}-f{FORMAT}"
+    name = f"{MODEL_NAME}-{file.version}-{file.path.stat().st_size}-f{FORMAT}"
 
     def build(partial: Path) -> None:
-        logger.info("unpacking %s into %s (once)", file.path.name, folder)
+        logger.info("unpacking %s into %s (once)", file.path.name, partial.parent)
         try:
             convert(file.path, partial)
         except OSError:
@@ -98,7 +101,14 @@ def embedded_model_path() -> Path:
                 f"{file.path} is damaged ({why}); install it again with: {INSTALL_COMMAND} --force-reinstall"
             ) from safe_cause(error)
 
+    folder = temporary_folder() / name
     try:
+        try:
+            kept = cache_directory() / name
+            kept_folders.ensure(kept, build)
+            return kept
+        except (PermissionError, RuntimeError) as error:  # RuntimeError: there is no home
+            logger.warning("the embedded model is kept in %s, not in the cache directory: %s", folder.parent, error)
         kept_folders.ensure(folder, build)
     except ModelLoadError:
         raise

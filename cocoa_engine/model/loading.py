@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -620,15 +621,30 @@ def _clear_errors(what: str, name: str) -> Iterator[None]:
         raise _load_error(what, name, error) from safe_cause(error)
 
 
+_JSON_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer_config.json",
+    "tokenizer.json",
+    "model.safetensors.index.json",
+    "adapter_config.json",
+)
+
+
 def _load_error(what: str, name: str, error: Exception) -> ModelLoadError:
     message = str(error)
     if "trust_remote_code=True" in message:
         return _remote_code_error(what, name)
     if "Couldn't instantiate the backend tokenizer" in message:
         return _no_tokenizer_error(name)
-    reason = message.strip().split("\n", 1)[0] or type(error).__name__
+    first, *more = message.strip().split("\n", 2)
+    reason = f"{first} {more[0].strip()}" if more and first.endswith(":") else first or type(error).__name__
     if "couldn't connect" in reason or "cannot find the requested files" in reason.lower():
         reason = "it is neither a local folder nor in the Hub's cache, and the Hub cannot be reached (offline?)"
+    if isinstance(error, (StrictDataclassError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)):
+        files = [file for file in _JSON_FILES if (Path(name) / file).exists()]
+        if files:
+            reason += f"; check the options, and the values in {', '.join(files)}"
     return ModelLoadError(f"cannot load the {what} {name}: {reason}")
 
 

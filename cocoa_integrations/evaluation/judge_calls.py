@@ -116,8 +116,9 @@ class Asking:
                 message = self._judge.invoke(prompt)
                 text = str(message.text)
                 text.encode()  # raises an error for a lone surrogate, which cannot be stored
-                usage: Mapping[str, Any] = message.usage_metadata or {}
-                tokens = {name: int(usage[name]) for name in TOKENS if name in usage}
+                usage: Any = message.usage_metadata
+                counts = usage if isinstance(usage, Mapping) else {}  # some providers' are wrong; the reply counts
+                tokens = {name: counts[name] for name in TOKENS if type(counts.get(name)) is int}
                 replies.put(_Reply(text, None, tokens or None))
             except Exception as error:  # the errors of providers have no common base
                 described = f"{type(error).__name__}: {error}"

@@ -26,6 +26,7 @@ from cocoa_engine.messages import explain
 from cocoa_integrations._shared.chat_template import template_options
 from cocoa_integrations._shared.detail import Detail, require_detail
 from cocoa_integrations._shared.load_options import one_model_name
+from cocoa_integrations._shared.remote_answers import CHUNK, RESPONSE, clear_errors, received
 from cocoa_integrations._shared.remote_settings import DEFAULT_MODEL, DEFAULT_URL, NO_KEY, refuse_unknown
 from cocoa_integrations._shared.settings import SYNONYMS
 from cocoa_integrations.langchain.cocoa_chat import CocoaChat
@@ -51,7 +52,8 @@ class ChatCocoaRemote(CocoaChat, RemoteRequests):
 
     An error of the server is raised as the exception of the package ``openai`` for its status, with the server's
     message: ``BadRequestError``, ``AuthenticationError``, ``RateLimitError`` and others. Requests that a busy server
-    refuses are sent again, up to ``max_retries`` times, after the time that it asks for.
+    refuses are sent again, up to ``max_retries`` times, after the time that it asks for. An answer with a missing field
+    or one of a wrong type, such as that of a server of another kind, is a ``DataError``.
 
     Example:
         >>> chat = ChatCocoaRemote(base_url="http://127.0.0.1:8000/v1", alpha=2.5, max_tokens=256)
@@ -227,8 +229,8 @@ class ChatCocoaRemote(CocoaChat, RemoteRequests):
         return self.model_copy(update={"risk_metadata": detail}), options
 
     def _create_chat_result(self, response: Any, generation_info: dict[str, Any] | None = None) -> ChatResult:
+        raw = received(response, RESPONSE)
         result = super()._create_chat_result(response, generation_info)
-        raw = response if isinstance(response, dict) else response.model_dump(warnings=False)
         for made, choice in zip(result.generations, raw["choices"], strict=True):
             complete_message(made.message, choice, raw)
         return result
@@ -236,6 +238,7 @@ class ChatCocoaRemote(CocoaChat, RemoteRequests):
     def _convert_chunk_to_generation_chunk(
         self, chunk: dict[str, Any], default_chunk_class: type, base_generation_info: dict[str, Any] | None
     ) -> ChatGenerationChunk | None:
+        received(chunk, CHUNK)
         made = super()._convert_chunk_to_generation_chunk(chunk, default_chunk_class, base_generation_info)
         if made is not None and chunk.get("choices"):
             made.message.additional_kwargs[DELTA] = chunk["choices"][0].get("delta") or {}
@@ -265,7 +268,8 @@ class ChatCocoaRemote(CocoaChat, RemoteRequests):
     ) -> ChatResult:
         model = self._in_runs(run_manager)
         [trace] = model._traces(1)
-        return recorded(super()._generate(messages, stop, run_manager, **kwargs), trace)
+        with clear_errors():
+            return recorded(super()._generate(messages, stop, run_manager, **kwargs), trace)
 
     async def _agenerate(
         self,
@@ -276,7 +280,8 @@ class ChatCocoaRemote(CocoaChat, RemoteRequests):
     ) -> ChatResult:
         model = self._in_runs(run_manager)
         [trace] = model._traces(1)
-        return recorded(await super()._agenerate(messages, stop, run_manager, **kwargs), trace)
+        with clear_errors():
+            return recorded(await super()._agenerate(messages, stop, run_manager, **kwargs), trace)
 
     # OpenAI's class tells the callbacks of a chunk before it is complete here, so it is not given the run
 

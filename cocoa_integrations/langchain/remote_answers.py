@@ -10,7 +10,7 @@ from langchain_core.messages.tool import invalid_tool_call, tool_call_chunk
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 
 from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY
-from cocoa_integrations._shared.remote_answers import entries_of, generation_of, report_of, split_of
+from cocoa_integrations._shared.remote_answers import clear_errors, entries_of, generation_of, report_of, split_of
 from cocoa_integrations._shared.tracing import RiskTrace
 from cocoa_integrations.langchain.messages import chunk_content, message_content, reasoning_of
 from cocoa_integrations.langchain.tools import invalid_ending
@@ -64,15 +64,17 @@ class StreamedAnswer:
 
     def of(self, chunks: Iterable[ChatGenerationChunk]) -> Iterator[ChatGenerationChunk]:
         """The chunks of a whole stream."""
-        for chunk in chunks:
-            yield from self._add(chunk)
+        with clear_errors():
+            for chunk in chunks:
+                yield from self._add(chunk)
         yield from self._finish()
 
     async def aof(self, chunks: AsyncIterable[ChatGenerationChunk]) -> AsyncIterator[ChatGenerationChunk]:
         """See :meth:`of`."""
-        async for chunk in chunks:
-            for made in self._add(chunk):
-                yield made
+        with clear_errors():
+            async for chunk in chunks:
+                for made in self._add(chunk):
+                    yield made
         for made in self._finish():
             yield made
 

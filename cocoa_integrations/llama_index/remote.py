@@ -31,6 +31,7 @@ from cocoa_integrations._shared.chat_template import ChatTemplateOptions
 from cocoa_integrations._shared.citations import MOST_PASSAGES
 from cocoa_integrations._shared.detail import Detail, require_detail
 from cocoa_integrations._shared.load_options import one_model_name
+from cocoa_integrations._shared.remote_answers import MODELS, clear_errors, received
 from cocoa_integrations._shared.remote_settings import (
     DEFAULT_MODEL,
     DEFAULT_URL,
@@ -71,7 +72,8 @@ class CocoaRemote(RemoteSettings, ChatTemplateOptions, CallsFunctions, OpenAILik
 
     An error of the server is raised as the exception of the package ``openai`` for its status, with the server's
     message. Requests that a busy server refuses are sent again, up to ``max_retries`` times, after the time that it
-    asks for::
+    asks for. An answer with a missing field or one of a wrong type, such as that of a server of another kind, is a
+    ``DataError``::
 
         llm = CocoaRemote(base_url="http://gpu-box:8000/v1", api_key="...", alpha=2.0, max_tokens=128)
         response = llm.chat([ChatMessage("What is the capital of France?")])
@@ -184,9 +186,10 @@ class CocoaRemote(RemoteSettings, ChatTemplateOptions, CallsFunctions, OpenAILik
 
     def _context_window(self) -> int:
         if self._window is None:
-            listed = self._get_client().models.list().data
-            entry = next((one for one in listed if one.id == self.model), listed[0])
-            self._window = int((entry.model_extra or {}).get("max_model_len") or DEFAULT_CONTEXT_WINDOW)
+            with clear_errors():
+                listed = received(self._get_client().get("/models", cast_to=object), MODELS)["data"]
+            entry = next((one for one in listed if one["id"] == self.model), listed[0])
+            self._window = entry.get("max_model_len") or DEFAULT_CONTEXT_WINDOW
         return self._window
 
     def _use_chat_completions(self, kwargs: dict[str, Any]) -> bool:
@@ -286,13 +289,14 @@ class CocoaRemote(RemoteSettings, ChatTemplateOptions, CallsFunctions, OpenAILik
 
     def _chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         arguments, answer = self._begin(messages, kwargs, stream=False)
-        return answer.whole(self._created(arguments, answer))
+        with clear_errors():
+            return answer.whole(self._created(arguments, answer))
 
     def _stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Generator[ChatResponse, None, None]:
         arguments, answer = self._begin(messages, kwargs, stream=True)
 
         def responses() -> Generator[ChatResponse, None, None]:
-            with self._created(arguments, answer) as stream:
+            with clear_errors(), self._created(arguments, answer) as stream:
                 for chunk in stream:
                     yield from answer.add(chunk)
             yield from answer.finish()
@@ -301,16 +305,18 @@ class CocoaRemote(RemoteSettings, ChatTemplateOptions, CallsFunctions, OpenAILik
 
     async def _achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         arguments, answer = self._begin(messages, kwargs, stream=False)
-        return answer.whole(await self._acreated(arguments, answer))
+        with clear_errors():
+            return answer.whole(await self._acreated(arguments, answer))
 
     async def _astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> AsyncGenerator[ChatResponse, None]:
         arguments, answer = self._begin(messages, kwargs, stream=True)
 
         async def responses() -> AsyncGenerator[ChatResponse, None]:
-            async with await self._acreated(arguments, answer) as stream:
-                async for chunk in stream:
-                    for response in answer.add(chunk):
-                        yield response
+            with clear_errors():
+                async with await self._acreated(arguments, answer) as stream:
+                    async for chunk in stream:
+                        for response in answer.add(chunk):
+                            yield response
             for response in answer.finish():
                 yield response
 

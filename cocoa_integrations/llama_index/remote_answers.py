@@ -18,7 +18,16 @@ from cocoa_engine.errors import IncompleteAnswerError
 from cocoa_engine.logs import safe_logger
 from cocoa_integrations._shared.detail import Stored
 from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY
-from cocoa_integrations._shared.remote_answers import entries_of, generation_of, report_of, span_of, split_of
+from cocoa_integrations._shared.remote_answers import (
+    CHUNK,
+    RESPONSE,
+    entries_of,
+    generation_of,
+    received,
+    report_of,
+    span_of,
+    split_of,
+)
 from cocoa_integrations.llama_index.callbacks import Observers
 from cocoa_integrations.llama_index.responses import Delivery, log_probs_of
 from cocoa_integrations.llama_index.retrieved import PassagesOfCall
@@ -57,7 +66,7 @@ class RemoteAnswer:
 
     def whole(self, response: Any) -> ChatResponse:
         """The response for an answer in one piece."""
-        sent = response.model_dump(warnings=False)
+        sent = received(response, RESPONSE)
         choice = sent["choices"][0]
         message = choice["message"]
         self._grow(message)
@@ -70,7 +79,7 @@ class RemoteAnswer:
 
     def add(self, chunk: Any) -> Iterator[ChatResponse]:
         """The responses that the next chunk of a stream makes. None for the last ones, see :meth:`finish`."""
-        sent = chunk.model_dump(warnings=False)
+        sent = received(chunk, CHUNK)
         self._usage = sent.get("usage") or self._usage
         for choice in sent["choices"][:1]:
             delta = choice.get("delta") or {}

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -205,6 +209,66 @@ def test_what_others_could_have_written_or_exchanged_is_not_used(
         assert read() is None, place
         place.chmod(mode)
         assert read() is not None
+
+
+# --- the embedded model, where the cache directory cannot be private
+
+
+def _above_is_open(cache: Path) -> None:
+    cache.parent.chmod(0o777)
+
+
+def _another_user_s(cache: Path) -> None:
+    cache.mkdir()
+    os.chown(cache, 12345, 12345)
+
+
+def _belongs_to_nobody(cache: Path) -> None:
+    os.environ[CACHE_VARIABLE] = "~nobody-of-that-name/cache"  # put back by the fixture
+
+
+@pytest.mark.parametrize("spoil", [_above_is_open, pytest.param(_another_user_s, marks=as_root), _belongs_to_nobody])
+def test_the_embedded_model_is_kept_with_temporary_files(
+    spoil: Callable[[Path], None], cache: Path, file: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr(embedded, "find_embedded_file", lambda: embedded.EmbeddedFile(file, "1"))
+    monkeypatch.setattr(tempfile, "tempdir", str(file.parent))
+    spoil(cache)
+    with caplog.at_level(logging.WARNING, logger="cocoa_engine"):
+        found = embedded.embedded_model_path()
+    assert found.parent == file.parent / f"cocoa-engine-{os.geteuid()}"
+    assert kept_folders.is_intact(found)
+    assert len(caplog.records) == 1
+    assert "not in the cache directory" in caplog.text
+    made = found.stat().st_mtime_ns
+    assert embedded.embedded_model_path().stat().st_mtime_ns == made  # it is not converted again
+
+
+@as_root
+def test_another_user_loads_below_an_open_folder_of_root(cache: Path, file: Path) -> None:
+    """As in a container whose volume has the mode 0777: for the other user, nothing there is theirs to close."""
+    _above_is_open(cache)
+    cache.mkdir()
+    cache.chmod(0o777)
+    script = f"""
+import os, tempfile
+from pathlib import Path
+from cocoa_engine.model import embedded, kept_folders
+folder = Path(tempfile.mkdtemp())
+os.chown(folder, 12345, 12345)
+(folder / "tiny.gguf").write_bytes(Path({str(file)!r}).read_bytes())
+tempfile.tempdir = str(folder)
+import gguf, safetensors.numpy, transformers  # their files may be readable by root alone
+from transformers import GenerationConfig, LlamaConfig, PreTrainedTokenizerFast
+os.setgid(12345)
+os.setuid(12345)
+embedded.find_embedded_file = lambda: embedded.EmbeddedFile(folder / "tiny.gguf", "1")
+found = embedded.embedded_model_path()
+assert found.parent == folder / "cocoa-engine-12345", found
+assert kept_folders.is_intact(found)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
 
 
 # --- a full disk

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -28,9 +29,10 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from cocoa_engine import ConfigError, ModelLoadError, UnsupportedModelError
+from cocoa_engine import CocoaError, ConfigError, ModelLoadError, UnsupportedModelError
 from cocoa_engine.model import embedded, loading
 from cocoa_engine.model.loading import load_pretrained
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 SMALL = {
     "vocab_size": 8,
@@ -410,3 +412,26 @@ def test_default_not_to_be_had_says_what_to_do() -> None:
     ) as caught:
         load_pretrained()
     assert "HuggingFaceTB/SmolLM2-135M-Instruct" in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("config.json", "rms_norm_eps", "x"),
+        ("config.json", "rope_parameters", [None]),
+        ("generation_config.json", "", 3),
+        ("tokenizer_config.json", "added_tokens_decoder", 3),
+        ("model.safetensors.index.json", "weight_map", 3),
+        ("model.safetensors.index.json", "weight_map", {"lm_head.weight": None}),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_refused_with_the_name_of_the_file(
+    name: str, field: str, value: object, tmp_path: Path
+) -> None:
+    tiny_model("llama").save_pretrained(tmp_path, max_shard_size="20KB")
+    tiny_tokenizer().save_pretrained(tmp_path)
+    good = json.loads((tmp_path / name).read_text())
+    (tmp_path / name).write_text(json.dumps({**good, field: value} if field else value))
+    with pytest.raises(CocoaError, match=re.escape(name)):
+        load_pretrained(tmp_path)

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory, is_private, private_folder
+from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory, is_private, private_folder, temporary_folder
 from cocoa_engine.execution.native.structures import mismatch
 from cocoa_engine.forks import free_in_child
 from cocoa_engine.logs import safe_logger
@@ -119,7 +119,7 @@ def _folders() -> Iterator[Path]:
         yield cache_directory() / FOLDER
     except RuntimeError as error:
         logger.warning("the kernels are not kept in the cache directory: %s", error)
-    yield Path(tempfile.gettempdir()) / f"cocoa-engine-{os.getuid()}"
+    yield temporary_folder()
 
 
 def _is_closed(folder: Path) -> bool:

@@ -68,7 +68,6 @@ TARGETS = {
 
 WITHOUT = {
     "cocoa_engine/execution/backends/by_length.py": "its own place for keys and values, which it opens",
-    "cocoa_engine/output_files.py": "its own draft, of which nothing is read",
     "cocoa_engine/rendering/html.py": "a file of the package",
     "cocoa_engine/studies/invented.py": "a file of the package",
     "cocoa_engine/studies/machine.py": "/proc/cpuinfo",

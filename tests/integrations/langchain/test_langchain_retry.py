@@ -134,7 +134,7 @@ async def test_it_refuses(how: str, quick_chat: ChatCocoa, retriever: Listed) ->
     assert "".join(span["text"] for span in get_risk(said)["spans"]) == best["answer"]
     assert (await tried(on_risk="abstain", answer="Ask a person."))[0].text == "Ask a person."
     marked, best = await tried(on_risk="mark", mark="<{text}>")
-    assert "<" in marked.text
+    assert ("<" in marked.text) == any(map(str.isalnum, best["answer"]))  # marks stand around words
     assert marked.text.replace("<", "").replace(">", "") == best["answer"]
     passed, best = await tried(threshold=1.0, on_risk="abstain")
     assert (passed.text, "gate" in get_risk(passed)) == (best["answer"], False)

@@ -1,8 +1,9 @@
 """Words, claims and sentences of an answer: what a person reads, each with a risk."""
 
 from cocoa_engine.units.claims import content_words
-from cocoa_engine.units.clauses import Clause, Stretch, clauses, marked_stretches
+from cocoa_engine.units.clauses import Clause, Stretch, clauses, marked_stretches, open_inline
 from cocoa_engine.units.measuring import LOWEST_SHADE, MeasuredText, riskiest
+from cocoa_engine.units.sentences import open_fence
 from cocoa_engine.units.unit import Check, Part, Unit, UnitLevel
 from cocoa_engine.units.words import is_unspaced
 
@@ -19,5 +20,7 @@ __all__ = [
     "content_words",
     "is_unspaced",
     "marked_stretches",
+    "open_fence",
+    "open_inline",
     "riskiest",
 ]

@@ -28,6 +28,10 @@ _WHOLE = re.compile(
     | \([^()\n]*\) | （[^（）\n]*）""",
     re.VERBOSE | re.DOTALL,
 )
+# what no mark ends inside of
+_INLINE = re.compile(r"(?P<ticks>`+)(?!`)[^\n]*?(?<!`)(?P=ticks)(?!`)|<[^<>\s][^<>\n]*>")
+_OPEN = re.compile(r"`|<[^<>\s]")
+_ENTITY = re.compile(r"&#?\w+;")
 _SEMICOLON = re.compile(r";(?=\s)|[；；؛]")
 _ROW = re.compile(r"^[ \t]*\|.*", re.MULTILINE)
 _FENCE = re.compile(r"[ \t>]*(?:```|~~~)")
@@ -116,8 +120,9 @@ class Stretch(NamedTuple):
 def marked_stretches(text: str, ranges: Sequence[tuple[int, int]]) -> list[Stretch]:
     """The parts of a text that are marked for ranges of it, in order.
 
-    A part is on one line, in one cell of a table and outside the marks of lists, headings and fences. It has no white
-    space at its ends, and words as a whole; ranges without a word have none. Parts that touch are one.
+    A part is on one line, in one cell of a table and in one clause, outside blocks of code, tags and marks of lists
+    and headings. It ends neither inside code nor in punctuation that ends a clause. It has words as a whole;
+    ranges without a word have none. Parts that touch are one.
 
     Args:
         text: any text.
@@ -125,11 +130,18 @@ def marked_stretches(text: str, ranges: Sequence[tuple[int, int]]) -> list[Stret
     """
     words = word_ranges(text, (at for one in ranges for at in one))
     words = [word for word in words if any(map(str.isalnum, text[word.start : word.end]))]
+    inline = [Range(*one.span()) for one in _INLINE.finditer(text)]
+    tags = [one for one in inline if text[one.start] == "<"]
+    words = [word for word in words if not any(tag.start <= word.start < tag.end for tag in tags)]
     ends = [word.end for word in words]
     begins = sorted(mark.end for mark in list_marks(text))
+    code = [Range(start, end) for start, end, is_code in blocks(text) if is_code]
+    closed = {one.end() for one in _ENTITY.finditer(text)}
+    cuts = {one.end() for one in _SEMICOLON.finditer(text)} - closed | {one.end for one in sentence_ranges(text)}
+    cuts = {cut for cut in cuts if not _is_inside(cut, inline)} | {at for tag in tags for at in tag}
     found: list[Stretch] = []
     for number, (begin, stop) in enumerate(ranges):
-        for low, high in _written(text, begin, stop):
+        for low, high in _written(text, begin, stop, cuts, code):
             if (mark := bisect_left(begins, high)) and begins[mark - 1] > low:
                 low = begins[mark - 1]
             first = bisect_right(ends, low)
@@ -137,6 +149,13 @@ def marked_stretches(text: str, ranges: Sequence[tuple[int, int]]) -> list[Stret
             if last < first:
                 continue
             start, end = min(low, words[first].start), max(high, words[last].end)
+            start = max([start, *(one.end for one in inline if one.start < start < one.end)])
+            end = min([end, *(one.start for one in inline if one.start < end < one.end)])
+            if not any(map(str.isalnum, text[start:end])):
+                continue
+            start += len(text[start:end]) - len(text[start:end].lstrip())
+            end = max(_place(text, start, end, closed), min(words[last].end, end))
+            end = start + len(text[start:end].rstrip())
             if found and start <= found[-1].end:
                 found[-1] = Stretch(found[-1].start, max(end, found[-1].end), [*found[-1].numbers, number])
             else:
@@ -144,14 +163,19 @@ def marked_stretches(text: str, ranges: Sequence[tuple[int, int]]) -> list[Stret
     return found
 
 
-def _written(text: str, begin: int, stop: int) -> Iterator[tuple[int, int]]:
-    """The parts of a range by line and cell, without white space at their ends; none on the lines of fences."""
+def open_inline(line: str) -> int:
+    """Where code or a tag begins that the rest of a line may close; the length of the line if nothing is open."""
+    opened = _OPEN.search(_INLINE.sub(lambda one: " " * len(one[0]), line))
+    return opened.start() if opened else len(line)
+
+
+def _written(text: str, begin: int, stop: int, cuts: set[int], code: list[Range]) -> Iterator[tuple[int, int]]:
+    """The parts of a range by line, cell and clause, without white space at their ends; none in blocks of code."""
     while begin < stop:
         line, end = text.rfind("\n", 0, begin) + 1, text.find("\n", begin, stop)
         end = stop if end < 0 else end
-        bounds = [begin, end]
-        if _ROW.match(text, line):
-            bounds = sorted([begin, end, *(at for pipe in _PIPE.finditer(text, begin, end) for at in pipe.span())])
-        if not _FENCE.match(text, line):
-            yield from _stripped(text, bounds)
+        pipes = _PIPE.finditer(text, begin, end) if _ROW.match(text, line) else ()
+        bounds = {begin, end, *(at for pipe in pipes for at in pipe.span()), *(at for at in cuts if begin < at < end)}
+        if not _FENCE.match(text, line) and not any(one.start <= begin < one.end for one in code):
+            yield from _stripped(text, sorted(bounds))
         begin = end + 1

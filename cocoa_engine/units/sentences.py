@@ -124,6 +124,12 @@ def blocks(text: str) -> Iterator[tuple[int, int, bool]]:
     yield begin, at, fence is not None
 
 
+def open_fence(text: str) -> str:
+    """The line that opens the block of code in which a text ends; empty if it ends in none."""
+    *_, (start, _, is_open) = blocks(text)
+    return text[start:].splitlines(keepends=True)[0] if is_open else ""
+
+
 def _continues(before: str, line: str) -> bool:
     """Whether a line continues the sentence of the line before it: a wrapped line, not one of its own."""
     last = before.rstrip()

@@ -327,20 +327,21 @@ class Limit:
         return edited.changed([edit for spans in answers for edit in self.mark_edits(spans, mark, report)])
 
     def mark_edits(
-        self, spans: Sequence[dict[str, Any]], mark: Mark, report: dict[str, Any] | None = None
+        self, spans: Sequence[dict[str, Any]], mark: Mark, report: dict[str, Any] | None = None, before: str = ""
     ) -> list[Edit]:
         """The changes that mark each risky span, claim or sentence, in the order of the text.
 
-        A mark is on one line and holds whole words. Marks that touch are one, with the highest of their values. White
-        space at its ends stays outside, and punctuation alone is not marked. The offsets are those of the spans.
+        A mark is in one clause and holds whole words, see :func:`.marked_stretches`. Marks that touch are one, with the
+        highest of their values. Code is not marked. The offsets are those of the spans.
 
         Args:
             spans: the spans that are shown, from :meth:`.EditedText.spans`.
             mark: how to mark them. One whose result does not have the text replaces it.
             report: as for :meth:`risky`.
+            before: text before the spans, such as the line that opens a block of code.
         """
         risky = self.risky(spans, report)
-        begin, text = spans[0]["start"] if spans else 0, "".join(span["text"] for span in spans)
+        begin, text = spans[0]["start"] - len(before) if spans else 0, before + "".join(span["text"] for span in spans)
         ranges = [(one["start"] - begin, one["end"] - begin) for one in risky]
         edits = []
         for start, end, numbers in marked_stretches(text, ranges):

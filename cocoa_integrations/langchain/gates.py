@@ -12,7 +12,7 @@ from cocoa_engine import Generation as EngineGeneration
 from cocoa_engine import UnitLevel
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
-from cocoa_engine.units import is_unspaced
+from cocoa_engine.units import is_unspaced, open_fence, open_inline
 from cocoa_integrations._shared.edits import Change, Edit, EditedText, is_replaced
 from cocoa_integrations._shared.finite import finite
 from cocoa_integrations._shared.limits import ABSTENTION, MARK, GateMetric, Limit, Mark, require_mark
@@ -204,6 +204,7 @@ class _Stream:
         self._shown = 0  # the same with marks
         self._pending: list[dict[str, Any]] = []  # spans that were not passed on
         self._line: list[dict[str, Any]] = []  # spans of the line that is not complete
+        self._before = ""  # what stands before them in that line, after the line that opens a block of code
         self._grown = 0  # characters of the marks before it
         self._edits: list[Edit] = []  # of what was passed on
 
@@ -260,12 +261,16 @@ class _Stream:
         begin, text = self._begin, self._text
         first = max(self._line[0]["start"] - begin, 0)
         line = EditedText(text[first:], (), begin + first)
-        edits = self._gate.limit.mark_edits(line.spans(self._line), self._gate.mark)
+        edits = self._gate.limit.mark_edits(line.spans(self._line), self._gate.mark, before=self._before)
         end = len(text)
         while not is_last and end > self._passed and not (text[end - 1].isspace() or is_unspaced(text[end - 1])):
             end -= 1
+        last_line = text.rfind("\n") + 1
+        opened = last_line + open_inline(text[last_line:])
         for edit in reversed(edits):
-            if not is_last and edit.end - begin >= end:
+            following = text[edit.end - begin : end].strip()  # a word after punctuation may continue the sentence
+            goes_on = edit.end - begin >= min(end, opened + 1) or (following and not any(map(str.isalnum, following)))
+            if not is_last and goes_on and edit.start - begin >= self._passed:
                 end = min(end, edit.start - begin)
         new = [edit for edit in edits if self._passed <= edit.start - begin and edit.end - begin <= end]
         edits = [*(edit for edit in self._edits if edit.start - begin >= first), *new]
@@ -281,7 +286,10 @@ class _Stream:
         self._passed, self._shown = end, first + self._grown + len(change.text)
         begins = text.rfind("\n", 0, end) + 1
         self._line = [span for span in self._line if span["end"] - begin > begins]
-        first = max(self._line[0]["start"] - begin, 0) if self._line else end
+        before, first = first, max(self._line[0]["start"] - begin, 0) if self._line else end
+        seen = self._before + text[before:first]
+        begins = seen.rfind("\n") + 1
+        self._before = open_fence(seen[:begins]) + seen[begins:]
         self._grown += sum(map(_growth, (edit for edit in edits if edit.end - begin <= first)))
         return shown, moved
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.runnables.utils import add
 
-from cocoa_engine.units import marked_stretches
+from cocoa_engine.units import clauses, marked_stretches
 from cocoa_engine.units.words import word_ranges
 from cocoa_integrations._shared.metadata import all_spans, risk_report
 from cocoa_integrations.langchain import risk_gate
@@ -49,6 +49,7 @@ def test_stretches_of_any_text(text: str, data: st.DataObject) -> None:
         if any(map(str.isalnum, text[word.start : word.end]))
     ]
     found = marked_stretches(text, ranges)
+    code = [one for one in clauses(text) if one.is_code]
     assert all(before.end < after.start for before, after in itertools.pairwise(found))
     for start, end, numbers in found:
         part = text[start:end]
@@ -58,6 +59,8 @@ def test_stretches_of_any_text(text: str, data: st.DataObject) -> None:
         assert not any(word.start < edge < word.end for word in words for edge in (start, end))
         line = text[text.rfind("\n", 0, start) + 1 :].partition("\n")[0]
         assert not line.lstrip(" \t>").startswith(("```", "~~~"))
+        assert not any(one.start < place < one.end for one in code for place in (start, end))
+        assert not any(start < one.place < end for one in clauses(text)), "a marker would stand inside"
         if line.startswith("|"):
             assert "|" not in part
         assert numbers
@@ -79,9 +82,25 @@ def test_stretches_of_any_text(text: str, data: st.DataObject) -> None:
         ([("It costs ", 0.1), ("$", 0.9), ("5", 0.1)], "It costs [[$5]]"),
         ([("Red", 0.1), (" \n\n", 0.9), ("...", 0.9), (" —", 0.9)], "Red \n\n... —"),
         ([("Red", 0.9), (" tower\nOld", 0.9), (" one", 0.1)], "[[Red]] [[tower]]\n[[Old]] one"),
-        ([("Run", 0.1), (":\n```sh\nmake now", 0.9), ("\n```", 0.9)], "Run:\n```sh\n[[make now]]\n```"),
+        ([("Run", 0.1), (":\n```sh\nmake now", 0.9), ("\n```", 0.9)], "Run:\n```sh\nmake now\n```"),
         ([("1. Red", 0.9), ("\n- old", 0.9), ("\n# Big", 0.9)], "1. [[Red]]\n- [[old]]\n# [[Big]]"),
         ([("| Red | old |", 0.9), ("\n|---|---|", 0.9)], "| [[Red]] | [[old]] |\n|---|---|"),
+        # one clause
+        ([("Use", 0.1), (" an RSA key.", 0.9)], "Use [[an RSA key]]."),
+        ([("The tower is red. It", 0.9), (" is old", 0.1)], "[[The tower is red]]. [[It]] is old"),
+        ([("A.", 0.1), (" Red tower. Old! New;", 0.9)], "A. [[Red tower]]. [[Old]]! [[New]];"),
+        ([("Ask Dr. Berg; he", 0.9), (" left.", 0.9)], "[[Ask Dr. Berg]]; [[he]] [[left]]."),
+        ([("in the U.S.", 0.9), (" Army", 0.1)], "[[in the U.S.]] Army"),
+        ([("红色。很高", 0.9), ("。", 0.9)], "[[红色]]。[[很高]]。"),
+        # code and tags
+        ([("Run `make", 0.9), (" now", 0.9), (" all` it", 0.9)], "[[Run]] `make now all` [[it]]"),
+        ([("A", 0.1), (" `b", 0.9), ("` c", 0.1), (" d", 0.9)], "A `b` c [[d]]"),
+        ([("A", 0.1), (" `b", 0.9), (" c", 0.1), ("\nd", 0.9)], "A [[`b]] c\n[[d]]"),
+        ([("<b class", 0.9), ("='x'>", 0.1), ("Red", 0.9), ("</b>", 0.9)], "<b class='x'>[[Red]]</b>"),
+        (
+            [("~~~\nx", 0.9), (" =", 0.1), (" 1", 0.9), ("\ny", 0.9), ("\n~~~\n", 0.9), ("z", 0.9)],
+            "~~~\nx = 1\ny\n~~~\n[[z]]",
+        ),
         ([("塔", 0.1), ("红色", 0.9), ("。", 0.9)], "塔[[红色]]。"),
         ([("البرج", 0.1), (" أحمر", 0.9), (".", 0.9)], "البرج [[أحمر]]."),
     ],
@@ -109,7 +128,7 @@ def test_marks_that_touch_have_the_highest_value() -> None:
 @pytest.mark.parametrize("unit", ["claim", "sentence"])
 def test_other_units(unit: Any) -> None:
     spans = [("The tower", 0.9), (" is", 0.1), (" red", 0.9), (". ", 0.9), ("...", 0.9)]
-    shown = {"claim": "The [[tower]] is [[red]]. ...", "sentence": "[[The tower is red.]] ..."}[unit]
+    shown = {"claim": "The [[tower]] is [[red]]. ...", "sentence": "[[The tower is red]]. ..."}[unit]
     assert risk_gate(0.5, unit=unit, on_risk="mark").invoke(message_of(spans)).text == shown
 
 

@@ -100,7 +100,7 @@ def test_marks_stand_around_claims_and_sentences() -> None:
         return text.changed(limit.mark_edits(text.spans(report()["spans"]), mark)).text
 
     assert marked(Limit(0.25, unit="claim"), "[[{text}|{value:.1f}]]") == "The [[Seine|0.6]] is long. It [[ends|0.3]]."
-    assert marked(Limit(0.35, unit="sentence"), "<{text}>") == "<The Seine is long.> It ends."
+    assert marked(Limit(0.35, unit="sentence"), "<{text}>") == "<The Seine is long>. It ends."
     assert marked(Limit(0.5), "<{text}>") == "<The Seine> <is> long. It ends."
 
 

@@ -184,6 +184,12 @@ def citation(text: str, part: str, source: int) -> dict[str, Any]:
         ("Dr. Smith left at 10 a.m. on Monday.", {"Dr": 1}, "Dr. Smith left at 10 a.m. on Monday [1]."),
         ("Trees, e.g. Oaks, grow. So.", {"Trees": 1}, "Trees, e.g. Oaks, grow [1]. So."),
         ("He went to the U.S. Then he left.", {"went": 1}, "He went to the U.S. [1] Then he left."),
+        ("Dr. Who left at 5 p.m. It is old.", {"left": 1}, "Dr. Who left at 5 p.m. [1] It is old."),
+        ("He came at 9 a.m.", {"came": 1}, "He came at 9 a.m. [1]"),
+        ("Tall trees, e.g.\nOld houses, i.e.", {"trees": 1, "Old": 2}, "Tall trees, e.g. [1]\nOld houses, i.e. [2]"),
+        ("From 1900 ca.\nIt was a Mon.", {"1900": 1, "Mon": 2}, "From 1900 ca. [1]\nIt was a Mon. [2]"),
+        ("It orbits the Sun. He sat.", {"Sun": 1, "sat": 2}, "It orbits the Sun [1]. He sat [2]."),
+        ("No. It is red.", {"No": 1, "red": 2}, "No [1]. It is red [2]."),
         ("See https://x.org/a.b?c=d. Then go.", {"x.org": 1}, "See https://x.org/a.b?c=d [1]. Then go."),
         ("Run `make. Then` now! Go.", {"make": 1}, "Run `make. Then` now [1]! Go."),
         (

@@ -207,6 +207,12 @@ def citation(text: str, part: str, source: int) -> dict[str, Any]:
         ("- **Red**: a colour\n- Old", {"Red": 1}, "- **Red**: a colour [1]\n- Old"),
         ("# Towers\nOld. **Red.** Tall", {"Towers": 1, "Red": 2}, "# Towers [1]\nOld. **Red.** [2] Tall"),
         ("| Red. Old | 41 m |\n|---|---|", {"Red": 1, "41": 2}, "| Red. Old [1] | 41 m [2] |\n|---|---|"),
+        ("red | old\n--- | :-:", {"red": 1, "old": 2}, "red [1] | old [2]\n--- | :-:"),
+        (
+            "Both:\n\nred. Big | old\n---|---\na tower | a wall\n1 | 2 |\n\nred | old",
+            {"Big": 1, "old": 2, "tower | a wall": 1, "1": 2, "2 |": 1, "\n\nred | old": 3},
+            "Both:\n\nred. Big [1] | old [2]\n---|---\na tower [1] | a wall [1]\n1 [2] | 2 [1] |\n\nred | old [3]",
+        ),
         (
             "A tower that was built of very old and very red bricks by\nMarta.",
             {"tower": 1},

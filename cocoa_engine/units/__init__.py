@@ -3,9 +3,9 @@
 from cocoa_engine.units.claims import content_words
 from cocoa_engine.units.clauses import Clause, Stretch, clauses, marked_stretches, open_inline
 from cocoa_engine.units.measuring import LOWEST_SHADE, MeasuredText, riskiest
-from cocoa_engine.units.sentences import open_fence
+from cocoa_engine.units.sentences import list_marks, open_fence
 from cocoa_engine.units.unit import Check, Part, Unit, UnitLevel
-from cocoa_engine.units.words import is_unspaced
+from cocoa_engine.units.words import is_unspaced, word_ranges
 
 __all__ = [
     "LOWEST_SHADE",
@@ -19,8 +19,10 @@ __all__ = [
     "clauses",
     "content_words",
     "is_unspaced",
+    "list_marks",
     "marked_stretches",
     "open_fence",
     "open_inline",
     "riskiest",
+    "word_ranges",
 ]

@@ -34,6 +34,9 @@ _OPEN = re.compile(r"`|<[^<>\s]")
 _ENTITY = re.compile(r"&#?\w+;")
 _SEMICOLON = re.compile(r";(?=\s)|[；；؛]")
 _ROW = re.compile(r"^[ \t]*\|.*", re.MULTILINE)
+# a line with a pipe, a line of dashes and pipes, and the lines with pipes after it
+_TABLE = re.compile(r"^[^\n|]*\|.*\n(?=.*\|)[ \t|:]*-[ \t|:-]*\r?$(?:\n[^\n|]*\|.*)*", re.MULTILINE)
+_LINE = re.compile(r".+")
 _FENCE = re.compile(r"[ \t>]*(?:```|~~~)")
 _PIPE = re.compile(r"(?<!\\)\|")
 _FINAL = frozenset(".!?…‽。！？｡।॥؟۔։።။។:;,；：，、؛،\\")
@@ -67,10 +70,12 @@ def clauses(text: str) -> list[Clause]:
         plain = plain[:start] + "\n" * (end - start) + plain[end:]
     whole = [Range(*one.span()) for one in _WHOLE.finditer(plain)]
     rows = [Range(*one.span()) for one in _ROW.finditer(plain)]
+    rows += [Range(*one.span()) for table in _TABLE.finditer(plain) for one in _LINE.finditer(plain, *table.span())]
     closed = {one.end for one in whole}
     ends = {one.end() for one in _SEMICOLON.finditer(plain)} - closed  # but not that of an entity
     ends |= {sentence.end for sentence in sentence_ranges(text)}
     ends = {end for end in ends if not _is_inside(end, rows)}
+    ends |= {at for row in rows for at in row}
     ends |= {at for row in rows for pipe in _PIPE.finditer(text, *row) for at in pipe.span()}
     ends |= {at for one in code for at in one}
     ends = {end for end in ends if not _is_inside(end, whole)}

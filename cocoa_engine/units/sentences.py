@@ -21,6 +21,7 @@ _ABBREVIATIONS = words_of(
 # those of them that are written without a capital, and mostly inside a sentence
 _INSIDE = words_of("vs cf approx ca viz eg ie bzw vgl geb gest ggf evtl inkl exkl sog bspw bzgl insb núm pág págs")
 _TITLES = words_of("mr mrs ms dr prof rev hon gov mme mlle sra srta dra dña lic ing")
+_DATES = words_of("mon tue wed thu fri jan feb apr aug sept oct nov dec")  # those that are no other word
 _MAY_END = frozenset(
     [
         "etc",
@@ -198,6 +199,7 @@ def ends_in_abbreviation(text: str, start: int, dot: int) -> bool:
     """
     before = _WORD_BEFORE.search(text, start, dot)
     word = before.group() if before else ""
-    if word.lower() in _TITLES or word.lower() in _MAY_END:
-        return not word.islower() or word in ("etc", "usw", "al")
-    return _has_short_letters(word) or (len(word) == 1 and word.isupper() and word != "I")
+    if _has_short_letters(word) or word in _INSIDE or word in ("etc", "usw", "al"):
+        return True
+    is_listed = word.lower() in _TITLES | _MAY_END | _DATES and word.lower() != "no"  # "No." is mostly an answer
+    return (is_listed and not word.islower()) or (len(word) == 1 and word.isupper() and word != "I")

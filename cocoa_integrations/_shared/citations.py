@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from cocoa_engine import ContextLift
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
-from cocoa_engine.units import clauses, content_words
+from cocoa_engine.units import clauses, content_words, list_marks, word_ranges
 from cocoa_integrations._shared.edits import Change, Edit, EditedText
 
 CITATIONS_KEY = "cocoa_citations"
@@ -178,8 +178,8 @@ def marker_edits(text: str, citations: Sequence[Mapping[str, Any]], marker: str 
     """The changes that insert the markers, in the order of the text.
 
     The sources of a clause stand together at its end, before the punctuation there: ``It is red [1][2].`` A clause is
-    cited if a citation has one of its content words, or a part of one. The markers of a block of code stand in the
-    clause before it, or in a line before the block.
+    cited if a citation has one of its content words, or a part of one; in a clause without content words every word
+    counts. The markers of a block of code stand in the clause before it, or in a line before the block.
 
     Args:
         text: the text of the answer.
@@ -189,7 +189,11 @@ def marker_edits(text: str, citations: Sequence[Mapping[str, Any]], marker: str 
     parts = clauses(text)
     begins = [part.start for part in parts]
     sources: list[set[int]] = [set() for _ in parts]
-    for word in content_words(text):
+    content, marks = content_words(text), list_marks(text)
+    with_content = {bisect_right(begins, word.start) - 1 for word in content}
+    others = [word for word in word_ranges(text) if not any(mark.start <= word.start < mark.end for mark in marks)]
+    others = [word for word in others if bisect_right(begins, word.start) - 1 not in with_content]
+    for word in content + others:
         for one in citations:
             shared = text[max(word.start, one["start"]) : min(word.end, one["end"])]
             if any(map(str.isalnum, shared)):

@@ -17,7 +17,8 @@ from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
 from cocoa_engine import CocoaEngine
-from cocoa_engine.units import clauses, content_words
+from cocoa_engine.units import clauses, content_words, list_marks, word_ranges
+from cocoa_engine.units.words import Range
 from cocoa_integrations._shared.citations import marker_edits
 from cocoa_integrations.langchain import ChatCocoa, with_citations
 from cocoa_integrations.llama_index import CocoaLLM, RiskCitationQueryEngine
@@ -65,8 +66,8 @@ def with_markers(text: str, citations: list[dict[str, Any]]) -> str:
     return text
 
 
-def cited_words(text: str, citation: dict[str, Any]) -> list[str]:
-    shared = (text[max(word.start, citation["start"]) : min(word.end, citation["end"])] for word in content_words(text))
+def cited_words(text: str, citation: dict[str, Any], words: list[Range]) -> list[str]:
+    shared = (text[max(word.start, citation["start"]) : min(word.end, citation["end"])] for word in words)
     return [part for part in shared if any(map(str.isalnum, part))]
 
 
@@ -97,8 +98,9 @@ def test_markers_of_any_text(cited: tuple[str, list[tuple[int, int]], list[dict[
                 assert re.match(r"[.\s]*(\||$)", text[place:])
     for part in clauses(text):
         assert sum(part.start < place <= part.end for place in places) <= 1
-    sources = {one["source"] for one in citations if cited_words(text, one)}
-    assert sources == {int(number) for edit in edits for number in re.findall(r"\d", edit.after)}
+    sources = {int(number) for edit in edits for number in re.findall(r"\d", edit.after)}
+    assert sources >= {one["source"] for one in citations if cited_words(text, one, content_words(text))}
+    assert sources <= {one["source"] for one in citations if cited_words(text, one, word_ranges(text))}
 
 
 @given(st.text(st.one_of(st.characters(), st.sampled_from("aB1.;:!。\"'“”`|\n -*#()[]$<&~\\")), max_size=60), st.data())
@@ -106,13 +108,52 @@ def test_markers_of_any_text(cited: tuple[str, list[tuple[int, int]], list[dict[
 def test_markers_of_any_characters(text: str, data: st.DataObject) -> None:
     offsets = st.integers(0, len(text))
     start, end = sorted(data.draw(st.tuples(offsets, offsets)))
-    places = [edit.start for edit in marker_edits(text, [{"source": 1, "start": start, "end": end}])]
+    cited = {"source": 1, "start": start, "end": end}
+    places = [edit.start for edit in marker_edits(text, [cited])]
     assert places == sorted(set(places))
     assert all(0 <= place <= len(text) for place in places)
     assert not any(text[:place][-1:].isalnum() and text[place : place + 1].isalnum() for place in places)
-    assert bool(places) == any(
-        any(map(str.isalnum, text[max(word.start, start) : min(word.end, end)])) for word in content_words(text)
-    )
+    assert bool(places) >= bool(cited_words(text, cited, content_words(text)))
+    assert bool(places) <= bool(cited_words(text, cited, word_ranges(text)))
+
+
+@given(cited_texts())
+@settings(max_examples=300)
+def test_every_clause_of_a_text_cited_as_a_whole_has_a_marker(cited: tuple[str, Any, Any]) -> None:
+    text = cited[0]
+    places = [edit.start for edit in marker_edits(text, [{"source": 1, "start": 0, "end": len(text)}])]
+    marks = list_marks(text)
+    for part in clauses(text):
+        words = [word for word in word_ranges(text) if part.start <= word.start < part.end]
+        words = [word for word in words if not any(mark.start <= word.start < mark.end for mark in marks)]
+        has_words = any(any(map(str.isalnum, text[word.start : word.end])) for word in words)
+        assert part.is_code or not has_words or any(part.start < place <= part.end for place in places)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (
+            "Er war alt. Sie ist rot. Der Turm ist 41 Meter hoch.",
+            "Er war alt [1]. Sie ist rot [1]. Der Turm ist 41 Meter hoch [1].",
+        ),
+        (
+            "Huset er gammelt og stort. Mannen bor der. Hun er rik.",
+            "Huset er gammelt og stort [1]. Mannen bor der [1]. Hun er rik [1].",
+        ),
+        (
+            "- red wine\n- old wine\n- white wine\n- rosé wine",
+            "- red wine [1]\n- old wine [1]\n- white wine [1]\n- rosé wine [1]",
+        ),
+        (
+            "| red tower | old tower |\n|---|---|\n" + "| red tower | old tower |\n" * 2,
+            "| red tower [1] | old tower [1] |\n|---|---|\n" + "| red tower [1] | old tower [1] |\n" * 2,
+        ),
+        ("It is. So is he; he was.\n1. It\n2.", "It is [1]. So is he [1]; he was [1].\n1. It [1]\n2."),
+    ],
+)
+def test_a_text_cited_as_a_whole(text: str, shown: str) -> None:
+    assert with_markers(text, [citation(text, text, 1)]) == shown
 
 
 def citation(text: str, part: str, source: int) -> dict[str, Any]:
@@ -143,6 +184,12 @@ def citation(text: str, part: str, source: int) -> dict[str, Any]:
         ("Dr. Smith left at 10 a.m. on Monday.", {"Dr": 1}, "Dr. Smith left at 10 a.m. on Monday [1]."),
         ("Trees, e.g. Oaks, grow. So.", {"Trees": 1}, "Trees, e.g. Oaks, grow [1]. So."),
         ("He went to the U.S. Then he left.", {"went": 1}, "He went to the U.S. [1] Then he left."),
+        ("Dr. Who left at 5 p.m. It is old.", {"left": 1}, "Dr. Who left at 5 p.m. [1] It is old."),
+        ("He came at 9 a.m.", {"came": 1}, "He came at 9 a.m. [1]"),
+        ("Tall trees, e.g.\nOld houses, i.e.", {"trees": 1, "Old": 2}, "Tall trees, e.g. [1]\nOld houses, i.e. [2]"),
+        ("From 1900 ca.\nIt was a Mon.", {"1900": 1, "Mon": 2}, "From 1900 ca. [1]\nIt was a Mon. [2]"),
+        ("It orbits the Sun. He sat.", {"Sun": 1, "sat": 2}, "It orbits the Sun [1]. He sat [2]."),
+        ("No. It is red.", {"No": 1, "red": 2}, "No [1]. It is red [2]."),
         ("See https://x.org/a.b?c=d. Then go.", {"x.org": 1}, "See https://x.org/a.b?c=d [1]. Then go."),
         ("Run `make. Then` now! Go.", {"make": 1}, "Run `make. Then` now [1]! Go."),
         (
@@ -160,6 +207,12 @@ def citation(text: str, part: str, source: int) -> dict[str, Any]:
         ("- **Red**: a colour\n- Old", {"Red": 1}, "- **Red**: a colour [1]\n- Old"),
         ("# Towers\nOld. **Red.** Tall", {"Towers": 1, "Red": 2}, "# Towers [1]\nOld. **Red.** [2] Tall"),
         ("| Red. Old | 41 m |\n|---|---|", {"Red": 1, "41": 2}, "| Red. Old [1] | 41 m [2] |\n|---|---|"),
+        ("red | old\n--- | :-:", {"red": 1, "old": 2}, "red [1] | old [2]\n--- | :-:"),
+        (
+            "Both:\n\nred. Big | old\n---|---\na tower | a wall\n1 | 2 |\n\nred | old",
+            {"Big": 1, "old": 2, "tower | a wall": 1, "1": 2, "2 |": 1, "\n\nred | old": 3},
+            "Both:\n\nred. Big [1] | old [2]\n---|---\na tower [1] | a wall [1]\n1 [2] | 2 [1] |\n\nred | old [3]",
+        ),
         (
             "A tower that was built of very old and very red bricks by\nMarta.",
             {"tower": 1},
@@ -193,7 +246,7 @@ ANSWERS = (
     ("The --mail option sends a report. It does not require root.",
      "The --mail option sends a report [1]. It does not require root [1]."),
     ("Dr. Smith paid 3.14 dollars; see https://x.org/a.b. Yes.",
-     "Dr. Smith paid 3.14 dollars [1]; see https://x.org/a.b [1]. Yes."),
+     "Dr. Smith paid 3.14 dollars [1]; see https://x.org/a.b [1]. Yes [1]."),
     ('Run `make. Now` at "1. Red".\n```\nmake\n```', 'Run `make. Now` at "1. Red" [1].\n```\nmake\n```'),
     ("| Red | 41 m. |\n|---|---|", "| Red [1] | 41 m [1]. |\n|---|---|"),
     ("塔是红色的。", "塔是红色的 [1]。"),

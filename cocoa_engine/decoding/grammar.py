@@ -22,7 +22,7 @@ from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
 from cocoa_engine.arguments import of_type
 from cocoa_engine.cancellation import Cancellation, current_cancellation
-from cocoa_engine.confined import FORKS, Load, Worker, give_back, turn, unload, worker_with
+from cocoa_engine.confined import FORKS, Load, Worker, give_back, started, unload
 from cocoa_engine.decoding import matchers
 from cocoa_engine.decoding.schema_grammars import (
     json_rule,
@@ -200,10 +200,10 @@ class _Grammar:
 
     def compile(self) -> list[str]:
         """Compile it in a new worker, and return what llguidance warns of."""
-        with turn():
-            worker = worker_with(self._load)
-            key = self._load.key
-            warnings = worker.call(matchers.compile_grammar, self._number, key, self._text, what="the grammar")
+        key, text = self._load.key, self._text
+        worker, warnings = started(
+            self._load, matchers.compile_grammar, self._number, key, text, what="the grammar", data=text
+        )
         self._workers[:] = [worker]
         with _guard:
             _compiled[:] = [each for each in _compiled if each() not in (None, self)]

@@ -47,6 +47,11 @@ ENDLESS: dict[str, dict[str, Any]] = {
 """What takes minutes, all memory, or the whole stack to compile."""
 
 
+@pytest.fixture(autouse=True)
+def nothing_refused_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cocoa_engine.confined._refused", {})
+
+
 def memory_mb() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") >> 20
 
@@ -128,3 +133,42 @@ def test_the_process_that_compiles_can_end_at_any_time() -> None:
 
     wait_until(works)
     assert json.loads(json_rule({"type": "null"}).removeprefix("%json "))["type"] == "null"
+
+
+def test_short_work_does_not_wait_behind_long_work(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cocoa_engine import confined
+
+    for places in ("_short", "_long"):
+        monkeypatch.setattr(confined, places, threading.Semaphore(1))
+    cancellation, outcome = Cancellation(), []
+    schemas = [{"type": "integer", "multipleOf": 99999989 + 2 * at} for at in range(4)]
+    calls = [partial(cancellation.run, partial(engine.constrain, json_schema=schema)) for schema in schemas]
+    threads = [start(call, outcome) for call in calls]
+    wait_until(lambda: not confined._long.acquire(blocking=False) or confined._long.release())
+    engine.constrain(json_schema={"type": "integer", "minimum": 3})
+    assert all(thread.is_alive() for thread in threads)
+    cancellation.cancel()
+    join(threads)
+    assert {type(each) for each in outcome} == {RequestCancelledError}
+
+
+@pytest.mark.slow
+def test_what_was_refused_for_its_limits_is_refused_at_once(
+    engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cocoa_engine import confined
+
+    monkeypatch.setattr(confined, "CPU_SECONDS", 0.2)
+    monkeypatch.setattr(confined, "MOST_REFUSED", 2)
+    for at in range(3):
+        with pytest.raises(ConfigError, match=r"0\.2 seconds"):
+            engine.constrain(json_schema={"type": "integer", "multipleOf": 99999989 + 2 * at})
+    assert len(confined._refused) == 2
+    begin = confined.worker_with
+    monkeypatch.setattr(
+        confined,
+        "worker_with",
+        lambda load: begin(load) if load.function is confined._prepared else pytest.fail("again"),
+    )
+    with pytest.raises(ConfigError, match="limits are"):
+        engine.constrain(json_schema={"type": "integer", "multipleOf": 99999993})

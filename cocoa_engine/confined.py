@@ -88,6 +88,7 @@ class Worker:
         server, self._connection, number, self._loaded = _forked(loads)
         self._end = weakref.finalize(self, server.tell, "end", number)
         self._end.atexit = False
+        _workers.add(self)
 
     @property
     def waits(self) -> bool:
@@ -304,6 +305,7 @@ _server: _Server | None = None
 _starting = free_in_child(threading.Lock())
 _spares: deque[Worker] = deque()
 _refused: dict[bytes, float] = {}
+_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
 def _lanes() -> tuple[threading.Semaphore, threading.Semaphore]:
@@ -342,6 +344,11 @@ def _forget_server() -> None:
     if _server is not None:
         _server.close()
     _server, (_short, _long) = None, _lanes()
+    for worker in list(_workers):  # the answers are for the parent
+        worker.ended = True
+        worker._end.detach()
+        worker._connection.close()
+    _workers.clear()
     _spares.clear()
 
 
@@ -367,6 +374,7 @@ def loaded(key: object) -> Any:
 
 def serve() -> NoReturn:
     """The server: load, fork and end workers, as the process at standard input says."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, as it may be inherited, workers cannot be waited for
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # running answers of a server that drains need their workers
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

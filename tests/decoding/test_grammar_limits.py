@@ -172,3 +172,21 @@ def test_what_was_refused_for_its_limits_is_refused_at_once(
     )
     with pytest.raises(ConfigError, match="limits are"):
         engine.constrain(json_schema={"type": "integer", "multipleOf": 99999993})
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a fork beside threads
+def test_a_forked_child_has_workers_of_its_own() -> None:
+    tokenizer = tiny_tokenizer()
+    processor, scores = GrammarProcessor('start: "a"', tokenizer), torch.zeros(1, len(tokenizer))
+    worker = processor._grammar._workers[0]
+    child = os.fork()
+    if child == 0:
+        own = False
+        try:
+            ended = worker.ended
+            allowed = processor.for_prompt([])(torch.empty(1, 0, dtype=torch.long), scores)
+            own = ended and tokenizer.decode(allowed[0].argmax()) == "a"
+        finally:
+            os._exit(0 if own else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert worker.waits

@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 import torch
@@ -110,8 +110,20 @@ class GrammarProcessor(LogitsProcessor):
         """
         fresh = GrammarProcessor.__new__(GrammarProcessor)
         fresh._ends, fresh._grammar = self._ends, self._grammar
+        fresh.warnings = self.warnings
         fresh._begin(len(prompt), current_cancellation())
         return fresh
+
+    def __deepcopy__(self, memo: object) -> GrammarProcessor:
+        fresh = self.for_prompt([])
+        fresh._prompt_length, fresh._cancellation = self._prompt_length, self._cancellation
+        return fresh
+
+    def __copy__(self) -> GrammarProcessor:
+        return self.__deepcopy__(None)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a GrammarProcessor cannot be pickled: make it where it is used.")
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Set the scores of banned tokens to -inf.

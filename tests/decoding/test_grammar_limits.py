@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pickle
 import signal
 import threading
 from functools import partial
@@ -190,3 +192,13 @@ def test_a_forked_child_has_workers_of_its_own() -> None:
             os._exit(0 if own else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert worker.waits
+
+
+def test_copies_share_the_compiled_grammar_and_leave_it_usable() -> None:
+    tokenizer = tiny_tokenizer()
+    processor, scores = GrammarProcessor('start: "a"', tokenizer), torch.zeros(1, len(tokenizer))
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(processor)
+    for each in (copy.copy(processor), copy.deepcopy(processor), processor):
+        allowed = each(torch.empty(1, 0, dtype=torch.long), scores)
+        assert tokenizer.decode(allowed[0].argmax()) == "a"

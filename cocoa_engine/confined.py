@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
 import itertools
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -36,8 +38,10 @@ if sys.platform != "win32":
 
 Result = TypeVar("Result")
 
-CPU_SECONDS = 5
-"""Processor time of one call. The system ends a worker one second later at the latest."""
+CPU_SECONDS = 5.0
+"""Processor time of one call, at which the system ends a worker."""
+SHORT_SECONDS = 0.1
+"""Processor time after which a task counts as long, and is begun again when a place of long tasks is free."""
 WALL_SECONDS = 60.0
 """Seconds that a caller waits for one call. They are more, because other work may keep the processors busy."""
 MEMORY_MB = 1024
@@ -46,8 +50,12 @@ MEMORY_MB = 1024
 QUICK = 0.05
 """Seconds after which a call counts as slow."""
 FORKS = hasattr(os, "fork")
+LOW = 10
+"""What long tasks add to the niceness of their processes."""
 SPARES, MOST_SPARES = 2, 4
 """Workers that are begun before there is a task for them, and that are kept after one."""
+MOST_REFUSED, REFUSED_SECONDS = 256, 600.0
+"""Data that took too much time or memory: the number that is refused at once when it comes again, and for how long."""
 
 
 class Load(NamedTuple):
@@ -80,6 +88,7 @@ class Worker:
         server, self._connection, number, self._loaded = _forked(loads)
         self._end = weakref.finalize(self, server.tell, "end", number)
         self._end.atexit = False
+        _workers.add(self)
 
     @property
     def waits(self) -> bool:
@@ -87,7 +96,12 @@ class Worker:
         return not FORKS or not (self.ended or self._connection.poll(0))
 
     def call(
-        self, function: Callable[..., Result], *args: Any, what: str, cancellation: Cancellation | None = None
+        self,
+        function: Callable[..., Result],
+        *args: Any,
+        what: str,
+        cancellation: Cancellation | None = None,
+        seconds: float = CPU_SECONDS,
     ) -> Result:
         """Call a function in the process. After a limit or a cancellation, the process has ended.
 
@@ -96,6 +110,7 @@ class Worker:
             *args: arguments that can be pickled.
             what: the data that it works on, for the message.
             cancellation: ends the work; by default that of the calling code.
+            seconds: its processor time at most.
 
         Raises:
             ConfigError: the work takes too much time or memory, or has crashed.
@@ -107,7 +122,7 @@ class Worker:
         if not FORKS:
             return function(*args)
         try:
-            self._connection.send((_name(function), args))
+            self._connection.send((_name(function), args, seconds))
             if not self._connection.poll(QUICK):
                 self.slow = True
                 with cancellation.heard_by(self.end), resting():
@@ -118,11 +133,7 @@ class Worker:
         except (EOFError, OSError):
             self.end()
             cancellation.check()
-            raise ConfigError(
-                f"{what} takes too much time or memory, or is nested too deeply: the limits are {CPU_SECONDS} seconds "
-                f"of processor time and {MEMORY_MB} MB. Simplify it: fewer properties, alternatives and references, "
-                "smaller numbers in multipleOf and in repetitions."
-            ) from None
+            raise _too_much(what) from None
         except BaseException:  # an interrupt: the answer would be taken for that to the next call
             self.end()
             raise
@@ -142,12 +153,52 @@ def run(function: Callable[..., Result], *args: Any, what: str) -> Result:
     if not FORKS:
         return function(*args)
     name = _name(function)
-    with turn():
-        worker = worker_with(Load(name, _prepared, lambda: (name,)))
-        try:
-            return worker.call(function, *args, what=what)
-        finally:
-            give_back([worker])
+    worker, result = started(Load(name, _prepared, lambda: (name,)), function, *args, what=what, data=args)
+    give_back([worker])
+    return result
+
+
+def started(load: Load, function: Callable[..., Result], *args: Any, what: str, data: object) -> tuple[Worker, Result]:
+    """A new worker, and the result of its first call.
+
+    Short tasks do not wait for long ones. Every task begins among the short ones. One that takes longer than
+    :data:`SHORT_SECONDS` is begun again among the long ones, which are few at a time and have a low priority.
+
+    Args:
+        load: what is loaded in it.
+        function: as for :meth:`Worker.call`, with its errors.
+        *args: its arguments.
+        what: the data that it works on, for the message.
+        data: that of the arguments by which the task is known when it comes again.
+    """
+    if _refused and time.monotonic() - _refused.get(_digest(load, data), -sys.maxsize) < REFUSED_SECONDS:
+        raise _too_much(what)
+    for lane, seconds in ((_short, SHORT_SECONDS), (_long, CPU_SECONDS)):
+        with _turn(lane):
+            worker, begun = worker_with(load), time.monotonic()
+            try:
+                return worker, worker.call(function, *args, what=what, seconds=seconds)
+            except Exception as error:
+                give_back([worker])
+                if not (worker.ended and isinstance(error, ConfigError)):  # the error is the function's
+                    raise
+    if time.monotonic() - begun < WALL_SECONDS:  # and not for other work on the processors
+        _refused[_digest(load, data)] = time.monotonic()
+        for digest in [*_refused][:-MOST_REFUSED]:
+            _refused.pop(digest, None)
+    raise _too_much(what)
+
+
+def _too_much(what: str) -> ConfigError:
+    return ConfigError(
+        f"{what} takes too much time or memory, or is nested too deeply: the limits are {CPU_SECONDS:g} seconds "
+        f"of processor time and {MEMORY_MB} MB. Simplify it: fewer properties, alternatives and references, "
+        "smaller numbers in multipleOf and in repetitions."
+    )
+
+
+def _digest(load: Load, data: object) -> bytes:
+    return hashlib.sha256(pickle.dumps((load.key, data))).digest()
 
 
 def give_back(workers: Sequence[Worker]) -> None:
@@ -169,19 +220,19 @@ def worker_with(load: Load) -> Worker:
 
 
 @contextlib.contextmanager
-def turn() -> Iterator[None]:
+def _turn(lane: threading.Semaphore) -> Iterator[None]:
     """Within the block, only few others work, so that many large tasks at once do not take all memory.
 
     Raises:
         RequestCancelledError: the calling code was cancelled while it waited.
     """
-    cancellation, turns = current_cancellation(), _turns
-    while not turns.acquire(timeout=QUICK):
+    cancellation = current_cancellation()
+    while not lane.acquire(timeout=QUICK):
         cancellation.check()
     try:
         yield
     finally:
-        turns.release()
+        lane.release()
 
 
 def _name(function: Callable[..., object]) -> tuple[str, str, str]:
@@ -253,7 +304,17 @@ class _Server:
 _server: _Server | None = None
 _starting = free_in_child(threading.Lock())
 _spares: deque[Worker] = deque()
-_turns = threading.Semaphore(max(2, os.cpu_count() or 1))
+_refused: dict[bytes, float] = {}
+_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+def _lanes() -> tuple[threading.Semaphore, threading.Semaphore]:
+    """The places of short tasks, which take little memory, and those of long ones."""
+    processors = os.cpu_count() or 1
+    return threading.Semaphore(4 * processors), threading.Semaphore(max(1, processors - 1))
+
+
+_short, _long = _lanes()
 
 
 def _forked(loads: Sequence[Load]) -> tuple[_Server, Connection, int, frozenset[object]]:
@@ -279,10 +340,15 @@ def unload(key: object) -> None:
 
 def _forget_server() -> None:
     """In a forked child: the server is the parent's."""
-    global _server, _turns
+    global _server, _short, _long
     if _server is not None:
         _server.close()
-    _server, _turns = None, threading.Semaphore(max(2, os.cpu_count() or 1))
+    _server, (_short, _long) = None, _lanes()
+    for worker in list(_workers):  # the answers are for the parent
+        worker.ended = True
+        worker._end.detach()
+        worker._connection.close()
+    _workers.clear()
     _spares.clear()
 
 
@@ -308,6 +374,7 @@ def loaded(key: object) -> Any:
 
 def serve() -> NoReturn:
     """The server: load, fork and end workers, as the process at standard input says."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, as it may be inherited, workers cannot be waited for
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # running answers of a server that drains need their workers
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -356,14 +423,19 @@ def _work(connection: Connection) -> NoReturn:
     with contextlib.suppress(OSError, ValueError), open("/proc/self/statm") as pages:
         size = int(pages.read().split()[0]) * resource.getpagesize() + MEMORY_MB * 2**20
         resource.setrlimit(resource.RLIMIT_AS, (size, size))
-    most = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    longest = sys.maxsize if most == resource.RLIM_INFINITY else most
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
+    low = False
     while True:
         try:
-            name, args = connection.recv()
-            seconds = int(time.process_time()) + 1 + CPU_SECONDS
-            resource.setrlimit(resource.RLIMIT_CPU, (min(seconds, longest), most))
-            connection.send(_outcome(_function(name), args))
+            name, args, seconds = connection.recv()
+            if seconds > SHORT_SECONDS and not low:
+                low = True
+                os.nice(LOW)
+            signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process
+            answer = _outcome(_function(name), args)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            connection.send(answer)
         except BaseException:  # the connection is closed, or there is no memory left
             os._exit(0)
 

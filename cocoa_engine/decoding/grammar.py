@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,7 +22,7 @@ from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
 from cocoa_engine.arguments import of_type
 from cocoa_engine.cancellation import Cancellation, current_cancellation
-from cocoa_engine.confined import FORKS, Load, Worker, give_back, turn, unload, worker_with
+from cocoa_engine.confined import FORKS, Load, Worker, give_back, started, unload
 from cocoa_engine.decoding import matchers
 from cocoa_engine.decoding.schema_grammars import (
     json_rule,
@@ -110,8 +110,20 @@ class GrammarProcessor(LogitsProcessor):
         """
         fresh = GrammarProcessor.__new__(GrammarProcessor)
         fresh._ends, fresh._grammar = self._ends, self._grammar
+        fresh.warnings = self.warnings
         fresh._begin(len(prompt), current_cancellation())
         return fresh
+
+    def __deepcopy__(self, memo: object) -> GrammarProcessor:
+        fresh = self.for_prompt([])
+        fresh._prompt_length, fresh._cancellation = self._prompt_length, self._cancellation
+        return fresh
+
+    def __copy__(self) -> GrammarProcessor:
+        return self.__deepcopy__(None)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a GrammarProcessor cannot be pickled: make it where it is used.")
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Set the scores of banned tokens to -inf.
@@ -200,10 +212,10 @@ class _Grammar:
 
     def compile(self) -> list[str]:
         """Compile it in a new worker, and return what llguidance warns of."""
-        with turn():
-            worker = worker_with(self._load)
-            key = self._load.key
-            warnings = worker.call(matchers.compile_grammar, self._number, key, self._text, what="the grammar")
+        key, text = self._load.key, self._text
+        worker, warnings = started(
+            self._load, matchers.compile_grammar, self._number, key, text, what="the grammar", data=text
+        )
         self._workers[:] = [worker]
         with _guard:
             _compiled[:] = [each for each in _compiled if each() not in (None, self)]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pickle
 import signal
 import threading
 from functools import partial
@@ -45,6 +47,11 @@ ENDLESS: dict[str, dict[str, Any]] = {
     "text": {"regex": "a" * (2**20 + 1)},
 }
 """What takes minutes, all memory, or the whole stack to compile."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_refused_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cocoa_engine.confined._refused", {})
 
 
 def memory_mb() -> int:
@@ -128,3 +135,70 @@ def test_the_process_that_compiles_can_end_at_any_time() -> None:
 
     wait_until(works)
     assert json.loads(json_rule({"type": "null"}).removeprefix("%json "))["type"] == "null"
+
+
+def test_short_work_does_not_wait_behind_long_work(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cocoa_engine import confined
+
+    for places in ("_short", "_long"):
+        monkeypatch.setattr(confined, places, threading.Semaphore(1))
+    cancellation, outcome = Cancellation(), []
+    schemas = [{"type": "integer", "multipleOf": 99999989 + 2 * at} for at in range(4)]
+    calls = [partial(cancellation.run, partial(engine.constrain, json_schema=schema)) for schema in schemas]
+    threads = [start(call, outcome) for call in calls]
+    wait_until(lambda: not confined._long.acquire(blocking=False) or confined._long.release())
+    engine.constrain(json_schema={"type": "integer", "minimum": 3})
+    assert all(thread.is_alive() for thread in threads)
+    cancellation.cancel()
+    join(threads)
+    assert {type(each) for each in outcome} == {RequestCancelledError}
+
+
+@pytest.mark.slow
+def test_what_was_refused_for_its_limits_is_refused_at_once(
+    engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cocoa_engine import confined
+
+    monkeypatch.setattr(confined, "CPU_SECONDS", 0.2)
+    monkeypatch.setattr(confined, "MOST_REFUSED", 2)
+    for at in range(3):
+        with pytest.raises(ConfigError, match=r"0\.2 seconds"):
+            engine.constrain(json_schema={"type": "integer", "multipleOf": 99999989 + 2 * at})
+    assert len(confined._refused) == 2
+    begin = confined.worker_with
+    monkeypatch.setattr(
+        confined,
+        "worker_with",
+        lambda load: begin(load) if load.function is confined._prepared else pytest.fail("again"),
+    )
+    with pytest.raises(ConfigError, match="limits are"):
+        engine.constrain(json_schema={"type": "integer", "multipleOf": 99999993})
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a fork beside threads
+def test_a_forked_child_has_workers_of_its_own() -> None:
+    tokenizer = tiny_tokenizer()
+    processor, scores = GrammarProcessor('start: "a"', tokenizer), torch.zeros(1, len(tokenizer))
+    worker = processor._grammar._workers[0]
+    child = os.fork()
+    if child == 0:
+        own = False
+        try:
+            ended = worker.ended
+            allowed = processor.for_prompt([])(torch.empty(1, 0, dtype=torch.long), scores)
+            own = ended and tokenizer.decode(allowed[0].argmax()) == "a"
+        finally:
+            os._exit(0 if own else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert worker.waits
+
+
+def test_copies_share_the_compiled_grammar_and_leave_it_usable() -> None:
+    tokenizer = tiny_tokenizer()
+    processor, scores = GrammarProcessor('start: "a"', tokenizer), torch.zeros(1, len(tokenizer))
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(processor)
+    for each in (copy.copy(processor), copy.deepcopy(processor), processor):
+        allowed = each(torch.empty(1, 0, dtype=torch.long), scores)
+        assert tokenizer.decode(allowed[0].argmax()) == "a"

@@ -212,6 +212,10 @@ def test_all_that_a_prompt_may_contain_is_counted(route: type[DecodingRequest]) 
         {"messages": [*HELLO, {"role": "assistant", "reasoning_content": "i" * 1001}]},
         {"messages": [*HELLO, {"role": "assistant", "tool_calls": [{"id": 1.5, "x": list(range(300))}]}]},
         {"reasoning_effort": "x" * 1001},
+        {"tools": [{"type": "function", "function": {"name": "f", "description": "\x01" * 170}}]},
+        {"response_format": {"type": "json_object", "schema": {"description": '"' * 500}}},
+        {"chat_template_kwargs": {"documents": ["\\" * 500]}},
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": {"a": "\x01" * 170}}}]}]},
     ],
     ids=lambda body: next(iter(body)),
 )
@@ -219,6 +223,13 @@ async def test_the_prompt_is_counted_before_it_is_rendered(tiny: Speaker, body: 
     error = await refusal(tiny, ServerSettings(max_prompt_chars=1000), **body)
     assert error["param"] == next(iter(body))
     assert "the server's limit of 1000" in error["message"]
+
+
+def test_the_text_of_a_message_counts_as_it_is() -> None:
+    request = ChatRequest.model_validate({"messages": [{"role": "user", "content": "\n" * 950}]})
+    request.check(ServerSettings(max_prompt_chars=1000))
+    score = ScoreRequest.model_validate({"prompt": "Hi", "texts": ["\n" * 450] * 2})
+    score.check(ServerSettings(max_prompt_chars=1000))
 
 
 @pytest.mark.parametrize(

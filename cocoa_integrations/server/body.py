@@ -7,18 +7,19 @@ import gc
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import islice
 from typing import Any
 
 from starlette.datastructures import Headers
-from starlette.types import Receive
+from starlette.types import Message, Receive
 
 from cocoa_integrations.server.errors import ApiError, bad_request
 
 LARGE = 2**16
 """Bytes above which a body is large. A smaller one is parsed in a few milliseconds."""
 
-_SLOWEST = 2**16
-"""Bytes in a second. A large body that comes more slowly is refused, since others wait for its place."""
+_PATIENCE, _HURRY = 10.0, 1.0
+"""Seconds in which the next 64 KiB of a large body must come: usually, and while other bodies wait for memory."""
 
 _NOT_AN_OBJECT = (
     "the body is missing or is not JSON: send a JSON object, with the header Content-Type: application/json"
@@ -26,18 +27,21 @@ _NOT_AN_OBJECT = (
 
 
 class Bodies:
-    """Reads bodies: of large ones a few at once, of which one at a time is parsed.
+    """Reads bodies with bounded memory, and lets one large body at a time be parsed.
 
+    A body that does not come keeps no other waiting: it holds only its own bytes, and is dropped if they are needed.
     Parsing holds the lock of the interpreter, and its result can take 40 times the memory of the body.
 
     Args:
         max_bytes: the maximum size of a body.
-        at_once: the number of large bodies that are read at once.
+        at_once: the number of bodies of this size that fit the memory, and of those that may go beyond it.
     """
 
     def __init__(self, max_bytes: int, at_once: int = 8) -> None:
-        self._patience = max(10.0, max_bytes / _SLOWEST)
-        self._read, self._parsed = asyncio.Semaphore(at_once), asyncio.Semaphore(1)
+        self._at_once, self._most, self._held = at_once, at_once * max_bytes, 0
+        self._coming: dict[object, None] = {}  # the large bodies of which more comes, in their order
+        self._complete = self._waiting = 0
+        self._freed, self._parsed = asyncio.Event(), asyncio.Semaphore(1)
 
     @asynccontextmanager
     async def read(self, receive: Receive) -> AsyncIterator[bytes]:
@@ -46,26 +50,63 @@ class Bodies:
         Raises:
             ApiError: the client has gone, or sends too slowly.
         """
-        async with AsyncExitStack() as place:
-            parts: list[bytes] = []
-            size, more, patience = 0, True, None
+        parts: list[bytes] = []
+        key, size, more, counted, waited = object(), 0, True, 0, 0.0
+        try:
             while more:
-                begun = asyncio.get_running_loop().time()
-                try:
-                    message = await asyncio.wait_for(receive(), patience)
-                except asyncio.TimeoutError:
-                    slow = f"the body came more slowly than {_SLOWEST} bytes in a second"
-                    raise ApiError(408, slow, code="request_timeout") from None
+                if size <= LARGE:
+                    message = await receive()
+                else:
+                    self._coming[key] = None
+                    await self._room(key, size)
+                    message, waited = await self._part(receive, waited)
                 if message["type"] == "http.disconnect":
                     raise ApiError(499, "the client closed the connection", code="client_closed_request")
                 parts.append(message.get("body", b""))
                 size, more = size + len(parts[-1]), message.get("more_body", False)
-                if patience is not None:
-                    patience -= asyncio.get_running_loop().time() - begun
-                elif size > LARGE:
-                    await place.enter_async_context(self._read)
-                    patience = self._patience
-            yield b"".join(parts)
+                if size >= counted + LARGE:
+                    self._held += size - counted
+                    counted, waited = size, 0.0
+            self._coming.pop(key, None)
+            self._complete += 1
+            try:
+                yield b"".join(parts)
+            finally:
+                self._complete -= 1
+        finally:
+            self._coming.pop(key, None)
+            self._held -= counted
+            self._freed.set()
+
+    async def _room(self, key: object, size: int) -> None:
+        """Wait until a body may go on: while as much memory is left as it has, so that small ones overtake large ones.
+
+        The first ones also may if there is no complete body, whose end would make room.
+        """
+        self._waiting += 1
+        try:
+            while self._held + size > self._most and (self._complete or key not in islice(self._coming, self._at_once)):
+                self._freed.clear()
+                await self._freed.wait()
+        finally:
+            self._waiting -= 1
+
+    async def _part(self, receive: Receive, waited: float) -> tuple[Message, float]:
+        """The next message of a large body, and the seconds that its sender has needed since the last 64 KiB."""
+        clock = asyncio.get_running_loop().time
+        part = asyncio.ensure_future(receive())
+        try:
+            while True:
+                begun = clock()
+                await asyncio.wait({part}, timeout=_HURRY / 10)
+                waited += clock() - begun
+                if part.done():
+                    return part.result(), waited
+                if waited > (_HURRY if self._waiting else _PATIENCE):
+                    message = "the body came too slowly; send it again, over a faster connection or with less in it"
+                    raise ApiError(408, message, code="request_timeout")
+        finally:
+            part.cancel()
 
     @asynccontextmanager
     async def turn(self, body: bytes) -> AsyncIterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
@@ -312,11 +313,15 @@ def _written_size(value: Any) -> int:
     """The characters of a value in a prompt: of a text its own, of other JSON those with which it is written."""
     if value is None or isinstance(value, str):
         return len(value or "")
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):  # texts, each of a prompt of its own
+        return sum(map(len, value))
     size, left = 0, [value]
     while left:
         one = left.pop()
         if isinstance(one, BaseModel):  # its fields may be written without their names
-            left.extend(field for field in vars(one).values() if field is not None)
+            texts = [field for field in vars(one).values() if isinstance(field, str)]
+            size += sum(map(len, texts))  # a prompt has them as they are
+            left.extend(field for field in vars(one).values() if not (field is None or isinstance(field, str)))
         elif isinstance(one, Mapping):
             size += 6 * len(one)  # two quotes, a colon, a comma and two spaces
             left.extend([*one, *one.values()])
@@ -324,7 +329,7 @@ def _written_size(value: Any) -> int:
             size += 2 * len(one)
             left.extend(one)
         else:
-            size += len(one if isinstance(one, str) else str(one))
+            size += len(json.dumps(one, ensure_ascii=False)) - 2 if isinstance(one, str) else len(str(one))
     return size
 
 

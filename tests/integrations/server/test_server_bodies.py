@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from cocoa_integrations.server import ServerSettings, create_app
+from cocoa_integrations.server import body as body_module
 from cocoa_integrations.server.body import LARGE, Bodies, parsed
 from cocoa_integrations.server.errors import ApiError
 from cocoa_integrations.server.protocol.chat_request import ChatRequest
@@ -211,6 +212,10 @@ def test_all_that_a_prompt_may_contain_is_counted(route: type[DecodingRequest]) 
         {"messages": [*HELLO, {"role": "assistant", "reasoning_content": "i" * 1001}]},
         {"messages": [*HELLO, {"role": "assistant", "tool_calls": [{"id": 1.5, "x": list(range(300))}]}]},
         {"reasoning_effort": "x" * 1001},
+        {"tools": [{"type": "function", "function": {"name": "f", "description": "\x01" * 170}}]},
+        {"response_format": {"type": "json_object", "schema": {"description": '"' * 500}}},
+        {"chat_template_kwargs": {"documents": ["\\" * 500]}},
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": {"a": "\x01" * 170}}}]}]},
     ],
     ids=lambda body: next(iter(body)),
 )
@@ -218,6 +223,13 @@ async def test_the_prompt_is_counted_before_it_is_rendered(tiny: Speaker, body: 
     error = await refusal(tiny, ServerSettings(max_prompt_chars=1000), **body)
     assert error["param"] == next(iter(body))
     assert "the server's limit of 1000" in error["message"]
+
+
+def test_the_text_of_a_message_counts_as_it_is() -> None:
+    request = ChatRequest.model_validate({"messages": [{"role": "user", "content": "\n" * 950}]})
+    assert request.size_of("messages") < 1000
+    score = ScoreRequest.model_validate({"prompt": "Hi", "texts": ["\n" * 450] * 2})
+    assert score.size_of("texts") == 900
 
 
 @pytest.mark.parametrize(
@@ -284,44 +296,89 @@ class Upload:
 
     async def receive(self) -> dict[str, Any]:
         if len(self._parts) == 1:
-            await self.goes_on.wait()
+            await happens(self.goes_on.is_set)
         part = self._parts.pop()
         self.read += len(part)
         return {"type": "http.request", "body": part, "more_body": bool(self._parts)}
 
 
+async def size_of(bodies: Bodies, upload: Upload) -> int:
+    async with bodies.read(upload.receive) as body:
+        return len(body)
+
+
 async def test_few_large_bodies_are_in_memory_and_small_ones_do_not_wait() -> None:
-    bodies = Bodies(10**7, at_once=2)
+    bodies = Bodies(10 * LARGE, at_once=2)
     uploads = [Upload(10 * LARGE) for _ in range(50)]
-
-    async def read(upload: Upload) -> int:
-        async with bodies.read(upload.receive) as body:
-            return len(body)
-
-    tasks = [asyncio.ensure_future(read(upload)) for upload in uploads]
-    await happens(lambda: sum(upload.read > 2 * LARGE for upload in uploads) == 2)
-    for _ in range(100):
+    tasks = [asyncio.ensure_future(size_of(bodies, upload)) for upload in uploads]
+    for _ in range(1000):
         await asyncio.sleep(0)
-    assert sum(upload.read > 2 * LARGE for upload in uploads) == 2  # the others stay in their sockets
+    # the first two go on to their ends; most of the others stays in the sockets
+    assert sum(upload.read for upload in uploads) <= (2 * 10 + 2 * 10 + 2 * 50) * LARGE
     small = Upload(LARGE)
     small.goes_on.set()
-    assert await read(small) == LARGE
+    assert await size_of(bodies, small) == LARGE
     for upload in uploads:
         upload.goes_on.set()
     assert await asyncio.gather(*tasks) == [10 * LARGE] * 50
 
 
-async def test_a_large_body_that_does_not_come_gives_up_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    bodies = Bodies(10**7, at_once=1)
-    monkeypatch.setattr(bodies, "_patience", 0.01)
-    stuck, other = Upload(3 * LARGE), Upload(3 * LARGE)
+async def test_complete_bodies_are_not_read_beyond_the_memory() -> None:
+    """Not even if those before them are complete, and wait for their turn to be parsed."""
+    bodies, parsing = Bodies(10 * LARGE, at_once=2), asyncio.Event()
+    uploads = [Upload(10 * LARGE) for _ in range(20)]
+
+    async def parse(upload: Upload) -> None:
+        async with bodies.read(upload.receive):
+            await happens(parsing.is_set)
+
+    for upload in uploads:
+        upload.goes_on.set()
+    tasks = [asyncio.ensure_future(parse(upload)) for upload in uploads]
+    await happens(lambda: sum(upload.read for upload in uploads) >= 2 * 10 * LARGE)
+    for _ in range(1000):
+        await asyncio.sleep(0)
+    assert sum(upload.read for upload in uploads) <= (2 * 10 + 2 * 10 + 2 * 20) * LARGE
+    parsing.set()
+    await asyncio.gather(*tasks)
+    assert [upload.read for upload in uploads] == [10 * LARGE] * 20
+
+
+@pytest.mark.parametrize(("stalled", "healthy"), [(2, 10), (10, 2), (10, 10)])
+async def test_bodies_that_do_not_come_keep_no_other_waiting(stalled: int, healthy: int) -> None:
+    """They are dropped only where they take the memory that another needs."""
+    bodies = Bodies(10 * LARGE, at_once=8)
+    tasks = [asyncio.ensure_future(size_of(bodies, Upload(stalled * LARGE))) for _ in range(30)]
+    for _ in range(1000):
+        await asyncio.sleep(0)
+    other = Upload(healthy * LARGE)
     other.goes_on.set()
+    assert await asyncio.wait_for(size_of(bodies, other), 25) == healthy * LARGE
+    for task in tasks:
+        task.cancel()
+    errors = [one for one in await asyncio.gather(*tasks, return_exceptions=True) if isinstance(one, ApiError)]
+    assert all(error.code == "request_timeout" for error in errors)
+    assert bool(errors) is (stalled == healthy)
+
+
+@pytest.mark.parametrize("size", [0, 1])
+async def test_a_large_body_that_does_not_come_is_dropped(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """A byte now and then does not count."""
+    monkeypatch.setattr(body_module, "_HURRY", 0.01)
+    monkeypatch.setattr(body_module, "_PATIENCE", 0.05)
+    begun = False
+
+    async def receive() -> dict[str, Any]:
+        nonlocal begun
+        if begun:
+            await asyncio.sleep(0.002 if size else 30)
+        part, begun = b" " * (size if begun else 2 * LARGE), True
+        return {"type": "http.request", "body": part, "more_body": True}
+
     with pytest.raises(ApiError) as caught:
-        async with bodies.read(stuck.receive):
+        async with Bodies(10**7).read(receive):
             pass
     assert (caught.value.status, caught.value.code) == (408, "request_timeout")
-    async with bodies.read(other.receive) as body:
-        assert len(body) == 3 * LARGE
 
 
 async def test_a_full_server_parses_no_body(tiny: Speaker, threads: list[int]) -> None:

@@ -2,7 +2,7 @@
 
 from cocoa_engine.units.claims import content_words
 from cocoa_engine.units.clauses import Clause, Stretch, clauses, marked_stretches
-from cocoa_engine.units.measuring import LOWEST_SHADE, MeasuredText, riskiest
+from cocoa_engine.units.measuring import LOWEST_SHADE, MeasuredText, riskiest, tokens_of
 from cocoa_engine.units.unit import Check, Part, Unit, UnitLevel
 from cocoa_engine.units.words import is_unspaced
 
@@ -20,4 +20,5 @@ __all__ = [
     "is_unspaced",
     "marked_stretches",
     "riskiest",
+    "tokens_of",
 ]

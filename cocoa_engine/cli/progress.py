@@ -201,7 +201,9 @@ class Progress:
     def _drawn(self) -> Table:
         fraction = self.fraction()
         line = Table.grid(padding=(0, 1))
-        bar = ProgressBar(1.0, fraction or 0.0, width=30, pulse=fraction is None)
+        line.add_column(max_width=30)  # narrower where the text needs the room
+        line.add_column(no_wrap=True, overflow="crop")
+        bar = ProgressBar(1.0, fraction or 0.0, pulse=fraction is None)
         line.add_row(bar, Text(safe(self.describe())))
         return line
 

@@ -47,6 +47,9 @@ class Answer(Protocol):
     def answer_out_of_domain(self) -> bool: ...
 
     @property
+    def words(self) -> Sequence[Unit]: ...
+
+    @property
     def sentences(self) -> Sequence[Unit]: ...
 
     def check_these(self, most: int = 3) -> Sequence[Check]:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from math import inf, isnan
+
 from cocoa_engine.rendering.inputs import Answer
 from cocoa_engine.rendering.scale import RAW, RiskScale
 from cocoa_engine.rendering.wording import FINDINGS, NOT_CALIBRATED, SOURCES
 from cocoa_engine.safe_text import safe
-from cocoa_engine.units import Check, Unit
+from cocoa_engine.units import Check, Unit, tokens_of
 
 CHECK_THESE = "Check these:"
 NOTHING = "No claim of this answer stands out."
 BAR = 10  # characters
 QUOTED = 40  # characters
 RISKY_LEVEL = 2
-"""A part is named in the verdict from this level on: the model found other words likelier, or attended less to the
-source than at half of its own spans."""
+"""A part is risky from this level on, and a little risky below: the model found other words likelier, or attended less
+to the source than at half of its own spans."""
 
 
 def verdict(answer: Answer) -> str:
@@ -35,18 +37,38 @@ def finding(answer: Answer) -> str:
     if answer.risk_source is None:
         return "There is nothing to measure in this answer."
     if answer.risk_source == "calibrator":
-        return f"No risk of the answer as a whole. Shading is the {SOURCES['calibrator']} that a part is wrong."
+        shading = f"Shading is the {SOURCES['calibrator']} that a part is wrong."
+        return f"The risk of the answer as a whole was not measured. {shading}"
     if _is_raw(answer):
         return f"The numbers say {SOURCES[answer.risk_source]}; they are not probabilities, so nothing is shaded."
-    scale = RiskScale.of(answer.spans)
-    somewhere, nowhere = FINDINGS[answer.risk_source]
-    if scale.level(answer.max_risk) < RISKY_LEVEL:
+    risky, little, nowhere = FINDINGS[answer.risk_source]
+    listed = answer.check_these(1)
+    level = RiskScale.of(answer.spans).level(answer.max_risk)
+    if not level and not listed:
         return nowhere
-    worst = next(iter(answer.check_these(1)), None)
-    if worst is None or scale.level(worst.risk) < RISKY_LEVEL:
+    somewhere = risky if level >= RISKY_LEVEL else little
+    if answer.risk_source == "token_probability":
+        named = _least_probable_word(answer)
+    else:
+        named = next((one for one in listed if RiskScale().level(one.risk) == level), None)
+    if named is None:
         return somewhere.format("a part of this answer")
-    words = " ".join(worst.text.split())
+    words = " ".join(named.text.split())
     return somewhere.format(safe(f'"{words}"' if len(words) <= QUOTED else f'"{words[:QUOTED]}…"'))
+
+
+def _least_probable_word(answer: Answer) -> Unit | None:
+    """The word of an answer's least probable token; `None` where it is in no word, or its place is not known.
+
+    The risk of a span is that of this token. The other words of the span may be ones that the model was sure of.
+    """
+    span = max(answer.spans, key=lambda one: -1.0 if one.risk is None else inf if isnan(one.risk) else one.risk)
+    least = min(tokens_of(span), key=lambda one: -inf if isnan(one.log_prob) else one.log_prob, default=None)
+    if least is None:
+        return None
+    end = max(least.end, least.start + 1)  # a character of several tokens ends with the last of them
+    found = [word for word in answer.words if word.start < end and word.end > least.start]
+    return found[0] if len(found) == 1 else None
 
 
 def _is_raw(answer: Answer) -> bool:

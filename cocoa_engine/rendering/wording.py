@@ -22,14 +22,20 @@ SOURCES: dict[str, str] = {
 """What a risk is, for a reader without statistics, by ``risk_source``. The exact terms are in
 ``docs/explanation/risk.md``."""
 
-FINDINGS: dict[str, tuple[str, str]] = {
+FINDINGS: dict[str, tuple[str, str, str]] = {
     "source_attention": (
         "The model looked little at the source for {}.",
+        "The model looked a little less at the source for {}.",
         "The model looked at the source for every part of this answer.",
     ),
-    "token_probability": ("The model was unsure about {}.", "The model was fairly sure of every word."),
+    "token_probability": (
+        "The model was unsure about {}.",
+        "The model was a little unsure about {}.",
+        "The model was fairly sure of every word.",
+    ),
 }
-"""What to say where a part of an answer is risky, and where none is, by ``risk_source``."""
+"""What to say where a part of an answer is risky, where the riskiest part is a little risky, and where nothing is
+shaded or listed, by ``risk_source``."""
 
 NOT_CALIBRATED = 'Not calibrated: no probability of an error is known until you run "cocoa calibrate".'
 FINISH_REASONS = {

@@ -82,9 +82,11 @@ def with_reference(
         for _, measured in answered(engine, asked, asked, config, _attention, cache=known, advance=advance):
             values += measured["source_attention"]
     if len(values) < MIN_SPANS:
+        invisible = "Its attention may not be visible (see `cocoa info`)"
+        remedy = f"Take more prompts ({PROMPTS} by default)" if values else invisible
         raise UnsupportedModelError(
             f"{engine.model_name} wrote {len(values)} spans with a known source attention in {prompts} answers; at "
-            f"least {MIN_SPANS} are needed. Its attention may not be visible (see `cocoa info`)."
+            f"least {MIN_SPANS} are needed. {remedy}."
         )
     knots = np.quantile(np.array(values), np.linspace(0, 1, KNOTS)).clip(0, 1)
     rounded = [round(float(knot), 6) for knot in knots]

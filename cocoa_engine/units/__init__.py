@@ -2,7 +2,7 @@
 
 from cocoa_engine.units.claims import content_words
 from cocoa_engine.units.clauses import Clause, Stretch, clauses, marked_stretches, open_inline
-from cocoa_engine.units.measuring import LOWEST_SHADE, MeasuredText, riskiest
+from cocoa_engine.units.measuring import LOWEST_SHADE, MeasuredText, riskiest, tokens_of
 from cocoa_engine.units.sentences import list_marks, open_fence
 from cocoa_engine.units.unit import Check, Part, Unit, UnitLevel
 from cocoa_engine.units.words import is_unspaced, word_ranges

@@ -148,7 +148,7 @@ class MeasuredText:
     @cached_property
     def _tokens(self) -> list[list[Token]]:
         """The tokens of each span with text of their own; none for spans whose tokens' ends are not known."""
-        return [_tokens_of(part) for part in self._parts]
+        return [tokens_of(part) for part in self._parts]
 
     def _is_visible(self, part: Part) -> bool:
         """Whether a span has text of the answer that is not white space."""
@@ -241,7 +241,7 @@ def _is_above(order: tuple[float, float], lowest: tuple[float, float]) -> bool:
     return any(one - other >= SMALLEST_DIFFERENCE for one, other in zip(order, lowest, strict=True))
 
 
-def _tokens_of(part: Part) -> list[Token]:
+def tokens_of(part: Part) -> list[Token]:
     """The tokens of a span. Without their ends, each counts for the whole span."""
     count = len(part.token_log_probs)
     ends = part.token_ends

@@ -339,3 +339,14 @@ def test_a_bar_on_a_narrow_or_ascii_terminal() -> None:
                 console.print(progress._drawn())
             assert captured.get().isascii()
             assert "1,500 of 2,000" in " ".join(captured.get().split())
+
+
+@given(st.text(st.characters(codec="ascii", categories=["L", "N", "P", "Zs"]), max_size=200), st.integers(10, 200))
+def test_the_bar_is_one_line_whatever_the_stage_is_called(name: str, width: int) -> None:
+    progress = Progress("ask")
+    for one in (name, "loading the embedded model (slower the first time)"):
+        with progress.stage(one):
+            console = Console(width=width)
+            with console.capture() as captured:
+                console.print(progress._drawn())
+        assert len(captured.get().splitlines()) == 1

@@ -87,7 +87,16 @@ def test_an_attention_that_cannot_be_seen_has_no_reference(tmp_path: Path) -> No
     """Falcon's attention is code of its own."""
     engine = engine_of(tiny_model("falcon"))
     _, heads = tiny(tmp_path)
-    with pytest.raises(UnsupportedModelError, match="wrote 0 spans with a known source attention"):
+    with pytest.raises(UnsupportedModelError, match=r"wrote 0 spans with a known .* may not be visible"):
+        with_reference(engine, heads, prompts=1)
+
+
+def test_too_few_prompts_are_named_as_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_reference, "MIN_SPANS", 1000)
+    engine, heads = tiny(tmp_path)
+    with pytest.raises(
+        UnsupportedModelError, match=r"at least 1000 are needed\. Take more prompts \(60 by default\)\."
+    ):
         with_reference(engine, heads, prompts=1)
 
 

@@ -36,7 +36,7 @@ from cocoa_integrations.langchain.composed import called_model
 from cocoa_integrations.langchain.detail import set_report
 from cocoa_integrations.langchain.edits import with_change
 from cocoa_integrations.langchain.retry import join_documents
-from cocoa_integrations.langchain.runnables import get_risk, get_spans
+from cocoa_integrations.langchain.runnables import get_risk, get_spans, require_message
 
 logger = safe_logger(__name__)
 
@@ -179,6 +179,7 @@ def with_citations(
             if not without_sources(error):
                 raise
             in_prompt, message = [], chat.invoke(full, config, **options, source=[])
+        message = require_message(message, "with_citations")
         how = chosen(called, message, documents, in_prompt)
         left_out = [prompt.invoke(filled(values, one), config) for one in documents] if how == "lift" else []
         return measured(called, message, [full, *left_out], documents, in_prompt, how)
@@ -195,6 +196,7 @@ def with_citations(
             if not without_sources(error):
                 raise
             in_prompt, message = [], await chat.ainvoke(full, config, **options, source=[])
+        message = require_message(message, "with_citations")
         how = chosen(called, message, documents, in_prompt)
         left_out = [await prompt.ainvoke(filled(values, one), config) for one in documents] if how == "lift" else []
         if not isinstance(called, ChatCocoa):

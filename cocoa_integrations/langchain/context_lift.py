@@ -17,7 +17,7 @@ from cocoa_integrations.langchain.base import in_worker_of
 from cocoa_integrations.langchain.chat import ChatCocoa
 from cocoa_integrations.langchain.composed import called_model
 from cocoa_integrations.langchain.detail import set_report
-from cocoa_integrations.langchain.runnables import get_risk, get_spans
+from cocoa_integrations.langchain.runnables import get_risk, get_spans, require_message
 
 
 def context_lift(
@@ -100,13 +100,14 @@ def with_context_lift(
         no_context = without_context(values)
         full, without_source = prompt.invoke(values, config), prompt.invoke(no_context, config)
         called = called_model(chat, config, options)
-        return context_lift(called, chat.invoke(full, config, **options), full, without_source)
+        message = require_message(chat.invoke(full, config, **options), "with_context_lift")
+        return context_lift(called, message, full, without_source)
 
     async def aanswer(values: Mapping[str, Any], config: RunnableConfig, **options: Any) -> AIMessage:
         no_context = without_context(values)
         full, without_source = await prompt.ainvoke(values, config), await prompt.ainvoke(no_context, config)
         called = called_model(chat, config, options)
-        message = await chat.ainvoke(full, config, **options)
+        message = require_message(await chat.ainvoke(full, config, **options), "with_context_lift")
         return await in_worker_of(called, context_lift, called, message, full, without_source)
 
     return RunnableLambda(answer, aanswer, name="with_context_lift")

@@ -31,7 +31,7 @@ from cocoa_integrations.langchain.composed import called_model
 from cocoa_integrations.langchain.context_lift import with_context_lift
 from cocoa_integrations.langchain.edits import calls_tools, replaced, with_change, with_report, without_tool_calls
 from cocoa_integrations.langchain.more_documents import Retriever, top_k_of, with_top_k, without_duplicates
-from cocoa_integrations.langchain.runnables import get_risk
+from cocoa_integrations.langchain.runnables import get_risk, require_message
 
 
 def in_prompt_of(chat: CocoaChat, prompt: str, documents: Sequence[Document]) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def with_risk_retry(
     """
     if not isinstance(called_model(chat), CocoaChat):
         raise ConfigError(f"with_risk_retry takes a ChatCocoa or a ChatCocoaRemote, not a {type(chat).__name__}.")
-    if chat.alpha is None:  # left to the server
+    if called_model(chat).alpha is None:  # left to the server
         chat = chat.bind(alpha=CocoaConfig().alpha)
     for name, given in (("retriever", retriever), ("prompt", prompt), ("second_retriever", second_retriever)):
         if not isinstance(given, Runnable) and not (given is None and name == "second_retriever"):
@@ -136,7 +136,7 @@ def with_risk_retry(
             f"a {type(retriever).__name__} has no number of documents to increase; give a second_retriever, or "
             "top_k_growth=1 to change only the settings."
         )
-    steps = [{}, *settings_of_tries(chat.alpha, settings, alphas, max_tries)]
+    steps = [{}, *settings_of_tries(called_model(chat).alpha, settings, alphas, max_tries)]
     for options in steps[1:]:
         called_model(chat, options=options)  # refuses unknown ones
     if (
@@ -280,6 +280,7 @@ def _calls(
             model = called_model(chat, config, called)
             text = yield _Call(partial(model.prompt_text, asked), partial(model.aprompt_text, asked))
             message = yield _invoke(chat, asked, config, **called, **in_prompt_of(model, text, found))
+        message = require_message(message, "with_risk_retry")
         if tries.add((message, found), get_risk(message), **entry, documents=len(found), answer=message.text):
             break
     return plan.result(tries, values)

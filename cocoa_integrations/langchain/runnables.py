@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, Generation
 
 from cocoa_engine import Generation as EngineGeneration
@@ -120,6 +120,25 @@ def field_risks(message: BaseMessage) -> dict[str, dict[str, Any]]:
         ConfigError: the answer has no report, as for :func:`get_risk`.
     """
     return fields_of_report(get_risk(message))
+
+
+def require_message(answer: Any, name: str) -> AIMessage:
+    """The answer of the chat of a chain.
+
+    Args:
+        answer: the answer.
+        name: the function that made the chain.
+
+    Raises:
+        ConfigError: it is no message.
+    """
+    if not isinstance(answer, AIMessage):
+        raise ConfigError(
+            f"{name} needs a chat that returns messages, and this one returns a {type(answer).__name__}; put a parser "
+            f"after the chain, as in {name}(...) | parser, and bind a schema with chat.bind(response_format=...) "
+            "instead of with_structured_output()"
+        )
+    return answer
 
 
 def find_risk(answer: Any) -> dict[str, Any] | None:

@@ -6,9 +6,11 @@ import asyncio
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
+from llama_index.core.base.response.schema import RESPONSE_TYPE
 from llama_index.core.schema import MetadataMode, NodeWithScore
+from llama_index.core.tools import ToolOutput
 
 from cocoa_engine import CocoaEngine, ConfigError, Generation, passage_attention
 from cocoa_engine.logs import safe_logger
@@ -27,6 +29,7 @@ from cocoa_integrations._shared.citations import (
 from cocoa_integrations._shared.edits import EditedText
 from cocoa_integrations._shared.metadata import REPORTS_KEY, RISK_KEY, add_context_lift
 from cocoa_integrations._shared.reasoning import Split
+from cocoa_integrations._shared.tries import TRIES_KEY
 from cocoa_integrations.llama_index.callbacks import RiskCollector, Start
 from cocoa_integrations.llama_index.context_lift import lift_of, shares_a_run
 from cocoa_integrations.llama_index.retrieved import Retrieval, by_source_node
@@ -100,7 +103,13 @@ class Answers(RiskCollector):
         self._answers.append(Answered(generation, start, request, report, begin, tuple(node_ids)))
         return report
 
-    def write(self, metadata: dict[str, Any], text: str, nodes: Sequence[NodeWithScore]) -> None:
+    def write(
+        self,
+        metadata: dict[str, Any],
+        text: str,
+        nodes: Sequence[NodeWithScore],
+        sources: Sequence[ToolOutput] = (),
+    ) -> None:
         """Fill the metadata of a response. Without answers, the report is ``None`` and the list of reports is empty.
 
         The report of the response covers the answers that its text shows. Later requests, such as those of a memory,
@@ -112,7 +121,10 @@ class Answers(RiskCollector):
             metadata: the metadata of the response.
             text: the text of the response.
             nodes: the nodes retrieved for it.
+            sources: the outputs that a chat engine made the response of. If the report of one describes the text, it
+                is taken as that of the engine inside.
         """
+        metadata |= _of_source(text, sources)
         inner = metadata.get(RISK_KEY)
         shown = None if inner is None else EditedText.find(text, inner)
         if inner is None or shown is None:
@@ -124,7 +136,13 @@ class Answers(RiskCollector):
             change = EditedText(shown.original, (), shown.begin).changed(shown.edits)
             if metadata[RISK_KEY] is not None:
                 gate = {key: inner[key] for key in ("gate",) if key in inner}
-                metadata[RISK_KEY] = {**change.of_report(metadata[RISK_KEY]), **gate}
+                report = {**change.of_report(metadata[RISK_KEY]), **gate}
+                if [span["text"] for span in inner["spans"]] == [span["text"] for span in report["spans"]]:
+                    # what the engine inside measured stays, such as the sources that it cites
+                    report["spans"] = [
+                        {**of_inner, **span} for of_inner, span in zip(inner["spans"], report["spans"], strict=True)
+                    ]
+                metadata[RISK_KEY] = report
                 if self._cite is not None:
                     metadata[CITATIONS_KEY] = change.moved(metadata[CITATIONS_KEY], 0)
 
@@ -218,7 +236,11 @@ class Answers(RiskCollector):
             )
 
     def read(
-        self, deltas: Iterator[str], metadata: dict[str, Any], nodes: Sequence[NodeWithScore]
+        self,
+        deltas: Iterator[str],
+        metadata: dict[str, Any],
+        nodes: Sequence[NodeWithScore],
+        sources: Sequence[ToolOutput] = (),
     ) -> Generator[str, None, None]:
         """Pass a stream on, and fill ``metadata`` when it has been read to its end."""
         text = ""
@@ -233,10 +255,14 @@ class Answers(RiskCollector):
         finally:
             if isinstance(deltas, Generator):
                 deltas.close()
-        self.write(metadata, text, nodes)
+        self.write(metadata, text, nodes, sources)
 
     async def aread(
-        self, deltas: AsyncIterator[str], metadata: dict[str, Any], nodes: Sequence[NodeWithScore]
+        self,
+        deltas: AsyncIterator[str],
+        metadata: dict[str, Any],
+        nodes: Sequence[NodeWithScore],
+        sources: Sequence[ToolOutput] = (),
     ) -> AsyncGenerator[str, None]:
         """Like :meth:`read`."""
         text = ""
@@ -251,11 +277,28 @@ class Answers(RiskCollector):
         finally:
             if isinstance(deltas, AsyncGenerator):
                 await deltas.aclose()
-        await self.awrite(metadata, text, nodes)
+        await self.awrite(metadata, text, nodes, sources)
 
-    async def awrite(self, metadata: dict[str, Any], text: str, nodes: Sequence[NodeWithScore]) -> None:
+    async def awrite(
+        self,
+        metadata: dict[str, Any],
+        text: str,
+        nodes: Sequence[NodeWithScore],
+        sources: Sequence[ToolOutput] = (),
+    ) -> None:
         """Like :meth:`write`, without blocking the event loop."""
-        await asyncio.to_thread(self.write, metadata, text, nodes)
+        await asyncio.to_thread(self.write, metadata, text, nodes, sources)
+
+
+def _of_source(text: str, sources: Sequence[ToolOutput]) -> dict[str, Any]:
+    """What an engine of ours wrote to the metadata of the source with this text; empty if there is none."""
+    for source in reversed(sources):
+        response = source.raw_output
+        metadata = (response.metadata or {}) if isinstance(response, get_args(RESPONSE_TYPE)) else {}
+        report = metadata.get(RISK_KEY)
+        if report is not None and EditedText.find(text, report) is not None:
+            return {key: metadata[key] for key in (RISK_KEY, CITATIONS_KEY, TRIES_KEY) if key in metadata}
+    return {}
 
 
 def _sort_by_source_node(answer: Answered, nodes: Sequence[NodeWithScore]) -> None:

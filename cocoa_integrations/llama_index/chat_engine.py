@@ -36,11 +36,11 @@ class RiskStreamingChatResponse(StreamingAgentChatResponse):
     @property
     def response_gen(self) -> Generator[str, None, None]:
         """The text of the answer, in chunks."""
-        return self._answers.read(super().response_gen, self.metadata, self.source_nodes)
+        return self._answers.read(super().response_gen, self.metadata, self.source_nodes, self.sources)
 
     def async_response_gen(self) -> AsyncGenerator[str, None]:
         """The text of the answer, in chunks."""
-        return self._answers.aread(super().async_response_gen(), self.metadata, self.source_nodes)
+        return self._answers.aread(super().async_response_gen(), self.metadata, self.source_nodes, self.sources)
 
 
 class RiskChatEngine(BaseChatEngine):
@@ -90,7 +90,7 @@ class RiskChatEngine(BaseChatEngine):
         if isinstance(response, StreamingAgentChatResponse):
             return RiskStreamingChatResponse.of(response, answers)
         metadata = _copy_metadata(response)
-        answers.write(metadata, response.response, response.source_nodes)
+        answers.write(metadata, response.response, response.source_nodes, response.sources)
         return response
 
     async def achat(
@@ -103,7 +103,7 @@ class RiskChatEngine(BaseChatEngine):
         if isinstance(response, StreamingAgentChatResponse):
             return RiskStreamingChatResponse.of(response, answers)
         metadata = _copy_metadata(response)
-        await answers.awrite(metadata, response.response, response.source_nodes)
+        await answers.awrite(metadata, response.response, response.source_nodes, response.sources)
         return response
 
     def stream_chat(

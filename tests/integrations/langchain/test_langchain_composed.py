@@ -8,13 +8,22 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from langchain_core.messages import HumanMessage
-from langchain_core.runnables import ConfigurableField, RunnableWithFallbacks
+from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import ConfigurableField, RunnableLambda, RunnableWithFallbacks
 from langchain_core.tools import tool
 from pydantic import BaseModel
 
 from cocoa_engine import CocoaEngine, ConfigError
-from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, with_citations, with_context_lift, with_risk_retry
+from cocoa_integrations.langchain import (
+    ChatCocoa,
+    CocoaLLM,
+    risk_gate,
+    with_citations,
+    with_context_lift,
+    with_risk_retry,
+)
 from cocoa_integrations.langchain.composed import called_model
 from tests.helpers.structured import engine_for_schemas
 
@@ -224,3 +233,34 @@ def test_the_steps_of_this_package_take_composed_models(quick_engine: CocoaEngin
         with_risk_retry(retriever, prompt, chat, top_k_growth=1, max_tries=2),
     ):
         assert step.invoke(given).usage_metadata["output_tokens"] <= 4
+
+
+CHAINS: dict[str, Any] = {
+    "with_citations": lambda chat: with_citations(PROMPT, chat),
+    "with_context_lift": lambda chat: with_context_lift(PROMPT, chat),
+    "with_risk_retry": lambda chat: with_risk_retry(
+        RunnableLambda(lambda question: DOCUMENTS), PROMPT, chat, threshold=0.0, max_tries=2, top_k_growth=1
+    ),
+}
+PROMPT = ChatPromptTemplate.from_template("{context}\n{question}")
+DOCUMENTS = [Document("the red one")]
+VALUES = {"context": DOCUMENTS, "question": "Who is it?"}
+
+
+@pytest.mark.parametrize("name", sorted(CHAINS))
+async def test_the_chat_of_a_chain_may_have_a_gate(name: str, quick_chat: ChatCocoa) -> None:
+    marked = risk_gate(0.0, on_risk="abstain", answer="I do not know.")
+    chain = CHAINS[name](quick_chat | marked)
+    assert chain.invoke(VALUES).text == "I do not know."
+    assert (await chain.ainvoke(VALUES)).text == "I do not know."
+
+
+@pytest.mark.parametrize("name", sorted(CHAINS))
+@pytest.mark.parametrize("parsed", ["text", {"raw": AIMessage("x"), "parsed": None}, Answer(yes=True)], ids=type)
+async def test_the_chat_of_a_chain_returns_messages(name: str, parsed: Any, quick_chat: ChatCocoa) -> None:
+    chain = CHAINS[name](quick_chat | RunnableLambda(lambda message: parsed))
+    words = rf"{name} needs a chat that returns messages, .* a {type(parsed).__name__}; put a parser after"
+    with pytest.raises(ConfigError, match=words):
+        chain.invoke(VALUES)
+    with pytest.raises(ConfigError, match=words):
+        await chain.ainvoke(VALUES)

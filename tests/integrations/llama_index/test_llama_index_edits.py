@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,8 @@ from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.llms.types import CompletionResponse, CompletionResponseGen, LLMMetadata
 from llama_index.core.base.response.schema import Response
 from llama_index.core.callbacks import CallbackManager
-from llama_index.core.llms import CustomLLM
+from llama_index.core.chat_engine import CondenseQuestionChatEngine
+from llama_index.core.llms import CustomLLM, MockLLM
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.core.retrievers import BaseRetriever
@@ -23,7 +25,7 @@ from cocoa_engine import Generation
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations._shared.edits import replacement
 from cocoa_integrations._shared.limits import Limit
-from cocoa_integrations.llama_index import RiskCitationQueryEngine, RiskQueryEngine, answers
+from cocoa_integrations.llama_index import RiskChatEngine, RiskCitationQueryEngine, RiskQueryEngine, answers
 from cocoa_integrations.llama_index.callbacks import Observers
 from cocoa_integrations.schema import CitationEntry, RiskReport
 from tests.helpers.edited_answers import (
@@ -192,6 +194,24 @@ def test_a_text_that_a_person_changed_is_refused() -> None:
     for text in (f"So {response}", str(response).replace("old", "new"), str(response).upper()):
         with pytest.raises(ConfigError, match="before changing its text"):
             Limit(0.5).with_marks(text, report, MARKS[1])
+
+
+@pytest.mark.parametrize("steps", [[], ["cite"], ["mark"], ["mark", "cite"], ["cite", "mark", "abstain"]])
+@pytest.mark.parametrize("how", ["chat", "achat"])
+@pytest.mark.filterwarnings("error::cocoa_integrations.llama_index.MissingRiskWarning")
+async def test_a_chat_keeps_what_engines_inside_it_wrote(
+    how: str, steps: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "_by_node", lambda part, answer, nodes: [[None], [None], [2.0], [None]])
+    told = generation(("The tower", 0.1), (" is", 0.2), (" old", 0.9), (".", 0.1))
+    inner = built(RetrieverQueryEngine.from_args(Found(), llm=Told([told])), steps)
+    chat = RiskChatEngine(CondenseQuestionChatEngine.from_defaults(query_engine=inner, llm=MockLLM()))
+    response: Any = await chat.achat("Who?") if how == "achat" else await asyncio.to_thread(chat.chat, "Who?")
+    expected = response.sources[0].raw_output.metadata
+    for key in ("spans", "claims", "edits"):
+        assert response.metadata["cocoa_risk"].get(key) == expected["cocoa_risk"].get(key)
+    assert response.metadata.get("cocoa_citations") == expected.get("cocoa_citations")
+    assert_offsets_follow(response.response, response.metadata["cocoa_risk"]["spans"])
 
 
 def test_marks_of_several_answers() -> None:

@@ -294,6 +294,19 @@ async def test_a_chat_stream_has_its_risk_at_its_end_only(llm: CocoaLLM, retriev
     assert text_of(stream.metadata["cocoa_risk"]).strip() == str(stream) == stream.response
 
 
+@pytest.mark.parametrize("how", ["stream_chat", "astream_chat"])
+async def test_a_chat_stream_keeps_the_citations_of_its_query_engine(
+    how: str, llm: CocoaLLM, retriever: BM25Retriever
+) -> None:
+    inner = RetrieverQueryEngine.from_args(retriever, llm=llm, streaming=True)
+    cited = RiskCitationQueryEngine(inner, by="attention", min_attention=0.0)
+    chat = RiskChatEngine(CondenseQuestionChatEngine.from_defaults(query_engine=cited, llm=MockLLM()))
+    text, response = await asked(chat, how, QUESTION)
+    citations = response.metadata["cocoa_citations"]
+    assert citations == response.sources[0].raw_output.metadata["cocoa_citations"] != []
+    assert all(text[one["start"] : one["end"]] == one["text"] for one in citations)
+
+
 @pytest.mark.parametrize(("how", "streaming"), [("query", False), ("aquery", True)])
 async def test_context_lift(how: str, streaming: bool, block_engine: CocoaEngine, retriever: BM25Retriever) -> None:
     """What the answer takes from its sources is lifted; the figures are those of plain scores."""

@@ -24,5 +24,6 @@ __all__ = [
     "open_fence",
     "open_inline",
     "riskiest",
+    "tokens_of",
     "word_ranges",
 ]

@@ -51,12 +51,12 @@ def test_an_answer_without_claims_is_compared_by_its_sentences(unit: Any) -> Non
     with pytest.raises(HallucinationRiskError, match=r"risk of 'Yes, it is\.' is 0\.9"):
         risk_gate(unit=unit).invoke(given)
     assert risk_gate(0.95, unit=unit).invoke(given).text == answer.text
-    assert risk_gate(unit=unit, on_risk="mark").invoke(given).text == "[[Yes, it is.]]"
+    assert risk_gate(unit=unit, on_risk="mark").invoke(given).text == "[[Yes, it is]]."
 
 
 @pytest.mark.parametrize(
     ("unit", "threshold", "text"),
-    [("claim", None, "The [[Seine]] is long."), ("sentence", 0.35, "[[The Seine is long.]]")],
+    [("claim", None, "The [[Seine]] is long."), ("sentence", 0.35, "[[The Seine is long]].")],
 )
 def test_marks_and_the_entry_of_the_gate(unit: Any, threshold: float | None, text: str) -> None:
     marked = risk_gate(threshold, unit=unit, on_risk="mark").invoke(message())

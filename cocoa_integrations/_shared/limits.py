@@ -381,7 +381,26 @@ def _around(text: str, marked: str) -> tuple[str, str]:
     return marked[: max(end - len(text), 0)], marked[end:]
 
 
-def require_mark(mark: Mark) -> None:
+def require_reaction(on_risk: str, known: Any, mark: Mark, answer: str) -> None:
+    """Check what happens to answers that are too risky.
+
+    Args:
+        on_risk: the name of the action.
+        known: the names that are allowed, as a ``Literal``.
+        mark: how a risky part is marked.
+        answer: the text that replaces an answer.
+
+    Raises:
+        ConfigError: the action is unknown, the mark is not valid, or the answer is no text.
+    """
+    if on_risk not in get_args(known):
+        raise ConfigError(unknown([str(on_risk)], get_args(known), what="on_risk"))
+    _require_mark(mark)
+    if not isinstance(answer, str):
+        raise ConfigError(f"answer takes a text, not a {type(answer).__name__}")
+
+
+def _require_mark(mark: Mark) -> None:
     """Check a mark by trying it.
 
     Raises:

@@ -9,9 +9,8 @@ from typing import Any, Generic, Literal, TypeVar, get_args
 
 from cocoa_engine import CocoaConfig
 from cocoa_engine.errors import ConfigError, HallucinationRiskError
-from cocoa_engine.messages import unknown
 from cocoa_integrations._shared.finite import finite, severity
-from cocoa_integrations._shared.limits import ABSTENTION, MARK, Limit, Mark, kind_of, reaches, require_mark
+from cocoa_integrations._shared.limits import ABSTENTION, MARK, Limit, Mark, kind_of, reaches, require_reaction
 from cocoa_integrations._shared.metadata import RISK_KEY
 
 TRIES_KEY = "cocoa_tries"
@@ -39,11 +38,7 @@ class IfRisky:
     answer: str = ABSTENTION
 
     def __post_init__(self) -> None:
-        if self.on_risk not in get_args(OnRisk):
-            raise ConfigError(unknown([str(self.on_risk)], get_args(OnRisk), what="on_risk"))
-        require_mark(self.mark)
-        if not isinstance(self.answer, str):
-            raise ConfigError(f"answer takes a text, not a {type(self.answer).__name__}")
+        require_reaction(self.on_risk, OnRisk, self.mark, self.answer)
 
 
 class Tries(Generic[AnswerT]):

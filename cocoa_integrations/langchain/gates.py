@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
 from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -11,11 +11,10 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from cocoa_engine import Generation as EngineGeneration
 from cocoa_engine import UnitLevel
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.messages import unknown
 from cocoa_engine.units import is_unspaced, open_fence, open_inline
 from cocoa_integrations._shared.edits import Change, Edit, EditedText, is_replaced
 from cocoa_integrations._shared.finite import finite
-from cocoa_integrations._shared.limits import ABSTENTION, MARK, GateMetric, Limit, Mark, require_mark
+from cocoa_integrations._shared.limits import ABSTENTION, MARK, GateMetric, Limit, Mark, require_reaction
 from cocoa_integrations._shared.metadata import SPANS_KEY, is_reasoning
 from cocoa_integrations.langchain.edits import (
     calls_tools,
@@ -100,13 +99,9 @@ class RiskGate(Runnable[Any, Any]):
         answer: str = ABSTENTION,
     ) -> None:
         self.limit = limit_of(threshold, metric, unit, on_risk)
-        if on_risk not in get_args(OnRisk):
-            raise ConfigError(unknown([on_risk], get_args(OnRisk), what="on_risk"))
+        require_reaction(on_risk, OnRisk, mark, answer)
         if on_risk == "mark" and metric == "answer_risk":
             raise ConfigError("on_risk='mark' marks spans, and answer_risk is that of the answer as a whole")
-        require_mark(mark)
-        if not isinstance(answer, str):
-            raise ConfigError(f"answer takes a text, not a {type(answer).__name__}")
         self.on_risk = on_risk
         self.mark = mark
         self.answer = answer

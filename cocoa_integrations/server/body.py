@@ -6,7 +6,7 @@ import asyncio
 import gc
 import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from itertools import islice
 from typing import Any
 
@@ -108,13 +108,9 @@ class Bodies:
         finally:
             part.cancel()
 
-    @asynccontextmanager
-    async def turn(self, body: bytes) -> AsyncIterator[None]:
+    def turn(self, body: bytes) -> AbstractAsyncContextManager[None]:
         """The context in which a body may be parsed."""
-        async with AsyncExitStack() as place:
-            if len(body) > LARGE:
-                await place.enter_async_context(self._parsed)
-            yield
+        return self._parsed if len(body) > LARGE else nullcontext()
 
 
 def require_json(headers: Headers) -> None:

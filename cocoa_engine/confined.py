@@ -178,10 +178,11 @@ def started(load: Load, function: Callable[..., Result], *args: Any, what: str, 
             worker, begun = worker_with(load), time.monotonic()
             try:
                 return worker, worker.call(function, *args, what=what, seconds=seconds)
-            except Exception as error:
+            except _TooMuchError:
+                pass
+            except Exception:
                 give_back([worker])
-                if not (worker.ended and isinstance(error, ConfigError)):  # the error is the function's
-                    raise
+                raise
     if time.monotonic() - begun < WALL_SECONDS:  # and not for other work on the processors
         _refused[_digest(load, data)] = time.monotonic()
         for digest in [*_refused][:-MOST_REFUSED]:
@@ -189,8 +190,12 @@ def started(load: Load, function: Callable[..., Result], *args: Any, what: str, 
     raise _too_much(what)
 
 
-def _too_much(what: str) -> ConfigError:
-    return ConfigError(
+class _TooMuchError(ConfigError):
+    """A worker ended at a limit. Functions that it calls raise other errors."""
+
+
+def _too_much(what: str) -> _TooMuchError:
+    return _TooMuchError(
         f"{what} takes too much time or memory, or is nested too deeply: the limits are {CPU_SECONDS:g} seconds "
         f"of processor time and {MEMORY_MB} MB. Simplify it: fewer properties, alternatives and references, "
         "smaller numbers in multipleOf and in repetitions."

@@ -23,6 +23,7 @@ from cocoa_engine.cli.app import app
 from cocoa_engine.rendering.terminal import check_list
 from cocoa_engine.rendering.verdict import finding, verdict
 from cocoa_engine.rendering.wording import NOT_CALIBRATED
+from tests.helpers.processes import read_terminal
 from tests.helpers.reasoning_models import PLAIN, Says, reasoning_engine
 from tests.helpers.wavering import Wavers, wavering
 
@@ -101,15 +102,8 @@ def terminal(calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setenv("COLUMNS", "300")
     shown: list[bytes] = []
 
-    def read() -> None:
-        try:
-            while data := os.read(master, 65536):
-                shown.append(data)
-        except OSError:  # the other end is closed
-            pass
-
     def run(*lines: str, args: Sequence[str] = SHORT) -> str:
-        reader = threading.Thread(target=read, daemon=True)
+        reader = threading.Thread(target=read_terminal, args=(master, shown), daemon=True)
         reader.start()
         os.write(master, "".join(f"{line}\n" for line in lines).encode() + b"\x04")
         with open(slave, "r+b", buffering=0, closefd=False) as device:

@@ -24,6 +24,7 @@ from cocoa_engine.cli.app import app
 from cocoa_engine.cli.progress import Progress, Stage, _duration
 from cocoa_engine.execution.backends import shared_cache
 from cocoa_engine.studies import retrieval_heads, source_reference
+from tests.helpers.processes import read_terminal
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 LINE = re.compile(r"(\d[\d,]* of \d[\d,]* [a-z][a-z ]*|[a-z].*), (\d+ h )?\d+ (s|min) (left|so far)")
@@ -272,19 +273,12 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple
     master, slave = pty.openpty()
     shown: list[bytes] = []
 
-    def read() -> None:
-        try:
-            while data := os.read(master, 65536):
-                shown.append(data)
-        except OSError:  # the other end is closed
-            pass
-
     def run(*args: object, **environment: str) -> tuple[str, str]:
         for name in ("NO_COLOR", "FORCE_COLOR"):
             monkeypatch.delenv(name, raising=False)
         for name, value in {"TERM": "xterm-256color", **environment}.items():
             monkeypatch.setenv(name, value)
-        reader = threading.Thread(target=read, daemon=True)
+        reader = threading.Thread(target=read_terminal, args=(master, shown), daemon=True)
         reader.start()
         with open(slave, "w", encoding="utf-8") as stream, open("stdout", "w+", encoding="utf-8") as out:
             monkeypatch.setattr(sys, "stderr", stream)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 LIMIT = 240.0
 """Seconds after which a program that has not ended is taken to be stuck."""
@@ -20,3 +22,10 @@ def python(code: str) -> str:
     done = run([sys.executable, "-c", code])
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def read_terminal(master: int, shown: list[bytes]) -> None:
+    """Append what is written to a terminal, until its other end is closed."""
+    with suppress(OSError):
+        while data := os.read(master, 65536):
+            shown.append(data)

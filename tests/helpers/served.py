@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import httpx
+import pytest
 from fastapi import FastAPI
 
 from cocoa_engine import CocoaEngine, Runtime, SpanStream
@@ -231,3 +232,16 @@ async def running(app: FastAPI) -> AsyncIterator[FastAPI]:
     """An app within its lifespan."""
     async with app.router.lifespan_context(app):
         yield app
+
+
+def threads_of_json(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The threads in which JSON is parsed from now on, a number for each time."""
+    noted: list[int] = []
+    loads = json.loads
+
+    def noting(text: Any, **options: Any) -> Any:
+        noted.append(threading.get_ident())
+        return loads(text, **options)
+
+    monkeypatch.setattr(json, "loads", noting)
+    return noted

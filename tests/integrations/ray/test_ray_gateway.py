@@ -22,7 +22,7 @@ from cocoa_integrations.ray.session import session_of
 from cocoa_integrations.server import ServerSettings
 from cocoa_integrations.server.errors import ApiError
 from tests.helpers.inside import sequences_running
-from tests.helpers.served import CHAT, HELLO, Exchange, Speaker, error_of, gated, happens, speaker
+from tests.helpers.served import CHAT, HELLO, Exchange, Speaker, error_of, gated, happens, speaker, threads_of_json
 
 SAYS = {"messages": HELLO, "max_tokens": 40}
 
@@ -232,14 +232,7 @@ async def test_keys_bodies_and_hosts_are_those_of_the_server(tiny: Speaker) -> N
 
 
 async def test_the_gateway_parses_no_body_in_its_event_loop(tiny: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: list[int] = []
-    loads = json.loads
-
-    def noting(text: Any, **options: Any) -> Any:
-        threads.append(threading.get_ident())
-        return loads(text, **options)
-
-    monkeypatch.setattr(json, "loads", noting)
+    threads = threads_of_json(monkeypatch)
     response = await ask(app_of(Handle(Replica(tiny, ServerSettings()))))
     assert response.status_code == 200
     assert threads

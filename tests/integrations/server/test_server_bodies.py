@@ -22,7 +22,7 @@ from cocoa_integrations.server.protocol.completion_request import CompletionRequ
 from cocoa_integrations.server.protocol.decoding import DecodingRequest
 from cocoa_integrations.server.protocol.score_request import ScoreRequest
 from tests.helpers.inside import assert_idle
-from tests.helpers.served import CHAT, HELLO, Speaker, client_of, error_of, happens, refusal, speaker
+from tests.helpers.served import CHAT, HELLO, Speaker, client_of, error_of, happens, refusal, speaker, threads_of_json
 
 SIZE = 100_000
 """Of a large body; the cost of a larger one grows with it."""
@@ -105,14 +105,7 @@ class Noting(dict[str, Any]):
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The threads in which bodies are parsed and in which their models are made."""
-    noted: list[int] = []
-    loads = json.loads
-
-    def noting(text: Any, **options: Any) -> Any:
-        noted.append(threading.get_ident())
-        return loads(text, **options)
-
-    monkeypatch.setattr(json, "loads", noting)
+    noted = threads_of_json(monkeypatch)
     for route in ROUTES:
         refused = Noting(route.refused)
         refused.threads = noted

@@ -120,6 +120,7 @@ class HallucinationRiskError(CocoaError, RuntimeError):
         value: the highest value of any span.
         threshold: the value from which an answer is withheld.
         metric: the name of the value.
+        answer: the withheld answer, with ``gate`` in its report, where a gate of LangChain raised the error.
     """
 
     def __init__(
@@ -136,6 +137,7 @@ class HallucinationRiskError(CocoaError, RuntimeError):
         self.value = value
         self.threshold = threshold
         self.metric = metric
+        self.answer: Any = None
 
 
 class UnsupportedFeatureError(CocoaError, NotImplementedError):

@@ -59,13 +59,15 @@ class Tries(Generic[AnswerT]):
     def add(self, answer: AnswerT, report: dict[str, Any] | None, /, **entry: Any) -> bool:
         """Add an attempt, and return whether its risk is below the threshold.
 
-        It is not without a report, or if the risk is not a finite number. A threshold that was given applies to every
-        answer, whatever the ``risk_source`` of its report is; without one each answer has its own.
+        It is not without a report, if the risk is not a finite number, or if a gate has withheld the answer. A
+        threshold that was given applies to every answer, whatever the ``risk_source`` of its report is; without one
+        each answer has its own.
         """
         risk = None if report is None else finite(self._risk(report))
         self._answers.append(answer)
         self._history.append({**entry, RISK_KEY: report, "risk": risk, "chosen": False})
         passed = report is not None and risk is not None and not reaches(risk, self._limit.threshold_for(report))
+        passed = passed and _withheld(report) is None
         if passed and self._passed is None:
             self._passed = len(self._answers) - 1
         return passed
@@ -76,14 +78,22 @@ class Tries(Generic[AnswerT]):
         Call it after :meth:`best`.
 
         Raises:
-            HallucinationRiskError: every attempt is too risky, and ``on_risk`` is ``raise``.
+            HallucinationRiskError: every attempt is too risky, and ``on_risk`` is ``raise``, or a gate raised it for
+                the returned answer, and ``on_risk`` is not ``abstain``.
         """
-        if self._passed is not None or on_risk == "keep":
+        if self._passed is not None:
             return None
         chosen = next(entry for entry in self._history if entry["chosen"])
         report, value = chosen[RISK_KEY], chosen["risk"]
         metric = None if report is None else self._measure_of(report)
         threshold = None if report is None else finite(self._limit.threshold_for(report))
+        by_gate = _withheld(report)
+        if by_gate is not None:
+            metric, threshold, value = (by_gate[name] for name in ("metric", "threshold", "value"))
+            if by_gate["action"] == "raise" and on_risk != "abstain":
+                on_risk = "raise"
+        if on_risk == "keep" or (on_risk == "mark" and by_gate is not None):
+            return None
         if on_risk == "raise":
             tried = f"the least risky of {len(self._history)} answers" if len(self._history) > 1 else "the answer"
             what = "has no report" if report is None else f"has a {metric} of {severity(value):.4g}"
@@ -131,6 +141,12 @@ class Tries(Generic[AnswerT]):
         number = min(range(len(risks)), key=risks.__getitem__) if self._passed is None else self._passed
         self._history[number]["chosen"] = True
         return self._answers[number], self._history
+
+
+def _withheld(report: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The entry of the gate that withheld an answer; `None` if none did."""
+    gate = (report or {}).get("gate")
+    return gate if gate is not None and gate["action"] in ("raise", "abstain") else None
 
 
 def limit_of_tries(threshold: float | None, max_tries: Any, measure: Any) -> Limit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from langchain_core.documents import Document
@@ -35,8 +36,18 @@ from cocoa_integrations.langchain.cocoa_chat import CocoaChat
 from cocoa_integrations.langchain.composed import called_model
 from cocoa_integrations.langchain.detail import set_report
 from cocoa_integrations.langchain.edits import with_change
-from cocoa_integrations.langchain.retry import join_documents
-from cocoa_integrations.langchain.runnables import get_risk, get_spans, require_message
+from cocoa_integrations.langchain.retry import AFTER_A_RETRY, join_documents
+from cocoa_integrations.langchain.runnables import (
+    Call,
+    Calls,
+    arun_calls,
+    get_risk,
+    get_spans,
+    invocation,
+    prompt_text_of,
+    require_message,
+    run_calls,
+)
 
 logger = safe_logger(__name__)
 
@@ -74,6 +85,9 @@ def with_citations(
     changes little, and neither may be cited. A high lift shows that the text depends on the document, not that it is
     true.
 
+    An input that has a message under ``"answer"``, as from ``with_risk_retry(..., return_documents=True)``, is cited as
+    it is, and the model is not asked. Gates, marks and citations can follow each other in any order.
+
     Cost: by attention none: it is measured while the answer is written. By lift two forward passes over prompt and
     answer for each document. The message is returned in one piece.
 
@@ -96,7 +110,9 @@ def with_citations(
             if the input has no list of documents, or if ``by="attention"`` cannot be measured.
     """
     if not isinstance(called_model(chat), CocoaChat):
-        raise ConfigError(f"with_citations takes a ChatCocoa or a ChatCocoaRemote, not a {type(chat).__name__}.")
+        raise ConfigError(
+            f"with_citations takes a ChatCocoa or a ChatCocoaRemote, not a {type(chat).__name__}. {AFTER_A_RETRY}"
+        )
     cite = citing(by, min_lift, min_attention)
     if cite.by == "lift" and not isinstance(called_model(chat), ChatCocoa):
         raise ConfigError(
@@ -112,20 +128,6 @@ def with_citations(
     def filled(values: Mapping[str, Any], left_out: Document | None = None) -> dict[str, Any]:
         """The values of the prompt, with all documents but one."""
         return {**values, context: format_documents([one for one in values[context] if one is not left_out])}
-
-    def attending(
-        called: CocoaChat, prompt_text: str, documents: Sequence[Document]
-    ) -> tuple[list[int], dict[str, Any]]:
-        """The numbers of the documents to attend to, and the option that names them, in place of the chat's."""
-        if cite.by == "lift":
-            return [], {}
-        texts = [one.page_content for one in documents]
-        in_prompt = find_in(prompt_text, texts)[: None if isinstance(called, ChatCocoa) else MOST_PASSAGES]
-        return in_prompt, {"source": [texts[number].strip() for number in in_prompt]}
-
-    def without_sources(error: Exception) -> bool:
-        """Whether to ask again without sources: a server's chat template can change or drop the text of a message."""
-        return cite.by is None and getattr(error, "param", None) in ("cocoa.source", "source")
 
     def chosen(called: CocoaChat, message: AIMessage, documents: Sequence[Document], in_prompt: list[int]) -> CitedBy:
         """What finds the sources of an answer.
@@ -168,40 +170,48 @@ def with_citations(
             lifts = [[lift_in_nats(column[number]) for column in columns] for number in range(len(spans))]
         return cited(message, lifts, documents, lowest=cite.lowest[by], by=by, markers=markers)
 
-    def answer(values: Mapping[str, Any], config: RunnableConfig, **options: Any) -> AIMessage:
+    def calls(
+        prompt: Runnable[Any, Any],
+        chat: CocoaChat,
+        values: Mapping[str, Any],
+        config: RunnableConfig,
+        options: Mapping[str, Any],
+    ) -> Calls:
         documents, called = documents_of(values), called_model(chat, config, options)
-        full = prompt.invoke(filled(values), config)
-        text = "" if cite.by == "lift" else called.prompt_text(full)
-        in_prompt, more = attending(called, text, documents)
-        try:
-            message = chat.invoke(full, config, **options, **more)
-        except Exception as error:
-            if not without_sources(error):
-                raise
-            in_prompt, message = [], chat.invoke(full, config, **options, source=[])
+        texts = [one.page_content for one in documents]
+        full = yield invocation(prompt, filled(values), config)
+        in_prompt: list[int] = []
+        if cite.by != "lift":
+            most = None if isinstance(called, ChatCocoa) else MOST_PASSAGES
+            in_prompt = find_in((yield prompt_text_of(called, full)), texts)[:most]
+        message = values.get("answer")
+        if isinstance(message, AIMessage):
+            in_prompt = in_prompt if len(in_prompt) == len(texts) else []  # else its passages are not known
+        else:
+            attended = {} if cite.by == "lift" else {"source": [texts[number].strip() for number in in_prompt]}
+            try:
+                message = yield invocation(chat, full, config, **options, **attended)
+            except Exception as error:
+                # a server's chat template can change or drop the text of a message
+                if cite.by is not None or getattr(error, "param", None) not in ("cocoa.source", "source"):
+                    raise
+                in_prompt, message = [], (yield invocation(chat, full, config, **options, source=[]))
         message = require_message(message, "with_citations")
+        if any(len(span.get("passage_attention") or in_prompt) != len(in_prompt) for span in get_spans(message)):
+            in_prompt = []  # it was written with other passages
         how = chosen(called, message, documents, in_prompt)
-        left_out = [prompt.invoke(filled(values, one), config) for one in documents] if how == "lift" else []
-        return measured(called, message, [full, *left_out], documents, in_prompt, how)
+        prompts = [full]
+        for one in documents if how == "lift" else ():
+            prompts.append((yield invocation(prompt, filled(values, one), config)))
+        measure = partial(measured, called, message, prompts, documents, in_prompt, how)
+        return (yield Call(measure, partial(in_worker_of, called, measure))) if how == "lift" else measure()
+
+    # LangChain finds the runnables of a chain among the variables that these functions name
+    def answer(values: Mapping[str, Any], config: RunnableConfig, **options: Any) -> AIMessage:
+        return run_calls(calls(prompt, chat, values, config, options))
 
     async def aanswer(values: Mapping[str, Any], config: RunnableConfig, **options: Any) -> AIMessage:
-        documents, called = documents_of(values), called_model(chat, config, options)
-        full = await prompt.ainvoke(filled(values), config)
-        in_prompt, more = (
-            ([], {}) if cite.by == "lift" else attending(called, await called.aprompt_text(full), documents)
-        )
-        try:
-            message = await chat.ainvoke(full, config, **options, **more)
-        except Exception as error:
-            if not without_sources(error):
-                raise
-            in_prompt, message = [], await chat.ainvoke(full, config, **options, source=[])
-        message = require_message(message, "with_citations")
-        how = chosen(called, message, documents, in_prompt)
-        left_out = [await prompt.ainvoke(filled(values, one), config) for one in documents] if how == "lift" else []
-        if not isinstance(called, ChatCocoa):
-            return measured(called, message, [full, *left_out], documents, in_prompt, how)
-        return await in_worker_of(called, measured, called, message, [full, *left_out], documents, in_prompt, how)
+        return await arun_calls(calls(prompt, chat, values, config, options))
 
     return RunnableLambda(answer, aanswer, name="with_citations")
 

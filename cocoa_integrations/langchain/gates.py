@@ -119,7 +119,9 @@ class RiskGate(Runnable[Any, Any]):
         if not self.limit.reached(report):
             return answer
         if self.on_risk == "raise":
-            raise self.limit.error(report)
+            error = self.limit.error(report)
+            error.answer = self.with_gate_entry(answer)
+            raise error
         if self.on_risk == "abstain":
             return self.with_gate_entry(replaced(without_tool_calls(answer), self.answer))
         return self.with_gate_entry(answer) if calls_tools(answer) else self._marked(answer, report)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 
 from cocoa_engine import CocoaConfig
-from cocoa_engine.errors import ConfigError
+from cocoa_engine.errors import ConfigError, HallucinationRiskError
 from cocoa_integrations._shared.citations import find_in
 from cocoa_integrations._shared.limits import ABSTENTION, MARK, Limit, Mark
 from cocoa_integrations._shared.tries import (
@@ -31,7 +30,17 @@ from cocoa_integrations.langchain.composed import called_model
 from cocoa_integrations.langchain.context_lift import with_context_lift
 from cocoa_integrations.langchain.edits import calls_tools, replaced, with_change, with_report, without_tool_calls
 from cocoa_integrations.langchain.more_documents import Retriever, top_k_of, with_top_k, without_duplicates
-from cocoa_integrations.langchain.runnables import get_risk, require_message
+from cocoa_integrations.langchain.runnables import (
+    Calls,
+    arun_calls,
+    get_risk,
+    invocation,
+    prompt_text_of,
+    require_message,
+    run_calls,
+)
+
+AFTER_A_RETRY = "Citations follow a retry: with_risk_retry(..., return_documents=True) | with_citations(prompt, chat)."
 
 
 def in_prompt_of(chat: CocoaChat, prompt: str, documents: Sequence[Document]) -> dict[str, Any]:
@@ -88,6 +97,10 @@ def with_risk_retry(
     attempt; ``settings`` take precedence. The chain returns its answer in one piece, because it must be complete before
     it can be returned.
 
+    An answer that a gate after the chat (``chat | risk_gate()``) raises an error for, or replaces, counts as too risky.
+    If all are, the gate's error is raised where ``on_risk`` is not ``abstain``. To cite the documents, put
+    :func:`with_citations` after the chain, with ``return_documents=True``.
+
     Args:
         retriever: the retriever of the first attempt, or another runnable from a question to documents.
         prompt: a prompt template, or another runnable from a dict to a prompt.
@@ -122,7 +135,9 @@ def with_risk_retry(
         HallucinationRiskError: a call raises it if every attempt is too risky, with ``on_risk="raise"``.
     """
     if not isinstance(called_model(chat), CocoaChat):
-        raise ConfigError(f"with_risk_retry takes a ChatCocoa or a ChatCocoaRemote, not a {type(chat).__name__}.")
+        raise ConfigError(
+            f"with_risk_retry takes a ChatCocoa or a ChatCocoaRemote, not a {type(chat).__name__}. {AFTER_A_RETRY}"
+        )
     if called_model(chat).alpha is None:  # left to the server
         chat = chat.bind(alpha=CocoaConfig().alpha)
     for name, given in (("retriever", retriever), ("prompt", prompt), ("second_retriever", second_retriever)):
@@ -171,10 +186,10 @@ def with_risk_retry(
 
     # LangChain finds the runnables of a chain among the variables that these functions name
     def ask(given: str | Mapping[str, Any], config: RunnableConfig, **options: Any) -> Any:
-        return _run(_calls(plan, prompt, chat, answering, given, config, options))
+        return run_calls(_calls(plan, prompt, chat, answering, given, config, options))
 
     async def aask(given: str | Mapping[str, Any], config: RunnableConfig, **options: Any) -> Any:
-        return await _arun(_calls(plan, prompt, chat, answering, given, config, options))
+        return await arun_calls(_calls(plan, prompt, chat, answering, given, config, options))
 
     return cast(Runnable[str | Mapping[str, Any], Any], RunnableLambda(ask, aask, name="with_risk_retry"))
 
@@ -242,19 +257,6 @@ class _Plan:
         return {**values, self.context: documents, "answer": message} if self.return_documents else message
 
 
-class _Call(NamedTuple):
-    """A call that the chain makes, in both forms."""
-
-    run: Callable[[], Any]
-    arun: Callable[[], Awaitable[Any]]
-
-
-def _invoke(runnable: Runnable[Any, Any], given: Any, config: RunnableConfig, **options: Any) -> _Call:
-    return _Call(
-        partial(runnable.invoke, given, config, **options), partial(runnable.ainvoke, given, config, **options)
-    )
-
-
 def _calls(
     plan: _Plan,
     prompt: Runnable[Any, Any],
@@ -263,46 +265,26 @@ def _calls(
     given: str | Mapping[str, Any],
     config: RunnableConfig,
     options: Mapping[str, Any],
-) -> Generator[_Call, Any, Any]:
+) -> Calls:
     """The calls of one answer, in order. The result of each is sent back; what is returned is the chain's result."""
     values, tries = plan.values(given), Tries[tuple[AIMessage, list[Document]]](plan.limit, plan.measure)
     for number in range(len(plan.steps)):
         retrievers, called, entry = plan.attempt(number, chat, options)
         retrieved = []
         for one in retrievers:
-            retrieved.append((yield _invoke(one, values[plan.question], config)))
+            retrieved.append((yield invocation(one, values[plan.question], config)))
         found = without_duplicates(*retrieved)
         filled = {**values, plan.context: plan.format_documents(found)}
-        if answering is not None:
-            message = yield _invoke(answering, filled, config, **called)
-        else:
-            asked = yield _invoke(prompt, filled, config)
-            model = called_model(chat, config, called)
-            text = yield _Call(partial(model.prompt_text, asked), partial(model.aprompt_text, asked))
-            message = yield _invoke(chat, asked, config, **called, **in_prompt_of(model, text, found))
+        asked = yield invocation(prompt, filled, config)
+        model = called_model(chat, config, called)
+        called |= in_prompt_of(model, (yield prompt_text_of(model, asked)), found)
+        try:
+            message = yield invocation(answering or chat, filled if answering else asked, config, **called)
+        except HallucinationRiskError as error:  # of a gate after the chat
+            if error.answer is None:
+                raise
+            message = error.answer
         message = require_message(message, "with_risk_retry")
         if tries.add((message, found), get_risk(message), **entry, documents=len(found), answer=message.text):
             break
     return plan.result(tries, values)
-
-
-def _run(calls: Generator[_Call, Any, Any]) -> Any:
-    """Make calls one after the other, and return the result of the generator."""
-    result = None
-    while True:
-        try:
-            call = calls.send(result)
-        except StopIteration as end:
-            return end.value
-        result = call.run()
-
-
-async def _arun(calls: Generator[_Call, Any, Any]) -> Any:
-    """The same, awaited."""
-    result = None
-    while True:
-        try:
-            call = calls.send(result)
-        except StopIteration as end:
-            return end.value
-        result = await call.arun()

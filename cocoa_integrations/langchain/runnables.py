@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, Generation
+from langchain_core.runnables import Runnable, RunnableConfig
 
 from cocoa_engine import Generation as EngineGeneration
 from cocoa_engine import UnitLevel
@@ -155,3 +157,52 @@ def find_risk(answer: Any) -> dict[str, Any] | None:
         report = answer.get("risk")
         return report if isinstance(report, dict) and "spans" in report else None
     return None
+
+
+class Call(NamedTuple):
+    """A call that a chain makes, in both forms."""
+
+    run: Callable[[], Any]
+    arun: Callable[[], Awaitable[Any]]
+
+
+Calls = Generator[Call, Any, Any]
+"""The calls of a chain, in order. The result of each is sent back; what is returned is the result of the chain."""
+
+
+def invocation(runnable: Runnable[Any, Any], given: Any, config: RunnableConfig, **options: Any) -> Call:
+    """The call of a runnable."""
+    return Call(partial(runnable.invoke, given, config, **options), partial(runnable.ainvoke, given, config, **options))
+
+
+def prompt_text_of(chat: Any, prompt: Any) -> Call:
+    """The call for the text of a prompt."""
+    return Call(partial(chat.prompt_text, prompt), partial(chat.aprompt_text, prompt))
+
+
+def run_calls(calls: Calls) -> Any:
+    """Make calls one after the other, and return the result of the chain."""
+    step = partial(calls.send, None)
+    while True:
+        try:
+            call = step()
+        except StopIteration as end:
+            return end.value
+        try:
+            step = partial(calls.send, call.run())
+        except Exception as error:
+            step = partial(calls.throw, error)
+
+
+async def arun_calls(calls: Calls) -> Any:
+    """Like :func:`run_calls`, awaited."""
+    step = partial(calls.send, None)
+    while True:
+        try:
+            call = step()
+        except StopIteration as end:
+            return end.value
+        try:
+            step = partial(calls.send, await call.arun())
+        except Exception as error:
+            step = partial(calls.throw, error)

@@ -130,8 +130,9 @@ class Answers(RiskCollector):
         if inner is None or shown is None:
             self._write(metadata, text, nodes)
         elif shown.replaced:
-            metadata[REPORTS_KEY] = self.reports
+            metadata |= {REPORTS_KEY: self.reports, **({} if self._cite is None else {CITATIONS_KEY: []})}
         else:  # an engine of ours inside may have changed the text
+            cited = metadata.get(CITATIONS_KEY)
             self._write(metadata, shown.original, nodes)
             change = EditedText(shown.original, (), shown.begin).changed(shown.edits)
             if metadata[RISK_KEY] is not None:
@@ -143,7 +144,7 @@ class Answers(RiskCollector):
                         {**of_inner, **span} for of_inner, span in zip(inner["spans"], report["spans"], strict=True)
                     ]
                 metadata[RISK_KEY] = report
-                if self._cite is not None:
+                if metadata.get(CITATIONS_KEY) is not cited:
                     metadata[CITATIONS_KEY] = change.moved(metadata[CITATIONS_KEY], 0)
 
     def _write(self, metadata: dict[str, Any], text: str, nodes: Sequence[NodeWithScore]) -> None:

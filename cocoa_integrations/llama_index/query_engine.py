@@ -30,9 +30,9 @@ class RiskQueryEngine(BaseQueryEngine):
     them, and ``parts`` in its report names the stretches of the text. ``metadata["cocoa_reports"]`` has the report of
     every LLM call of the query in order of completion, also of those whose answer is not shown (refine,
     tree_summarize, a rewritten question). Sources and other metadata do not change. The report of a streamed response
-    is available when the stream has been read to its end. Until then ``cocoa_risk`` is ``None``. It stays ``None``,
-    with a :class:`MissingRiskWarning`, if no CocoaLLM answered, or if something changed the text after it was
-    generated.
+    is available when the stream has been read to its end. Until then ``cocoa_risk`` is ``None``, or the report of a
+    :class:`RiskRetryQueryEngine` inside. It stays ``None``, with a :class:`MissingRiskWarning`, if no CocoaLLM
+    answered, or if something changed the text after it was generated.
 
     The nodes whose text is in the prompt as it is are the sources of the answer: each of its spans has
     ``passage_attention``, the attention on each of ``source_nodes`` (``None`` for those that were not in the prompt).
@@ -129,7 +129,7 @@ class RiskQueryEngine(BaseQueryEngine):
 
 def _streamed(response: RESPONSE_TYPE, answers: Answers) -> RESPONSE_TYPE | None:
     """A copy of a streaming response that gets its report at its end; ``None`` for any other response."""
-    metadata: dict[str, Any] = {**(response.metadata or {}), RISK_KEY: None, REPORTS_KEY: answers.reports}
+    metadata: dict[str, Any] = {RISK_KEY: None, **(response.metadata or {}), REPORTS_KEY: answers.reports}
     nodes = response.source_nodes
     if isinstance(response, StreamingResponse):
         return replace(response, response_gen=answers.read(response.response_gen, metadata, nodes), metadata=metadata)

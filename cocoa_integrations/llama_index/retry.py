@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.base.response.schema import RESPONSE_TYPE, Response
+from llama_index.core.base.response.schema import RESPONSE_TYPE, AsyncStreamingResponse, Response, StreamingResponse
 from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import NodeWithScore, QueryBundle
@@ -54,7 +54,9 @@ class RiskRetryQueryEngine(BaseQueryEngine):
     are not changed. Each attempt works on copies, and
     threads can share the engine.
 
-    The engine does not stream, because it needs the complete answer before it can return it.
+    With ``streaming=True`` the answer is streamed in one piece, because it must be complete before it can be returned.
+    ``metadata`` is complete from the beginning. To cite the nodes, wrap the engine in a
+    :class:`RiskCitationQueryEngine`.
 
     Args:
         retriever: the retriever of the first attempt.
@@ -83,7 +85,7 @@ class RiskRetryQueryEngine(BaseQueryEngine):
 
     Raises:
         ConfigError: an argument is unknown, has a wrong type or is out of range; every attempt would be the same; the
-            options ask for streaming, or for a ``response_mode`` that :class:`RiskQueryEngine` refuses.
+            options ask for a ``response_mode`` that :class:`RiskQueryEngine` refuses.
         HallucinationRiskError: a query raises it if every attempt is too risky, with ``on_risk="raise"``.
     """
 
@@ -112,11 +114,6 @@ class RiskRetryQueryEngine(BaseQueryEngine):
             _require("second_retriever", second_retriever, BaseRetriever)
         limit = limit_of_tries(threshold, max_tries, measure)
         self._if_risky = IfRisky(on_risk=on_risk, mark=mark, answer=answer)
-        if options.get("streaming"):
-            raise ConfigError(
-                "RiskRetryQueryEngine does not stream: it needs the complete answer to check its risk. Leave streaming "
-                "out, or stream from RiskQueryEngine."
-            )
         if options.get("response_synthesizer") is not None:
             raise ConfigError(
                 "a response_synthesizer has its own LLM, whose alpha this engine must not change; give llm and the "
@@ -146,6 +143,7 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         self._limit, self._measure = limit, measure
         self._growth = growth
         self._context_lift = context_lift
+        self._streaming = bool(options.pop("streaming", False))
         self._options = options
         self._engine(0)  # refuses a response mode without risk
 
@@ -162,7 +160,11 @@ class RiskRetryQueryEngine(BaseQueryEngine):
             engine, parameters = self._engine(number)
             if add_try(tries, engine.query(query_bundle), parameters):
                 break
-        return self._best(tries)
+        response = self._best(tries)
+        if not self._streaming or not isinstance(response, Response):
+            return response
+        text = (str(one) for one in [response])
+        return StreamingResponse(text, response.source_nodes, response.metadata)
 
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
         tries = Tries[RESPONSE_TYPE](self._limit, self._measure)
@@ -170,7 +172,14 @@ class RiskRetryQueryEngine(BaseQueryEngine):
             engine, parameters = self._engine(number)
             if add_try(tries, await engine.aquery(query_bundle), parameters):
                 break
-        return self._best(tries)
+        response = self._best(tries)
+        if not self._streaming or not isinstance(response, Response):
+            return response
+
+        async def text() -> AsyncGenerator[str, None]:
+            yield str(response)
+
+        return AsyncStreamingResponse(text(), response.source_nodes, response.metadata)
 
     def _engine(self, number: int) -> tuple[RiskQueryEngine, dict[str, Any]]:
         """The engine of an attempt, made of copies, and the parameters of the attempt."""
@@ -272,7 +281,7 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
     """
     theirs = _parameters(RetrieverQueryEngine.from_args)
     if not_known := [name for name in options if name not in theirs]:
-        known = {*theirs, *_parameters(RiskRetryQueryEngine.__init__)} - {"self", "response_synthesizer", "streaming"}
+        known = {*theirs, *_parameters(RiskRetryQueryEngine.__init__)} - {"self", "response_synthesizer"}
         raise ConfigError(f"RiskRetryQueryEngine: {unknown(not_known, sorted(known), what='option')}")
 
 

@@ -219,7 +219,7 @@ class Fact(BaseModel):
 def test_modes_without_a_report_are_refused(
     options: dict[str, Any], words: str, chat: CocoaLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if "streaming" not in options:
+    if "streaming" not in options:  # its tries do not stream
         with pytest.raises(ConfigError, match=words):
             RiskRetryQueryEngine(Found(), chat, threshold=0.5, **options)
     monkeypatch.setattr(Settings, "_llm", chat)

@@ -46,7 +46,7 @@ from cocoa_integrations.schema import TryEntry
 from tests.helpers.alike import close, near
 from tests.helpers.llama_index_helpers import Listener, Script
 from tests.helpers.paths import CORPUS
-from tests.helpers.reports import without_run
+from tests.helpers.reports import without_markers, without_run
 
 QUESTION = "Who built the lighthouse, and in which year?"
 
@@ -468,6 +468,61 @@ async def test_retry_refuses(how: str, llm: CocoaLLM, retriever: BM25Retriever) 
         assert text_of(error.value.report or {}) == best["answer"]
 
 
+@pytest.mark.also_remote
+@pytest.mark.parametrize("how", ["query", "aquery"])
+@pytest.mark.parametrize("mode", ["compact", "accumulate"])
+async def test_a_retry_streams_the_answer_that_it_returns(
+    how: str, mode: str, llm: CocoaLLM, retriever: BM25Retriever
+) -> None:
+    def engine(**options: Any) -> RiskRetryQueryEngine:
+        options = {"threshold": 0.0, "max_tries": 2, "mark": "<{text}>", "response_mode": mode, **options}
+        return RiskRetryQueryEngine(retriever, llm, **options)
+
+    for on_risk in ("keep", "mark", "abstain"):
+        text, response = await asked(engine(on_risk=on_risk), how)
+        streamed, stream = await asked(engine(on_risk=on_risk, streaming=True), how)
+        assert isinstance(stream, AsyncStreamingResponse if how == "aquery" else StreamingResponse)
+        assert streamed == text
+        assert stream.metadata.keys() == response.metadata.keys()
+        assert stream.metadata["cocoa_risk"].get("gate", {}).get("action") == (None if on_risk == "keep" else on_risk)
+        assert [one["answer"] for one in stream.metadata["cocoa_tries"]] == [
+            one["answer"] for one in response.metadata["cocoa_tries"]
+        ]
+        assert [node.node_id for node in stream.source_nodes] == [node.node_id for node in response.source_nodes]
+    with pytest.raises(HallucinationRiskError):
+        await asked(engine(on_risk="raise", streaming=True), how)
+
+
+@pytest.mark.parametrize("how", ["query", "aquery"])
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_retried_response_is_cited(
+    how: str, streaming: bool, block_engine: CocoaEngine, retriever: BM25Retriever
+) -> None:
+    llm = CocoaLLM(engine=block_engine, max_new_tokens=24)
+
+    def engine(**options: Any) -> RiskCitationQueryEngine:
+        options = {"threshold": 0.0, "max_tries": 2, "mark": "<{text}>", "streaming": streaming, **options}
+        return RiskCitationQueryEngine(RiskRetryQueryEngine(retriever, llm, **options), min_attention=0.0)
+
+    kept, response = await asked(engine(), how)
+    (answer,) = [one["answer"] for one in response.metadata["cocoa_tries"] if one["chosen"]]
+    assert without_markers(kept) == answer
+    assert (kept == answer) == streaming  # a stream has no markers
+    assert response.metadata["cocoa_citations"]
+    marked, of_marked = await asked(engine(on_risk="mark"), how)
+    assert without_markers(marked).replace("<", "").replace(">", "") == answer
+    assert "<" in marked
+    assert of_marked.metadata["cocoa_risk"]["gate"]["action"] == "mark"
+    for shown, one in ((kept, response), (marked, of_marked)):
+        for citation in one.metadata["cocoa_citations"]:
+            stretch = without_markers(shown[citation["start"] : citation["end"]])
+            assert stretch.replace("<", "").replace(">", "") == citation["text"]
+    said, of_said = await asked(engine(on_risk="abstain"), how)
+    assert (said, of_said.metadata["cocoa_citations"]) == ("I don't know.", [])
+    with pytest.raises(HallucinationRiskError):
+        await asked(engine(on_risk="raise"), how)
+
+
 @pytest.mark.parametrize("outer", [RiskQueryEngine, RiskCitationQueryEngine])
 async def test_a_refusal_inside_another_engine_keeps_its_report(
     outer: Any, llm: CocoaLLM, retriever: BM25Retriever
@@ -561,7 +616,6 @@ def test_a_vector_index_retrieves_more(nodes: list[Any]) -> None:
         ({"settings": [{"alhpa": 3.0}]}, "settings: unknown option 'alhpa'"),
         ({"settings": [{"method": "x"}]}, "method"),
         ({"settings": [{"alpha": 3.0}], "alphas": [3.0]}, "both given"),
-        ({"streaming": True}, "does not stream"),
         ({"response_synthesizer": object()}, "has its own LLM"),
     ],
 )

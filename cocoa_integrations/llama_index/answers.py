@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, get_args
 
 from llama_index.core.base.response.schema import RESPONSE_TYPE
-from llama_index.core.schema import MetadataMode, NodeWithScore
+from llama_index.core.schema import NodeWithScore
 from llama_index.core.tools import ToolOutput
 
 from cocoa_engine import CocoaEngine, ConfigError, Generation, passage_attention
@@ -32,7 +32,7 @@ from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations._shared.tries import TRIES_KEY
 from cocoa_integrations.llama_index.callbacks import RiskCollector, Start
 from cocoa_integrations.llama_index.context_lift import lift_of, shares_a_run
-from cocoa_integrations.llama_index.retrieved import Retrieval, by_source_node
+from cocoa_integrations.llama_index.retrieved import Retrieval, by_source_node, texts_in
 from cocoa_integrations.llama_index.shown_text import Part, merged_report, parts_of, text_of
 
 logger = safe_logger(__name__)
@@ -337,17 +337,17 @@ def _attention_by_node(
     if answer.start is None:
         return complete, NOT_FOUND if nodes and known and not any(known) else None
     asked = answer.start()
-    texts = [node.node.get_content(MetadataMode.NONE) for node in nodes]
     assert isinstance(asked.engine, CocoaEngine)
     prompt = asked.engine.decode(asked.prompt)
+    texts = texts_in(prompt, nodes, asked.engine)
     in_prompt = find_in(prompt, texts)
     others = prompt
     for number in in_prompt:
-        others = others.replace(texts[number].strip(), "\0")
+        others = others.replace(texts[number], "\0")
     changed = shares_a_run(others, [text for number, text in enumerate(texts) if number not in in_prompt])
     why = NOT_FOUND if changed else None
     if not all(values[number] is not None for values in complete for number in in_prompt):
-        source = [texts[number].strip() for number in in_prompt]
+        source = [texts[number] for number in in_prompt]
         fed_again = passage_attention(asked.engine, answer.generation, asked.prompt, source)
         if not any(fed_again):
             return complete, NOT_SEEN

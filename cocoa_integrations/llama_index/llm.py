@@ -447,7 +447,7 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
                     f"left for an answer. Shorten the prompt by at least {1 - remaining} tokens."
                 )
             config = config.replace(max_new_tokens=min(config.max_new_tokens, remaining))
-            source = passages.source(partial(self._engine.decode, prompt))
+            source = passages.source(partial(self._engine.decode, prompt), self._engine)
         return self._engine.stream(
             prompt,
             config=config,

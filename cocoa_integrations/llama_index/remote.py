@@ -236,7 +236,9 @@ class CocoaRemote(RemoteSettings, ChatTemplateOptions, CallsFunctions, OpenAILik
         entries, passages = to_entries(opened), PassagesOfCall()
         # sources that the caller names take precedence
         source = (
-            None if "source" in body.get("cocoa", {}) else passages.source(partial(_text_of, entries), MOST_PASSAGES)
+            None
+            if "source" in body.get("cocoa", {})
+            else passages.source(partial(_text_of, entries), most=MOST_PASSAGES)
         )
         extra = body_beside_openai(
             {name: one for name, one in settings.items() if name != "max_new_tokens"},

@@ -12,6 +12,7 @@ from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.instrumentation.events.retrieval import RetrievalEndEvent
 from llama_index.core.schema import MetadataMode, NodeWithScore
 
+from cocoa_engine import CocoaEngine
 from cocoa_integrations._shared.citations import find_in
 
 _retrieved: ContextVar[list[NodeWithScore] | None] = ContextVar("cocoa_retrieved_nodes", default=None)
@@ -60,17 +61,40 @@ class PassagesOfCall:
         self._nodes = list(_retrieved.get() or ())
         self.node_ids: list[str] = []
 
-    def source(self, prompt: Callable[[], str], most: int | None = None) -> list[str] | None:
+    def source(
+        self, prompt: Callable[[], str], engine: CocoaEngine | None = None, most: int | None = None
+    ) -> list[str] | None:
         """The texts of the nodes in a prompt; ``None`` if there are none.
 
         Args:
             prompt: returns the text of the prompt. It is not called if nothing was retrieved.
+            engine: as for :func:`texts_in`.
             most: the largest number of texts. Nodes beyond it are left out.
         """
-        texts = [node.node.get_content(MetadataMode.NONE) for node in self._nodes]
-        numbers = find_in(prompt(), texts)[:most] if texts else []
+        if not self._nodes:
+            return None
+        text = prompt()
+        texts = texts_in(text, self._nodes, engine)
+        numbers = find_in(text, texts)[:most]
         self.node_ids = [self._nodes[number].node.node_id for number in numbers]
-        return [texts[number].strip() for number in numbers] or None
+        return [texts[number] for number in numbers] or None
+
+
+def texts_in(prompt: str, nodes: Sequence[NodeWithScore], engine: CocoaEngine | None) -> list[str]:
+    """The texts of nodes, as they stand in a prompt that has them.
+
+    Args:
+        prompt: the text of the prompt.
+        nodes: the nodes.
+        engine: the engine whose tokens were decoded to the prompt: its tokenizer may change a text.
+    """
+    texts = [node.node.get_content(MetadataMode.NONE).strip() for node in nodes]
+    if engine is None:
+        return texts
+    return [
+        text if text in prompt else engine.decode(engine.encode(text, add_special_tokens=False)).strip()
+        for text in texts
+    ]
 
 
 def by_source_node(

@@ -7,6 +7,7 @@ layers disagree by different amounts from token to token, and an answer ends by 
 from __future__ import annotations
 
 import codecs
+import re
 from functools import cache
 from typing import Any
 
@@ -18,6 +19,7 @@ from transformers import (
     AutoModelForCausalLM,
     LogitsProcessor,
     PreTrainedModel,
+    PreTrainedTokenizer,
     PreTrainedTokenizerFast,
 )
 
@@ -149,6 +151,36 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     return _fast(tokenizer)
+
+
+class LoweringTokenizer(PreTrainedTokenizer):
+    """A tokenizer of characters, in Python, that changes texts: letters become small, white space one space."""
+
+    def __init__(self) -> None:
+        self.letters = {chr(code): number for number, code in enumerate(range(32, 127))}
+        super().__init__(bos_token="~", eos_token="}", unk_token="^")
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of letters."""
+        return len(self.letters)
+
+    def get_vocab(self) -> dict[str, int]:
+        """The letters."""
+        return self.letters | self.added_tokens_encoder
+
+    def _tokenize(self, text: str, **_: Any) -> list[str]:
+        return list(re.sub(r"\s+", " ", text.lower()))
+
+    def _convert_token_to_id(self, token: str) -> int:
+        return self.letters.get(token, self.letters["^"])
+
+    def _convert_id_to_token(self, index: int) -> str:
+        return list(self.letters)[index] if index < len(self.letters) else "^"
+
+    def convert_tokens_to_string(self, tokens: list[str]) -> str:
+        """The letters as a text."""
+        return "".join(tokens)
 
 
 def endless_tokenizer() -> PreTrainedTokenizerFast:

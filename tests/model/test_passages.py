@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.model.passages import Passages, passage_positions, sources_of_batch
 from cocoa_engine.model.tokenizer import Tokens
-from tests.helpers.tiny_models import BOS, sentencepiece_like_tokenizer, tiny_tokenizer
+from tests.helpers.tiny_models import BOS, LoweringTokenizer, sentencepiece_like_tokenizer, tiny_tokenizer
 
 BYTE_LEVEL = Tokens(tiny_tokenizer())
 PIECES = Tokens(sentencepiece_like_tokenizer())
@@ -66,6 +66,18 @@ def test_every_range_has_the_tokens_with_its_characters(start: int, length: int,
     assert 1 <= found.start < found.stop <= len(ids)
     if start > 0 and kind.startswith("byte"):
         assert PROMPT[start:end].strip() in tokens.decode(ids[found.start : found.stop])
+
+
+WORDS = st.text(st.sampled_from("aBC \n."), max_size=12)
+
+
+@given(WORDS, WORDS.filter(str.strip), WORDS)
+def test_passages_that_the_tokenizer_changes(before: str, passage: str, after: str) -> None:
+    tokens, prompt = Tokens(LoweringTokenizer()), f"Q: {before}| {passage} |{after}"
+    ids = tokens.encode(prompt)
+    start = prompt.index("|") + 2
+    (found,) = passage_positions(tokens, prompt, ids, [(start, start + len(passage))])
+    assert tokens.decode(ids[found.start : found.stop]).strip() == " ".join(passage.lower().split())
 
 
 def test_equal_passages_are_different_places() -> None:

@@ -42,15 +42,17 @@ def finding(answer: Answer) -> str:
     if _is_raw(answer):
         return f"The numbers say {SOURCES[answer.risk_source]}; they are not probabilities, so nothing is shaded."
     risky, little, nowhere = FINDINGS[answer.risk_source]
-    listed = answer.check_these(1)
-    level = RiskScale.of(answer.spans).level(answer.max_risk)
+    listed = answer.check_these()
+    scale = RiskScale.of(answer.spans)
+    level = scale.level(listed[0].risk if listed else answer.max_risk)
     if not level and not listed:
         return nowhere
     somewhere = risky if level >= RISKY_LEVEL else little
-    if answer.risk_source == "token_probability":
-        named = _least_probable_word(answer)
-    else:
-        named = next((one for one in listed if RiskScale().level(one.risk) == level), None)
+    word = _least_probable_word(answer) if answer.risk_source == "token_probability" else None
+    # a claim that is listed below, and of equal ones that with the word
+    equal = [one for one in listed if scale.level(one.risk) == level]
+    named = next((one for one in equal if word and one.start < word.end and word.start < one.end), None)
+    named = named or (listed[0] if listed else word)
     if named is None:
         return somewhere.format("a part of this answer")
     words = " ".join(named.text.split())

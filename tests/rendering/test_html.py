@@ -97,7 +97,7 @@ def test_nothing_is_fetched() -> None:
 
 def test_the_riskiest_claims_are_shaded_and_reachable_by_keyboard() -> None:
     page = Both(LEVELS.to_html(full=False))
-    assert page.text("cocoa-verdict").startswith('The model was unsure about "It". Not calibrated')
+    assert page.text("cocoa-verdict").startswith('The model was unsure about "Dune". Not calibrated')
     claims = page.of_class("cocoa-span")
     assert [one["class"] for one in claims] == [f"cocoa-span cocoa-level-{level}" for level in (1, 2, 3)]
     assert page.text("cocoa-level-3", without="cocoa-bars") == "Dune"

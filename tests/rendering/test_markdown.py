@@ -67,7 +67,7 @@ def test_verdict_claims_and_details() -> None:
     ]
     answer = generation(("Sound travels", 0.1), (" in | water\n", 0.9), candidates=candidates)
     text = answer.to_markdown()
-    assert text.startswith("**The model was unsure about a part of this answer. Not calibrated")
+    assert text.startswith('**The model was unsure about "water". Not calibrated')
     _, words = shown(text)
     assert words == "Sound travels in | [water|3]"
     assert "1. water (0.90): the model was unsure; competing: wood…" in text

@@ -69,7 +69,7 @@ def test_marks_replace_colour() -> None:
 
 def test_the_verdict_comes_first_and_the_claims_to_check_beneath() -> None:
     lines = drawn(report([LEVELS], marks=True)).splitlines()
-    assert " ".join(lines[:2]).split() == f"The model was unsure about a part of this answer. {NOT_CALIBRATED}".split()
+    assert " ".join(lines[:2]).split() == f'The model was unsure about "high". {NOT_CALIBRATED}'.split()
     assert lines[-4:] == [
         "Check these:",
         "1. high (0.90): the model was unsure",
@@ -292,9 +292,9 @@ def test_a_comparison_too_wide_for_the_terminal_stands_one_below_the_other() -> 
     lines = drawn(Comparison([FIRST, OTHER], marks=True), 50).splitlines()
     assert lines == [
         "cocoa-sig",
-        "The model was unsure about a part of this answer. ",
-        "Not calibrated: no probability of an error is ",
-        'known until you run "cocoa calibrate".',
+        'The model was unsure about "faster". Not ',
+        "calibrated: no probability of an error is known ",
+        'until you run "cocoa calibrate".',
         "",
         "Sound travels [faster|3] in {[water|3]}.",
         "",

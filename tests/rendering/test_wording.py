@@ -77,7 +77,7 @@ def test_a_risk_outside_all_claims_is_not_passed_over() -> None:
     st.lists(st.tuples(st.sampled_from(["Rome", "the", "1847", ".", ""]), st.floats(0.01, 1)), min_size=1, max_size=6),
     st.booleans(),
 )
-def test_the_model_is_unsure_about_the_word_of_its_least_probable_token(
+def test_the_model_is_unsure_about_a_listed_claim_or_the_word_of_its_least_probable_token(
     tokens: list[tuple[str, float]], known: bool
 ) -> None:
     texts = [f" {text}" if text.isalnum() else text for text, _ in tokens]
@@ -90,6 +90,9 @@ def test_the_model_is_unsure_about_the_word_of_its_least_probable_token(
     answer = generation(("".join(texts), risk)).model_copy(update={"spans": [span]})
     words = [text.strip() for text in texts if text.strip(" .")]
     word = texts[probabilities.index(min(probabilities))].strip(" .") if known else words[0] if len(words) == 1 else ""
+    listed = [" ".join(one.text.split()) for one in answer.check_these()]
+    if listed:  # the sentence and the list agree
+        word = next((one for one in listed if word and word in one.split()), listed[0])
     named = f'"{word}"' if word else "a part of this answer"
     said = verdict(answer).removesuffix(f" {NOT_CALIBRATED}")
     unsure = {f"The model was unsure about {named}.", f"The model was a little unsure about {named}."}

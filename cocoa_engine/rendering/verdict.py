@@ -51,8 +51,8 @@ def finding(answer: Answer) -> str:
     word = _least_probable_word(answer) if answer.risk_source == "token_probability" else None
     # a claim that is listed below, and of equal ones that with the word
     equal = [one for one in listed if scale.level(one.risk) == level]
-    named = next((one for one in equal if word and one.start < word.end and word.start < one.end), None)
-    named = named or (listed[0] if listed else word)
+    with_word = [one for one in equal if word and one.start < word.end and word.start < one.end]
+    named: Unit | None = next(iter([*with_word, *listed]), word)
     if named is None:
         return somewhere.format("a part of this answer")
     words = " ".join(named.text.split())

@@ -167,6 +167,52 @@ def test_paths_and_commands_in_the_prose_exist(page: Path) -> None:
     assert (_missing_paths("\n".join([*spans, *code])), faults) == ([], [])
 
 
+TEXTS = [
+    path
+    for folder in (*FOLDERS, "deploy")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in (".py", ".md", ".yaml", ".yml", ".toml", ".sh", ".mjs") or path.name.startswith("Dockerfile")
+] + [ROOT / name for name in ("Makefile", "CHANGELOG.md", "pyproject.toml", "mkdocs.yml")]
+_COMMAND = re.compile(
+    r"""[`$] ?(make [a-z][\w-]*)(?=[` "\n])|(?:[`"]|^\s*|\$ )((?:\.venv/bin/)?python -m [a-z_.]+)(?![\w.])""",
+    re.MULTILINE,
+)
+
+
+def _faults(text: str) -> list[str]:
+    """What is wrong with the paths, the targets of make and the modules that a text of any kind names."""
+    commands_of_text = [(make or python).split() for make, python in _COMMAND.findall(text)]
+    wrong = [
+        " ".join(words) for words in commands_of_text if _fault(["python", *words[1:]] if "-m" in words else words)
+    ]
+    return [*_missing_paths(text), *wrong]
+
+
+def test_paths_and_commands_in_code_and_messages_exist() -> None:
+    made_up = (
+        Path(__file__),
+        ROOT / "tests/model/test_gguf_files.py",
+        ROOT / "tests/integrations/shared/test_mark_places.py",
+    )
+    texts = {name_of(path): path.read_text(encoding="utf-8") for path in TEXTS if path not in made_up}
+    assert {name: faults for name, text in texts.items() if (faults := _faults(text))} == {}
+    assert len(texts) > 500
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"""See tests/engine/test_nowhere.py."""',
+        'raise Error("run `make nothing` first")',
+        '# "python -m benchmarks.nowhere"',
+        '"""Run it::\n\n    .venv/bin/python -m cocoa_engine.nowhere --data x\n"""',
+        "docs/how-to/nowhere.md#gpu",
+    ],
+)
+def test_wrong_names_in_code_are_seen(text: str) -> None:
+    assert _faults(text) != []
+
+
 def test_missing_paths_are_seen() -> None:
     text = "pytest tests/engine/none.py -k x, tests/engine/, cocoa_engine/methods/NAME.py, https://x.org/docs/none"
     assert _missing_paths(text) == ["tests/engine/none.py"]

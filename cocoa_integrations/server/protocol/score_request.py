@@ -128,7 +128,7 @@ class ScoreJob:
         body: the request.
         engine: the engine.
         config: the settings.
-        cancellation: ends the work before its next forward pass.
+        cancellation: ends the work.
 
     Attributes:
         batches: the numbers of the texts of each batch.

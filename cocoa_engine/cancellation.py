@@ -23,8 +23,9 @@ _current: ContextVar[Cancellation | None] = ContextVar("cocoa_cancellation", def
 class Cancellation:
     """Cancels the calls it is passed to: ``engine.generate(prompt, cancellation=cancellation)``.
 
-    A waiting call leaves the queue. A running call ends before its next forward pass. What comes before and after the
-    passes ends too: the chat template, the compilation of a grammar, and the comparison of an answer with a schema.
+    A waiting call leaves the queue. A running call ends before the next layer of its forward pass. What comes before
+    and after the passes ends too: the chat template, the compilation of a grammar, and the comparison of an answer with
+    a schema.
     """
 
     def __init__(self) -> None:
@@ -52,7 +53,7 @@ class Cancellation:
         Raises:
             RequestCancelledError: the calls are cancelled.
         """
-        if self._cancelled:
+        if self.cancelled:
             raise RequestCancelledError("the call was cancelled")
 
     def run(
@@ -84,6 +85,17 @@ class Cancellation:
         finally:
             with self._lock:
                 self._listeners.pop(key, None)
+
+
+def check_current() -> None:
+    """End the calling code if the innermost :meth:`Cancellation.run` around it was cancelled.
+
+    Raises:
+        RequestCancelledError: it was.
+    """
+    cancellation = _current.get()
+    if cancellation is not None:
+        cancellation.check()
 
 
 def current_cancellation() -> Cancellation:

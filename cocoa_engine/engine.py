@@ -248,7 +248,7 @@ class CocoaEngine(DecodingModel):
             divide: divide the text at its risk points, as decoding divides an answer, so that each part has a risk of
                 its own. With a calibrator of spans, the candidates at the risk points are grown for it; the usage does
                 not count that.
-            cancellation: lets another thread end the call before its next forward pass.
+            cancellation: lets another thread end the call; see :class:`~cocoa_engine.Cancellation`.
             **settings: as for :meth:`generate`.
 
         Returns:

@@ -21,7 +21,7 @@ from typing import Literal
 from torch import Tensor
 
 from cocoa_engine.cancellation import Cancellation
-from cocoa_engine.errors import EngineBusyError
+from cocoa_engine.errors import EngineBusyError, RequestCancelledError
 from cocoa_engine.execution.backends import Backend, FeedRequest, StepOutput, TokenTree
 from cocoa_engine.forks import free_in_child
 from cocoa_engine.model.hidden_states import CaptureSpec
@@ -303,7 +303,8 @@ class Scheduler:
         try:
             for observe in self.observers:
                 observe(_event(batch))
-            run(batch, None if self._taken <= 1 else self.prefill_chunk)
+            everyone = batch[0].cancellation if len(batch) == 1 else _Everyone(batch)
+            everyone.run(run, batch, None if self._taken <= 1 else self.prefill_chunk)
         finally:
             self._turn.acquire()
             now = time.monotonic()
@@ -340,6 +341,18 @@ class Scheduler:
         return batch
 
 
+class _Everyone(Cancellation):
+    """That of a pass for several callers: it is cancelled when all of them are."""
+
+    def __init__(self, batch: Sequence[Work]) -> None:
+        super().__init__()
+        self._batch = batch
+
+    @property
+    def cancelled(self) -> bool:
+        return all(work.cancellation.cancelled for work in self._batch)
+
+
 def _wake(work: Work) -> None:
     if work.owner is not None:
         work.owner.notify()
@@ -354,7 +367,8 @@ def run(batch: Sequence[Work], prefill_chunk: int | None) -> None:
     """Run one pass. A failed pass is repeated for each sequence alone, so that only the failing one gets the error.
 
     Args:
-        batch: one prompt, or steps with the same backend and capture spec. Results and errors are stored in its items.
+        batch: one prompt, or steps with the same backend and capture spec. Results and errors are stored in its items;
+            neither is if all their callers were cancelled during the pass.
         prefill_chunk: maximum number of prompt tokens to feed; `None` uses the backend's chunk size.
     """
     backend = batch[0].backend
@@ -365,6 +379,8 @@ def run(batch: Sequence[Work], prefill_chunk: int | None) -> None:
         requests = [(work.tree, work.paths or ()) for work in batch]
         for work, output in zip(batch, backend.step(requests), strict=True):
             work.output = output
+    except RequestCancelledError:  # the work is not done, and its callers give it up
+        return
     except Exception as error:
         if len(batch) == 1:
             batch[0].error = error

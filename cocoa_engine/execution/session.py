@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Protocol
 
+from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.execution.backends import Backend, Chosen, choose, state_of
 from cocoa_engine.execution.scheduler import Scheduler
@@ -92,7 +93,8 @@ class Session:
         with self.model.lock:
             state = state_of(self.model)
             if self._chosen is None or self._chosen[0] != state:
-                self._chosen = state, choose(self.model, self.runtime)
+                # the choice is for all calls: the one that needs it first must not end it
+                self._chosen = state, Cancellation().run(choose, self.model, self.runtime)
             return self._chosen[1]
 
     @property

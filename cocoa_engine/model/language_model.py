@@ -10,13 +10,14 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed, nn
 from transformers import MODEL_FOR_MASKED_LM_MAPPING, PreTrainedConfig
 
+from cocoa_engine.cancellation import check_current
 from cocoa_engine.errors import UnsupportedModelError
 from cocoa_engine.forks import free_in_child
 from cocoa_engine.model.light_model import LightModel
@@ -24,6 +25,8 @@ from cocoa_engine.process_exit import at_work
 from cocoa_engine.safe_text import short_repr
 
 # Hooks and forward passes of one model must not interleave, also when several engines wrap it.
+_SHORT = 128  # tokens of a pass that need not end before its last layer
+
 _locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
 _locks_guard = free_in_child(threading.Lock())
 
@@ -141,6 +144,9 @@ class LanguageModel:
             logits_to_keep: compute logits for this many last positions only, if the model supports it.
             **inputs: further inputs of the model. ``position_ids`` are dropped if its ``forward`` does not take them.
 
+        Raises:
+            RequestCancelledError: the calling code was cancelled before or during a pass of many tokens.
+
         Returns:
             The model's output. Its ``logits`` may hold more positions than requested. They are NaN where the last
             layer's state overflows; see :func:`_spoil_overflow`.
@@ -159,11 +165,11 @@ class LanguageModel:
 
         for rotary in self._dynamic:
             _forget_longest(rotary)
-        hook = self.layers[-1].register_forward_hook(keep)
-        try:
+        with ExitStack() as hooks:
+            hooks.callback(self.layers[-1].register_forward_hook(keep).remove)
+            for layer in self.layers if token_ids.numel() > _SHORT else ():
+                hooks.callback(layer.register_forward_pre_hook(_check).remove)
             output = model(input_ids=token_ids, return_dict=True, **inputs)
-        finally:
-            hook.remove()
         if states:
             _spoil_overflow(output.logits, states[-1])
         return output
@@ -189,6 +195,10 @@ class LanguageModel:
             finally:
                 for module in training:
                     module.training = True
+
+
+def _check(_module: Any, _args: Any) -> None:
+    check_current()
 
 
 def _spoil_overflow(logits: Tensor, states: Tensor) -> None:

@@ -53,7 +53,7 @@ class CandidateGrower:
     Args:
         session: the model and its backend.
         config: the settings of risk points, branches and scores. The method is replaced by ``"cocoa-sig"``.
-        cancellation: ends the calls before their next forward pass.
+        cancellation: ends the calls.
 
     Raises:
         ConfigError: the layers do not fit the model.

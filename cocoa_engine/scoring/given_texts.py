@@ -50,12 +50,16 @@ def score(
         measure: says how risks are computed. It may run the model, and is called after everything was checked.
     """
     cancellation = given_or_new(cancellation, Cancellation, "cancellation")
-    scorer = _Scorer(session, prompt, config, measure, source, cancellation)
-    if not divide:
-        return scorer.many(text) if is_many(text) else scorer.one(text)
-    if is_many(text):
-        return [scorer.divided(cast("str | Sequence[int]", one)) for one in text]
-    return scorer.divided(cast("str | Sequence[int]", text))
+
+    def scored() -> Generation | list[Generation]:
+        scorer = _Scorer(session, prompt, config, measure, source, cancellation)
+        if not divide:
+            return scorer.many(text) if is_many(text) else scorer.one(text)
+        if is_many(text):
+            return [scorer.divided(cast("str | Sequence[int]", one)) for one in text]
+        return scorer.divided(cast("str | Sequence[int]", text))
+
+    return cancellation.run(scored)
 
 
 class _Scorer:

@@ -132,7 +132,7 @@ class TextTree:
         capture: the hidden states that every step returns.
         rows_per_step: the maximum number of tokens in a step. Default: the backend's ``paths_per_step``.
         passages: the positions of passages of the prompt whose attention mass is measured.
-        cancellation: ends the work before its next forward pass.
+        cancellation: ends the work.
 
     Attributes:
         prompt_passes: the number of forward passes of the prompt.

@@ -29,8 +29,8 @@ class AsyncStream(Generic[Item]):
     """Iterates over a synchronous stream, each step in a worker thread of the engine.
 
     The stream does no work between two steps, so an abandoned stream costs nothing. Use it as an async context manager,
-    which closes the stream. A step that is running when the task is cancelled ends before its next forward pass,
-    provided the stream's own ``close`` or its cancellation stops it.
+    which closes the stream. A step that is running when the task is cancelled ends before the next layer of its
+    pass, provided the stream's own ``close`` or its cancellation stops it.
 
     Args:
         engine: the engine whose worker threads run the steps.

@@ -47,7 +47,8 @@ class ServerSettings(SettingsModel):
         2**20,
         ge=1,
         description="Maximum number of characters of all that a prompt may contain: messages, tools, formats and "
-        "variables of the template, as JSON writes them; a token id counts as one.",
+        "variables of the template. Texts of messages count as they are, other values as JSON writes them, and a token "
+        "id as one.",
     )
     max_prompts: int = Field(256, ge=1, description="Maximum number of prompts or texts in one request.")
     max_messages: int = Field(2000, ge=1, description="Maximum number of messages.")

@@ -26,7 +26,7 @@ class Call:
     Attributes:
         engine: the engine.
         answers: the number of answers that it asks for.
-        cancellation: ends the work, before its next forward pass at the latest. Pass it to every call of the engine.
+        cancellation: ends the work, before the next layer of a pass at the latest. Pass it to every call of the engine.
         ended_by: who cancelled the call; ``None`` while it runs.
 
     Args:
@@ -42,7 +42,7 @@ class Call:
         self.ended_by: By | None = None
 
     def cancel(self, by: By) -> None:
-        """End the work before its next forward pass."""
+        """End the work."""
         if self.ended_by is None:
             self.ended_by = by
             self._on_cancel(by)

@@ -9,16 +9,19 @@ from typing import Any
 
 import pytest
 
-from cocoa_engine import Cancellation, CocoaEngine, PromptError, RequestCancelledError
+from cocoa_engine import Cancellation, CocoaEngine, PromptError, RequestCancelledError, Runtime
 from cocoa_engine.cancellation import interruptible
 from cocoa_engine.execution import scheduler as scheduler_file
 from cocoa_engine.execution.backends import shared_cache
+from cocoa_engine.execution.forward import attention, lean
 from cocoa_engine.execution.forward.base import Segment
 from tests.helpers.alike import answers, assert_alike, assert_all_alike
+from tests.helpers.backends import made
 from tests.helpers.engines import endless, engine_of, prompt
 from tests.helpers.forward_passes import record, steps
+from tests.helpers.hooks import hook_count
 from tests.helpers.in_threads import join, start, wait_until
-from tests.helpers.inside import assert_idle, calls_waiting
+from tests.helpers.inside import assert_idle, calls_waiting, use_backend
 from tests.helpers.processors import Asks, Held, Meets
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
@@ -140,6 +143,76 @@ def test_the_rest_of_a_long_prompt_is_not_read(call: Ask, alone: bool, monkeypat
         assert_alike(answer, expected)
         assert [type(each) for each in outcome] == [RequestCancelledError]
     assert len(pieces) == 3
+    assert_idle(engine)
+
+
+SCORES: dict[str, Ask] = {
+    "score": lambda engine, ids, **options: engine.score(ids, [7, 8, 9], **options),
+    "score_many": lambda engine, ids, **options: engine.score(ids, [[7, 8, 9], [9, 8]], **options),
+    "score_divided": lambda engine, ids, **options: engine.score(ids, [7, 8, 9], divide=True, **options),
+}
+
+
+@pytest.mark.parametrize("kind", ["static_lean", "lean", "modules", "masked_modules", "copied_cache", "recompute"])
+@pytest.mark.parametrize("call", [*CALLS, *SCORES])
+def test_a_pass_ends_between_two_layers_and_the_next_call_is_as_ever(
+    kind: str, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fresh() -> CocoaEngine:
+        model = tiny_model("llama")
+        engine = CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(prefix_cache_mb=8))
+        return use_backend(engine, made(model, kind, "stock"))
+
+    long, ran, cancellation = prompt(2, 300), set[int](), Cancellation()
+    expected = fresh().generate(long, max_new_tokens=12)
+    engine = fresh()
+    shared = engine.generate(long[:150], max_new_tokens=2)  # so that a part of the prompt may come from a cache
+
+    def in_layer(layer: int) -> None:
+        ran.add(layer)
+        if layer == 1:
+            cancellation.cancel()
+
+    def attend(segment: Segment, layer: int, *args: Any, **options: Any) -> Any:
+        in_layer(layer)
+        return attention.attend(segment, layer, *args, **options)
+
+    monkeypatch.setattr(lean, "attend", attend)
+    layers = engine.model.model.layers
+    hooks = [layers[n].register_forward_pre_hook(lambda *_, n=n: in_layer(n)) for n in range(len(layers))]
+    with pytest.raises(RequestCancelledError):
+        {**CALLS, **SCORES}[call](engine, long, cancellation=cancellation)
+    for hook in hooks:
+        hook.remove()
+    monkeypatch.undo()
+    assert ran == {0, 1}
+    assert hook_count(engine.model) == 0
+    assert_alike(engine.generate(long, max_new_tokens=12), expected)
+    assert_alike(engine.generate(long[:150], max_new_tokens=2), shared)
+    assert engine.session.scheduler.idle
+
+
+def test_a_pass_goes_on_until_all_who_wait_for_it_have_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, cancellations = tiny_model("llama"), [Cancellation(), Cancellation()]
+    engine = use_backend(engine_of(model, max_batch_size=2), made(model, "lean", "stock"))
+    sequences, ran = [0], list[int]()
+
+    def attend(segment: Segment, layer: int, *args: Any, **options: Any) -> Any:
+        if sequences[0] == 2:  # called for both of them
+            ran.append(layer)
+            cancellations[0].cancel()
+            if layer == 2:
+                cancellations[1].cancel()
+        return attention.attend(segment, layer, *args, **options)
+
+    engine.session.scheduler.observers.append(lambda event: sequences.__setitem__(0, len(event.trees)))
+    engine.session.scheduler.patience = 1e6
+    monkeypatch.setattr(lean, "attend", attend)
+    outcome: list[Any] = []
+    calls = [partial(engine.generate, prompt(n), cancellation=each) for n, each in enumerate(cancellations)]
+    join([start(call, outcome) for call in calls])
+    assert [type(each) for each in outcome] == [RequestCancelledError] * 2
+    assert ran == [0, 0, 1, 1, 2, 2]
     assert_idle(engine)
 
 

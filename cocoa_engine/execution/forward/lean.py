@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
+from cocoa_engine.cancellation import check_current
 from cocoa_engine.execution.forward.attention import attend
 from cocoa_engine.execution.forward.base import Forward, PassOutput, Segment
 from cocoa_engine.execution.forward.kernel_layers import KernelLayers
@@ -195,6 +196,7 @@ class Lean(Forward):
             local = self.local_rotary(positions)
 
         def attention(layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            check_current()
             window, rows, start = self.windows[layer], [], 0
             for segment in segments:
                 end = start + segment.width

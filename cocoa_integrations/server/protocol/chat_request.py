@@ -16,7 +16,7 @@ from cocoa_engine.safe_text import short_repr, shortened
 from cocoa_integrations._shared.chat_template import ChatTemplateOptions, names
 from cocoa_integrations.server.errors import bad_request, of_parameter
 from cocoa_integrations.server.parameters import REFUSED, Refused, each
-from cocoa_integrations.server.protocol.decoding import DecodingRequest, Flag, Several, Whole
+from cocoa_integrations.server.protocol.decoding import DecodingRequest, Flag, Several, Whole, written_size
 from cocoa_integrations.server.settings import ServerSettings
 from cocoa_integrations.tool_calling import ToolRequest
 from cocoa_integrations.tool_calling.json_values import object_of
@@ -105,6 +105,10 @@ class ChatRequest(DecodingRequest):
         if (self.top_logprobs or self.options.top_logprobs) and not self.logprobs:
             raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
 
+    def size_of(self, name: str) -> int:
+        """The number of characters that a parameter adds to the prompt."""
+        return size_of_messages(self.messages) if name == "messages" else super().size_of(name)
+
     def tool_request(self) -> ToolRequest:
         """The tools and the response format.
 
@@ -163,6 +167,11 @@ def entries_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
     if not any(entry["content"].strip() or entry.get("tool_calls") for entry in entries):
         raise bad_request("the conversation is empty; give at least one message with text", "messages")
     return entries
+
+
+def size_of_messages(messages: Sequence[Message]) -> int:
+    """The number of characters that messages add to a prompt: of what a template is given of them, and of no more."""
+    return sum(written_size(value) for entry in entries_of(messages) for value in entry.values())
 
 
 def template_variables(given: Mapping[str, Any] | None, engine: CocoaEngine) -> dict[str, Any]:

@@ -222,7 +222,7 @@ class DecodingRequest(BaseModel):
 
     def size_of(self, name: str) -> int:
         """The number of characters that a parameter adds to the prompt."""
-        return _written_size(getattr(self, name))
+        return written_size(getattr(self, name))
 
     def config(self, base: CocoaConfig, limits: ServerSettings) -> CocoaConfig:
         """The settings of the decode.
@@ -309,7 +309,7 @@ def _value(given: Mapping[str, Any], name: str) -> Any:
     return value if not inner else value.get(inner) if isinstance(value, Mapping) else None
 
 
-def _written_size(value: Any) -> int:
+def written_size(value: Any) -> int:
     """The characters of a value in a prompt: of a text its own, of other JSON those with which it is written."""
     if value is None or isinstance(value, str):
         return len(value or "")
@@ -318,11 +318,7 @@ def _written_size(value: Any) -> int:
     size, left = 0, [value]
     while left:
         one = left.pop()
-        if isinstance(one, BaseModel):  # its fields may be written without their names
-            texts = [field for field in vars(one).values() if isinstance(field, str)]
-            size += sum(map(len, texts))  # a prompt has them as they are
-            left.extend(field for field in vars(one).values() if not (field is None or isinstance(field, str)))
-        elif isinstance(one, Mapping):
+        if isinstance(one, Mapping):
             size += 6 * len(one)  # two quotes, a colon, a comma and two spaces
             left.extend([*one, *one.values()])
         elif isinstance(one, list):

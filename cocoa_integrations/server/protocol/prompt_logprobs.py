@@ -20,7 +20,7 @@ def prompt_logprobs(
         engine: the engine.
         token_ids: the prompt.
         top: the number of most probable tokens to list for each token.
-        cancellation: ends the work before its next forward pass.
+        cancellation: ends the work.
 
     Raises:
         PromptError: the prompt is too long, or has unknown token ids.

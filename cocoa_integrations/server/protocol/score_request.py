@@ -15,7 +15,7 @@ from cocoa_integrations._shared.chat_template import ChatTemplateOptions
 from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations.server.errors import bad_request, naming
 from cocoa_integrations.server.parameters import REFUSED, SAME_SETTING, Refused, each
-from cocoa_integrations.server.protocol.chat_request import Message, entries_of, template_variables
+from cocoa_integrations.server.protocol.chat_request import Message, entries_of, size_of_messages, template_variables
 from cocoa_integrations.server.protocol.decoding import DecodingRequest, Flag, Several, Whole
 from cocoa_integrations.server.protocol.prompt_logprobs import score_one
 from cocoa_integrations.server.protocol.risk_fields import RiskFields, max_risk_of
@@ -50,7 +50,7 @@ class ScoreRequest(DecodingRequest):
         "texts": ("max_prompts", ""),
         "prompt": ("max_prompt_chars", "tokens"),
     }
-    in_prompt: ClassVar[tuple[str, ...]] = ("prompt", "messages", "text", "texts", "source", "chat_template_kwargs")
+    in_prompt: ClassVar[tuple[str, ...]] = ("prompt", "messages", "text", "texts", "chat_template_kwargs")
     prompt: str | Several[Whole] | None = Field(None, description="The prompt, as text or token ids.")
     messages: Several[Message] | None = Field(None, description="The prompt as a conversation; the texts are answers.")
     text: str | None = None
@@ -102,6 +102,8 @@ class ScoreRequest(DecodingRequest):
 
     def size_of(self, name: str) -> int:
         """The number of characters that a parameter adds to the prompts; a token counts as one."""
+        if name == "messages" and self.messages is not None:
+            return size_of_messages(self.messages)
         return len(self.prompt or ()) if name == "prompt" else super().size_of(name)
 
     def prompt_ids(self, engine: CocoaEngine) -> list[int]:
@@ -128,7 +130,7 @@ class ScoreJob:
         body: the request.
         engine: the engine.
         config: the settings.
-        cancellation: ends the work before its next forward pass.
+        cancellation: ends the work.
 
     Attributes:
         batches: the numbers of the texts of each batch.

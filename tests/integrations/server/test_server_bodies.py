@@ -7,11 +7,13 @@ import gc
 import json
 import threading
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cocoa_integrations.server import ServerSettings, create_app
 from cocoa_integrations.server import body as body_module
@@ -90,6 +92,12 @@ def body_of(route: type[DecodingRequest], path: tuple[str, ...], value: str) -> 
     if path[:2] == ("messages", "*") and len(path) > 2:  # a message has a role
         inner = inner.replace("{", '{"role":"assistant",', 1)
     return (json.dumps(others)[:-1] + f",{json.dumps(path[0])}:{inner}}}").encode()
+
+
+def call(value: Any, written: Callable[[Any], Any] = lambda value: {"a": value}) -> dict[str, Any]:
+    """A message with a call."""
+    function = {"name": "f", "arguments": written(value)}
+    return {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
 
 
 class Noting(dict[str, Any]):
@@ -179,7 +187,7 @@ async def test_the_event_loop_goes_on_while_a_body_is_checked(
         assert (await request).status_code == 200
 
 
-NOT_IN_PROMPTS = {"model", "stop", "stream_options", "logit_bias", "cocoa", "tool_choice"}
+NOT_IN_PROMPTS = {"model", "stop", "stream_options", "logit_bias", "cocoa", "tool_choice", "source"}
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -203,12 +211,13 @@ def test_all_that_a_prompt_may_contain_is_counted(route: type[DecodingRequest]) 
         {"messages": [{**HELLO[0], "name": "n" * 1001}]},
         {"messages": [*HELLO, {"role": "tool", "tool_call_id": "i" * 1001, "content": ""}]},
         {"messages": [*HELLO, {"role": "assistant", "reasoning_content": "i" * 1001}]},
-        {"messages": [*HELLO, {"role": "assistant", "tool_calls": [{"id": 1.5, "x": list(range(300))}]}]},
+        {"messages": [*HELLO, call(list(range(300)))]},
         {"reasoning_effort": "x" * 1001},
         {"tools": [{"type": "function", "function": {"name": "f", "description": "\x01" * 170}}]},
         {"response_format": {"type": "json_object", "schema": {"description": '"' * 500}}},
         {"chat_template_kwargs": {"documents": ["\\" * 500]}},
-        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": {"a": "\x01" * 170}}}]}]},
+        {"messages": [call("\x01" * 170)]},
+        {"messages": [call(json.dumps("\x01" * 170), '{{"a": {}}}'.format)]},
     ],
     ids=lambda body: next(iter(body)),
 )
@@ -218,11 +227,32 @@ async def test_the_prompt_is_counted_before_it_is_rendered(tiny: Speaker, body: 
     assert "the server's limit of 1000" in error["message"]
 
 
-def test_the_text_of_a_message_counts_as_it_is() -> None:
-    request = ChatRequest.model_validate({"messages": [{"role": "user", "content": "\n" * 950}]})
-    assert request.size_of("messages") < 1000
-    score = ScoreRequest.model_validate({"prompt": "Hi", "texts": ["\n" * 450] * 2})
-    assert score.size_of("texts") == 900
+@given(st.lists(st.text(), min_size=1), st.sampled_from(["text", "input_text", "output_text", "refusal"]))
+def test_the_text_of_a_message_counts_as_it_is_in_one_part_or_many(texts: list[str], kind: str) -> None:
+    parts = [{"type": kind, "refusal" if kind == "refusal" else "text": text, "cache_control": {}} for text in texts]
+    whole = {"role": "user", "content": "".join(texts)}
+    sizes = [
+        route.model_validate({**ROUTES[ChatRequest][1], "texts": texts, "messages": [*HELLO, message]}).size_of(name)
+        for route, name in ((ChatRequest, "messages"), (ScoreRequest, "messages"))
+        for message in (whole, {"role": "user", "content": parts})
+    ]
+    without = ChatRequest.model_validate({"messages": [*HELLO, {"role": "user"}]}).size_of("messages")
+    assert sizes == [without + len("".join(texts))] * 4
+    assert ScoreRequest.model_validate({"prompt": "Hi", "texts": texts}).size_of("texts") == len("".join(texts))
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        (ChatRequest, {"messages": [{**HELLO[0], "reasoning_content": "a" * 400, "tool_call_id": "a" * 400}]}),
+        (ChatRequest, {"messages": [{**HELLO[0], "tool_calls": [{"x": "a" * 400}]}]}),
+        (ChatRequest, {"messages": [*HELLO, {**call(1), "cocoa_risk": "a" * 400}]}),
+        (ChatRequest, {"messages": HELLO, "cocoa": {"source": ["a" * 400]}}),
+        (ScoreRequest, {"prompt": "Hi", "text": "you", "source": ["a" * 400]}),
+    ],
+)
+def test_what_no_prompt_contains_does_not_count(route: type[DecodingRequest], body: dict[str, Any]) -> None:
+    route.model_validate(body).check(ServerSettings(max_prompt_chars=200))
 
 
 @pytest.mark.parametrize(
@@ -232,7 +262,6 @@ def test_the_text_of_a_message_counts_as_it_is() -> None:
         (CompletionRequest, {"prompt": [[1] * 51] * 2}),
         (CompletionRequest, {"prompt": ["a" * 51] * 2}),
         (ScoreRequest, {"prompt": [1] * 101}),
-        (ScoreRequest, {"source": ["a" * 51] * 2}),
         (ScoreRequest, {"text": "a" * 101}),
     ],
 )

@@ -42,7 +42,7 @@ _ROW = re.compile(r"^[ \t]*\|.*", re.MULTILINE)
 # a line with a pipe, a line of dashes and pipes, and the lines with pipes after it
 _TABLE = re.compile(r"^[^\n|]*\|.*\n(?=.*\|)[ \t|:]*-[ \t|:-]*\r?$(?:\n[^\n|]*\|.*)*", re.MULTILINE)
 _LINE = re.compile(r".+")
-_FENCE = re.compile(r"[ \t>]*(?:```|~~~)")
+_FENCE = re.compile(r"^[ \t>]*(?:`{3,}|~{3,})", re.MULTILINE)
 _PIPE = re.compile(r"(?<!\\)\|")
 _FINAL = frozenset(".!?…‽。！？｡।॥؟۔։።។:;,；：，、؛،\\")
 
@@ -156,18 +156,16 @@ def marked_stretches(text: str, ranges: Sequence[tuple[int, int]], *, with_code:
     words = [word for word in words if not any(tag.start <= word.start < tag.end for tag in tags)]
     ends = [word.end for word in words]
     marks = list_marks(text)
-    begins = sorted(mark.end for mark in marks)
     code = [Range(start, end) for start, end, is_code in blocks(text) if is_code]
     cuts, pipes, entities = _cuts(text)
     cuts = {cut for cut in cuts | pipes if not _is_inside(cut, inline)} | {at for tag in tags for at in tag}
     found: list[Stretch] = []
     for number, (begin, stop) in enumerate(ranges):
         for low, high in _written(text, begin, stop, cuts, code):
-            if (mark := bisect_left(begins, high)) and begins[mark - 1] > low:
-                low = begins[mark - 1]
+            low = max([low, *(mark.end for mark in marks if mark.start < high and low < mark.end)])
             first = bisect_right(ends, low)
             last = bisect_left(words, high, key=itemgetter(0)) - 1
-            if last < first:
+            if last < first or low >= high:
                 continue
             start, end = min(low, words[first].start), max(high, words[last].end)
             start = max([start, *(one.end for one in inline if one.start < start < one.end)])
@@ -181,12 +179,12 @@ def marked_stretches(text: str, ranges: Sequence[tuple[int, int]], *, with_code:
     if not with_code:
         return found
     rest: list[Stretch] = []
-    taken = [*found, *marks]
+    taken = [Range(one.start, one.end) for one in found] + marks + [Range(*one.span()) for one in _FENCE.finditer(text)]
     for number, (begin, stop) in enumerate(ranges):
-        bounds = {begin, stop, *(at for one in taken for at in one[:2] if begin < at < stop)}
+        bounds = {begin, stop, *(at for one in taken for at in one if begin < at < stop)}
         bounds |= {at + 1 for at in range(begin, stop) if text[at] == "\n"}
         for start, end in _stripped(text, sorted(bounds)):
-            if any(one[0] <= start < one[1] for one in taken):
+            if any(one.start <= start < one.end for one in taken):
                 continue
             edges = [(word.start, word.end) for word in every if word.start < end and start < word.end]
             start = min([start, *(word[0] for word in edges)])

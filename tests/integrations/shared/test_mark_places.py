@@ -107,6 +107,7 @@ def test_no_risky_word_is_left_after_redaction(spans: list[tuple[str, float]]) -
         ([("See [it](https://", 0.1), ("secret.org", 0.9), (") now", 0.1)], "See [it](█) now"),
         ([('{"key": "', 0.1), ("secret", 0.9), ('"}', 0.1)], '{"key": "█"}'),
         ([("1. Red", 0.9), ("\n# Big", 0.9)], "1. █\n# █"),
+        ([("```json", 0.9), ("\n[1", 0.9), (", 2]\n```", 0.1)], "```█\n█, 2]\n```"),
     ],
 )  # fmt: skip
 def test_redaction(spans: list[tuple[str, float]], shown: str) -> None:
@@ -131,6 +132,12 @@ def test_redaction(spans: list[tuple[str, float]], shown: str) -> None:
         ([("Red", 0.9), (" tower\nOld", 0.9), (" one", 0.1)], "[[Red]] [[tower]]\n[[Old]] one"),
         ([("Run", 0.1), (":\n```sh\nmake now", 0.9), ("\n```", 0.9)], "Run:\n```sh\nmake now\n```"),
         ([("1. Red", 0.9), ("\n- old", 0.9), ("\n# Big", 0.9)], "1. [[Red]]\n- [[old]]\n# [[Big]]"),
+        ([("1.", 0.9), (" Red\n", 0.1), ("2.", 0.9), (" Old", 0.9)], "1. Red\n2. [[Old]]"),
+        (
+            [("See [the", 0.9), (" tower](https://", 0.1), ("x.org", 0.9), (").", 0.9)],
+            "[[See]] [[[the]] tower](https://x.org).",
+        ),
+        ([("The sum $x", 0.9), (" + ", 0.1), ("1$", 0.9), (" is", 0.9)], "[[The sum]] $x + 1$ [[is]]"),
         ([("| Red | old |", 0.9), ("\n|---|---|", 0.9)], "| [[Red]] | [[old]] |\n|---|---|"),
         # one clause
         ([("Use", 0.1), (" an RSA key.", 0.9)], "Use [[an RSA key]]."),

@@ -18,7 +18,8 @@ from cocoa_engine.units.words import Range, word_ranges
 # what no clause ends inside of: code, formulas, links, tags, entities, quotations, brackets
 _WHOLE = re.compile(
     r"""(?P<ticks>`+)(?!`).*?(?<!`)(?P=ticks)(?!`)
-    | \$\$(?:(?!\$\$).)+\$\$ | \\\[(?:(?!\\\]).)+\\\] | \\\((?:(?!\\\)).)+\\\)
+    | \$\$(?:(?!\$\$).)+\$\$ | (?<![\w$])\$(?=[^\s$])[^$\n]*(?<=\S)\$(?![\w$])
+    | \\\[(?:(?!\\\]).)+\\\] | \\\((?:(?!\\\)).)+\\\)
     | !?\[[^\[\]\n]*\]\([^()\n]*\)
     | <[^<>\s][^<>\n]*> | &\#?\w+;
     | “[^“”\n]*” | „[^„“”\n]*[“”] | «[^«»\n]*» | »[^«»\n]*« | ‹[^‹›\n]*› | 「[^「」\n]*」 | 『[^『』\n]*』
@@ -28,18 +29,22 @@ _WHOLE = re.compile(
     | \([^()\n]*\) | （[^（）\n]*）""",
     re.VERBOSE | re.DOTALL,
 )
-# what no mark ends inside of
-_INLINE = re.compile(r"(?P<ticks>`+)(?!`)[^\n]*?(?<!`)(?P=ticks)(?!`)|<[^<>\s][^<>\n]*>")
-_OPEN = re.compile(r"`|<[^<>\s]")
-_ENTITY = re.compile(r"&#?\w+;")
-_SEMICOLON = re.compile(r";(?=\s)|[；；؛]")
+# what no mark begins or ends inside of: code, formulas, tags, addresses of links
+_INLINE = re.compile(
+    r"""(?P<ticks>`+)(?!`)[^\n]*?(?<!`)(?P=ticks)(?!`)
+    | \$\$[^$\n]+\$\$ | (?<![\w$])\$(?=[^\s$])[^$\n]*(?<=\S)\$(?![\w$]) | \\\([^\n]*?\\\) | \\\[[^\n]*?\\\]
+    | !?\[(?P<label>[^\[\]`$<\n]*)\]\([^()\n]*\) | (?<=\])\([^()\n]*\) | (?P<tag><[^<>\s][^<>\n]*>)""",
+    re.VERBOSE,
+)
+_OPEN = re.compile(r"`|\$(?=\S|\Z)|\\[(\[]|\\\Z|<[^<>\s]|!?\[[^\[\]\n]*(?:\](?:\([^()\n]*)?)?\Z")
+_SEMICOLON = re.compile(r"(?P<entity>&\#?\w+;)|;(?=\s)|[；；؛]")
 _ROW = re.compile(r"^[ \t]*\|.*", re.MULTILINE)
 # a line with a pipe, a line of dashes and pipes, and the lines with pipes after it
 _TABLE = re.compile(r"^[^\n|]*\|.*\n(?=.*\|)[ \t|:]*-[ \t|:-]*\r?$(?:\n[^\n|]*\|.*)*", re.MULTILINE)
 _LINE = re.compile(r".+")
-_FENCE = re.compile(r"[ \t>]*(?:```|~~~)")
+_FENCE = re.compile(r"^[ \t>]*(?:`{3,}|~{3,})", re.MULTILINE)
 _PIPE = re.compile(r"(?<!\\)\|")
-_FINAL = frozenset(".!?…‽。！？｡।॥؟۔։።။។:;,；：，、؛،\\")
+_FINAL = frozenset(".!?…‽。！？｡।॥؟۔։።។:;,；：，、؛،\\")
 
 
 class Clause(NamedTuple):
@@ -71,20 +76,24 @@ def clauses(text: str) -> list[Clause]:
     whole = [Range(*one.span()) for one in _WHOLE.finditer(plain)]
     rows = [Range(*one.span()) for one in _ROW.finditer(plain)]
     rows += [Range(*one.span()) for table in _TABLE.finditer(plain) for one in _LINE.finditer(plain, *table.span())]
-    closed = {one.end for one in whole}
-    ends = {one.end() for one in _SEMICOLON.finditer(plain)} - closed  # but not that of an entity
-    ends |= {sentence.end for sentence in sentence_ranges(text)}
-    ends = {end for end in ends if not _is_inside(end, rows)}
-    ends |= {at for row in rows for at in row}
-    ends |= {at for row in rows for pipe in _PIPE.finditer(text, *row) for at in pipe.span()}
-    ends |= {at for one in code for at in one}
-    ends = {end for end in ends if not _is_inside(end, whole)}
+    ends, pipes, entities = _cuts(text)
+    ends = {end for end in ends if not _is_inside(end, rows)} | {at for row in rows for at in row}
+    ends |= {at for at in pipes if any(row.start <= at <= row.end for row in rows)} | {at for one in code for at in one}
+    ends = {end for end in ends if not _is_inside(end, whole + code)}
     return [
         Clause(start, end, end, is_code=True)
         if any(one.start <= start < one.end for one in code)
-        else Clause(start, end, _place(text, start, end, closed))
+        else Clause(start, end, _place(text, start, end, entities))
         for start, end in _stripped(text, sorted({0, *ends, len(text)}))
     ]
+
+
+def _cuts(text: str) -> tuple[set[int], set[int], set[int]]:
+    """Where sentences and their parts before semicolons end, the edges of pipes, and the ends of entities."""
+    semicolons = list(_SEMICOLON.finditer(text))
+    ends = {sentence.end for sentence in sentence_ranges(text)} | {one.end() for one in semicolons if not one[1]}
+    entities = {one.end() for one in semicolons if one[1]}
+    return ends, {at for pipe in _PIPE.finditer(text) for at in pipe.span()}, entities
 
 
 def _is_inside(offset: int, ranges: list[Range]) -> bool:
@@ -99,10 +108,10 @@ def _stripped(text: str, bounds: list[int]) -> Iterator[tuple[int, int]]:
             yield start, start + len(part)
 
 
-def _place(text: str, start: int, end: int, closed: set[int]) -> int:
-    """Where a reference stands in a clause; ``closed`` are the ends of what it cannot stand inside of."""
+def _place(text: str, start: int, end: int, entities: set[int]) -> int:
+    """Where a reference stands in a clause; ``entities`` are the ends of those."""
     at = end
-    while at > start and at not in closed and (text[at - 1] in _FINAL or text[at - 1].isspace()):
+    while at > start and at not in entities and (text[at - 1] in _FINAL or text[at - 1].isspace()):
         at -= 1
     is_abbreviation = text[at:end] == "." and ends_in_abbreviation(text, start, at)
     return end if is_abbreviation or at == start else at
@@ -115,43 +124,48 @@ class Stretch(NamedTuple):
         start: offset of its first character.
         end: offset after its last one.
         numbers: the numbers of the given ranges that it has characters of.
+        is_code: whether it is what a mark would break: code, a formula, a tag, the address of a link.
     """
 
     start: int
     end: int
     numbers: list[int]
+    is_code: bool = False
 
 
-def marked_stretches(text: str, ranges: Sequence[tuple[int, int]]) -> list[Stretch]:
+def marked_stretches(text: str, ranges: Sequence[tuple[int, int]], *, with_code: bool = False) -> list[Stretch]:
     """The parts of a text that are marked for ranges of it, in order.
 
-    A part is on one line, in one cell of a table and in one clause, outside blocks of code, tags and marks of lists
-    and headings. It ends neither inside code nor in punctuation that ends a clause. It has words as a whole;
-    ranges without a word have none. Parts that touch are one.
+    A part is on one line, in one cell of a table and in one clause, outside blocks of code, tags, addresses of links
+    and marks of lists and headings. It ends neither inside code or a formula nor in punctuation that ends a clause. It
+    has words as a whole; ranges without a word have none. Parts that touch are one. A line with a pipe has cells.
 
     Args:
         text: any text.
         ranges: ranges of the text, in order. They may end inside words.
+        with_code: whether to add the other parts of the ranges that have words, by line.
     """
     words = word_ranges(text, (at for one in ranges for at in one))
-    words = [word for word in words if any(map(str.isalnum, text[word.start : word.end]))]
-    inline = [Range(*one.span()) for one in _INLINE.finditer(text)]
-    tags = [one for one in inline if text[one.start] == "<"]
+    words = every = [word for word in words if any(map(str.isalnum, text[word.start : word.end]))]
+    matches = list(_INLINE.finditer(text))
+    inline = [Range(*one.span()) for one in matches if one["label"] is None]
+    tags = [Range(*one.span()) for one in matches if one["tag"] or text[one.start()] == "("]
+    for one in matches:
+        if one["label"] is not None:  # a mark may stand inside of the label of a link
+            tags += [Range(one.start(), one.start("label")), Range(one.end("label"), one.end())]
     words = [word for word in words if not any(tag.start <= word.start < tag.end for tag in tags)]
     ends = [word.end for word in words]
-    begins = sorted(mark.end for mark in list_marks(text))
+    marks = list_marks(text)
     code = [Range(start, end) for start, end, is_code in blocks(text) if is_code]
-    closed = {one.end() for one in _ENTITY.finditer(text)}
-    cuts = {one.end() for one in _SEMICOLON.finditer(text)} - closed | {one.end for one in sentence_ranges(text)}
-    cuts = {cut for cut in cuts if not _is_inside(cut, inline)} | {at for tag in tags for at in tag}
+    cuts, pipes, entities = _cuts(text)
+    cuts = {cut for cut in cuts | pipes if not _is_inside(cut, inline)} | {at for tag in tags for at in tag}
     found: list[Stretch] = []
     for number, (begin, stop) in enumerate(ranges):
         for low, high in _written(text, begin, stop, cuts, code):
-            if (mark := bisect_left(begins, high)) and begins[mark - 1] > low:
-                low = begins[mark - 1]
+            low = max([low, *(mark.end for mark in marks if mark.start < high and low < mark.end)])
             first = bisect_right(ends, low)
             last = bisect_left(words, high, key=itemgetter(0)) - 1
-            if last < first:
+            if last < first or low >= high:
                 continue
             start, end = min(low, words[first].start), max(high, words[last].end)
             start = max([start, *(one.end for one in inline if one.start < start < one.end)])
@@ -159,13 +173,33 @@ def marked_stretches(text: str, ranges: Sequence[tuple[int, int]]) -> list[Stret
             if not any(map(str.isalnum, text[start:end])):
                 continue
             start += len(text[start:end]) - len(text[start:end].lstrip())
-            end = max(_place(text, start, end, closed), min(words[last].end, end))
+            end = max(_place(text, start, end, entities), min(words[last].end, end))
             end = start + len(text[start:end].rstrip())
-            if found and start <= found[-1].end:
-                found[-1] = Stretch(found[-1].start, max(end, found[-1].end), [*found[-1].numbers, number])
-            else:
-                found.append(Stretch(start, end, [number]))
-    return found
+            _add(found, Stretch(start, end, [number]))
+    if not with_code:
+        return found
+    rest: list[Stretch] = []
+    taken = [Range(one.start, one.end) for one in found] + marks + [Range(*one.span()) for one in _FENCE.finditer(text)]
+    for number, (begin, stop) in enumerate(ranges):
+        bounds = {begin, stop, *(at for one in taken for at in one if begin < at < stop)}
+        bounds |= {at + 1 for at in range(begin, stop) if text[at] == "\n"}
+        for start, end in _stripped(text, sorted(bounds)):
+            if any(one.start <= start < one.end for one in taken):
+                continue
+            edges = [(word.start, word.end) for word in every if word.start < end and start < word.end]
+            start = min([start, *(word[0] for word in edges)])
+            end = max([end, *(word[1] for word in edges)])
+            _add(rest, Stretch(start, end, [number], is_code=True))
+    rest = [one for one in rest if any(map(str.isalnum, text[one.start : one.end]))]
+    return sorted([*found, *rest])
+
+
+def _add(found: list[Stretch], new: Stretch) -> None:
+    """Add a part to those before it, or to the last of them if it touches it."""
+    if found and new.start <= found[-1].end:
+        last = found.pop()
+        new = new._replace(start=last.start, end=max(last.end, new.end), numbers=[*last.numbers, *new.numbers])
+    found.append(new)
 
 
 def open_inline(line: str) -> int:
@@ -175,12 +209,11 @@ def open_inline(line: str) -> int:
 
 
 def _written(text: str, begin: int, stop: int, cuts: set[int], code: list[Range]) -> Iterator[tuple[int, int]]:
-    """The parts of a range by line, cell and clause, without white space at their ends; none in blocks of code."""
+    """The parts of a range by line and cut, without white space at their ends; none in blocks of code."""
     while begin < stop:
         line, end = text.rfind("\n", 0, begin) + 1, text.find("\n", begin, stop)
         end = stop if end < 0 else end
-        pipes = _PIPE.finditer(text, begin, end) if _ROW.match(text, line) else ()
-        bounds = {begin, end, *(at for pipe in pipes for at in pipe.span()), *(at for at in cuts if begin < at < end)}
+        bounds = {begin, end, *(at for at in cuts if begin < at < end)}
         if not _FENCE.match(text, line) and not any(one.start <= begin < one.end for one in code):
             yield from _stripped(text, sorted(bounds))
         begin = end + 1

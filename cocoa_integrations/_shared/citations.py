@@ -12,7 +12,7 @@ from cocoa_engine import ContextLift
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
 from cocoa_engine.units import clauses, content_words, list_marks, word_ranges
-from cocoa_integrations._shared.edits import Change, Edit, EditedText
+from cocoa_integrations._shared.edits import Change, Edit, EditedText, is_machine_read
 
 CITATIONS_KEY = "cocoa_citations"
 
@@ -174,7 +174,7 @@ def citations_of(
     return citations
 
 
-def marker_edits(text: str, citations: Sequence[Mapping[str, Any]], marker: str = "[{source}]") -> list[Edit]:
+def marker_edits(text: str, citations: Sequence[Mapping[str, Any]]) -> list[Edit]:
     """The changes that insert the markers, in the order of the text.
 
     The sources of a clause stand together at its end, before the punctuation there: ``It is red [1][2].`` A clause is
@@ -184,7 +184,6 @@ def marker_edits(text: str, citations: Sequence[Mapping[str, Any]], marker: str 
     Args:
         text: the text of the answer.
         citations: the citations, with offsets in the text.
-        marker: a template with ``{source}``.
     """
     parts = clauses(text)
     begins = [part.start for part in parts]
@@ -207,22 +206,34 @@ def marker_edits(text: str, citations: Sequence[Mapping[str, Any]], marker: str 
             place = (part.start, "{}\n") if before is None else (before, " {}")
             places.setdefault(place, set()).update(cited)
     return [
-        Edit(place, place, after=form.format("".join(marker.format(source=source) for source in sorted(cited))))
+        Edit(place, place, after=form.format("".join(f"[{source}]" for source in sorted(cited))))
         for (place, form), cited in places.items()
     ]
 
 
-def with_markers(text: EditedText, citations: Sequence[Mapping[str, Any]]) -> Change:
-    """What markers after the citations make of a text.
+def with_markers(text: EditedText, citations: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> Change:
+    """What markers after the citations make of a text. They replace those that it has.
+
+    Each answer in the text has markers of its own; one that a program reads, see :func:`.is_machine_read`, has none.
 
     Args:
         text: the text.
         citations: the citations, with offsets in its original.
+        report: the report of the text.
     """
-    begin = text.begin
-    of_text = [{**one, "start": one["start"] - begin, "end": one["end"] - begin} for one in citations]
-    edits = marker_edits(text.original, of_text)
-    return text.changed([replace(edit, start=edit.start + begin, end=edit.end + begin) for edit in edits])
+    begin, edits = text.begin, list[Edit]()
+    whole = {"start": begin, "end": begin + len(text.original)}
+    for part in text.originals(report.get("parts", ())) or [whole]:
+        start, end = part["start"], part["end"]
+        answer = text.original[start - begin : end - begin]
+        cited = [
+            {**one, "start": max(one["start"], start) - start, "end": one["end"] - start}
+            for one in citations
+            if start < one["end"] and one["start"] < end
+        ]
+        found = [] if is_machine_read(answer, report) else marker_edits(answer, cited)
+        edits += [replace(edit, start=edit.start + start, end=edit.end + start) for edit in found]
+    return text.changed(edits, with_markers=False)
 
 
 def whole_words(spans: Sequence[Mapping[str, Any]]) -> list[list[int]]:

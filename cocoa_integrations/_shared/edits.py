@@ -7,6 +7,8 @@ the result does not depend on the order of the steps.
 
 from __future__ import annotations
 
+import json
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -98,6 +100,25 @@ def replacement(report: Mapping[str, Any], text: str) -> Change:
     return Change(text, [Edit(begin, max(begin, size), text=text)], moved)
 
 
+_FENCED = re.compile(r"```\w*\n(.*)\n```", re.DOTALL)
+
+
+def is_machine_read(text: str, report: Mapping[str, Any]) -> bool:
+    """Whether a program reads an answer: JSON was asked for, or it is an object or an array of JSON.
+
+    Neither marks nor markers are inserted in such an answer, because it could not be parsed then.
+
+    Args:
+        text: the whole text of the answer. It may be one block of code.
+        report: its report.
+    """
+    fenced = _FENCED.fullmatch(text.strip())
+    try:
+        return "fields" in report or isinstance(json.loads(fenced[1] if fenced else text, parse_int=str), (dict, list))
+    except (ValueError, RecursionError):
+        return False
+
+
 class _Piece(NamedTuple):
     """What is shown in place of ``start`` to ``end`` of the original; ``opens`` or ``closes`` a mark."""
 
@@ -120,7 +141,8 @@ class EditedText:
     Args:
         original: the text without them.
         edits: the changes. A mark is closed before a marker at its end. A marker inside a mark or a replaced stretch is
-            moved to its end. What lies within a replaced stretch is not changed any more.
+            moved to its end. What lies within a replaced stretch is not changed any more. Marks of one form that
+            overlap are one mark, so that the same mark twice is as once.
         begin: the offset of the first character, after any reasoning.
         replaced: whether the whole answer was replaced. Nothing of it is shown then.
 
@@ -199,9 +221,15 @@ class EditedText:
             span |= {"start": first, "end": max(span["end"], first), "text": span["text"][first - span["start"] :]}
         return shown
 
-    def changed(self, edits: Sequence[Edit]) -> Change:
-        """What further changes make of the text. Their offsets are those in the original."""
-        new = EditedText(self.original, [*self.edits, *edits], self.begin)
+    def changed(self, edits: Sequence[Edit], *, with_markers: bool = True) -> Change:
+        """What further changes make of the text.
+
+        Args:
+            edits: the changes, with offsets in the original.
+            with_markers: whether the markers that the text has stay.
+        """
+        before = [edit for edit in self.edits if with_markers or edit.start < edit.end]
+        new = EditedText(self.original, [*before, *edits], self.begin)
 
         def moved(entries: Iterable[dict[str, Any]], shift: int) -> list[dict[str, Any]]:
             return list(entries) if self.replaced else new.placed(self.originals(entries, shift), shift)
@@ -306,23 +334,35 @@ def _combined(edits: Sequence[Edit]) -> list[Edit]:
         start = max((old.end for old in replaced if old.start < edit.start), default=edit.start)
         end = min((old.start for old in replaced if old.start > edit.start), default=edit.end)
         replaced.append(replace(edit, start=max(start, edit.start), end=min(end, edit.end)))
-    kept = [*replaced]
+    marks: dict[tuple[str, str], list[Edit]] = {}
     for edit in edits:
         if edit.text is None and edit.start < edit.end:
             start = min([edit.start, *(one.start for one in replaced if one.start < edit.start < one.end)])
             end = max([edit.end, *(one.end for one in replaced if one.start < edit.end < one.end)])
             around = [(one.start, one.end) for one in replaced if one.start <= start and end <= one.end]
             if around in ([], [(start, end)]):
-                kept.append(replace(edit, start=start, end=end))
-    stretches = [*kept]
+                marks.setdefault((edit.before, edit.after), []).append(replace(edit, start=start, end=end))
+    stretches = [*replaced, *(mark for of_form in marks.values() for mark in _united(of_form))]
+    markers: dict[tuple[int, str], set[int]] = {}
     for edit in edits:
         if edit.start == edit.end:
-            place = edit.start
+            place, form = edit.start, "{}\n" if edit.after.endswith("\n") else " {}"
             while inside := [one.end for one in stretches if one.start < place < one.end]:
-                place = max(inside)
-            after = edit.after if place == edit.start else f" {edit.after.strip()}"
-            kept.append(Edit(place, place, after=after))
-    return kept
+                place, form = max(inside), " {}"
+            markers.setdefault((place, form), set()).update(map(int, re.findall(r"\d+", edit.after)))
+    groups = {key: "".join(f"[{source}]" for source in sorted(sources)) for key, sources in markers.items()}
+    return [*stretches, *(Edit(place, place, after=form.format(group)) for (place, form), group in groups.items())]
+
+
+def _united(marks: Sequence[Edit]) -> list[Edit]:
+    """Marks of one form, in the order of the text. Those that overlap are one."""
+    united: list[Edit] = []
+    for mark in sorted(marks, key=lambda one: one.start):
+        if united and mark.start < united[-1].end:
+            last = united.pop()
+            mark = replace(last, end=max(last.end, mark.end))
+        united.append(mark)
+    return united
 
 
 def _pieces(edits: Sequence[Edit]) -> list[_Piece]:

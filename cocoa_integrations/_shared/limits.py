@@ -13,7 +13,7 @@ from cocoa_engine.errors import ConfigError, HallucinationRiskError
 from cocoa_engine.messages import unknown
 from cocoa_engine.rendering.wording import SOURCES
 from cocoa_engine.units import marked_stretches
-from cocoa_integrations._shared.edits import Change, Edit, EditedText
+from cocoa_integrations._shared.edits import Change, Edit, EditedText, is_machine_read
 from cocoa_integrations._shared.finite import is_unmeasured, severity
 from cocoa_integrations._shared.metadata import is_reasoning
 from cocoa_integrations._shared.units import measured_text
@@ -310,6 +310,8 @@ class Limit:
     def with_marks(self, text: str, report: dict[str, Any], mark: Mark) -> Change:
         """What marks around the risky spans, claims or sentences make of the text of an answer.
 
+        An answer that a program reads, see :func:`.is_machine_read`, is redacted, and not marked otherwise.
+
         Args:
             text: the text that is shown.
             report: its report.
@@ -324,7 +326,12 @@ class Limit:
                 answers[-1].append(span)
             else:  # the first, or one of a further answer of a LlamaIndex response
                 answers.append([span])
-        return edited.changed([edit for spans in answers for edit in self.mark_edits(spans, mark, report)])
+        edits: list[Edit] = []
+        for spans in answers:
+            of_answer = self.mark_edits(spans, mark, report)
+            plain = not is_machine_read("".join(span["text"] for span in spans), report)
+            edits += [edit for edit in of_answer if plain or edit.text is not None]
+        return edited.changed(edits)
 
     def mark_edits(
         self, spans: Sequence[dict[str, Any]], mark: Mark, report: dict[str, Any] | None = None, before: str = ""
@@ -332,11 +339,11 @@ class Limit:
         """The changes that mark each risky span, claim or sentence, in the order of the text.
 
         A mark is in one clause and holds whole words, see :func:`.marked_stretches`. Marks that touch are one, with the
-        highest of their values. Code is not marked. The offsets are those of the spans.
+        highest of their values. Code is redacted, and not marked otherwise. The offsets are those of the spans.
 
         Args:
             spans: the spans that are shown, from :meth:`.EditedText.spans`.
-            mark: how to mark them. One whose result does not have the text replaces it.
+            mark: how to mark them. One whose result does not have the text redacts it.
             report: as for :meth:`risky`.
             before: text before the spans, such as the line that opens a block of code.
         """
@@ -344,10 +351,12 @@ class Limit:
         begin, text = spans[0]["start"] - len(before) if spans else 0, before + "".join(span["text"] for span in spans)
         ranges = [(one["start"] - begin, one["end"] - begin) for one in risky]
         edits = []
-        for start, end, numbers in marked_stretches(text, ranges):
+        for start, end, numbers, is_code in marked_stretches(text, ranges, with_code=callable(mark)):
             riskiest = max((risky[number] for number in numbers), key=self._value_of)
             place = {"text": text[start:end], "start": begin + start, "end": begin + end}
-            edits.append(self._marked({**riskiest, **place}, mark))
+            edit = self._marked({**riskiest, **place}, mark)
+            if edit.text is not None or not is_code:
+                edits.append(edit)
         return edits
 
     def _value_of(self, one: dict[str, Any]) -> float:

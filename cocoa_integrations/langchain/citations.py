@@ -253,4 +253,4 @@ def cited(
     report["spans"] = [dict(span) for span in spans]
     set_report(message, report, spans)
     message.response_metadata[CITATIONS_KEY] = text.placed(citations, text.begin)
-    return with_change(message, with_markers(text, citations)) if markers and citations and found else message
+    return with_change(message, with_markers(text, citations, report)) if markers and found else message

@@ -225,8 +225,8 @@ class _Stream:
 
     def _continues(self, chunk: Any) -> bool:
         """Whether the text of a chunk is that of its spans. Where a tool call may begin it is not: it is delayed."""
-        if not isinstance(chunk, BaseMessage):
-            return False
+        if not isinstance(chunk, BaseMessage) or (not self._text.strip() and chunk.text.lstrip()[:1] in ("{", "[")):
+            return False  # JSON is not marked
         spans, text = get_spans(chunk), chunk.text
         written = "".join(span.get("text", "") for span in spans if not is_reasoning(span))
         if self._text or not any("part" in span for span in spans):
@@ -281,9 +281,12 @@ class _Stream:
         self._edits += new
         shown = change.text[self._shown - first - self._grown :]
         self._passed, self._shown = end, first + self._grown + len(change.text)
-        begins = text.rfind("\n", 0, end) + 1
-        self._line = [span for span in self._line if span["end"] - begin > begins]
-        before, first = first, max(self._line[0]["start"] - begin, 0) if self._line else end
+        spans, before = self._line, first
+        first, begins = end + 1, text.rfind("\n", 0, end) + 1
+        while begins < first:  # also where a span or a mark that goes on began
+            self._line = [span for span in spans if span["end"] - begin > begins]
+            first = max(self._line[0]["start"] - begin, 0) if self._line else end
+            begins = min([first, *(one.start - begin for one in edits if one.start - begin < first < one.end - begin)])
         seen = self._before + text[before:first]
         begins = seen.rfind("\n") + 1
         self._before = open_fence(seen[:begins]) + seen[begins:]
@@ -303,8 +306,7 @@ class _Stream:
         if self._pending:
             kwargs = {**chunk.additional_kwargs, SPANS_KEY: [*self._pending, *get_spans(chunk)]}
             chunk = chunk.model_copy(update={"additional_kwargs": kwargs})
-        text = EditedText.of(self._text + chunk.text, report)
-        change = text.changed(self._gate.limit.mark_edits(text.spans(report["spans"]), self._gate.mark))
+        change = self._gate.limit.with_marks(self._text + chunk.text, report, self._gate.mark)
         return self._with_gate_entry(with_text(with_change(chunk, change), change.text[self._shown :]))
 
     def _marks(self, report: dict[str, Any]) -> Change:

@@ -124,10 +124,9 @@ class Answers(RiskCollector):
             sources: the outputs that a chat engine made the response of. If the report of one describes the text, it
                 is taken as that of the engine inside.
         """
-        metadata |= _of_source(text, sources)
-        inner = metadata.get(RISK_KEY)
-        shown = None if inner is None else EditedText.find(text, inner)
-        if inner is None or shown is None:
+        inside, shown = _engine_inside(text, metadata, sources)
+        metadata |= inside
+        if shown is None:
             self._write(metadata, text, nodes)
         elif shown.replaced:
             metadata |= {REPORTS_KEY: self.reports, **({} if self._cite is None else {CITATIONS_KEY: []})}
@@ -136,6 +135,7 @@ class Answers(RiskCollector):
             self._write(metadata, shown.original, nodes)
             change = EditedText(shown.original, (), shown.begin).changed(shown.edits)
             if metadata[RISK_KEY] is not None:
+                inner = inside[RISK_KEY]
                 gate = {key: inner[key] for key in ("gate",) if key in inner}
                 report = {**change.of_report(metadata[RISK_KEY]), **gate}
                 if [span["text"] for span in inner["spans"]] == [span["text"] for span in report["spans"]]:
@@ -291,15 +291,17 @@ class Answers(RiskCollector):
         await asyncio.to_thread(self.write, metadata, text, nodes, sources)
 
 
-def _of_source(text: str, sources: Sequence[ToolOutput]) -> dict[str, Any]:
-    """What an engine of ours wrote to the metadata of the source with this text; empty if there is none."""
-    for source in reversed(sources):
-        response = source.raw_output
-        metadata = (response.metadata or {}) if isinstance(response, get_args(RESPONSE_TYPE)) else {}
-        report = metadata.get(RISK_KEY)
-        if report is not None and EditedText.find(text, report) is not None:
-            return {key: metadata[key] for key in (RISK_KEY, CITATIONS_KEY, TRIES_KEY) if key in metadata}
-    return {}
+def _engine_inside(
+    text: str, metadata: dict[str, Any], sources: Sequence[ToolOutput]
+) -> tuple[dict[str, Any], EditedText | None]:
+    """What an engine of ours inside wrote of this text to a source or to the metadata, and the text by its report."""
+    outputs = [source.raw_output for source in reversed(sources)]
+    written = [output.metadata or {} for output in outputs if isinstance(output, get_args(RESPONSE_TYPE))]
+    for one in [*written, metadata]:
+        report = one.get(RISK_KEY)
+        if report is not None and (shown := EditedText.find(text, report)) is not None:
+            return {key: one[key] for key in (RISK_KEY, CITATIONS_KEY, TRIES_KEY) if key in one}, shown
+    return {}, None
 
 
 def _sort_by_source_node(answer: Answered, nodes: Sequence[NodeWithScore]) -> None:

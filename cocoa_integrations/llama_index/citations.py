@@ -88,10 +88,10 @@ class RiskCitationQueryEngine(RiskQueryEngine):
     def _marked(self, response: RESPONSE_TYPE) -> RESPONSE_TYPE:
         metadata = response.metadata or {}
         citations = metadata.get(CITATIONS_KEY)
-        if not self._markers or not citations or not isinstance(response, Response):
+        if not self._markers or citations is None or not isinstance(response, Response):
             return response
         report = metadata[RISK_KEY]
         text = EditedText.of(str(response), report)
-        change = with_markers(text, text.originals(citations, text.begin))
+        change = with_markers(text, text.originals(citations, text.begin), report)
         changed = {RISK_KEY: change.of_report(report), CITATIONS_KEY: change.moved(citations, text.begin)}
         return replace(response, response=change.text, metadata={**metadata, **changed})

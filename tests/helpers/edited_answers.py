@@ -16,6 +16,9 @@ TOKENS = re.compile(rf"[{OPENINGS}{CLOSINGS}]| ?\[\d+\] ?")
 TEXTS = st.text(st.sampled_from("aB é\n.,-7x日本́😀 ''"), max_size=6) | st.sampled_from(
     ["", " ", "\n\n", " The", " tower", " of Hald", "en", " is", " 41", " metres", ".", " It"]
 )
+TEXTS |= st.sampled_from(
+    ["`", " `run. It`", "\n```\n", "\nx | y\n---|---\n", " | ", " $a", "$", " <b>", "\n1. ", "; ", "!"]
+)
 SPANS = st.lists(st.tuples(TEXTS, st.sampled_from([0.1, 0.4, 0.6, 0.9])), max_size=9)
 VALUES = st.lists(st.lists(st.sampled_from([None, -1.0, 0.5, 2.0]), min_size=3, max_size=3), min_size=30, max_size=30)
 

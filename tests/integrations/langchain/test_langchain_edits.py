@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import re
 from functools import cache
 from typing import Any
 
@@ -25,7 +27,9 @@ from cocoa_integrations.langchain.detail import reduced_message
 from cocoa_integrations.langchain.messages import message_content
 from cocoa_integrations.schema import CitationEntry, RiskReport
 from tests.helpers.edited_answers import (
+    CLOSINGS,
     MARKS,
+    OPENINGS,
     REDACTED,
     SPANS,
     TOKENS,
@@ -126,6 +130,75 @@ def test_the_order_of_steps_does_not_matter(spans: Any, values: Any, steps: Any)
         if len({step[1] for step in steps if step[0] == "mark"}) <= 1:
             texts.add(message.text)
     assert len(texts) <= 1
+
+
+@settings(max_examples=200, deadline=None)
+@given(SPANS, VALUES, STEPS)
+def test_the_same_steps_again_change_nothing(spans: Any, values: Any, steps: Any) -> None:
+    message = message_of(spans)
+    for step in steps:
+        message = stepped(message, step, values)
+    again = message
+    for step in steps:
+        again = stepped(again, step, values)
+    assert again.text == message.text
+    assert {**get_risk(again), "gate": None} == {**get_risk(message), "gate": None}
+    assert again.response_metadata.get("cocoa_citations") == message.response_metadata.get("cocoa_citations")
+
+
+@settings(max_examples=100, deadline=None)
+@given(SPANS, st.lists(st.tuples(st.sampled_from(UNITS), st.sampled_from([0.3, 0.5, 0.8])), max_size=4))
+def test_one_mark_of_several_gates_is_never_inside_itself(spans: Any, gates: Any) -> None:
+    message = message_of(spans)
+    covered = set[int]()
+    for unit, threshold in gates:
+        alone = stepped(message_of(spans), ("mark", MARKS[0], unit, threshold), [])
+        covered |= {at for one in get_risk(alone).get("edits", ()) for at in range(one["start"], one["end"])}
+        message = stepped(message, ("mark", MARKS[0], unit, threshold), [])
+    assert OPENINGS[0] not in re.sub(rf"{OPENINGS[0]}[^{OPENINGS[0]}]*?{CLOSINGS[0]}", "", message.text)
+    marks = [(one["start"], one["end"]) for one in get_risk(message).get("edits", ())]
+    assert {at for start, end in marks for at in range(start, end)} == covered
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(marks))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text('aB 7é"{[', max_size=9),
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text("ab ", max_size=5), values, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(JSON, st.sampled_from(["{}", " {}\n", "```json\n{}\n```"]), st.data(), VALUES, STEPS)
+def test_json_stays_as_it_is(value: Any, form: str, data: st.DataObject, values: Any, steps: Any) -> None:
+    text = form.format(json.dumps(value, ensure_ascii=False, indent=data.draw(st.none() | st.just(1))))
+    cuts = sorted({0, len(text), *data.draw(st.lists(st.integers(0, len(text)), max_size=6))})
+    spans = [(text[low:high], data.draw(st.sampled_from([0.1, 0.9]))) for low, high in itertools.pairwise(cuts)]
+    asked = not isinstance(value, (dict, list))  # a report with fields says that JSON was asked for
+    message = message_of(spans)
+    if asked:
+        message.response_metadata["cocoa_risk"]["fields"] = {}
+    message = reduced_message(message, data.draw(st.sampled_from(["full", "compact"])), logprobs=False)
+    for step in steps:
+        if step[0] != "abstain" and redact not in step:
+            message = stepped(message, step, values)
+            assert message.text == text
+            assert ("cocoa_citations" in message.response_metadata) or step[0] != "cite"
+            assert (
+                get_risk(message).get("gate") is not None
+                or step[0] == "cite"
+                or step[2] != "span"
+                or not any(risk > step[3] and part.strip() for part, risk in spans)
+            )
+    if not asked and not form.startswith("`"):
+        stream: Any = [
+            *(
+                AIMessageChunk(one["text"], additional_kwargs={SPANS_KEY: [one]})
+                for one in all_spans(generation(*spans))
+            ),
+            AIMessageChunk("", response_metadata={"cocoa_risk": risk_report(generation(*spans))}),
+        ]
+        assert add(list(risk_gate(0.5, on_risk="mark").transform(iter(stream)))).text == text
 
 
 @settings(max_examples=100, deadline=None)

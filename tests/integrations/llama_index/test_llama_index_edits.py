@@ -214,6 +214,45 @@ async def test_a_chat_keeps_what_engines_inside_it_wrote(
     assert_offsets_follow(response.response, response.metadata["cocoa_risk"]["spans"])
 
 
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(SPANS.filter(lambda spans: any(text.strip() for text, _ in spans)), min_size=3, max_size=3),
+    VALUES,
+    st.lists(st.sampled_from(["cite", "mark", "mark more", "redact", "report"]), max_size=3),
+)
+@pytest.mark.filterwarnings("ignore::cocoa_integrations.llama_index.MissingRiskWarning")
+def test_answers_in_one_text_change_as_they_do_alone(spans: Any, values: Any, steps: Any) -> None:
+    """No marker of an answer stands in another one, or behind what separates them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(answers, "_by_node", lambda part, answer, nodes: [values[number] for number, _ in part.spans])
+        together = asked(ResponseMode.ACCUMULATE, spans, steps, strip=False)
+        alone = [asked(ResponseMode.COMPACT, [of_one], steps, strip=False) for of_one in spans]
+    if together.metadata["cocoa_risk"] is None or any(one.metadata["cocoa_risk"] is None for one in alone):
+        return
+    shown = [f"Response {number}: {response}" for number, response in enumerate(alone, 1)]
+    assert str(together) == "\n---------------------\n".join(shown)
+
+
+@settings(max_examples=150, deadline=None)
+@given(SPANS, VALUES, st.lists(st.sampled_from(["cite", "mark", "mark more", "redact", "abstain"]), max_size=3))
+@pytest.mark.filterwarnings("ignore::cocoa_integrations.llama_index.MissingRiskWarning")
+def test_the_same_engines_again_change_nothing(spans: Any, values: Any, steps: Any) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(answers, "_by_node", lambda part, answer, nodes: [values[number] for number, _ in part.spans])
+        once, twice = (asked(ResponseMode.COMPACT, [spans], given, strip=False) for given in (steps, [*steps, *steps]))
+    assert str(once) == str(twice)
+    first, second = ({**one.metadata["cocoa_risk"], "run_id": None} for one in (once, twice))
+    assert first == second
+
+
+@pytest.mark.parametrize("text", ['{"a": 41}', "[1]", '```json\n{"a": "red tower"}\n```'])
+def test_json_stays_as_it_is(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "_by_node", lambda part, answer, nodes: [[2.0]])
+    response = asked(ResponseMode.COMPACT, [[(text, 0.9)]], ["cite", "mark", "cite"], strip=False)
+    assert str(response) == text
+    assert [one["text"] for one in response.metadata["cocoa_citations"]] == [text]
+
+
 def test_marks_of_several_answers() -> None:
     spans = [("It is", 0.1), (" red", 0.9)], [("No", 0.9)], [("Old", 0.2), (" tower", 0.9)]
     response = asked(ResponseMode.ACCUMULATE, spans, ["mark"], strip=False)

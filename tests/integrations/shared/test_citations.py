@@ -43,7 +43,7 @@ def test_no_source(lifts: list[list[float | None]]) -> None:
 def test_markers_move_the_offsets() -> None:
     spans = entries("The tower ", "is old.", " Yes", "")
     citations = citations_of(spans, [[2.0, 0.0], [0.0, 2.0], [0.0, 0.0], [0.0, 0.0]], 1.0)
-    change = with_markers(EditedText("The tower is old. Yes"), citations)
+    change = with_markers(EditedText("The tower is old. Yes"), citations, {})
     text, spans, citations = change.text, change.moved(spans, 0), change.moved(citations, 0)
     assert text == "The tower is old [1][2]. Yes"
     assert stand_in(text, spans)

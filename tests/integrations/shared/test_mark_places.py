@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.runnables.utils import add
 
-from cocoa_engine.units import clauses, marked_stretches
+from cocoa_engine.units import clauses, list_marks, marked_stretches
 from cocoa_engine.units.words import word_ranges
 from cocoa_integrations._shared.metadata import all_spans, risk_report
 from cocoa_integrations.langchain import risk_gate
@@ -21,6 +21,9 @@ LINES = ("\n", "\n\n", "\n- ", "\n1. ", "\n# ", "\n```python\nx = 1\n```\n", "\n
 TEXTS = st.lists(
     st.one_of(
         st.sampled_from((" tower", " Lindqvist", "3.14", " --mail-option", "塔は", " برج", " don't", " C++", "`a b`")),
+        st.sampled_from(
+            (" $a. b$", "\\(x", "\\)", " [a b](https://x.org/c)", " <b class=x>", "`", "$", "](", "[", "x | y", "~~~")
+        ),
         st.sampled_from((".", ", ", "...", "!", " — ", " (", ")", "。", ": ", " ", "*", " 😀", "_")),
         st.sampled_from(LINES),
         st.text(max_size=4),
@@ -32,6 +35,10 @@ TEXTS = st.lists(
 def message_of(spans: list[tuple[str, float]]) -> AIMessage:
     whole = generation(*spans)
     return AIMessage(whole.text, response_metadata={"cocoa_risk": risk_report(whole)})
+
+
+def message_spans(spans: list[tuple[str, float]]) -> list[dict[str, Any]]:
+    return all_spans(generation(*spans))
 
 
 def marked(spans: list[tuple[str, float]], threshold: float = 0.5, mark: Any = "[[{text}]]") -> str:
@@ -51,7 +58,7 @@ def test_stretches_of_any_text(text: str, data: st.DataObject) -> None:
     found = marked_stretches(text, ranges)
     code = [one for one in clauses(text) if one.is_code]
     assert all(before.end < after.start for before, after in itertools.pairwise(found))
-    for start, end, numbers in found:
+    for start, end, numbers, _ in found:
         part = text[start:end]
         assert any(map(str.isalnum, part))
         assert part == part.strip()
@@ -66,8 +73,49 @@ def test_stretches_of_any_text(text: str, data: st.DataObject) -> None:
         assert numbers
     for number, (low, high) in enumerate(ranges):
         inside = [word for word in words if word.start < high and low < word.end and low < high]
-        if inside and "`" not in text and "~" not in text and "|" not in text and "\n" not in text:
+        if inside and not set("`~|\n$<[(\\") & set(text):
             assert any(number in one.numbers for one in found)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(TEXTS, st.sampled_from([0.1, 0.9])), max_size=6))
+def test_no_risky_word_is_left_after_redaction(spans: list[tuple[str, float]]) -> None:
+    """In code, tags and links too; marks of lists and headings stay."""
+    text, ranges = "".join(part for part, _ in spans), []
+    for part, risk in spans:
+        start = ranges[-1][1] if ranges else 0
+        ranges.append((start, start + len(part), risk))
+    risky = {at for start, end, risk in ranges if risk > 0.5 for at in range(start, end) if text[at].isalnum()}
+    risky -= {at for mark in list_marks(text) for at in range(*mark)}
+    edits = risk_gate(0.5, on_risk="mark", mark=lambda part, _: "█").invoke(message_of(spans))
+    replaced = edits.response_metadata["cocoa_risk"].get("edits", [])
+    assert risky <= {at for one in replaced for at in range(one["start"], one["end"])}
+    for one in replaced:
+        assert one["was"] == text[one["start"] : one["end"]]
+        assert any(start < one["end"] and one["start"] < end and risk > 0.5 for start, end, risk in ranges)
+    kept = risk_gate(0.5, on_risk="mark", mark=lambda part, _: f"[[{part}]]").invoke(message_of(spans))
+    assert kept.text == marked(spans)
+
+
+@pytest.mark.parametrize(
+    ("spans", "shown"),
+    [
+        ([("Run", 0.1), (":\n```sh\nexport KEY=", 0.1), ("sk-", 0.9), ("1&2!", 0.9), ("3\n", 0.9), ("```", 0.1)],
+         "Run:\n```sh\nexport KEY=█\n```"),
+        ([("Run `set ", 0.1), ("p@$$w0rd!", 0.9), ("` now", 0.1)], "Run `set █` now"),
+        ([("<a href='x'", 0.1), (" title=Lind", 0.9), ("qvist>Yes</a>", 0.1)], "<a href='x' █>Yes</a>"),
+        ([("See [it](https://", 0.1), ("secret.org", 0.9), (") now", 0.1)], "See [it](█) now"),
+        ([('{"key": "', 0.1), ("secret", 0.9), ('"}', 0.1)], '{"key": "█"}'),
+        ([("1. Red", 0.9), ("\n# Big", 0.9)], "1. █\n# █"),
+        ([("```json", 0.9), ("\n[1", 0.9), (", 2]\n```", 0.1)], "```█\n█, 2]\n```"),
+    ],
+)  # fmt: skip
+def test_redaction(spans: list[tuple[str, float]], shown: str) -> None:
+    redact = risk_gate(0.5, on_risk="mark", mark=lambda part, _: "█")
+    assert redact.invoke(message_of(spans)).text == shown
+    stream = [AIMessageChunk(one["text"], additional_kwargs={"cocoa_spans": [one]}) for one in message_spans(spans)]
+    stream.append(AIMessageChunk("", response_metadata=message_of(spans).response_metadata, chunk_position="last"))
+    assert add(list(redact.transform(iter(stream)))).text == shown
 
 
 @pytest.mark.parametrize(
@@ -84,6 +132,12 @@ def test_stretches_of_any_text(text: str, data: st.DataObject) -> None:
         ([("Red", 0.9), (" tower\nOld", 0.9), (" one", 0.1)], "[[Red]] [[tower]]\n[[Old]] one"),
         ([("Run", 0.1), (":\n```sh\nmake now", 0.9), ("\n```", 0.9)], "Run:\n```sh\nmake now\n```"),
         ([("1. Red", 0.9), ("\n- old", 0.9), ("\n# Big", 0.9)], "1. [[Red]]\n- [[old]]\n# [[Big]]"),
+        ([("1.", 0.9), (" Red\n", 0.1), ("2.", 0.9), (" Old", 0.9)], "1. Red\n2. [[Old]]"),
+        (
+            [("See [the", 0.9), (" tower](https://", 0.1), ("x.org", 0.9), (").", 0.9)],
+            "[[See]] [[[the]] tower](https://x.org).",
+        ),
+        ([("The sum $x", 0.9), (" + ", 0.1), ("1$", 0.9), (" is", 0.9)], "[[The sum]] $x + 1$ [[is]]"),
         ([("| Red | old |", 0.9), ("\n|---|---|", 0.9)], "| [[Red]] | [[old]] |\n|---|---|"),
         # one clause
         ([("Use", 0.1), (" an RSA key.", 0.9)], "Use [[an RSA key]]."),
@@ -107,9 +161,8 @@ def test_stretches_of_any_text(text: str, data: st.DataObject) -> None:
 )
 def test_marks(spans: list[tuple[str, float]], shown: str) -> None:
     assert marked(spans) == shown
-    entries = all_spans(generation(*spans))
     stream = [
-        *(AIMessageChunk(span["text"], additional_kwargs={"cocoa_spans": [span]}) for span in entries),
+        *(AIMessageChunk(span["text"], additional_kwargs={"cocoa_spans": [span]}) for span in message_spans(spans)),
         AIMessageChunk("", response_metadata=message_of(spans).response_metadata, chunk_position="last"),
     ]
     passed = list(risk_gate(0.5, on_risk="mark").transform(iter(stream)))

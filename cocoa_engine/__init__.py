@@ -29,6 +29,7 @@ from cocoa_engine.errors import (
     PromptError,
     RequestCancelledError,
     UnsupportedModelError,
+    WorkerError,
 )
 from cocoa_engine.garbage import collector_paused
 from cocoa_engine.methods import METHODS
@@ -97,6 +98,7 @@ __all__ = [
     "UnitLevel",
     "UnsupportedModelError",
     "Usage",
+    "WorkerError",
     "__version__",
     "context_lift",
     "context_lift_of_text",

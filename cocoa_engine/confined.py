@@ -23,12 +23,16 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+from multiprocessing.spawn import get_executable
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from cocoa_engine.cancellation import Cancellation, current_cancellation
-from cocoa_engine.errors import ConfigError
+from cocoa_engine.errors import ConfigError, EngineBusyError, WorkerError
 from cocoa_engine.forks import call_in_child, free_in_child
 from cocoa_engine.process_exit import require_running, resting
 
@@ -38,12 +42,18 @@ if sys.platform != "win32":
 
 Result = TypeVar("Result")
 
+_FOLDER = os.sep
+with contextlib.suppress(OSError):  # it was removed
+    _FOLDER = os.getcwd()  # to which names are relative that are not absolute; the program may leave it
+
 CPU_SECONDS = 5.0
-"""Processor time of one call, at which the system ends a worker."""
+"""Processor time of the calls of one :class:`Budget`, at which the system ends a worker."""
 SHORT_SECONDS = 0.1
 """Processor time after which a task counts as long, and is begun again when a place of long tasks is free."""
 WALL_SECONDS = 60.0
-"""Seconds that a caller waits for one call. They are more, because other work may keep the processors busy."""
+"""Seconds that a caller waits for a turn, and for one call. Other work may keep the processors busy."""
+START_SECONDS = 30.0
+"""Seconds in which the server process must be ready."""
 MEMORY_MB = 1024
 """Memory that a worker may allocate, in MiB."""
 
@@ -52,6 +62,7 @@ QUICK = 0.05
 FORKS = hasattr(os, "fork")
 LOW = 10
 """What long tasks add to the niceness of their processes."""
+READY = b"ready"
 SPARES, MOST_SPARES = 2, 4
 """Workers that are begun before there is a task for them, and that are kept after one."""
 MOST_REFUSED, REFUSED_SECONDS = 256, 600.0
@@ -72,6 +83,44 @@ class Load(NamedTuple):
     arguments: Callable[[], tuple[Any, ...]]
 
 
+class Budget:
+    """The processor time that all calls for one request have together. They take turns.
+
+    Args:
+        waiting: the context in which a call waits for a place of long tasks, and has it. A server limits it.
+
+    Attributes:
+        left: seconds.
+    """
+
+    def __init__(self, waiting: Callable[[], contextlib.AbstractContextManager[object]] | None = None) -> None:
+        self.left = CPU_SECONDS
+        self.waiting = waiting or contextlib.nullcontext
+        self.turn = threading.Semaphore(1)
+
+    def refill(self, seconds: float) -> None:
+        """Add processor time, up to the limit."""
+        self.left = min(CPU_SECONDS, self.left + seconds)
+
+
+budget_of_request: ContextVar[Budget | None] = ContextVar("cocoa_budget", default=None)
+
+
+def current_budget() -> Budget:
+    """That of the request on which the calling code works; otherwise a new one."""
+    return budget_of_request.get() or Budget()
+
+
+@contextlib.contextmanager
+def one_budget() -> Iterator[None]:
+    """Within the block, all calls have one budget: that of the request, if there is one already."""
+    token = budget_of_request.set(current_budget())
+    try:
+        yield
+    finally:
+        budget_of_request.reset(token)
+
+
 class Worker:
     """A process that calls functions of modules, for one caller at a time. It ends with this object.
 
@@ -80,28 +129,33 @@ class Worker:
     """
 
     def __init__(self, *loads: Load) -> None:
-        self.ended = self.slow = False
+        self.ended = self.slow = self._has_answered = False
         if not FORKS:
             for load in loads:
-                _results.setdefault(load.key, _outcome(load.function, load.arguments()))
+                _results.setdefault(load.key, _outcome(_name(load.function), load.arguments()))
             return
-        server, self._connection, number, self._loaded = _forked(loads)
-        self._end = weakref.finalize(self, server.tell, "end", number)
+        self._server, self._connection, self._number, self._loaded = _forked(loads)
+        self._end = weakref.finalize(self, self._server.tell, "end", self._number)
         self._end.atexit = False
         _workers.add(self)
 
     @property
     def waits(self) -> bool:
         """Whether the process waits for a call. The system may have ended it."""
-        return not FORKS or not (self.ended or self._connection.poll(0))
+        return not FORKS or not (self.ended or self._server.ended or self._connection.poll(0))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a worker process cannot be copied or pickled: begin another one.")
 
     def call(
         self,
         function: Callable[..., Result],
         *args: Any,
         what: str,
+        budget: Budget,
         cancellation: Cancellation | None = None,
-        seconds: float = CPU_SECONDS,
+        most: float = CPU_SECONDS,
+        low: bool = False,
     ) -> Result:
         """Call a function in the process. After a limit or a cancellation, the process has ended.
 
@@ -109,11 +163,14 @@ class Worker:
             function: a function of a module.
             *args: arguments that can be pickled.
             what: the data that it works on, for the message.
+            budget: its processor time, from which the time that it takes is subtracted.
             cancellation: ends the work; by default that of the calling code.
-            seconds: its processor time at most.
+            most: the processor time of this call, if less is left of the budget.
+            low: whether it has a low priority.
 
         Raises:
             ConfigError: the work takes too much time or memory, or has crashed.
+            WorkerError: the process was never begun.
             RequestCancelledError: it was cancelled.
             Exception: that of the function.
         """
@@ -121,22 +178,30 @@ class Worker:
         cancellation.check()
         if not FORKS:
             return function(*args)
+        seconds = min(most, budget.left)
+        if seconds <= 0:
+            raise _too_much(what)
+        used = seconds
         try:
-            self._connection.send((_name(function), args, seconds))
+            self._connection.send((_name(function), args, seconds, low))
             if not self._connection.poll(QUICK):
                 self.slow = True
                 with cancellation.heard_by(self.end), resting():
                     if not self._connection.poll(WALL_SECONDS):
-                        self.end()
+                        raise EOFError
                 require_running()
-            succeeded, result = self._connection.recv()
+            succeeded, result, used = self._connection.recv()
+            self._has_answered = True
         except (EOFError, OSError):
+            begun = self._has_answered or self._server.has(self._number)
             self.end()
             cancellation.check()
-            raise _too_much(what) from None
+            raise (_too_much(what) if begun else _never_ran("it was not begun, or has ended")) from None
         except BaseException:  # an interrupt: the answer would be taken for that to the next call
             self.end()
             raise
+        finally:
+            budget.left -= used
         if succeeded:
             return result
         raise result
@@ -158,7 +223,14 @@ def run(function: Callable[..., Result], *args: Any, what: str) -> Result:
     return result
 
 
-def started(load: Load, function: Callable[..., Result], *args: Any, what: str, data: object) -> tuple[Worker, Result]:
+def started(
+    load: Load,
+    function: Callable[..., Result],
+    *args: Any,
+    what: str,
+    data: object,
+    budget: Budget | None = None,
+) -> tuple[Worker, Result]:
     """A new worker, and the result of its first call.
 
     Short tasks do not wait for long ones. Every task begins among the short ones. One that takes longer than
@@ -170,20 +242,27 @@ def started(load: Load, function: Callable[..., Result], *args: Any, what: str, 
         *args: its arguments.
         what: the data that it works on, for the message.
         data: that of the arguments by which the task is known when it comes again.
+        budget: its processor time; by default that of the request.
+
+    Raises:
+        EngineBusyError: no turn came for a minute, or the server lets no more calls wait for one.
     """
     if _refused and time.monotonic() - _refused.get(_digest(load, data), -sys.maxsize) < REFUSED_SECONDS:
         raise _too_much(what)
-    for lane, seconds in ((_short, SHORT_SECONDS), (_long, CPU_SECONDS)):
-        with _turn(lane):
-            worker, begun = worker_with(load), time.monotonic()
-            try:
-                return worker, worker.call(function, *args, what=what, seconds=seconds)
-            except _TooMuchError:
-                pass
-            except Exception:
-                give_back([worker])
-                raise
-    if time.monotonic() - begun < WALL_SECONDS:  # and not for other work on the processors
+    budget = budget or current_budget()
+    with _turn(budget.turn):
+        whole = budget.left >= CPU_SECONDS
+        for low, seconds in ((False, SHORT_SECONDS), (True, CPU_SECONDS)):
+            with budget.waiting() if low else contextlib.nullcontext(), _turn(_long if low else _short):
+                worker, begun = worker_with(load), time.monotonic()
+                try:
+                    return worker, worker.call(function, *args, what=what, budget=budget, most=seconds, low=low)
+                except _TooMuchError:
+                    pass
+                except Exception:
+                    give_back([worker])
+                    raise
+    if whole and time.monotonic() - begun < WALL_SECONDS:  # and not for other data, or other work on the processors
         _refused[_digest(load, data)] = time.monotonic()
         for digest in [*_refused][:-MOST_REFUSED]:
             _refused.pop(digest, None)
@@ -197,8 +276,18 @@ class _TooMuchError(ConfigError):
 def _too_much(what: str) -> _TooMuchError:
     return _TooMuchError(
         f"{what} takes too much time or memory, or is nested too deeply: the limits are {CPU_SECONDS:g} seconds "
-        f"of processor time and {MEMORY_MB} MB. Simplify it: fewer properties, alternatives and references, "
-        "smaller numbers in multipleOf and in repetitions."
+        f"of processor time, for all schemas of a request together, and {MEMORY_MB} MB. Simplify it: fewer "
+        "properties, alternatives and references, smaller numbers in multipleOf and in repetitions."
+    )
+
+
+def _never_ran(reason: str) -> WorkerError:
+    executable = os.fsdecode(get_executable() or "")
+    return WorkerError(
+        f"the process that compiles grammars and compares schemas cannot be started ({reason}); the schema was not "
+        f"looked at. It is begun with {executable!r}: where this is not Python's interpreter, as in a program "
+        "with an embedded Python, name it with multiprocessing.set_executable(). Otherwise look at standard error, and "
+        "at the limits of processes and memory."
     )
 
 
@@ -225,15 +314,18 @@ def worker_with(load: Load) -> Worker:
 
 
 @contextlib.contextmanager
-def _turn(lane: threading.Semaphore) -> Iterator[None]:
+def _turn(lane: threading.Semaphore | threading.Lock) -> Iterator[None]:
     """Within the block, only few others work, so that many large tasks at once do not take all memory.
 
     Raises:
         RequestCancelledError: the calling code was cancelled while it waited.
+        EngineBusyError: it has waited for too long.
     """
-    cancellation = current_cancellation()
+    cancellation, deadline = current_cancellation(), time.monotonic() + WALL_SECONDS
     while not lane.acquire(timeout=QUICK):
         cancellation.check()
+        if time.monotonic() > deadline:
+            raise EngineBusyError("too many grammars and schemas are being compiled; try again later.")
     try:
         yield
     finally:
@@ -242,7 +334,7 @@ def _turn(lane: threading.Semaphore) -> Iterator[None]:
 
 def _name(function: Callable[..., object]) -> tuple[str, str, str]:
     """The file, the module and the name of a function."""
-    return str(sys.modules[function.__module__].__file__), function.__module__, function.__name__
+    return os.path.join(_FOLDER, str(sys.modules[function.__module__].__file__)), function.__module__, function.__name__
 
 
 class _Server:
@@ -250,19 +342,59 @@ class _Server:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        program = f"import sys; sys.path[:] = {sys.path!r}; from cocoa_engine.confined import serve; serve()"
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", program],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C ends the program alone, and its end is that of the server
-            )
+        packages, *path = [os.path.join(_FOLDER, each) for each in (str(Path(__file__).parent.parent), *sys.path)]
+        program = (  # `path` may have another version of the package first, and must have the standard library first
+            f"import sys; sys.path[:] = {[packages, *path]!r}; from cocoa_engine import confined; del sys.path[0]; "
+            "confined.serve()"
+        )
         self._socket, self._connection = ours, Connection(os.dup(ours.fileno()))
         self._lock = free_in_child(threading.Lock())
         self._loaded: set[object] = set()
         self._numbers = itertools.count()
         self._told: deque[tuple[str, object]] = deque()
+        with contextlib.ExitStack() as failing:
+            failing.callback(self.close)
+            with theirs:
+                if getattr(sys, "frozen", False) and get_executable() == sys.executable:
+                    raise _never_ran("this program is frozen, and has no interpreter")
+                try:
+                    self._process = subprocess.Popen(
+                        [get_executable(), "-c", program],
+                        stdin=theirs.fileno(),
+                        stdout=subprocess.DEVNULL,
+                        start_new_session=True,  # Ctrl-C ends the program alone, and its end is that of the server
+                    )
+                except (OSError, TypeError) as error:  # TypeError: there is no executable
+                    raise _never_ran(str(error)) from None
+            failing.callback(self._process.wait)
+            failing.callback(self._process.kill)
+            self._wait_until_ready()
+            failing.pop_all()
+
+    def _wait_until_ready(self) -> None:
+        cancellation, deadline = current_cancellation(), time.monotonic() + START_SECONDS
+        while not self._connection.poll(QUICK):
+            cancellation.check()
+            if time.monotonic() > deadline:
+                raise _never_ran(f"it was not ready after {START_SECONDS:g} seconds")
+        try:
+            self._connection.recv_bytes(len(READY))
+        except (EOFError, OSError):
+            raise _never_ran("it has ended at once") from None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended."""
+        return self._process.poll() is not None
+
+    def has(self, number: int) -> bool:
+        """Whether it has begun a worker."""
+        try:
+            with self._lock:
+                self._connection.send(("has", number))
+                return bool(self._connection.recv())
+        except (EOFError, OSError):  # it has ended
+            return False
 
     def fork(self, loads: Sequence[Load]) -> tuple[Connection, int, frozenset[object]]:
         """The connection to a new worker, its number, and the keys of what is loaded in it."""
@@ -325,15 +457,17 @@ _short, _long = _lanes()
 def _forked(loads: Sequence[Load]) -> tuple[_Server, Connection, int, frozenset[object]]:
     global _server
     for _ in range(2):
-        server = _server
+        with _turn(_starting):
+            if _server is None or _server.ended:
+                _server = _Server()
+            server = _server
         try:
-            with _starting:
-                server = _server = _server or _Server()
             return server, *server.fork(loads)
-        except OSError:  # somebody has ended the server, or it cannot be started
-            with _starting:
-                _server = None if _server is server else _server
-    raise ConfigError("the process that compiles grammars cannot be started, or is ended by something else each time.")
+        except OSError as error:  # something is ending the server
+            reason = str(error)
+            server._process.kill()
+            server._process.wait()
+    raise _never_ran(reason)
 
 
 def unload(key: object) -> None:
@@ -387,6 +521,7 @@ def serve() -> NoReturn:
         score.write("1000")  # where memory is short, a worker ends before the program does
     control = socket.socket(fileno=os.dup(0))
     connection, workers = Connection(os.dup(0)), dict[int, int]()
+    connection.send_bytes(READY)
     while True:
         try:
             task, key, *rest = connection.recv()
@@ -394,14 +529,17 @@ def serve() -> NoReturn:
             break
         if task == "load":
             name, arguments = rest
-            _results[key] = _outcome(_function(name), arguments)
+            _results[key] = _outcome(name, arguments)
             gc.freeze()  # what workers do not collect they do not copy
         elif task == "unload":
             _results.pop(key, None)
         elif task == "end":
-            if (pid := workers.pop(key, None)) is not None:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):  # something else has waited for it
+                if (pid := workers.pop(key, None)) is not None:
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+        elif task == "has":
+            connection.send(key in workers)
         else:
             _, handles, _, _ = socket.recv_fds(control, 1, 1)
             if not handles:  # the program has just ended
@@ -416,7 +554,8 @@ def serve() -> NoReturn:
                 workers[key] = pid
             os.close(handle)
     for pid in workers.values():
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     os._exit(0)
 
 
@@ -430,29 +569,41 @@ def _work(connection: Connection) -> NoReturn:
         resource.setrlimit(resource.RLIMIT_AS, (size, size))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
-    low = False
     while True:
         try:
-            name, args, seconds = connection.recv()
-            if seconds > SHORT_SECONDS and not low:
-                low = True
-                os.nice(LOW)
+            name, args, seconds, low = connection.recv()
+            begun = time.process_time()
             signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process
-            answer = _outcome(_function(name), args)
+            answer = (_low_outcome if low else _outcome)(name, args)
             signal.setitimer(signal.ITIMER_PROF, 0)
-            connection.send(answer)
+            connection.send((*answer, time.process_time() - begun))
         except BaseException:  # the connection is closed, or there is no memory left
             os._exit(0)
 
 
-def _outcome(function: Callable[..., object], args: Sequence[Any]) -> tuple[bool, Any]:
+def _outcome(name: tuple[str, str, str], args: Sequence[Any]) -> tuple[bool, Any]:
     """Whether a function succeeds, and its result or its error."""
     try:
-        return True, function(*args)
+        return True, _function(name)(*args)
     except MemoryError:
         raise
     except Exception as error:
         return False, error
+
+
+def _low_outcome(name: tuple[str, str, str], args: Sequence[Any]) -> tuple[bool, Any]:
+    """The same with a low priority, which on Linux is that of a thread: the process keeps its own for later calls."""
+    outcomes = []
+
+    def work() -> None:
+        if sys.platform == "linux":
+            os.nice(LOW)
+        outcomes.append(_outcome(name, args))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    return outcomes[0]
 
 
 def _prepared(name: tuple[str, str, str]) -> None:
@@ -466,9 +617,9 @@ def _function(name: tuple[str, str, str]) -> Callable[..., Any]:
     """A function by its name. Its module is read without the package around it, which may import torch."""
     file, module, function = name
     if module not in sys.modules:
-        spec = spec_from_file_location(module, file)
-        assert spec is not None
-        assert spec.loader is not None
+        spec = PathFinder.find_spec(module, [os.path.dirname(file)])  # the file may be in a zip archive
+        if spec is None or spec.loader is None:
+            raise WorkerError(f"{module} cannot be read from {file}: install the package again.")
         sys.modules[module] = module_from_spec(spec)
         spec.loader.exec_module(sys.modules[module])
     return getattr(sys.modules[module], function)

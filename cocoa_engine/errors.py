@@ -100,6 +100,10 @@ class EngineBusyError(CocoaError, RuntimeError):
     """``Runtime.max_queue`` calls are waiting already."""
 
 
+class WorkerError(CocoaError, RuntimeError):
+    """The process that compiles grammars and compares schemas cannot be started. The schema is not the cause."""
+
+
 class RequestCancelledError(CocoaError, RuntimeError):
     """The call was cancelled by its :class:`~cocoa_engine.Cancellation`, or the process is ending."""
 

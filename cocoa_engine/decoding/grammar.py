@@ -22,7 +22,7 @@ from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
 from cocoa_engine.arguments import of_type
 from cocoa_engine.cancellation import Cancellation, current_cancellation
-from cocoa_engine.confined import FORKS, Load, Worker, give_back, started, unload
+from cocoa_engine.confined import FORKS, Budget, Load, Worker, current_budget, give_back, started, unload
 from cocoa_engine.decoding import matchers
 from cocoa_engine.decoding.schema_grammars import (
     json_rule,
@@ -42,6 +42,9 @@ logger = safe_logger(__name__)
 
 MOST_COMPILED = 128
 """Grammars that are kept compiled, each in a process. Earlier ones are compiled again when they are used."""
+
+MASK_SECONDS = 0.01
+"""Processor time that each answer has for each of its tokens, on average. It takes less than a tenth of that."""
 
 _tokenizers: WeakKeyDictionary[Any, dict[Any, Load]] = WeakKeyDictionary()
 _compiled: list[weakref.ref[_Grammar]] = []
@@ -97,6 +100,7 @@ class GrammarProcessor(LogitsProcessor):
 
     def _begin(self, prompt_length: int | None, cancellation: Cancellation | None) -> None:
         self._prompt_length, self._cancellation = prompt_length, cancellation
+        self._budget = current_budget()
         self._request = next(_numbers)
         self._worker: Worker | None = None  # which knows the rows at their answers
         self._answers: dict[int, list[int]] = {}
@@ -148,11 +152,12 @@ class GrammarProcessor(LogitsProcessor):
         banned = torch.zeros(scores.shape, dtype=torch.bool)
         if rows:
             cancellation = self._cancellation or current_cancellation()
-            with self._grammar.worker(cancellation) as worker:
+            self._budget.refill(MASK_SECONDS * len(rows))
+            with self._grammar.worker(cancellation, self._budget) as worker:
                 before = self._answers if worker is self._worker else {}
                 self._worker, self._answers = worker, {}  # after an error, the next moves begin anew
                 moves = [_move(row, before.get(row, []), answers[row]) for row in rows]
-                allowed = self._grammar.next_tokens(worker, self._request, moves, cancellation)
+                allowed = self._grammar.next_tokens(worker, self._request, moves, cancellation, self._budget)
                 self._answers = before | {row: answers[row] for row in rows}
             for row, following in zip(rows, allowed, strict=True):
                 banned[row] = _banned(following, scores.shape[-1])
@@ -210,11 +215,16 @@ class _Grammar:
         if not FORKS:
             weakref.finalize(self, matchers.forget, self._number)
 
-    def compile(self) -> list[str]:
+    def compile(self, budget: Budget | None = None) -> list[str]:
         """Compile it in a new worker, and return what llguidance warns of."""
         key, text = self._load.key, self._text
         worker, warnings = started(
-            self._load, matchers.compile_grammar, self._number, key, text, what="the grammar", data=text
+            self._load,
+            matchers.compile_grammar,
+            *(self._number, key, text),
+            what="the grammar",
+            data=text,
+            budget=budget,
         )
         self._workers[:] = [worker]
         with _guard:
@@ -233,20 +243,29 @@ class _Grammar:
         return True
 
     @contextlib.contextmanager
-    def worker(self, cancellation: Cancellation) -> Iterator[Worker]:
+    def worker(self, cancellation: Cancellation, budget: Budget) -> Iterator[Worker]:
         """The worker, for this caller alone."""
         with self._lock:
             if not self._workers or self._workers[0].ended:
-                cancellation.run(self.compile)
+                cancellation.run(self.compile, budget)
             yield self._workers[0]
 
     def next_tokens(
-        self, worker: Worker, request: int, moves: Sequence[matchers.Move], cancellation: Cancellation
+        self,
+        worker: Worker,
+        request: int,
+        moves: Sequence[matchers.Move],
+        cancellation: Cancellation,
+        budget: Budget,
     ) -> list[int | bytes]:
         """See :func:`matchers.next_tokens`."""
         over = [self.over.popleft() for _ in range(len(self.over))]
         return worker.call(
-            matchers.next_tokens, self._number, request, moves, over, what="the grammar", cancellation=cancellation
+            matchers.next_tokens,
+            *(self._number, request, moves, over),
+            what="the grammar",
+            budget=budget,
+            cancellation=cancellation,
         )
 
 

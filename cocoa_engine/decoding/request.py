@@ -28,7 +28,7 @@ from cocoa_engine.model.generation_config import logits_processors, stop_texts, 
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.passages import Source, passage_positions, sources_of_batch
-from cocoa_engine.model.prompts import ChatTokens, Prompt, prompt_ids
+from cocoa_engine.model.prompts import ChatTokens, Prompt, prompt_ids, require_room
 from cocoa_engine.process_exit import at_work
 from cocoa_engine.timeline import Timeline
 
@@ -177,12 +177,8 @@ def make_request(
     ids = prompt_ids(model, tokens, prompt)
     passages = passage_positions(tokens, prompt, ids, source)
     window, left = model.context_window, None
+    require_room(window, len(ids))
     if window is not None:
-        if len(ids) >= window:
-            raise PromptError(
-                f"the prompt has {len(ids)} tokens and the model's context window is {window}: no tokens are "
-                f"left for an answer. Shorten the prompt by at least {len(ids) - window + 1} tokens."
-            )
         left = window - len(ids) * (2 if METHODS[config.method].reads_back else 1)
         if left < 1:
             raise PromptError(

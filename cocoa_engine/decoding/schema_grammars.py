@@ -51,7 +51,7 @@ def unenforced(schema: Mapping[str, Any]) -> list[str]:
         ConfigError: the schema is not a JSON schema, no value fits it, or it takes too much time or memory.
         MissingExtraError: llguidance is not installed (the extra ``tools``).
     """
-    return run(unenforced_here, json.loads(_written(schema)), what=SCHEMA)
+    return run(unenforced_here, json.loads(written(schema)), what=SCHEMA)
 
 
 def unenforced_here(schema: Mapping[str, Any]) -> list[str]:
@@ -79,38 +79,39 @@ def json_rule(schema: Mapping[str, Any]) -> str:
         ConfigError: the schema is not a mapping that can be written as JSON, is too large, or has a value that a
             grammar rounds.
     """
-    if len(_written(schema)) < _SMALL:
+    if len(written(schema)) < _SMALL:
         return _json_rule(schema)
     return run(_json_rule, schema, what=SCHEMA)
 
 
-def _written(schema: Mapping[str, Any]) -> str:
-    """A schema as JSON.
+def written(schema: Mapping[str, Any]) -> str:
+    """A schema as JSON. This takes little time, whatever is in it.
 
     Raises:
-        ConfigError: it cannot be written so, or is too large.
+        ConfigError: it cannot be written so, is too large, or has a value that a grammar rounds.
     """
     try:
-        return require_size(json.dumps({**schema}, allow_nan=False), SCHEMA)
+        text = require_size(json.dumps({**schema}, allow_nan=False), SCHEMA)
+        inexact = next(_inexact(schema), None)
     except (TypeError, ValueError) as error:  # ValueError: the schema contains itself
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"a JSON schema must be a dict of plain JSON values: {error}") from None
     except RecursionError:
         raise ConfigError(_TOO_DEEP) from None
+    if inexact is not None:
+        raise ConfigError(f"the JSON schema cannot be enforced: {inexact}, which is beyond 2**53; make it a string")
+    return text
 
 
 def _json_rule(schema: Mapping[str, Any]) -> str:
-    plain = json.loads(_written(schema))
+    plain = json.loads(written(schema))
     try:
-        inexact = next(_inexact(plain), None)
         for part, key in [*_wide_limits(plain)]:
             del part[key]
         finite = _without_endless(plain)
     except RecursionError:
         raise ConfigError(_TOO_DEEP) from None
-    if inexact is not None:
-        raise ConfigError(f"the JSON schema cannot be enforced: {inexact}, which is beyond 2**53; make it a string")
     if finite is False:
         raise ConfigError("no value fits the JSON schema: a $ref in it leads only to itself")
     return "%json " + json.dumps({**finite, "x-guidance": _LAYOUT})

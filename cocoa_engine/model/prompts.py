@@ -125,6 +125,23 @@ def is_chat(prompt: Prompt | Messages) -> TypeIs[Messages]:
     return isinstance(prompt, Sequence) and bool(prompt) and all(isinstance(one, Mapping) for one in prompt)
 
 
+def require_room(window: int | None, prompt_tokens: int) -> None:
+    """Check that a prompt leaves tokens for an answer.
+
+    Args:
+        window: the model's context window, in tokens; `None`: no limit.
+        prompt_tokens: the length of the prompt.
+
+    Raises:
+        PromptError: it does not.
+    """
+    if window is not None and prompt_tokens >= window:
+        raise PromptError(
+            f"the prompt has {prompt_tokens} tokens and the model's context window is {window}: no tokens are "
+            f"left for an answer. Shorten the prompt by at least {prompt_tokens - window + 1} tokens."
+        )
+
+
 def require_fits(model: LanguageModel, prompt_tokens: int, answer_tokens: int) -> None:
     """Check that a prompt and an answer fit the context window together.
 

@@ -345,7 +345,7 @@ class ChatCocoa(ChatCallOptions, CocoaModel, CocoaChat):  # type: ignore[misc]
         """The plan of a call, and the messages and the options for ``chat`` or ``stream_chat`` of the engine."""
         plan, chat, template_kwargs = self._prompt(messages)
         options = self._decode_options()
-        options["logits_processor"] = [*options["logits_processor"], *plan.processors()]
+        options["logits_processor"] = [*options["logits_processor"], *plan.processors(chat, template_kwargs)]
         options["source"] = self.source or None
         return plan, chat, {"template_kwargs": template_kwargs, **options}
 

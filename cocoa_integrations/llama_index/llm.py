@@ -403,7 +403,8 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
             if not self._formats_messages:
                 chat, template_kwargs = reader.plan.prompt(to_entries(opened))
                 prompt = self._engine.encode_chat(chat, **template_kwargs)
-                return self._begin(prompt, decoding, reader.passages, reader.plan.processors())
+                processors = reader.plan.processors(chat, template_kwargs)
+                return self._begin(prompt, decoding, reader.passages, processors)
             if request:
                 raise ConfigError("tools and response_format need the chat template; leave out messages_to_prompt.")
             if given := given_options(template):

@@ -26,6 +26,7 @@ from cocoa_engine.errors import (
     PromptError,
     UnsupportedFeatureError,
     UnsupportedModelError,
+    WorkerError,
 )
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.safe_text import short_repr, shortened
@@ -111,6 +112,8 @@ def api_error(error: Exception, *, retry_after: int = 1) -> ApiError:
         return ApiError(422, str(error), code="schema_mismatch")
     if isinstance(error, MissingExtraError):
         return ApiError(501, str(error), kind=SERVER, code="missing_extra")
+    if isinstance(error, WorkerError):
+        return ApiError(503, str(error), kind=SERVER, code="no_worker", retry_after=retry_after)
     if isinstance(error, torch.OutOfMemoryError):
         return ApiError(
             503, "out of GPU memory; try again later", kind=SERVER, code="out_of_memory", retry_after=retry_after

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from cocoa_engine import Cancellation, CocoaEngine
+from cocoa_engine.confined import Budget, budget_of_request
 from cocoa_engine.errors import EngineBusyError, RequestCancelledError
 from cocoa_integrations._shared.workers import in_worker
 from cocoa_integrations.server.errors import ApiError, at_most, shutting_down
@@ -86,6 +89,7 @@ class Calls:
     def __init__(self, on_cancel: Callable[[By], None] = lambda by: None) -> None:
         self._open: set[Call] = set()
         self._on_cancel = on_cancel
+        self._slow, self._lock = 0, threading.Lock()
 
     @property
     def answers(self) -> int:
@@ -107,7 +111,7 @@ class Calls:
             EngineBusyError: the engine has as many calls as it runs and queues.
             ApiError: the call alone has more answers.
         """
-        most = call.engine.runtime.max_batch_size + call.engine.runtime.max_queue
+        most = _most(call)
         at_most(answers, most, param, "answers")
         others = self.answers - call.answers
         if others + answers > most:
@@ -115,6 +119,23 @@ class Calls:
                 f"the server is busy: it decodes or queues {others} answers, of at most {most}; try again later"
             )
         call.answers = answers
+
+    @contextmanager
+    def _compiling(self, call: Call) -> Iterator[None]:
+        """The context of a call whose schema or grammar takes long. Such calls have half of all places at most.
+
+        Raises:
+            EngineBusyError: other such calls have them.
+        """
+        with self._lock:
+            if self._slow and self._slow + call.answers > _most(call) // 2:
+                raise EngineBusyError("the server is busy with the schemas of other requests; try again later")
+            self._slow += call.answers
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._slow -= call.answers
 
     @asynccontextmanager
     async def opened(self, engine: CocoaEngine, receive: Receive) -> AsyncIterator[Call]:
@@ -130,6 +151,7 @@ class Calls:
         call = Call(engine, self._on_cancel)
         self.count(call, 1)
         self._open.add(call)
+        budget_of_request.set(Budget(partial(self._compiling, call)))  # of this task, and of threads that work for it
         watcher = asyncio.ensure_future(call.watch(receive))
         try:
             yield call
@@ -142,3 +164,8 @@ class Calls:
         """End all calls, because the server shuts down."""
         for call in tuple(self._open):
             call.cancel("shutdown")
+
+
+def _most(call: Call) -> int:
+    """The number of answers that an engine decodes and queues."""
+    return call.engine.runtime.max_batch_size + call.engine.runtime.max_queue

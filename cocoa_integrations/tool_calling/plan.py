@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from cocoa_engine import CocoaEngine, Generation, GrammarProcessor, json_rule
+from cocoa_engine.confined import one_budget
 from cocoa_engine.errors import ChatTemplateError, IncompleteAnswerError
+from cocoa_engine.model.prompts import require_room
 from cocoa_integrations._shared.chat_template import (
     ChatTemplateOptions,
     ends_inside_reasoning,
@@ -122,18 +125,29 @@ class Plan:
         """The reasoning and the answer of a generation. Call :meth:`prompt` first."""
         return split_generation(generation, self.engine, inside=self.inside_reasoning)
 
-    def processors(self) -> list[GrammarProcessor]:
+    @one_budget()
+    def processors(
+        self, chat: Sequence[Mapping[str, Any]] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> list[GrammarProcessor]:
         """The logits processor that constrains the answer; empty if any text is allowed.
 
         If the prompt ends inside the reasoning, the reasoning is free, and the answer after it is constrained.
 
+        Args:
+            chat: the messages that :meth:`prompt` returned.
+            kwargs: the arguments of the chat template that it returned.
+
         Raises:
+            PromptError: the prompt (if it is given) does not fit the context window. Nothing is compiled then.
             ConfigError: a part of a schema can neither be enforced nor validated, or the tokenizer is not fast.
             MissingExtraError: llguidance is not installed.
         """
         request = self.request
         if not request.enforced:
             return []
+        window = self.engine.context_window
+        if window is not None and len(json.dumps([chat, kwargs], default=str)) > window:  # a token has a character
+            require_room(window, len(self.engine.encode_chat(chat, **(kwargs or {}))))
         schema = None if request.schema is None else enforceable(request.schema)
         if not request.tools:
             return [self._constrained(f"start: {json_rule(schema or {})}")]
@@ -154,6 +168,7 @@ class Plan:
             grammar = after_reasoning(grammar, self.engine.tokenizer)
         return self.engine.constrain(grammar=grammar)
 
+    @one_budget()
     def read(self, text: str, *, done: bool = True, start: int = 0) -> Reading:
         """The text and the calls of an answer, which may be partial; see :func:`~.reading.read`.
 

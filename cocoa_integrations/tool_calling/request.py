@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cocoa_engine import json_rule
+from cocoa_engine.decoding.schema_grammars import written
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
 from cocoa_engine.safe_text import short_repr
@@ -135,7 +135,7 @@ def _tool(number: int, tool: Any) -> dict[str, Any]:
     ):
         if not isinstance(value, kinds):
             raise ConfigError(f"tools: {name} of number {number} takes {takes}, not {short_repr(value)}")
-    json_rule({"description": function.get("description"), "parameters": parameters})  # refuses what JSON cannot hold
+    written({"description": function.get("description"), "parameters": parameters})  # refuses what JSON cannot hold
     parameters = standard(parameters)
     kind = parameters.get("type", "object")
     if "object" not in (kind if isinstance(kind, list) else [kind]):
@@ -208,5 +208,5 @@ def _json(schema: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: it cannot be written as JSON: it contains itself, other objects, or is nested too deeply.
     """
-    json_rule(schema)
+    written(schema)
     return standard(schema)

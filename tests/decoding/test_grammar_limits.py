@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
+import zipfile
+from collections import deque
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
-from cocoa_engine import Cancellation, CocoaEngine, ConfigError, RequestCancelledError, json_rule, unenforced
+from cocoa_engine import (
+    Cancellation,
+    CocoaEngine,
+    ConfigError,
+    RequestCancelledError,
+    WorkerError,
+    json_rule,
+    unenforced,
+)
 from cocoa_engine.confined import FORKS
 from cocoa_engine.decoding.grammar import GrammarProcessor
 from tests.helpers.in_threads import join, start, wait_until
@@ -23,6 +38,7 @@ from tests.helpers.tiny_models import tiny_tokenizer
 
 pytestmark = pytest.mark.skipif(not FORKS, reason="limits need forked processes")
 
+ROOT = Path(__file__).parent.parent.parent
 BURNING = {"type": "integer", "multipleOf": 99999989}
 CHAIN = "\n".join(["start: r0", *(f'r{at}: "a" r{at + 1}' for at in range(50_000)), 'r50000: "z"'])
 ENDLESS: dict[str, dict[str, Any]] = {
@@ -126,14 +142,7 @@ def test_the_process_that_compiles_can_end_at_any_time() -> None:
     assert confined._server is not None
     os.kill(confined._server._process.pid, signal.SIGKILL)
     confined._server._process.wait(30)
-
-    def works() -> bool:
-        try:
-            return bool(GrammarProcessor('start: "a"', tokenizer))
-        except ConfigError:  # a spare process has just ended
-            return False
-
-    wait_until(works)
+    GrammarProcessor('start: "a"', tokenizer)
     assert json.loads(json_rule({"type": "null"}).removeprefix("%json "))["type"] == "null"
 
 
@@ -202,3 +211,181 @@ def test_copies_share_the_compiled_grammar_and_leave_it_usable() -> None:
     for each in (copy.copy(processor), copy.deepcopy(processor), processor):
         allowed = each(torch.empty(1, 0, dtype=torch.long), scores)
         assert tokenizer.decode(allowed[0].argmax()) == "a"
+
+
+@pytest.fixture
+def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process has been begun yet."""
+    monkeypatch.setattr("cocoa_engine.confined._server", None)
+    monkeypatch.setattr("cocoa_engine.confined._spares", deque())
+
+
+@pytest.mark.parametrize("executable", [None, "/nowhere/python", "/bin/true", "/bin/cat"])
+def test_a_process_that_cannot_start_is_not_the_fault_of_the_schema(
+    no_server: None, monkeypatch: pytest.MonkeyPatch, executable: str | None
+) -> None:
+    """/bin/cat waits for input and is not Python, as a program with an embedded Python."""
+    from cocoa_engine import confined
+
+    with monkeypatch.context() as patched:
+        patched.setattr("multiprocessing.spawn._python_exe", executable)
+        patched.setattr(confined, "START_SECONDS", 0.2)
+        for _ in range(2):
+            with pytest.raises(WorkerError, match="set_executable"):
+                unenforced({"type": "integer"})
+    assert not confined._refused
+    assert unenforced({"type": "integer"}) == []
+
+
+@pytest.mark.parametrize("end", ["no process", "after its start"])
+def test_a_worker_that_was_not_begun_is_not_the_fault_of_the_schema(
+    no_server: None, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    from cocoa_engine import confined
+
+    refused = OSError(errno.EAGAIN, "Resource temporarily unavailable")
+    with monkeypatch.context() as patched:
+        if end == "no process":
+            patched.setattr(subprocess, "Popen", Mock(side_effect=refused))
+        else:
+            patched.setattr(confined._Server, "fork", Mock(side_effect=refused))
+        with pytest.raises(WorkerError, match="temporarily unavailable"):
+            unenforced({"type": "integer"})
+    assert unenforced({"type": "integer"}) == []
+
+
+@pytest.fixture
+def failing_server(no_server: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
+    """Begins the server with a function of `os` that fails."""
+    from cocoa_engine import confined
+
+    popen = subprocess.Popen
+
+    def begin(function: str, error: str) -> None:
+        program = f"import os\ndef fail(*_): raise {error}\nos.{function} = fail\n"
+        program += "from cocoa_engine import confined\nconfined.serve()"
+        with monkeypatch.context() as patched:
+            patched.setattr(subprocess, "Popen", lambda command, **options: popen([*command[:2], program], **options))
+            confined._server = confined._Server()
+
+    yield begin
+    confined._spares.clear()
+    assert confined._server is not None
+    confined._server.close()
+
+
+def test_a_server_that_cannot_fork_says_so(failing_server: Callable[[str, str], None]) -> None:
+    from cocoa_engine import confined
+
+    failing_server("fork", "BlockingIOError")
+    for _ in range(2):
+        with pytest.raises(WorkerError, match="not looked at"):
+            unenforced({"type": "number"})
+    assert confined._server is not None
+    os.kill(confined._server._process.pid, signal.SIGKILL)
+    confined._server._process.wait(30)
+    assert unenforced({"type": "number"}) == []
+    assert not confined._refused
+
+
+ASKS = """
+import os, sys
+os.chdir({folder!r})
+sys.path[:0] = {path!r}
+from cocoa_engine.decoding.schema_grammars import unenforced
+os.chdir("/")
+print(unenforced({{"type": "integer"}}))
+"""
+
+
+@pytest.mark.parametrize("path", [[""], ["."], ["package.zip"]])
+def test_where_the_package_lies_does_not_matter(tmp_path: Path, path: list[str]) -> None:
+    folder = ROOT
+    if path == ["package.zip"]:
+        folder = tmp_path
+        with zipfile.ZipFile(tmp_path / "package.zip", "w") as archive:
+            for file in (ROOT / "cocoa_engine").rglob("*.py"):
+                archive.write(file, file.relative_to(ROOT))
+    program = ASKS.format(folder=str(folder), path=path)
+    others = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=others, cwd=tmp_path
+    )
+    assert ran.stdout == "[]\n", ran.stderr
+
+
+IGNORES = """
+import signal
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+from cocoa_engine import Cancellation, RequestCancelledError, confined, unenforced
+print(unenforced({"type": "integer"}))
+server = confined._server
+for at in range(8):
+    worker = confined.Worker()
+    worker.end()
+print(unenforced({"type": "number"}), confined._server is server and not server.ended)
+"""
+
+
+def test_ends_of_processes_that_are_ignored_do_no_harm() -> None:
+    ran = subprocess.run([sys.executable, "-c", IGNORES], capture_output=True, text=True, timeout=120)
+    assert ran.stdout == "[]\n[] True\n", ran.stderr
+
+
+def test_an_end_that_something_else_has_seen_does_not_end_the_server(
+    failing_server: Callable[[str, str], None],
+) -> None:
+    from cocoa_engine import confined
+
+    failing_server("waitpid", "ChildProcessError")
+    server, worker = confined._server, confined.Worker()
+    worker.end()
+    assert unenforced({"type": "integer"}) == []
+    assert confined._server is server
+    assert server is not None
+    assert not server.ended
+
+
+def test_workers_are_not_copied() -> None:
+    from cocoa_engine import confined
+
+    worker = confined.Worker()
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="cannot be copied or pickled"):
+            copied(worker)
+    assert worker.waits
+
+
+def test_many_schemas_of_a_request_have_one_limit(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is refused because of others is not remembered as too large."""
+    from cocoa_engine import confined
+
+    def regex(at: int) -> str:
+        return f"{at}" + "|".join(f"a{part}[0-9]{{1,9}}b" for part in range(3000))
+
+    budget = confined.Budget()
+    confined.budget_of_request.set(budget)
+    engine.constrain(regex=regex(0))
+    confined.budget_of_request.set(None)
+    monkeypatch.setattr(confined, "CPU_SECONDS", 4 * (5.0 - budget.left))  # of any processor
+    made = []
+    with pytest.raises(ConfigError, match="of a request together"), confined.one_budget():
+        made.extend(engine.constrain(regex=regex(at)) for at in range(1, 40))
+    assert not confined._refused
+    for at in range(1, 8):  # each alone has all of it
+        made.append(engine.constrain(regex=regex(at)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing has a low priority")
+def test_decoding_has_the_usual_priority_after_a_long_compilation(
+    engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cocoa_engine import confined
+
+    monkeypatch.setattr(confined, "SHORT_SECONDS", 1e-5)
+    engine.generate("a", logits_processor=engine.constrain(regex="[ab]{3}"), max_new_tokens=4)
+    assert confined._server is not None
+    server = confined._server._process.pid
+    workers = [int(pid) for pid in Path(f"/proc/{server}/task/{server}/children").read_text().split()]
+    assert workers
+    assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in workers} == {os.getpriority(os.PRIO_PROCESS, 0)}

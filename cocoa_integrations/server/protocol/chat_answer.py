@@ -84,8 +84,8 @@ class ChatJob:
         """
         with of_parameter("messages"):
             messages, template_kwargs = plan.prompt(entries)
-        with of_parameter(_schemas(plan), ConfigError):
-            constraints = plan.processors()
+            with of_parameter(_schemas(plan), ConfigError):
+                constraints = plan.processors(messages, template_kwargs)
         options = {
             "template_kwargs": template_kwargs,
             "logits_processor": [*processors, *constraints],

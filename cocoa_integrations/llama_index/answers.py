@@ -12,7 +12,7 @@ from llama_index.core.base.response.schema import RESPONSE_TYPE
 from llama_index.core.schema import MetadataMode, NodeWithScore
 from llama_index.core.tools import ToolOutput
 
-from cocoa_engine import CocoaEngine, ConfigError, Generation, passage_attention
+from cocoa_engine import ConfigError, Generation, passage_attention
 from cocoa_engine.logs import safe_logger
 from cocoa_integrations._shared.citations import (
     CANNOT_ATTEND,
@@ -337,8 +337,7 @@ def _attention_by_node(
         return complete, NOT_FOUND if nodes and known and not any(known) else None
     asked = answer.start()
     texts = [node.node.get_content(MetadataMode.NONE) for node in nodes]
-    assert isinstance(asked.engine, CocoaEngine)
-    prompt = asked.engine.decode(asked.prompt)
+    prompt = answer.start.engine.decode(asked.prompt)
     in_prompt = find_in(prompt, texts)
     others = prompt
     for number in in_prompt:
@@ -347,7 +346,7 @@ def _attention_by_node(
     why = NOT_FOUND if changed else None
     if not all(values[number] is not None for values in complete for number in in_prompt):
         source = [texts[number].strip() for number in in_prompt]
-        fed_again = passage_attention(asked.engine, answer.generation, asked.prompt, source)
+        fed_again = passage_attention(answer.start.engine, answer.generation, asked.prompt, source)
         if not any(fed_again):
             return complete, NOT_SEEN
         complete = [spread(fed_again[number], in_prompt, len(nodes)) for number, _ in part.spans]

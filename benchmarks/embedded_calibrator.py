@@ -34,7 +34,7 @@ from cocoa_engine.datasets import LabelledText, Question, read_labelled, read_qu
 from cocoa_engine.methods.retrieval_heads import source_heads
 from cocoa_engine.model.prompts import Prompt
 from cocoa_engine.studies.answering import generated
-from cocoa_engine.studies.fitting.fit import LabelledFeatures, fit, fit_only, left_out
+from cocoa_engine.studies.fitting.fit import FitSettings, LabelledFeatures, fit, fit_only, left_out
 from cocoa_engine.studies.fitting.measured import answer_values, labelled_answers, labelled_features, question_prompts
 from cocoa_engine.studies.fitting.thresholds import choose
 from cocoa_engine.studies.fitting.validation import expected_calibration_error, reliability
@@ -192,20 +192,20 @@ def fit_embedded(engine: CocoaEngine, cache: Path, out: Path, draws: int, *, kee
     span, answer, closed_book = (getattr(kept, name) if name in keep else None for name in RISKS)
     if span is None:
         spans = {GIVEN[name]: load(cache, name, "span") for name in EMBEDDED_SPANS}
-        span, _ = fit(
-            LabelledFeatures.pooled(list(spans.values())), data=f"given answers: {_about(spans)}", draws=draws
-        )
+        pooled = LabelledFeatures.pooled(list(spans.values()))
+        span, _ = fit(pooled, f"given answers: {_about(spans)}", FitSettings(draws=draws))
         highest = zip(*(highest_risks(cache, name, span) for name in ("nq_swap", *STYLES)), strict=True)
         risks, labels, groups = (list(chain.from_iterable(of_sets)) for of_sets in highest)
         span = span.model_copy(update={"threshold": choose("specificity", PASSED, risks, labels, groups)})
+    of_answers = FitSettings(draws=draws, threshold=("specificity", PASSED))
     if answer is None:
         own = load(cache, "nq_swap", "answer")
         about = f"the model's own answers to questions about a passage ({_about({OWN['nq_swap']: own})})"
-        answer, _ = fit(own, data=about, draws=draws, threshold=("specificity", PASSED))
+        answer, _ = fit(own, about, of_answers)
     if closed_book is None:
         short = _joined([load(cache, name, "answer") for name in STYLES])
         about = f"the model's own answers to short questions ({len(set(short.groups))} questions, asked in three ways)"
-        closed_book, _ = fit(short, data=about, draws=draws, threshold=("specificity", PASSED))
+        closed_book, _ = fit(short, about, of_answers)
     RiskCalibrator(
         model_name=engine.model_name,
         settings=Settings.of(engine.config, engine.num_layers),

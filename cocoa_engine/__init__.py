@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +52,8 @@ if TYPE_CHECKING:
     from cocoa_engine.scoring.passage_attention import passage_attention
     from cocoa_engine.scoring.rescoring import rescore
     from cocoa_engine.stream import SpanStream
+    from cocoa_engine.studies.fitting.fit import FitSettings
+    from cocoa_engine.studies.fitting.fit_calibrator import fit_calibrator, fit_self_made
 
 __version__ = "0.1.0"
 
@@ -74,6 +75,7 @@ __all__ = [
     "DataError",
     "Detokenizer",
     "EngineBusyError",
+    "FitSettings",
     "ForkedProcessError",
     "Generation",
     "GrammarProcessor",
@@ -102,6 +104,8 @@ __all__ = [
     "__version__",
     "context_lift",
     "context_lift_of_text",
+    "fit_calibrator",
+    "fit_self_made",
     "json_rule",
     "passage_attention",
     "rescore",
@@ -115,6 +119,7 @@ _LAZY = {
     "Consistency": "consistency",
     "ContextLift": "scoring.context_lift",
     "Detokenizer": "model.detokenizer",
+    "FitSettings": "studies.fitting.fit",
     "GrammarProcessor": "decoding.grammar",
     "ModelInfo": "info",
     "PerPrompt": "decoding.request",
@@ -123,6 +128,8 @@ _LAZY = {
     "context_lift": "scoring.context_lift",
     "context_lift_of_text": "scoring.context_lift",
     "json_rule": "decoding.schema_grammars",
+    "fit_calibrator": "studies.fitting.fit_calibrator",
+    "fit_self_made": "studies.fitting.fit_calibrator",
     "passage_attention": "scoring.passage_attention",
     "rescore": "scoring.rescoring",
     "unenforced": "decoding.schema_grammars",
@@ -135,10 +142,6 @@ def __getattr__(name: str) -> Any:
             found = getattr(import_module(f"cocoa_engine.{_LAZY[name]}"), name)
         globals()[name] = found  # not looked up again
         return found
-    if name == "LabelledDataError":
-        warnings.warn("LabelledDataError is now DataError", DeprecationWarning, stacklevel=2)
-        globals()[name] = DataError  # `from cocoa_engine import` looks a name up twice, and warns once
-        return DataError
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -1,31 +1,51 @@
-"""The public face of the engine: a model, a tokenizer, and what can be asked of them."""
+"""The engine: a model, a tokenizer, and what can be asked of them."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, overload
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
+from typing_extensions import Self
+
+from cocoa_engine.arguments import given_or_new, of_type
+from cocoa_engine.calibration import RiskCalibrator
 from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.consistency import Consistency, Match
-from cocoa_engine.decoding.request import Controls, PerPrompt, Request, make_requests
-from cocoa_engine.decoding.sampled_consistency import sampled_consistency
-from cocoa_engine.decoding_model import DecodingModel
+from cocoa_engine.consistency import Consistency, Match, compare, sample_configs
+from cocoa_engine.decoding.batch import decode_batch
+from cocoa_engine.decoding.request import Controls, PerPrompt, Request, make_request, make_requests
+from cocoa_engine.decoding.task import DecodeTask
+from cocoa_engine.errors import ConfigError
+from cocoa_engine.execution.session import Session
+from cocoa_engine.info import ModelInfo
+from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.callables import Criteria, Processors
-from cocoa_engine.model.passages import Source
-from cocoa_engine.model.prompts import Messages, Prompt, Texts, is_chat
+from cocoa_engine.model.detokenizer import Detokenizer
+from cocoa_engine.model.ends import eos_token_ids
+from cocoa_engine.model.load_options import DeviceMap
+from cocoa_engine.model.passages import Passages, Source, passage_positions
+from cocoa_engine.model.prompts import Messages, Prompt, Texts, chat_ids, is_chat
+from cocoa_engine.model.tokenizer import not_shared
 from cocoa_engine.results import Generation, LayerCurve
+from cocoa_engine.risk_policy import RiskPolicy
+from cocoa_engine.runtime import Runtime
 from cocoa_engine.scoring import given_texts, layer_curve
 from cocoa_engine.spans import Span
 from cocoa_engine.stream import SpanStream
 from cocoa_engine.timeline import Timeline
 
 if TYPE_CHECKING:
-    from transformers import GenerationConfig
+    import torch
+    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+    from cocoa_engine.decoding.grammar import GrammarProcessor
+    from cocoa_engine.model.light_model import LightModel
 
 
-class CocoaEngine(DecodingModel):
+class CocoaEngine:
     """Decodes a local Hugging Face causal LM with CoCoA-SIG and reports the risk of every span.
 
     Threads may share one engine; forked processes may not. The model and the tokenizer are left unchanged: no hook
@@ -47,6 +67,258 @@ class CocoaEngine(DecodingModel):
         UnsupportedModelError: the model is not a causal language model, or has fewer than 3 layers.
         CalibrationError: the calibrator's file cannot be read.
     """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        config: CocoaConfig | None = None,
+        runtime: Runtime | None = None,
+        model_name: str | None = None,
+        calibrator: RiskCalibrator | str | Path | None = "auto",
+    ) -> None:
+        runtime = given_or_new(runtime, Runtime, "runtime")
+        if runtime.weights != "stored" and not any(isinstance(weight, BlockTensor) for weight in model.parameters()):
+            raise ConfigError(f"weights={runtime.weights!r} applies to from_pretrained, not to a model that is loaded")
+        self._session = Session(model, tokenizer, runtime, model_name)
+        self.config = given_or_new(config, CocoaConfig, "config")
+        self._risk = RiskPolicy(self._session, calibrator)
+        self._risk.warn_of_mismatch(config)  # default settings are checked with each call, which may replace them
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model_name: str | None = None,
+        *,
+        tokenizer_name: str | None = None,
+        config: CocoaConfig | None = None,
+        runtime: Runtime | None = None,
+        calibrator: RiskCalibrator | str | Path | None = "auto",
+        dtype: str | torch.dtype = "auto",
+        device_map: DeviceMap = "auto",
+        trust_remote_code: bool = False,
+        allow_pickle: bool = False,
+        model_kwargs: Mapping[str, Any] | None = None,
+        tokenizer_kwargs: Mapping[str, Any] | None = None,
+        **more_model_kwargs: Any,
+    ) -> Self:
+        """Load a model and its tokenizer.
+
+        Args:
+            model_name: a local folder or a Hub id. `None` loads the embedded SmolLM2-135M-Instruct.
+            tokenizer_name: folder or Hub id of the tokenizer. Default: that of the model.
+            config: the engine's default settings.
+            runtime: how the model is run.
+            calibrator: as for the constructor.
+            dtype: ``"auto"`` (as stored), a name such as ``"bfloat16"``, or a ``torch.dtype``.
+            device_map: as in transformers, e.g. ``"cuda:0"``. ``"auto"``: the GPUs if there are any, otherwise the CPU.
+                `None` is the CPU.
+            trust_remote_code: run code that comes with the checkpoint.
+            allow_pickle: read weights stored as pickle, which can run code when read.
+            model_kwargs: further options of the model's ``from_pretrained``, as are all other keywords.
+            tokenizer_kwargs: options of the tokenizer's ``from_pretrained``.
+
+        Raises:
+            ModelLoadError: the model cannot be found or read, or was refused.
+            UnsupportedModelError: the model is not a causal language model.
+            CalibrationError: the calibrator's file cannot be read.
+        """
+        from cocoa_engine.execution.forward.linears import kernels_name, reads_blocks
+        from cocoa_engine.model.loading import load_pretrained
+
+        calibrator = "auto" if calibrator == "auto" else RiskCalibrator.of(calibrator)  # before the weights are read
+        linears = "auto" if runtime is None else runtime.linears
+        model, tokenizer, name = load_pretrained(
+            model_name,
+            tokenizer_name=tokenizer_name,
+            dtype=dtype,
+            device_map=device_map,
+            trust_remote_code=trust_remote_code,
+            allow_pickle=allow_pickle,
+            keeps_blocks=partial(reads_blocks, linears),
+            weights="stored" if runtime is None else runtime.weights,
+            light_with=partial(kernels_name, linears) if runtime is None or runtime.forward == "auto" else None,
+            model_kwargs=dict(model_kwargs or {}),
+            tokenizer_kwargs=dict(tokenizer_kwargs or {}),
+            **more_model_kwargs,
+        )
+        model = cast("PreTrainedModel", model)  # a light one is told apart where it matters
+        return cls(model, not_shared(tokenizer), config=config, runtime=runtime, model_name=name, calibrator=calibrator)
+
+    @property
+    def session(self) -> Session:
+        """The model, the tokenizer, and the scheduler that runs them. Every call of the engine goes through it.
+
+        Raises:
+            ForkedProcessError: the process has forked since the engine was loaded, and this is the child.
+        """
+        self._session.require_process()
+        return self._session
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model that was passed in, or that was loaded.
+
+        The second start of the embedded model or of a GGUF file loads the weights alone. The first read of this
+        property then builds transformers' model on them, which takes seconds.
+        """
+        return self._session.model.whole()
+
+    @property
+    def held_model(self) -> PreTrainedModel | LightModel:
+        """The model as it is held: the weights alone where nothing has asked for :attr:`model` yet.
+
+        Both have ``dtype``, ``device`` and ``generation_config``.
+        """
+        return self._session.model.model
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer that was passed in."""
+        return self._session.tokens.tokenizer
+
+    @property
+    def runtime(self) -> Runtime:
+        """How the model is run."""
+        return self._session.runtime
+
+    @property
+    def model_name(self) -> str:
+        """The model's name in results."""
+        return self._session.model_name
+
+    @property
+    def num_layers(self) -> int:
+        """The number of decoder layers, L."""
+        return self._session.model.num_layers
+
+    @property
+    def context_window(self) -> int | None:
+        """The maximum length of prompt and answer together, in tokens; `None` if the config does not state it."""
+        return self._session.model.context_window
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether :meth:`chat` can be used."""
+        return self._session.tokens.has_chat_template
+
+    def info(self) -> ModelInfo:
+        """Facts about the model and how it runs. Selects its backend, if that has not been done before."""
+        return ModelInfo.of(self.session)
+
+    @property
+    def calibrator(self) -> RiskCalibrator | None:
+        """The calibrator of the engine. :meth:`calibrator_for` says whether it applies to a call."""
+        return self._risk.calibrator
+
+    @calibrator.setter
+    def calibrator(self, calibrator: RiskCalibrator | str | Path | None) -> None:
+        self._risk = RiskPolicy(self.session, calibrator)
+
+    def calibrator_for(self, config: CocoaConfig) -> RiskCalibrator | None:
+        """The calibrator that applies to a call with these settings, if any.
+
+        The default calibrator applies only to the settings that it was fitted for, and where what it needs is measured.
+        """
+        self._session.require_process()
+        return self._risk.applying(config)
+
+    def with_calibrator(self, calibrator: RiskCalibrator | str | Path) -> Self:
+        """This engine with another calibrator; everything else is shared, the running batch included.
+
+        Args:
+            calibrator: as for the constructor.
+
+        Raises:
+            CalibrationError: the calibrator's file cannot be read, or it cannot be used with this model.
+        """
+        other = self._with(RiskPolicy(self.session, calibrator))
+        other._risk.warn_of_mismatch(None)
+        return other
+
+    def without_calibrator(self) -> Self:
+        """This engine without its calibrator; everything else is shared. Without one, returns the engine itself."""
+        return self if self.calibrator is None else self._with(RiskPolicy(self._session, None))
+
+    def without_answer_risk(self) -> Self:
+        """This engine without a calibrator for answers, for texts that are parts of answers; all else is shared."""
+        return (
+            self if self.calibrator is None or self.calibrator.answer is None else self._with(self._risk.spans_only())
+        )
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False) -> list[int]:
+        """Token ids of a text.
+
+        Args:
+            text: the text.
+            add_special_tokens: whether to begin with the tokens that the tokenizer puts before a text, unless the text
+                begins with the first of them. No token is put after the text.
+            split_special_tokens: whether text that spells a special token, such as ``<|im_end|>``, stays text.
+        """
+        return self.session.tokens.encode(
+            text, add_special_tokens=add_special_tokens, split_special_tokens=split_special_tokens
+        )
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens left out.
+
+        Raises:
+            PromptError: they are no token ids.
+        """
+        return self.session.tokens.decode(token_ids)
+
+    def detokenizer(self) -> Detokenizer:
+        """A decoder for tokens that arrive one by one."""
+        return Detokenizer(self.session.tokens)
+
+    def constrain(
+        self,
+        *,
+        json_schema: Mapping[str, Any] | None = None,
+        regex: str | None = None,
+        grammar: str | None = None,
+    ) -> GrammarProcessor:
+        """A logits processor that constrains answers to a JSON schema, a regular expression or a grammar.
+
+        It can be passed to any number of calls: ``engine.generate(prompt, logits_processor=engine.constrain(...))``.
+
+        Args:
+            json_schema: the answer is a JSON value that matches this schema, on one line.
+            regex: the whole answer matches this expression (syntax of Rust's regex crate).
+            grammar: the answer matches this grammar, in llguidance's dialect of Lark, with a rule ``start``.
+
+        Raises:
+            ConfigError: not exactly one of them is given, it is invalid or takes too much time or memory, the schema
+                has a keyword that no grammar enforces (such as ``not``), or the tokenizer is not a fast tokenizer.
+            MissingExtraError: llguidance is not installed (the extra ``tools``).
+        """
+        from cocoa_engine.decoding.grammar import constraint
+
+        ends = eos_token_ids(self.held_model, self._session.tokens)
+        return constraint(self.tokenizer, ends, json_schema=json_schema, regex=regex, grammar=grammar)
+
+    def render_chat(self, messages: Messages, **template_kwargs: Any) -> str:
+        """Chat messages as one text, by the tokenizer's chat template, up to the start of the answer.
+
+        The text does not say which of its control tokens the template wrote: as a prompt, all of them are tokens. Give
+        the messages to :meth:`encode_chat` or :meth:`chat` instead if others wrote them.
+
+        Raises:
+            ChatTemplateError: the tokenizer has no chat template, or it refuses the messages.
+        """
+        return self.session.tokens.render(messages, **template_kwargs).text
+
+    def encode_chat(self, messages: Messages, **template_kwargs: Any) -> list[int]:
+        """Token ids of chat messages, up to the start of the answer.
+
+        Control tokens, such as ``<|im_end|>``, come from the template only. Text in messages, tools and template
+        variables that spells one is encoded like other text, unless ``split_special_tokens=False`` is given.
+
+        Raises:
+            ChatTemplateError: as for :meth:`render_chat`.
+        """
+        return chat_ids(self.session.tokens, messages, template_kwargs)[1]
 
     def generate(
         self,
@@ -105,7 +377,7 @@ class CocoaEngine(DecodingModel):
         source: Source | None = None,
         timeline: Timeline | None = None,
         **settings: Any,
-    ) -> SpanStream[CocoaEngine]:
+    ) -> SpanStream:
         """Answer one prompt span by span; arguments and errors as for :meth:`generate`, raised at once.
 
         A span is decoded when it is requested. Closing the stream stops the work. A suspended stream blocks no other
@@ -116,7 +388,7 @@ class CocoaEngine(DecodingModel):
         request = self._request(prompt, config, controls, source, timeline)
         self._risk.check(config)
         measure = partial(self._risk.measure, config, request.passages)
-        return SpanStream(self, request, config, measure, self._risk.warn_of_domain)
+        return SpanStream(self.session, request, config, measure, self._risk.warn_of_domain)
 
     @overload
     def generate_batch(
@@ -311,10 +583,11 @@ class CocoaEngine(DecodingModel):
         config = self._settings(config, settings)
         ids = self.encode_chat(prompt) if is_chat(prompt) else prompt
         controls = Controls(logits_processor, stopping_criteria, generation_config, cancellation)
-        request_of = partial(self._request, ids, controls=controls)
-        return sampled_consistency(
-            request_of, self._generations, config, answer, n, temperature=temperature, match=match
-        )
+        configs = sample_configs(config, n, temperature)
+        requests = [self._request(ids, each, controls) for each in configs]
+        if answer is None:  # first, so that the samples reuse its prompt
+            (answer,) = self._generations([self._request(ids, config, controls)], [config])
+        return compare(answer, self._generations(requests, configs), match)
 
     def layer_profile(self, prompt: Prompt | Messages, generation: Generation, span: Span | int) -> LayerCurve:
         """How the layers disagree about one span of an answer, layer by layer. Both MLDS are means of these values.
@@ -348,7 +621,7 @@ class CocoaEngine(DecodingModel):
 
         The ranges of ``source`` are those of the text that :meth:`render_chat` returns.
         """
-        token_ids, passages = self._encoded_chat(messages, template_kwargs, source, options.get("cancellation"))
+        token_ids, passages = self._chat_prompt(messages, template_kwargs, source, options.get("cancellation"))
         return self.generate(token_ids, source=passages, **options)
 
     def stream_chat(
@@ -358,7 +631,73 @@ class CocoaEngine(DecodingModel):
         template_kwargs: Mapping[str, Any] | None = None,
         source: Source | None = None,
         **options: Any,
-    ) -> SpanStream[CocoaEngine]:
+    ) -> SpanStream:
         """Answer chat messages span by span; see :meth:`stream` and :meth:`chat`."""
-        token_ids, passages = self._encoded_chat(messages, template_kwargs, source, options.get("cancellation"))
+        token_ids, passages = self._chat_prompt(messages, template_kwargs, source, options.get("cancellation"))
         return self.stream(token_ids, source=passages, **options)
+
+    def _settings(self, config: CocoaConfig | None, settings: dict[str, Any]) -> CocoaConfig:
+        base = self.config if config is None else of_type(config, CocoaConfig, "config")
+        config = base.replace(**settings) if settings else base
+        self._risk.warn_of_mismatch(config)
+        return config
+
+    def _request(
+        self,
+        prompt: Prompt,
+        config: CocoaConfig,
+        controls: Controls,
+        source: Source | None = None,
+        timeline: Timeline | None = None,
+    ) -> Request:
+        calibrator = self._risk.fitting(config)
+        return make_request(
+            self.session, prompt, config, controls, source=source, calibrator=calibrator, timeline=timeline
+        )
+
+    def _chat_prompt(
+        self,
+        messages: Messages,
+        template_kwargs: Mapping[str, Any] | None,
+        source: Source | None,
+        cancellation: Cancellation | None,
+    ) -> tuple[list[int], Passages | None]:
+        """Token ids of chat messages, and the positions of the passages in them."""
+        if cancellation is not None:
+            run = of_type(cancellation, Cancellation, "cancellation").run
+            return run(self._chat_prompt, messages, template_kwargs, source, None)
+        tokens = self.session.tokens
+        text, token_ids = chat_ids(tokens, messages, template_kwargs or {})
+        if source is None:
+            return token_ids, None
+        return token_ids, Passages(passage_positions(tokens, text, token_ids, source, add_special_tokens=False))
+
+    def _task(self, request: Request, config: CocoaConfig) -> DecodeTask:
+        backend = self.session.backend  # once for a call: it reads the model's state
+        measure = self._risk.measure(config, request.passages, backend=backend)
+        return DecodeTask(request, config, self.session, measure, backend)
+
+    def _decode(
+        self,
+        requests: Sequence[Request],
+        configs: Sequence[CocoaConfig],
+        batch_size: int | None = None,
+        *,
+        keep_errors: bool = False,
+    ) -> list[Generation | Exception]:
+        config_of = {id(request): config for request, config in zip(requests, configs, strict=True)}
+        return decode_batch(
+            requests,
+            lambda request: self._task(request, config_of[id(request)]),
+            self.session.scheduler,
+            self.runtime.max_batch_size if batch_size is None else batch_size,
+            keep_errors=keep_errors,
+        )
+
+    def _generations(self, requests: Sequence[Request], configs: Sequence[CocoaConfig]) -> list[Generation]:
+        return cast("list[Generation]", self._decode(requests, configs))
+
+    def _with(self, risk: RiskPolicy) -> Self:
+        other = copy.copy(self)
+        other._risk = risk
+        return other

@@ -6,7 +6,6 @@ occur during the work, such as :class:`NonFiniteLogitsError`.
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from cocoa_engine.safe_text import bounded
@@ -150,14 +149,3 @@ class UnsupportedFeatureError(CocoaError, NotImplementedError):
 
 class CalibrationError(CocoaError, ValueError):
     """A file is not a calibrator, or a calibrator cannot be fitted or used on the given data."""
-
-
-FORMER = {"LabelledDataError": DataError, "MissingPackageError": MissingExtraError}
-"""Errors by their former names."""
-
-
-def __getattr__(name: str) -> Any:
-    if name in FORMER:
-        warnings.warn(f"{name} is now {FORMER[name].__name__}", DeprecationWarning, stacklevel=2)
-        return FORMER[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

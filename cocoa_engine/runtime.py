@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import ClassVar, Literal
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field
 
 from cocoa_engine.arguments import SettingsModel
 
@@ -62,11 +61,3 @@ class Runtime(SettingsModel):
     cuda_graphs: bool = Field(
         True, description="On a GPU, replay each step of the lean forward pass as one CUDA graph."
     )
-
-    @field_validator("linears", mode="before")
-    @classmethod
-    def _current_name(cls, value: object) -> object:
-        if value != "shared":
-            return value
-        warnings.warn('linears="shared" is now linears="transposed"', DeprecationWarning, stacklevel=4)
-        return "transposed"

@@ -8,9 +8,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from types import GeneratorType, TracebackType
-from typing import Generic, cast
-
-from typing_extensions import TypeVar
+from typing import cast
 
 from cocoa_engine.calibration.risk_measure import RiskMeasure
 from cocoa_engine.cancellation import Cancellation
@@ -18,19 +16,17 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.request import Request
 from cocoa_engine.decoding.task import DecodeTask
 from cocoa_engine.errors import RequestCancelledError
-from cocoa_engine.execution.session import Session, SessionOwner
+from cocoa_engine.execution.session import Session
 from cocoa_engine.process_exit import at_work
 from cocoa_engine.results import Generation
 from cocoa_engine.spans import Span
 
-EngineT_co = TypeVar("EngineT_co", bound=SessionOwner, default=SessionOwner, covariant=True)
 
-
-class SpanStream(Iterator[Span], Generic[EngineT_co]):
+class SpanStream(Iterator[Span]):
     """The spans of an answer, each as soon as it is decided; also a context manager.
 
     Args:
-        engine: the engine that decodes.
+        session: the model and the scheduler.
         request: the validated request.
         config: the settings of the call.
         measure: says how risks are computed. It may run the model, and is called with the first span.
@@ -39,23 +35,18 @@ class SpanStream(Iterator[Span], Generic[EngineT_co]):
 
     def __init__(
         self,
-        engine: EngineT_co,
+        session: Session,
         request: Request,
         config: CocoaConfig,
         measure: Callable[[], RiskMeasure],
         on_end: Callable[[Generation], None] = lambda answer: None,
     ) -> None:
         self._state = _State()
-        self._engine, self._request, self._session = engine, request, engine.session
-        spans = _decoded(self._state, self._session, request, config, measure, on_end)
+        self._request, self._session = request, session
+        spans = _decoded(self._state, session, request, config, measure, on_end)
         self._spans = cast("GeneratorType[Span, None, None]", spans)
         # also at exit: when modules are cleared, the generator could no longer be closed
         weakref.finalize(self, _close_abandoned, self._state.closing, weakref.ref(self._spans))
-
-    @property
-    def engine(self) -> EngineT_co:
-        """The engine that decodes."""
-        return self._engine
 
     @property
     def prompt(self) -> list[int]:
@@ -105,7 +96,7 @@ class SpanStream(Iterator[Span], Generic[EngineT_co]):
         with contextlib.suppress(ValueError):  # another thread runs the generator, which sees `closing`
             self._spans.close()
 
-    def __enter__(self) -> SpanStream[EngineT_co]:
+    def __enter__(self) -> SpanStream:
         return self
 
     def __exit__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
@@ -39,10 +39,6 @@ from cocoa_engine.errors import CalibrationError, CocoaError, ConfigError
 from cocoa_engine.output_files import locked, require_writable, write_file
 from cocoa_engine.results import Generation
 from cocoa_engine.safe_text import bounded
-
-if TYPE_CHECKING:
-    from cocoa_engine.datasets import LabelledText, Question
-    from cocoa_engine.engine import CocoaEngine
 
 __all__ = [
     "EMBEDDED",
@@ -130,115 +126,6 @@ class RiskCalibrator(SettingsModel, Part):
                     f"features: this version measures {', '.join(known)}; another version fitted it, fit it again"
                 )
         return self
-
-    @classmethod
-    def fit(
-        cls,
-        engine: CocoaEngine,
-        answers: Sequence[LabelledText] = (),
-        questions: Sequence[Question] = (),
-        *,
-        config: CocoaConfig | None = None,
-        chat: bool = False,
-        probe: bool = False,
-        isotonic: bool = False,
-        threshold: tuple[Rule, float] | None = None,
-        folds: int = 5,
-        draws: int = 1000,
-        seed: int = 0,
-    ) -> RiskCalibrator:
-        """Fit a calibrator for an engine's model, as ``cocoa calibrate`` does.
-
-        Its validation is by cross-validation, on prompts left out of the fit. If only one of the two levels can be
-        fitted, the other is left out with a :class:`CalibrationWarning`.
-
-        Args:
-            engine: the engine with the model.
-            answers: labelled answers (:func:`~cocoa_engine.datasets.read_labelled`), which are fed to the model. The
-                risk of answers is fitted on the labels of whole answers, the risk of spans on labelled parts.
-            questions: questions with known answers (:func:`~cocoa_engine.datasets.read_questions`). The model answers
-                them, and the risk of an answer is fitted on that instead.
-            config: the settings that the calibrator is valid for. Default: the engine's.
-            chat: feed ``answers`` through the model's chat template instead of as text to continue. ``questions``
-                always use the template if the model has one.
-            probe: also fit a probe, a direction of the model's hidden states, on the labelled parts of ``answers``. It
-                improves the risk of spans of answers like these, and makes it worse on others.
-            isotonic: add an isotonic map after the logistic model.
-            threshold: the rule and target of the threshold that :meth:`flags` uses: ``"precision"``, ``"recall"``,
-                ``"specificity"`` (the share of supported items that are not flagged) or ``"conformal"`` (the share that
-                may be missed), such as ``("recall", 0.8)``.
-            folds: folds of the cross-validation, grouped by prompt. With few items, the division is repeated.
-            draws: number of bootstrap draws.
-            seed: seed of the bootstrap, and of the prompts that a conformal threshold is chosen on.
-
-        Raises:
-            CalibrationError: nothing is labelled, there are too few prompts of either class, or a probe is asked for
-                and no parts of answers are labelled.
-            MissingExtraError: scikit-learn is not installed.
-        """
-        from cocoa_engine.studies.fitting.fit_calibrator import fit_calibrator
-
-        return fit_calibrator(
-            engine,
-            answers,
-            questions,
-            config=config,
-            chat=chat,
-            probe=probe,
-            isotonic=isotonic,
-            threshold=threshold,
-            folds=folds,
-            draws=draws,
-            seed=seed,
-        )
-
-    @classmethod
-    def fit_self(
-        cls,
-        engine: CocoaEngine,
-        documents: Sequence[str] = (),
-        *,
-        count: int = 300,
-        config: CocoaConfig | None = None,
-        chat: bool = False,
-        isotonic: bool = False,
-        threshold: tuple[Rule, float] | None = None,
-        folds: int = 5,
-        draws: int = 1000,
-        seed: int = 0,
-    ) -> RiskCalibrator:
-        """Fit a calibrator without labelled data, as ``cocoa calibrate --self`` does.
-
-        The model answers questions about invented passages and about the user's documents, some of which have no answer
-        in their passage. Its answers are labelled by comparison. The risk of spans is fitted on retellings of invented
-        passages with planted errors, which the model reads. The documentation, under "Calibrate without labels", says
-        how far such a calibrator was right on other texts.
-
-        Args:
-            engine: the engine with the model.
-            documents: texts to ask about as well, such as those that the model will answer from.
-            count: the number of questions; there are half as many texts with planted errors.
-            config, chat, isotonic, threshold, folds, draws: as for :meth:`fit`.
-            seed: seed of the questions, of the bootstrap, and of the prompts of a conformal threshold.
-
-        Raises:
-            CalibrationError: the documents have nothing to ask for, or there are too few answers of either class.
-            MissingExtraError: scikit-learn is not installed.
-        """
-        from cocoa_engine.studies.fitting.fit_self import fit_self_made
-
-        return fit_self_made(
-            engine,
-            documents,
-            count=count,
-            config=config,
-            chat=chat,
-            isotonic=isotonic,
-            threshold=threshold,
-            folds=folds,
-            draws=draws,
-            seed=seed,
-        )
 
     @classmethod
     def of(cls, given: RiskCalibrator | str | Path | None) -> RiskCalibrator | None:

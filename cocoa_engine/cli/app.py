@@ -23,7 +23,6 @@ from cocoa_engine.cli.calibrate import calibrate
 from cocoa_engine.cli.chat import chat
 from cocoa_engine.cli.claims import claims
 from cocoa_engine.cli.compare import compare
-from cocoa_engine.cli.former_options import FormerOptions
 from cocoa_engine.cli.heads import heads
 from cocoa_engine.cli.info import info
 from cocoa_engine.cli.plugins import load_command, plugin_commands
@@ -115,10 +114,10 @@ def cocoa(
     """Ask a local language model, and see which parts of its answer may be wrong."""
 
 
-app.command(cls=FormerOptions)(ask)
+app.command()(ask)
 app.command()(chat)
-app.command(cls=FormerOptions)(compare)
-app.command(cls=FormerOptions)(score)
+app.command()(compare)
+app.command()(score)
 app.command()(info)
 app.command()(bench)
 app.command()(heads)

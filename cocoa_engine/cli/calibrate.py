@@ -147,6 +147,8 @@ def calibrate(
     if known is not None:
         config = as_fitted(config, known.settings, check)
     need("sklearn", extra="risk", what="cocoa calibrate")
+    from cocoa_engine.studies.fitting.fit import FitSettings  # torch: not for every `cocoa --help`
+
     if plot is None and out is not None:
         plot = out.with_suffix(".svg")
     if plot is not None:
@@ -179,11 +181,9 @@ def calibrate(
                 level,
                 out,
                 report,
-                probe=probe,
-                isotonic=isotonic,
-                threshold=threshold,
-                folds=folds,
-                draws=draws,
+                settings=FitSettings(
+                    probe=probe, isotonic=isotonic, threshold=threshold, folds=folds, draws=draws, seed=seed
+                ),
                 progress=progress,
             )
 

@@ -9,7 +9,6 @@ from rich.console import Group
 from rich.text import Text
 
 from cocoa_engine.calibration.features import Level
-from cocoa_engine.calibration.fitted_risk import Rule
 from cocoa_engine.cli.labelled_features import ANSWER, LabelledAnswers
 from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.terminal import on_interrupt, print_json, print_note
@@ -19,6 +18,7 @@ from cocoa_engine.config import CocoaConfig
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
     from cocoa_engine.studies.answer_cache import CacheFolder
+    from cocoa_engine.studies.fitting.fit import FitSettings
 
 
 def fit_and_save(
@@ -29,11 +29,7 @@ def fit_and_save(
     out: Path,
     report: ValidationReport,
     *,
-    probe: bool,
-    isotonic: bool,
-    threshold: tuple[Rule, float] | None,
-    folds: int,
-    draws: int,
+    settings: FitSettings,
     progress: Progress,
 ) -> None:
     """Fit a calibrator, write it, and show how well it does on prompts left out of the fit.
@@ -45,7 +41,7 @@ def fit_and_save(
         level: the only risk to fit.
         out: its file.
         report: shows the validation.
-        probe, isotonic, threshold, folds, draws: as for :meth:`.RiskCalibrator.fit`.
+        settings: how it is fitted.
         progress: that of the command.
 
     Raises:
@@ -61,12 +57,10 @@ def fit_and_save(
     shares = answers.shares()
     reference = {"measuring source attention": ANSWER * PROMPTS} if answers.self_made else {}
     progress.plan({**shares, "fitting": 0.1 * sum(shares.values()), **reference})
-    found, about = answers.measured(engine, config, level, states=probe, progress=progress)
+    found, about = answers.measured(engine, config, level, states=settings.probe, progress=progress)
     with progress.stage("fitting"):
-        fitted = fit_levels(
-            found, about, isotonic=isotonic, folds=folds, draws=draws, seed=answers.seed, threshold=threshold
-        )
-        calibrator = calibrator_of(engine, config, fitted, probe=probe)
+        fitted = fit_levels(found, about, settings)
+        calibrator = calibrator_of(engine, config, fitted, probe=settings.probe)
     calibrator.save(out)
     kept = _reference_kept(engine, out, answers.cache, progress) if answers.self_made else None
     drawn = report.draw({one: risk.validation for one, risk in fitted.risks.items()})

@@ -110,7 +110,7 @@ class LabelledAnswers:
             CalibrationError: nothing is labelled by this level.
         """
         from cocoa_engine.studies.answering import answers_cache
-        from cocoa_engine.studies.fitting.fit_self import about as about_self_made
+        from cocoa_engine.studies.fitting.fit_calibrator import about_self_made
         from cocoa_engine.studies.fitting.measured import labelled_features, own_answers, probe_layer
         from cocoa_engine.studies.fitting.self_made import QUESTIONS, made_questions, self_made_features
         from cocoa_engine.studies.signal.indicators import Layers

@@ -8,7 +8,7 @@ from typing import Any
 
 from typing_extensions import TypeIs
 
-from cocoa_engine.errors import PromptError
+from cocoa_engine.errors import ChatTemplateError, PromptError
 from cocoa_engine.model.detokenizer import decoded
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.text import require_unicode
@@ -53,6 +53,24 @@ def without_history(messages: Messages) -> list[Mapping[str, Any]] | None:
     if len(system) + len(asked) == len(messages) or not asked:
         return None
     return [*system, max(asked, key=lambda one: len(str(one.get("content"))))]
+
+
+def chat_ids(tokens: Tokens, messages: Messages, template_kwargs: Mapping[str, Any]) -> tuple[str, list[int]]:
+    """Chat messages as text and as token ids, up to the start of the answer.
+
+    Raises:
+        ChatTemplateError: the tokenizer has no chat template, or it refuses the messages.
+    """
+    rendered = tokens.render(messages, **template_kwargs)
+    ids = tokens.encode_rendered(rendered)
+    question = without_history(messages)
+    if question is None:
+        return rendered.text, ids
+    try:
+        alone = tokens.encode_rendered(tokens.render(question, **template_kwargs))
+    except ChatTemplateError:  # such as of a template that wants the call of a tool before its answer
+        return rendered.text, ids
+    return rendered.text, ChatTokens(ids, len(alone))
 
 
 def prompt_ids(model: LanguageModel, tokens: Tokens, prompt: Any, what: str = "prompt") -> list[int]:

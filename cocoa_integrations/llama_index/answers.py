@@ -12,7 +12,7 @@ from llama_index.core.base.response.schema import RESPONSE_TYPE
 from llama_index.core.schema import NodeWithScore
 from llama_index.core.tools import ToolOutput
 
-from cocoa_engine import CocoaEngine, ConfigError, Generation, passage_attention
+from cocoa_engine import ConfigError, Generation, passage_attention
 from cocoa_engine.logs import safe_logger
 from cocoa_integrations._shared.citations import (
     CANNOT_ATTEND,
@@ -339,9 +339,9 @@ def _attention_by_node(
     if answer.start is None:
         return complete, NOT_FOUND if nodes and known and not any(known) else None
     asked = answer.start()
-    assert isinstance(asked.engine, CocoaEngine)
-    prompt = asked.engine.decode(asked.prompt)
-    texts = texts_in(prompt, nodes, asked.engine)
+    engine = answer.start.engine
+    prompt = engine.decode(asked.prompt)
+    texts = texts_in(prompt, nodes, engine)
     in_prompt = find_in(prompt, texts)
     others = prompt
     for number in in_prompt:
@@ -350,7 +350,7 @@ def _attention_by_node(
     why = NOT_FOUND if changed else None
     if not all(values[number] is not None for values in complete for number in in_prompt):
         source = [texts[number] for number in in_prompt]
-        fed_again = passage_attention(asked.engine, answer.generation, asked.prompt, source)
+        fed_again = passage_attention(engine, answer.generation, asked.prompt, source)
         if not any(fed_again):
             return complete, NOT_SEEN
         complete = [spread(fed_again[number], in_prompt, len(nodes)) for number, _ in part.spans]

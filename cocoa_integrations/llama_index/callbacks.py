@@ -14,13 +14,14 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from copy import deepcopy
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr-defined]
 from llama_index.core.instrumentation.span import active_span_id
 
-from cocoa_engine import Generation, Span, SpanStream
+from cocoa_engine import CocoaEngine, Generation, Span, SpanStream
 from cocoa_engine.forks import free_in_child
 from cocoa_integrations._shared.finite import severity
 from cocoa_integrations._shared.metadata import risk_report
@@ -35,15 +36,21 @@ _collectors: ContextVar[tuple[RiskCollector, ...]] = ContextVar("cocoa_risk_coll
 _requests = itertools.count()
 
 
-class Start(Protocol):
-    """Starts an answer. Nothing is decoded before its stream is read."""
+@dataclass(frozen=True)
+class Start:
+    """Starts an answer, and starts it again.
+
+    Attributes:
+        engine: the engine that decodes it.
+        stream: starts its stream. Nothing is decoded before the stream is read. It may be given a function that changes
+            each text of the prompt, in order, before the texts are wrapped and encoded.
+    """
+
+    engine: CocoaEngine
+    stream: Callable[[Callable[[str], str] | None], SpanStream]
 
     def __call__(self, edit: Callable[[str], str] | None = None) -> SpanStream:
-        """Start the answer.
-
-        Args:
-            edit: changes each text of the prompt, in order, before the texts are wrapped and encoded.
-        """
+        return self.stream(edit)
 
 
 def collect_risk(*, max_reports: int | None = MAX_REPORTS) -> RiskCollector:

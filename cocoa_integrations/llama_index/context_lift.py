@@ -90,7 +90,7 @@ def lift_of(
         return None
     full = start()
     return context_lift(
-        full.engine, generation, without_source.prompt, with_context=full.prompt if full.processed else None
+        start.engine, generation, without_source.prompt, with_context=full.prompt if full.processed else None
     )
 
 

@@ -372,11 +372,11 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
 
     def _completion(self, prompt: str, formatted: bool, options: Mapping[str, Any]) -> tuple[CompletionReader, Start]:
         """The object that makes responses of the answer, and the function that starts it."""
+        self._follow_options()
         delivery, options = self._delivery(options)
         reader = CompletionReader(delivery)
 
-        def start(edit: Callable[[str], str] | None = None) -> SpanStream:
-            self._follow_options()
+        def stream(edit: Callable[[str], str] | None) -> SpanStream:
             decoding = self._decoding(options)
             assert self.completion_to_prompt is not None  # set by a validator of LLM
             require_unicode(prompt, "prompt")
@@ -384,7 +384,7 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
             wrapped = text if formatted else self._extend_prompt(self.completion_to_prompt(text))
             return self._begin(wrapped, decoding, reader.passages)
 
-        return reader, start
+        return reader, Start(self._engine, stream)
 
     def _conversation(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> tuple[ChatReader, Start]:
         """The object that parses the answer, and the function that starts it."""
@@ -394,7 +394,7 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
         template, rest = split_template_options(self, rest)
         reader = ChatReader(request, self._engine, delivery, template)
 
-        def start(edit: Callable[[str], str] | None = None) -> SpanStream:
+        def stream(edit: Callable[[str], str] | None) -> SpanStream:
             decoding = self._decoding(rest)
             require_text(messages)
             opened = list(messages) if edit is None else edited(messages, edit)
@@ -414,7 +414,7 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
             reader.plan.inside_reasoning = text_ends_inside_reasoning(text)
             return self._begin(text, decoding, reader.passages)
 
-        return reader, start
+        return reader, Start(self._engine, stream)
 
     def _delivery(self, options: Mapping[str, Any]) -> tuple[Delivery, dict[str, Any]]:
         """What the responses of a call carry besides their text, and the other options of the call."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cocoa_engine import CalibrationError, CalibrationWarning, CocoaConfig, CocoaEngine, RiskCalibrator, engine_risk
+from cocoa_engine import CalibrationError, CalibrationWarning, CocoaConfig, CocoaEngine, RiskCalibrator, risk_policy
 from tests.helpers.backends import PROMPTS
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.rivals import heads_file
@@ -24,7 +24,7 @@ def default(
     settings = fitted().settings.model_copy(update={"middle_layers": CONFIG.middle_layers})
     known = fitted(model_name="tiny", settings=settings, levels=("span", "answer"), source=True, domain=True)
     known = known.model_copy(update={"heads": heads})
-    monkeypatch.setattr(engine_risk, "embedded_calibrator", lambda: known)
+    monkeypatch.setattr(risk_policy, "embedded_calibrator", lambda: known)
     return CocoaEngine(tiny_model("llama"), tiny_tokenizer(), model_name="tiny", config=CONFIG), known
 
 

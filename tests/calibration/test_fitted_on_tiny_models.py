@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from cocoa_engine import CalibrationError, CalibrationWarning, CocoaConfig, CocoaEngine, RiskCalibrator
+from cocoa_engine import (
+    CalibrationError,
+    CalibrationWarning,
+    CocoaConfig,
+    CocoaEngine,
+    FitSettings,
+    RiskCalibrator,
+    fit_calibrator,
+)
 from cocoa_engine.calibration.features import SPAN_FEATURES, source_features, span_features
 from cocoa_engine.datasets import LabelledSpan, LabelledText, Question
 from cocoa_engine.results import Generation
@@ -26,7 +34,7 @@ from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 pytestmark = pytest.mark.slow
 
 PROMPT = PROMPTS[2]
-FEW: dict[str, Any] = {"folds": 2, "draws": 20}
+FEW = FitSettings(folds=2, draws=20)
 
 
 def labelled(count: int = 14) -> list[LabelledText]:
@@ -57,12 +65,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(folder: Path) -> RiskCalibrator:
-    return RiskCalibrator.fit(engine_of(folder), labelled(), **FEW)
+    return fit_calibrator(engine_of(folder), labelled(), settings=FEW)
 
 
 @pytest.fixture(scope="module")
 def probed(folder: Path) -> RiskCalibrator:
-    return RiskCalibrator.fit(engine_of(folder), labelled(), probe=True, **FEW)
+    return fit_calibrator(engine_of(folder), labelled(), settings=FitSettings(probe=True, folds=2, draws=20))
 
 
 def quiet(engine: CocoaEngine, calibrator: RiskCalibrator | Path) -> CocoaEngine:
@@ -140,7 +148,7 @@ def test_models_whose_attention_cannot_be_seen(folder: Path, plain: RiskCalibrat
         with pytest.raises(CalibrationError, match="masked_modules"):
             quiet(engine, plain).score(PROMPT, text)
     with pytest.warns(CalibrationWarning, match="The source attention is not a feature"):
-        without = RiskCalibrator.fit(engine, labelled(), **FEW)
+        without = fit_calibrator(engine, labelled(), settings=FEW)
     assert without.heads is None
     assert not {"source_attention", "lowest_source_attention"} & {*without.span.features, *without.answer.features}
     assert json.loads(without.model_dump_json())["heads"] is None
@@ -265,7 +273,7 @@ def test_a_probe_is_of_one_model_and_dtype(folder: Path, probed: RiskCalibrator,
 def test_a_probe_needs_labelled_parts(folder: Path) -> None:
     whole = [LabelledText(one.id, one.prompt, one.text, one.question, one.label, None, one.group) for one in labelled()]
     with pytest.raises(CalibrationError, match="a probe is fitted on answers whose hallucinated parts are labelled"):
-        RiskCalibrator.fit(engine_of(folder), whole, probe=True, **FEW)
+        fit_calibrator(engine_of(folder), whole, settings=FitSettings(probe=True, folds=2, draws=20))
 
 
 def test_own_answers_are_measured_with_the_known_heads(folder: Path) -> None:
@@ -277,7 +285,7 @@ def test_own_answers_are_measured_with_the_known_heads(folder: Path) -> None:
         for number, (text, words) in enumerate(zip("abcdefghijkl", known, strict=True))
     ]
     try:
-        fitted = RiskCalibrator.fit(engine, questions=questions, **FEW)
+        fitted = fit_calibrator(engine, questions=questions, settings=FEW)
     except CalibrationError as error:
         pytest.fail(f"{error} {texts}")
     assert fitted.heads == tuple(heads_of(engine.model))

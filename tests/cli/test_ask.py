@@ -448,21 +448,3 @@ def test_details_are_shown_only_if_asked_for(cocoa: Cocoa) -> None:
     assert "fMLDS" not in short.stdout
     detailed = cocoa("ask", QUESTION, *SHORT, "--no-color", "--details")
     assert "fMLDS" in detailed.stdout
-    assert "is now" not in detailed.stderr
-
-
-def test_a_former_option_works_and_names_the_new_one(cocoa: Cocoa) -> None:
-    former = cocoa("ask", QUESTION, *SHORT, "--no-color", "--table", "--no-table", "--table")
-    assert "fMLDS" in former.stdout
-    assert former.stderr.splitlines() == [
-        "cocoa: warning: --table is now --details",
-        "cocoa: warning: --no-table is now --no-details",
-        "cocoa: warning: --table is now --details",
-    ]
-
-
-def test_the_value_of_an_option_may_be_a_former_option(cocoa: Cocoa) -> None:
-    for args in (("--stop", "--table", QUESTION), (f"--stop={'--table'}", "--", QUESTION)):
-        result = cocoa("ask", *SHORT, "--json", *args)
-        assert json.loads(result.stdout)["config"]["stop"] == ["--table"]
-        assert "is now" not in result.stderr

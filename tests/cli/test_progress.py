@@ -256,7 +256,7 @@ def test_a_long_answer_and_a_long_prompt_print_lines(
     monkeypatch.setattr(shared_cache, "PREFILL_CHUNK", 4)
     span = SpanStream.__next__
 
-    def slow(stream: SpanStream[CocoaEngine]) -> Span:
+    def slow(stream: SpanStream) -> Span:
         time.sleep(0.05)
         return span(stream)
 

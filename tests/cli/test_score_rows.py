@@ -97,9 +97,8 @@ def test_the_command(cocoa: Cocoa, engine: CocoaEngine, tmp_path: Path) -> None:
     given, out, page = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "page.html"
     row = {"prompt": "The capital of France is", "text": " Paris, on the Seine."}
     given.write_text(json.dumps(row) + "\n{}\n", encoding="utf-8")
-    result = cocoa("score", f"--jsonl={given}", "--out", str(out))
+    result = cocoa("score", f"--rows={given}", "--out", str(out))
     assert result.exit_code == 0, result.stderr
-    assert "cocoa: warning: --jsonl is now --rows\n" in result.stderr
     assert "2 rows written" in result.stderr
     assert "1 of them with an error" in result.stderr
     scored = json.loads(out.read_text(encoding="utf-8").splitlines()[0])

@@ -11,7 +11,7 @@ from cocoa_engine import RiskCalibrator
 from cocoa_engine.calibration.features import ANSWER_FEATURES, SOURCE_FEATURES, SPAN_FEATURES
 from cocoa_engine.calibration.fitted_risk import FittedRisk
 from cocoa_engine.calibration.settings import Settings
-from cocoa_engine.studies.fitting.fit import LabelledFeatures, fit
+from cocoa_engine.studies.fitting.fit import FitSettings, LabelledFeatures, fit
 
 SETTINGS = Settings(final_layer="post_norm", middle_layers=(10, 20), gamma=0.3, max_candidates=8)
 EMBEDDED = "SmolLM2-135M-Instruct"
@@ -33,9 +33,9 @@ def labelled_items(
     return LabelledFeatures(names, features, labels, [f"prompt {number // each}" for number in range(len(z))])
 
 
-def risk(items: LabelledFeatures | None = None, **options: Any) -> FittedRisk:
+def risk(items: LabelledFeatures | None = None, data: str = "made up", **settings: Any) -> FittedRisk:
     """A risk that was fitted on made-up items, by default spans."""
-    return fit(labelled_items() if items is None else items, **{"data": "made up", "draws": 40, **options})[0]
+    return fit(labelled_items() if items is None else items, data, FitSettings(**{"draws": 40, **settings}))[0]
 
 
 @cache

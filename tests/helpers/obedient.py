@@ -39,9 +39,7 @@ class Obedient(CocoaEngine):
         """As the engine's."""
         return super().chat(messages, **self._forced(messages, config or self.config, options))
 
-    def stream_chat(
-        self, messages: Any, *, config: CocoaConfig | None = None, **options: Any
-    ) -> SpanStream[CocoaEngine]:
+    def stream_chat(self, messages: Any, *, config: CocoaConfig | None = None, **options: Any) -> SpanStream:
         """As the engine's."""
         return super().stream_chat(messages, **self._forced(messages, config or self.config, options))
 

@@ -33,7 +33,7 @@ class Speaker(CocoaEngine):
     def generate(self, prompt: Any, **options: Any) -> Any:
         return super().generate(prompt, **self._saying(options))
 
-    def stream(self, prompt: Any, **options: Any) -> SpanStream[CocoaEngine]:
+    def stream(self, prompt: Any, **options: Any) -> SpanStream:
         return super().stream(prompt, **self._saying(options))
 
     def _saying(self, options: dict[str, Any]) -> dict[str, Any]:

@@ -176,12 +176,12 @@ assert engine.generate("Dune was written by", max_new_tokens=4).plot()._repr_png
     "risk": """
 import numpy as np
 from cocoa_engine.calibration.features import SPAN_FEATURES
-from cocoa_engine.studies.fitting.fit import LabelledFeatures, fit
+from cocoa_engine.studies.fitting.fit import FitSettings, LabelledFeatures, fit
 from cocoa_engine.studies.signal.paired import paired_test
 figures = np.random.default_rng(0).normal(size=(200, len(SPAN_FEATURES)))
 labels = figures[:, SPAN_FEATURES.index("f_mlds")] > 0
 items = LabelledFeatures(SPAN_FEATURES, figures, labels, [str(n // 4) for n in range(200)])
-risk, _ = fit(items, data="made up", draws=20)
+risk, _ = fit(items, "made up", FitSettings(draws=20))
 assert risk.validation.auroc.estimate > 0.8
 risk.validation.plot()
 assert paired_test([3.0, 2.0, 5.0], [1.0, 1.0, 1.0]).right == 1

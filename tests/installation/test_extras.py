@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import cocoa_engine
-from cocoa_engine import errors
-from cocoa_engine.errors import CocoaError, DataError, MissingExtraError
+from cocoa_engine.errors import CocoaError, MissingExtraError
 from cocoa_engine.optional import need, quiet_torchao
 
 WITHOUT = """
@@ -107,23 +105,6 @@ def test_a_package_that_lacks_something_itself_is_not_missing(tmp_path: Path, mo
     with pytest.raises(ModuleNotFoundError, match="cocoa_made_up_too") as caught:
         need("cocoa_made_up", extra="risk", what="nothing")
     assert not isinstance(caught.value, MissingExtraError)
-
-
-def test_old_names_are_the_same_errors() -> None:
-    with pytest.warns(DeprecationWarning, match="LabelledDataError is now DataError"):
-        assert errors.LabelledDataError is cocoa_engine.DataError is DataError
-    with pytest.warns(DeprecationWarning, match="MissingPackageError is now MissingExtraError"):
-        assert errors.MissingPackageError is MissingExtraError
-    with pytest.raises(AttributeError, match="MissingPackagesError"):
-        _ = errors.MissingPackagesError
-
-
-def test_an_old_name_of_the_package_warns_once_at_the_importing_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(vars(cocoa_engine), "LabelledDataError", raising=False)
-    with pytest.warns(DeprecationWarning, match="LabelledDataError is now DataError") as caught:
-        from cocoa_engine import LabelledDataError
-    assert LabelledDataError is DataError
-    assert [warning.filename for warning in caught] == [__file__]
 
 
 def test_only_what_torchao_says_at_its_import_is_dropped(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,19 +6,21 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, field_validator
 
+from cocoa_engine.arguments import SettingsModel
 from cocoa_engine.calibration.features import PROBE_FEATURE, Level
 from cocoa_engine.calibration.fitted_risk import FittedRisk, Isotonic, Rule
 from cocoa_engine.calibration.validation import Baseline, Estimate, Validation
-from cocoa_engine.errors import CalibrationError
+from cocoa_engine.errors import CalibrationError, CocoaError
 from cocoa_engine.optional import need
 from cocoa_engine.studies.fitting.direction import Direction, fit_direction
 from cocoa_engine.studies.fitting.domain import fit_domain
-from cocoa_engine.studies.fitting.thresholds import choose
+from cocoa_engine.studies.fitting.thresholds import choose, require
 from cocoa_engine.studies.fitting.validation import brier, expected_calibration_error, reliability
 from cocoa_engine.studies.signal.ranking import Bootstrap, Interval, RankedWithin
 
@@ -43,6 +45,46 @@ BASELINES: dict[str, Callable[[Columns], Floats]] = {
 }
 """Scores that rank spans or answers without a fit: common single-pass uncertainty scores, both MLDS, and the source
 attention if it was measured."""
+
+
+class FitSettings(SettingsModel, frozen=True):
+    """How a calibrator is fitted and validated.
+
+    Attributes:
+        probe: also fit a probe, a direction of the model's hidden states, on labelled parts of answers. It improves the
+            risk of spans of answers like these, and makes it worse on others.
+        isotonic: add an isotonic map after the logistic model, fitted on out-of-fold risks.
+        threshold: the rule and target of the threshold of the risk: ``"precision"``, ``"recall"``, ``"specificity"``
+            (the share of supported items that are not flagged) or ``"conformal"`` (the share that may be missed), such
+            as ``("recall", 0.8)``. A conformal threshold is chosen on a third of the prompts, which are then excluded
+            from the fit. The others are chosen on the out-of-fold risks.
+        folds: folds of the cross-validation, grouped by prompt. With few items, the division is repeated.
+        draws: number of bootstrap draws over prompts.
+        seed: seed of the bootstrap, and of the prompts that a conformal threshold is chosen on.
+
+    Raises:
+        CalibrationError: one of them is out of range.
+    """
+
+    _invalid: ClassVar[type[CocoaError]] = CalibrationError
+    _what: ClassVar[str] = "setting of a fit"
+
+    probe: bool = False
+    isotonic: bool = False
+    threshold: tuple[Rule, float] | None = None
+    folds: int = Field(5, ge=2)
+    draws: int = Field(1000, ge=1)
+    seed: int = 0
+
+    @field_validator("threshold")
+    @classmethod
+    def _reachable(cls, threshold: tuple[Rule, float] | None) -> tuple[Rule, float] | None:
+        if threshold is not None:
+            require(*threshold)
+        return threshold
+
+
+DEFAULTS = FitSettings()
 
 
 @dataclass(frozen=True)
@@ -138,16 +180,7 @@ class _Fit:
         return np.interp(risks, self.isotonic.x, self.isotonic.y)
 
 
-def fit(
-    items: LabelledFeatures,
-    *,
-    data: str,
-    isotonic: bool = False,
-    folds: int = 5,
-    draws: int = 1000,
-    seed: int = 0,
-    threshold: tuple[Rule, float] | None = None,
-) -> tuple[FittedRisk, Direction | None]:
+def fit(items: LabelledFeatures, data: str, settings: FitSettings = DEFAULTS) -> tuple[FittedRisk, Direction | None]:
     """Fit a risk on all items, and validate it by cross-validation on prompts that were left out.
 
     Items with hidden states also get a probe. Its score is their last feature: in the fit by a direction fitted on
@@ -156,12 +189,7 @@ def fit(
     Args:
         items: the labelled items.
         data: a description of their data.
-        isotonic: add an isotonic map after the logistic model, fitted on out-of-fold risks.
-        folds: folds of the cross-validation, grouped by prompt. With few items, the division is repeated.
-        draws: number of bootstrap draws over prompts.
-        seed: seed of the bootstrap, and of the prompts that a conformal threshold is chosen on.
-        threshold: a rule and its target. A ``"conformal"`` threshold is chosen on a third of the prompts, which are
-            then excluded from the fit. Other thresholds are chosen on the out-of-fold risks of the cross-validation.
+        settings: how it is fitted.
 
     Returns:
         The risk, and the direction of its probe; `None` for items without hidden states.
@@ -170,6 +198,7 @@ def fit(
         CalibrationError: there are too few prompts, or a fold would have items of one class only.
         MissingExtraError: scikit-learn is not installed.
     """
+    isotonic, folds, seed, threshold = settings.isotonic, settings.folds, settings.seed, settings.threshold
     need("sklearn.linear_model", extra="risk", what="fitting a calibrator")
     prompts = list(dict.fromkeys(items.groups))
     kept, chosen_on = items, None
@@ -198,7 +227,7 @@ def fit(
         intercept=fitted.intercept,
         isotonic=fitted.isotonic,
         domain=fit_domain(fitted.scaled(fitted.features(kept)), folds_of(kept, folds)),
-        validation=validate(kept, risks, strata, repeats=repeats, draws=draws, seed=seed, folds_each=folds),
+        validation=validate(kept, risks, strata, repeats=repeats, draws=settings.draws, seed=seed, folds_each=folds),
         threshold=chosen,
     )
     return risk, fitted.direction
@@ -219,21 +248,14 @@ class FittedLevels(NamedTuple):
 
 
 def fit_levels(
-    found: Mapping[Level, LabelledFeatures],
-    about: Mapping[Level, str],
-    *,
-    isotonic: bool = False,
-    folds: int = 5,
-    draws: int = 1000,
-    seed: int = 0,
-    threshold: tuple[Rule, float] | None = None,
+    found: Mapping[Level, LabelledFeatures], about: Mapping[Level, str], settings: FitSettings = DEFAULTS
 ) -> FittedLevels:
     """Fit a risk for each level that can be fitted.
 
     Args:
         found: the labelled items of each level.
         about: a description of the data of each level.
-        isotonic, folds, draws, seed, threshold: as for :func:`fit`.
+        settings: how they are fitted.
 
     Raises:
         CalibrationError: nothing is labelled, or no level can be fitted.
@@ -245,15 +267,7 @@ def fit_levels(
     direction: Direction | None = None
     for level, items in found.items():
         try:
-            fitted[level], found_direction = fit(
-                items,
-                data=about[level],
-                isotonic=isotonic,
-                folds=folds,
-                draws=draws,
-                seed=seed,
-                threshold=threshold,
-            )
+            fitted[level], found_direction = fit(items, about[level], settings)
             direction = direction or found_direction
         except CalibrationError as error:
             missing.append(f"No risk of {level}s: {error}")
@@ -432,8 +446,6 @@ def folds_of(items: LabelledFeatures, folds: int, seed: int = 0) -> list[tuple[N
 
 def _require(items: LabelledFeatures, folds: int, *, isotonic: bool) -> None:
     """Refuse items that cannot be fitted on."""
-    if folds < 2:
-        raise CalibrationError(f"a cross-validation has at least 2 folds, not {folds}.")
     if not np.isfinite(items.features).all():
         raise CalibrationError("a feature of an item is not finite; it cannot be fitted on.")
     within = 4 if isotonic else 3  # the rest of a fold is divided again, for the isotonic map or the strength

@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cocoa_engine import Cancellation, CocoaConfig, CocoaEngine, Generation, SpanStream, Timeline
+from cocoa_engine import Cancellation, CocoaConfig, Generation, SpanStream, Timeline
 from cocoa_engine.errors import ConfigError, IncompleteAnswerError
 from cocoa_engine.model.callables import Processor
 from cocoa_integrations._shared.logprobs import TokenLogprobs, openai_logprobs
@@ -157,7 +157,7 @@ class ChatStream:
         self.answered: Answered | None = None
         self._job, self._index, self._config = job, index, config
         self._fields = job.fields
-        self._stream: SpanStream[CocoaEngine] | None = None
+        self._stream: SpanStream | None = None
         self._ids: list[str] = []  # of the tool calls
         self._sent: dict[int, int] = {}  # the index of each call that is sent, by its number in the answer
 

@@ -167,7 +167,7 @@ class CompletionStream:
     def __init__(self, job: CompletionJob, number: int, config: CocoaConfig) -> None:
         self.answered: Answered | None = None
         self._job, self._number, self._config = job, number, config
-        self._stream: SpanStream[CocoaEngine] | None = None
+        self._stream: SpanStream | None = None
         self._end = 0  # characters of the text so far
 
     @property

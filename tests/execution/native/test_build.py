@@ -405,13 +405,6 @@ def test_which_linear_backend_is_chosen(
     assert linears.choose_linear_backend(tiny_model("llama").to(dtype), asked) == linear_backend
 
 
-def test_the_former_name_of_a_linear_backend_is_accepted() -> None:
-    with pytest.warns(DeprecationWarning, match=r'linears="transposed"') as warned:
-        runtime = Runtime(linears="shared")  # type: ignore[arg-type]
-    assert runtime == Runtime(linears="transposed")
-    assert warned[0].filename == __file__
-
-
 @needs_kernels
 def test_a_model_in_bfloat16_says_the_same_by_kernels() -> None:
     """Up to a rounding of bfloat16: its first token is as probable."""

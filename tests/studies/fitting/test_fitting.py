@@ -22,6 +22,7 @@ from cocoa_engine.studies.fitting.fit import (
     ENOUGH_RISKS,
     INVERSE_STRENGTHS,
     MAX_REPEATS,
+    FitSettings,
     LabelledFeatures,
     fit,
     folds_of,
@@ -290,7 +291,7 @@ def test_a_probe_adds_what_the_states_know_and_no_more() -> None:
 
     assert auroc(informed) > auroc(plain) + 0.1
     assert auroc(noisy) > auroc(plain) - 0.05  # its score is cross-fitted, or it would be trusted blindly
-    fitted, direction = fit(states_of(items, signal=1.5), data="made up", draws=20)
+    fitted, direction = fit(states_of(items, signal=1.5), "made up", FitSettings(draws=20))
     assert fitted.features[-1] == "probe"
     assert direction is not None
     assert fitted.weights[-1] > 0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from cocoa_engine import CocoaConfig, CocoaEngine, RiskCalibrator
+from cocoa_engine import CocoaConfig, CocoaEngine, FitSettings, fit_self_made
 from cocoa_engine.calibration.features import answer_features
 from cocoa_engine.datasets import Question
 from cocoa_engine.errors import CalibrationError
@@ -141,14 +141,16 @@ def test_features_are_those_of_the_answers_and_of_the_texts() -> None:
 def test_a_model_without_right_answers_is_refused() -> None:
     engine = CocoaEngine(tiny_model("llama", max_position_embeddings=2048), tiny_tokenizer())
     with pytest.raises(CalibrationError):
-        RiskCalibrator.fit_self(engine, count=6, config=CocoaConfig(max_new_tokens=4))
+        fit_self_made(engine, count=6, config=CocoaConfig(max_new_tokens=4))
 
 
 @pytest.mark.slow
 def test_fitting_on_the_models_own_answers(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the real model: the set has answers of both classes, and its risk is in [0, 1]."""
     monkeypatch.setattr(fit, "MAX_REPEATS", 1)
-    fitted = RiskCalibrator.fit_self(engine, count=30, config=CocoaConfig(max_new_tokens=10), draws=20, folds=2)
+    fitted = fit_self_made(
+        engine, count=30, config=CocoaConfig(max_new_tokens=10), settings=FitSettings(draws=20, folds=2)
+    )
     assert fitted.answer is not None
     assert 0 < fitted.answer.validation.hallucinated < fitted.answer.validation.items == 30
     assert "made by the model itself" in fitted.answer.data

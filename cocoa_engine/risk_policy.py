@@ -1,4 +1,4 @@
-"""The calibrator of an engine: where it applies, what it is warned of, and how the risks of a call are computed."""
+"""The calibrator of an engine: where it applies, its warnings, and how the risks of a call are computed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNLIKE = (
 """The warning of answers outside the calibrator's domain."""
 
 
-class EngineRisk:
+class RiskPolicy:
     """Computes the risks of an engine's calls, with its calibrator where that applies.
 
     Args:
@@ -45,7 +45,7 @@ class EngineRisk:
         self._warned: set[str] = set()
         self.calibrator = self._embedded() if self._automatic else self._usable(calibrator)
 
-    def spans_only(self) -> EngineRisk:
+    def spans_only(self) -> RiskPolicy:
         """The same without a calibrator of answers."""
         other = copy.copy(self)
         other.calibrator = None if self.calibrator is None else self.calibrator.spans_only()

@@ -1,11 +1,8 @@
-"""Risk as attributes of OpenTelemetry spans.
+"""Risk in traces: attributes of OpenTelemetry spans, and scores.
 
-The adapters write the risk of an answer to the OpenTelemetry span of the model call, if that span is still recording
-when the answer is complete. The span is the one that an instrumentation of LangChain or LlamaIndex has started for the
-run or the call (OpenInference, langchain-azure-ai, OpenLLMetry and others that store their spans in a similar way),
-whether or not it is current. Without one, it is the span that is current when the answer is requested. There is nothing
-to enable: ``opentelemetry-api`` (the extra ``tracing``) is enough. A process that has not imported OpenTelemetry pays
-one look-up in ``sys.modules``.
+The adapters write the risk of an answer to the OpenTelemetry span that is current when the answer is requested, if the
+span is still recording when the answer is complete. There is nothing to enable: ``opentelemetry-api`` (the extra
+``tracing``) is enough. A process that has not imported OpenTelemetry pays one look-up in ``sys.modules``.
 
 ==========================  ===================================================================
 ``cocoa.max_risk``          the highest risk of any text span of any answer
@@ -15,12 +12,186 @@ one look-up in ``sys.modules``.
 ``cocoa.answers``           the number of answers
 ==========================  ===================================================================
 
-"All answers" are the answers requested under the same OpenTelemetry span. An instrumentation that opens one span per
-model call gives one answer per span; a span around a whole chain or query engine collects every answer of the chain.
-Only the innermost span is written to. Answers from a LangChain cache are not decoded and are not counted. Neither are
-answers that were interrupted.
+"All answers" are the answers requested under the same OpenTelemetry span: one for a span around a model call, all
+answers of the chain for a span around a chain. Only the innermost span is written to. Answers from a LangChain cache
+are not decoded and are not counted. Neither are answers that were interrupted.
 """
 
-from cocoa_integrations._shared.tracing import RiskTrace
+from __future__ import annotations
+
+import sys
+import threading
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from cocoa_engine import Generation, __version__
+from cocoa_engine.errors import ConfigError
+from cocoa_engine.forks import free_in_child
+from cocoa_engine.rendering.wording import SOURCES
+from cocoa_integrations._shared.finite import finite, severity
+from cocoa_integrations._shared.limits import Limit, highest, measured_units
+
+if TYPE_CHECKING:
+    from opentelemetry._logs import LoggerProvider
+    from opentelemetry.trace import Span
 
 __all__ = ["RiskTrace"]
+
+SCORE_NAME = "hallucination_risk"
+EVENT_NAME = "gen_ai.evaluation.result"
+
+
+@dataclass
+class _Totals:
+    """The risk of all answers under one OpenTelemetry span."""
+
+    max_risk: float = 0.0
+    sum_risk: float = 0.0
+    spans: int = 0
+    risk_points: int = 0
+    answers: int = 0
+    calibrated: bool = True
+
+    def add(self, generation: Generation) -> None:
+        self.max_risk = max(self.max_risk, severity(generation.max_risk))
+        risks = [span.risk for span in generation.spans if span.risk is not None]
+        self.sum_risk += sum(risks)
+        self.spans += len(risks)
+        self.risk_points += sum(span.kind == "risk_point" for span in generation.spans)
+        self.answers += 1
+        self.calibrated &= generation.calibrated
+
+    def attributes(self) -> dict[str, float | int | bool]:
+        return {
+            "cocoa.max_risk": self.max_risk,
+            "cocoa.mean_risk": self.sum_risk / self.spans if self.spans else 0.0,
+            "cocoa.risk_points": self.risk_points,
+            "cocoa.calibrated": self.calibrated,
+            "cocoa.answers": self.answers,
+        }
+
+
+_totals: WeakKeyDictionary[Span, _Totals] = WeakKeyDictionary()  # the attributes of a span cannot be read back
+_lock = free_in_child(threading.Lock())
+
+
+class RiskTrace:
+    """Writes the risk of answers to the current OpenTelemetry span.
+
+    Create it inside the call. The span is stored because a stream may be read in another context or thread.
+
+    Attributes:
+        span: the current span; ``None`` if the process has not imported OpenTelemetry.
+    """
+
+    def __init__(self) -> None:
+        self.span: Span | None = None
+        if _is_traced():
+            from opentelemetry.trace import get_current_span
+
+            span = get_current_span()
+            # an instrumentation may make a proxy current, which stands for another span once the call has returned
+            self.span = getattr(span.set_attributes, "__self__", span)
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether the span still takes attributes."""
+        return self.span is not None and self.span.is_recording()
+
+    def record(self, generation: Generation) -> None:
+        """Add a complete answer."""
+        if self.span is not None and self.span.is_recording():
+            with _lock:  # the calls of a batch may run under the same span
+                totals = _totals.setdefault(self.span, _Totals())
+                totals.add(generation)
+                self.span.set_attributes(totals.attributes())
+
+    def current(self) -> AbstractContextManager[object]:
+        """A context manager in which the span is current again."""
+        if self.span is None:
+            return nullcontext()
+        from opentelemetry.trace import use_span
+
+        return use_span(self.span, record_exception=False, set_status_on_exception=False)
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How a report becomes a score.
+
+    Attributes:
+        name: the name of the score.
+        threshold: the risk from which the label is ``fail``; below it is ``pass``. Without one there is no label.
+        explain: whether the explanation quotes the riskiest claim.
+
+    Raises:
+        ConfigError: the name is empty, or the threshold is not a finite number.
+    """
+
+    name: str = SCORE_NAME
+    threshold: float | None = None
+    explain: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ConfigError(f"name takes the name of a score, not {self.name!r}")
+        if self.threshold is not None:
+            Limit(self.threshold)
+
+    def score(self, report: dict[str, Any]) -> float:
+        """The highest risk of any span with visible text; the reasoning does not count.
+
+        It is infinite if the risk of a span is not a finite number.
+        """
+        return highest(report["spans"], "risk")
+
+    def label(self, report: dict[str, Any]) -> str | None:
+        """``pass`` or ``fail``; ``None`` without a threshold."""
+        if self.threshold is None:
+            return None
+        return "fail" if self.score(report) >= self.threshold else "pass"
+
+    def explanation(self, report: dict[str, Any]) -> str:
+        """What the score is, and the riskiest claim."""
+        kind = SOURCES.get(report.get("risk_source") or "", "source unknown")
+        score = f"highest risk of any span ({kind})"
+        claims = measured_units(report["spans"], "risk", "claim") if self.explain else []
+        riskiest = max(claims, key=lambda claim: claim["value"], default={})
+        if "text" not in riskiest:  # a compact report has no texts
+            return score
+        return f"{score}; the riskiest claim is {riskiest['text'].strip()!r}"
+
+
+def emit_event(
+    scoring: Scoring, report: dict[str, Any], *, response_id: str | None, provider: LoggerProvider | None
+) -> None:
+    """Emit the ``gen_ai.evaluation.result`` event of an answer, in the context of the current span.
+
+    Args:
+        scoring: how the report becomes a score.
+        report: the ``cocoa_risk`` report of the answer.
+        response_id: the id of the answer, where it is known.
+        provider: the provider of the logger; by default OpenTelemetry's global one.
+    """
+    if provider is None and not _is_traced():
+        return
+    from opentelemetry._logs import LogRecord, get_logger_provider
+
+    attributes = {
+        "gen_ai.evaluation.name": scoring.name,
+        "gen_ai.evaluation.score.value": finite(scoring.score(report)),
+        "gen_ai.evaluation.score.label": scoring.label(report),
+        "gen_ai.evaluation.explanation": scoring.explanation(report),
+        "gen_ai.response.id": response_id,
+        "gen_ai.response.model": report.get("model_name"),
+    }
+    logger = (provider or get_logger_provider()).get_logger("cocoa_integrations", __version__)
+    present = {name: value for name, value in attributes.items() if value is not None}
+    logger.emit(LogRecord(event_name=EVENT_NAME, attributes=present))
+
+
+def _is_traced() -> bool:
+    """Whether this process has imported OpenTelemetry. Otherwise there can be no span."""
+    return "opentelemetry.trace" in sys.modules

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, TypeVar
 
 import torch
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models.base import LangSmithParams
+from langchain_core.language_models.base import BaseLanguageModel, LangSmithParams
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_config_list
@@ -40,6 +40,7 @@ from cocoa_integrations._shared.settings import (
 )
 from cocoa_integrations._shared.unsupported import refuse_unsupported
 from cocoa_integrations._shared.workers import in_worker
+from cocoa_integrations.langchain.composed import Composable
 from cocoa_integrations.langchain.engine_owner import EngineOwner
 from cocoa_integrations.langchain.from_model_id import FromModelId
 from cocoa_integrations.langchain.identity import engine_id
@@ -51,8 +52,8 @@ from cocoa_integrations.langchain.options import (
     CallOptions,
     without_unset,
 )
-from cocoa_integrations.langchain.run_spans import KnowsRuns
 from cocoa_integrations.langchain.time_limit import TimeLimit
+from cocoa_integrations.tracing import RiskTrace
 
 Result = TypeVar("Result")
 Parameters = ParamSpec("Parameters")
@@ -61,7 +62,7 @@ RETRY_PAUSE = 0.5
 """Seconds before the first retry; doubled before each further one."""
 
 
-class CocoaModel(CallOptions, EngineOwner, FromModelId, KnowsRuns):
+class CocoaModel(CallOptions, EngineOwner, FromModelId, Composable, BaseLanguageModel[Any]):
     """Base of :class:`CocoaLLM` and :class:`ChatCocoa`: construction, options of a call, access to the engine.
 
     Every setting of :class:`~cocoa_engine.CocoaConfig` is a field. A setting that is not given is taken from
@@ -266,8 +267,7 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, KnowsRuns):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Generator[Any, None, None]:
-        model = self._in_runs(run_manager)
-        model, _ = model._for_call(stop, kwargs)
+        model, _ = self._for_call(stop, kwargs)
         with closing(model._chunks(prompt)) as chunks:
             for chunk in chunks:
                 if run_manager is not None:
@@ -281,7 +281,7 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, KnowsRuns):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncGenerator[Any, None]:
-        with self._in_runs(run_manager)._cancellable(stop, kwargs) as (model, _):
+        with self._cancellable(stop, kwargs) as (model, _):
             async with AsyncStream(self._engine_or_lazy, model._chunks(prompt)) as chunks:
                 async for chunk in chunks:
                     if run_manager is not None:
@@ -295,7 +295,7 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, KnowsRuns):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Any:
-        with self._in_runs(run_manager)._cancellable(stop, kwargs) as (model, framework):
+        with self._cancellable(stop, kwargs) as (model, framework):
             return await in_worker(self._engine_or_lazy, model._generate, prompts, **framework)  # type: ignore[attr-defined]
 
     @contextmanager
@@ -341,7 +341,7 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, KnowsRuns):
         Only the start of a stream is retried. Closing this generator closes the stream. ``answered`` returns the part
         of the generation whose risk is traced.
         """
-        [trace] = self._traces(1)
+        trace = RiskTrace()
 
         def first_span() -> tuple[SpanStream, Span | None]:
             stream = start()

@@ -28,6 +28,7 @@ from cocoa_integrations.langchain.options import PER_CALL, TOOL_DETAILS, TOOLS, 
 from cocoa_integrations.langchain.tools import ChunkWriter, refuse_legacy, tool_calls, tool_has_answered, tool_request
 from cocoa_integrations.tool_calling import Call, Plan, ToolRequest, new_id, parts_of_report
 from cocoa_integrations.tool_calling.streaming import GrowingAnswer, Piece
+from cocoa_integrations.tracing import RiskTrace
 
 if TYPE_CHECKING:
     from langchain_core.language_models.model_profile import ModelProfile
@@ -249,10 +250,9 @@ class ChatCocoa(ChatCallOptions, CocoaModel, CocoaChat):  # type: ignore[misc]
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        model = self._in_runs(run_manager)
-        model, _ = model._for_call(stop, kwargs)
+        model, _ = self._for_call(stop, kwargs)
         plan, chat, options = model._prepare(messages)
-        [trace] = model._traces(1)
+        trace = RiskTrace()
         generation = model._retrying(lambda: plan.engine.chat(chat, **options))
         split = plan.split(generation)
         trace.record(split.answered)
@@ -325,15 +325,6 @@ class ChatCocoa(ChatCallOptions, CocoaModel, CocoaChat):  # type: ignore[misc]
     async def aprompt_text(self, given: LanguageModelInput) -> str:
         """See :meth:`prompt_text`; without blocking the event loop."""
         return await in_worker(self._engine_or_lazy, self.prompt_text, given)
-
-    def prompt_key(self, messages: Sequence[BaseMessage]) -> str:
-        """The token ids of the prompt, and the tools and the schema of the answer."""
-        plan, chat, template_kwargs = self._prompt(messages)
-        return repr((plan.engine.encode_chat(chat, **template_kwargs), plan.request))
-
-    async def aprompt_key(self, messages: Sequence[BaseMessage]) -> str:
-        """See :meth:`prompt_key`; without blocking the event loop."""
-        return await in_worker(self._engine_or_lazy, self.prompt_key, messages)
 
     def calls_like(self, other: ChatCocoa) -> bool:
         """Whether calls of both models have the same options and tools."""

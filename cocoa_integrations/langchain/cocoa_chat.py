@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.language_models import LanguageModelInput
+from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
@@ -14,14 +15,14 @@ from typing_extensions import Self
 
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
-from cocoa_integrations.langchain.chat_runs import ChatRuns
+from cocoa_integrations.langchain.composed import Composable
 from cocoa_integrations.langchain.structured import TITLE, as_tool, json_parser, json_schema_of, structured, tool_parser
 from cocoa_integrations.langchain.tools import openai_tool
 
 STRUCTURED_METHODS = ("json_schema", "function_calling", "json_mode")
 
 
-class CocoaChat(ChatRuns):
+class CocoaChat(Composable, BaseChatModel):
     """Base of :class:`ChatCocoa` and :class:`ChatCocoaRemote`."""
 
     if TYPE_CHECKING:  # fields of both

@@ -21,6 +21,7 @@ from cocoa_integrations._shared.metadata import SPANS_KEY, all_spans, span_metad
 from cocoa_integrations.langchain.base import CocoaModel, usage_of
 from cocoa_integrations.langchain.detail import reduced_result
 from cocoa_integrations.langchain.with_risk import LLMWithRisk
+from cocoa_integrations.tracing import RiskTrace
 
 
 class CocoaLLM(CocoaModel, BaseLLM):
@@ -137,24 +138,6 @@ class CocoaLLM(CocoaModel, BaseLLM):
         """The result with the detail that the answers of a call have."""
         return reduced_result(result, self.risk_metadata or "full", logprobs=self._keeps_logprobs)
 
-    def _generate_helper(
-        self, prompts: list[str], stop: list[str] | None, run_managers: list[CallbackManagerForLLMRun], **kwargs: Any
-    ) -> LLMResult:
-        """As in LangChain, which passes only the run of the first prompt on to :meth:`_generate`."""
-        model = self._in_runs(*run_managers)
-        return super(CocoaLLM, model)._generate_helper(prompts, stop, run_managers, **kwargs)
-
-    async def _agenerate_helper(
-        self,
-        prompts: list[str],
-        stop: list[str] | None,
-        run_managers: list[AsyncCallbackManagerForLLMRun],
-        **kwargs: Any,
-    ) -> LLMResult:
-        """See :meth:`_generate_helper`."""
-        model = self._in_runs(*run_managers)
-        return await super(CocoaLLM, model)._agenerate_helper(prompts, stop, run_managers, **kwargs)
-
     def _generate(
         self,
         prompts: list[str],
@@ -162,17 +145,16 @@ class CocoaLLM(CocoaModel, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        model = self._in_runs(run_manager)
-        model, framework = model._for_call(stop, kwargs)
+        model, framework = self._for_call(stop, kwargs)
         if model._streams(prompts, framework):
             return model._result([_sum(model._stream(prompts[0], run_manager=run_manager))])
         # A batch has one run manager, whose events do not identify the answer they belong to, so none are sent.
         for prompt in prompts:
             _require_text(prompt)
         engine, options = model.load(), model._decode_options()
-        traces = model._traces(len(prompts))
+        trace = RiskTrace()
         generations = model._retrying(lambda: engine.generate_batch(prompts, batch_size=model.batch_size, **options))
-        for trace, generation in zip(traces, generations, strict=True):
+        for generation in generations:
             trace.record(generation)
         return model._result(
             [

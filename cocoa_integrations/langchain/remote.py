@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from typing import TYPE_CHECKING, Any
@@ -35,6 +34,7 @@ from cocoa_integrations.langchain.messages import to_chat
 from cocoa_integrations.langchain.remote_answers import DELTA, StreamedAnswer, complete_message, recorded
 from cocoa_integrations.langchain.remote_request import OPENAI_SETTINGS, RemoteRequests
 from cocoa_integrations.langchain.tools import tool_request
+from cocoa_integrations.tracing import RiskTrace
 
 if TYPE_CHECKING:
     from langchain_core.language_models.model_profile import ModelProfile
@@ -204,10 +204,6 @@ class ChatCocoaRemote(CocoaChat, RemoteRequests):
         fields = {OPENAI_SETTINGS.get(name, name): value for name, value in fields.items()}
         return self.model_copy(update={name: fields[name] for name in fields.keys() & type(self).model_fields.keys()})
 
-    def prompt_key(self, messages: Sequence[BaseMessage]) -> str:
-        """The messages as the server gets them."""
-        return json.dumps(to_chat(messages))
-
     def calls_like(self, other: ChatCocoaRemote) -> bool:
         """Whether calls of both models have the same options."""
         return self.given_settings() == other.given_settings() and template_options(self) == template_options(other)
@@ -266,8 +262,7 @@ class ChatCocoaRemote(CocoaChat, RemoteRequests):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        model = self._in_runs(run_manager)
-        [trace] = model._traces(1)
+        trace = RiskTrace()
         with clear_errors():
             return recorded(super()._generate(messages, stop, run_manager, **kwargs), trace)
 
@@ -278,8 +273,7 @@ class ChatCocoaRemote(CocoaChat, RemoteRequests):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        model = self._in_runs(run_manager)
-        [trace] = model._traces(1)
+        trace = RiskTrace()
         with clear_errors():
             return recorded(await super()._agenerate(messages, stop, run_manager, **kwargs), trace)
 
@@ -292,8 +286,7 @@ class ChatCocoaRemote(CocoaChat, RemoteRequests):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        model = self._in_runs(run_manager)
-        answer = StreamedAnswer(*model._traces(1), blocks=self.output_version == "v1")
+        answer = StreamedAnswer(RiskTrace(), blocks=self.output_version == "v1")
         chunks: Any = super()._stream(messages, stop, None, **kwargs)
         with closing(chunks):
             for chunk in answer.of(chunks):
@@ -308,8 +301,7 @@ class ChatCocoaRemote(CocoaChat, RemoteRequests):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        model = self._in_runs(run_manager)
-        answer = StreamedAnswer(*model._traces(1), blocks=self.output_version == "v1")
+        answer = StreamedAnswer(RiskTrace(), blocks=self.output_version == "v1")
         chunks: Any = super()._astream(messages, stop, None, **kwargs)
         async with aclosing(chunks):
             async for chunk in answer.aof(chunks):

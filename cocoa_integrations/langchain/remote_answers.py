@@ -11,9 +11,9 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult
 
 from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY
 from cocoa_integrations._shared.remote_answers import clear_errors, entries_of, generation_of, report_of, split_of
-from cocoa_integrations._shared.tracing import RiskTrace
 from cocoa_integrations.langchain.messages import chunk_content, message_content, reasoning_of
 from cocoa_integrations.langchain.tools import invalid_ending
+from cocoa_integrations.tracing import RiskTrace
 
 DELTA = "cocoa_delta"
 """Where a chunk holds the ``delta`` of the server until it is complete."""
@@ -40,7 +40,7 @@ def complete_message(message: BaseMessage, choice: Mapping[str, Any], response: 
 
 
 def recorded(result: ChatResult, trace: RiskTrace) -> ChatResult:
-    """The result, after the risk of its answers was written to the spans of their run."""
+    """The result, after the risk of its answers was written to the span of the call."""
     for generation in result.generations:
         _record(trace, generation.message, generation.message.response_metadata.get(RISK_KEY))
     return result
@@ -152,6 +152,6 @@ def _mark_invalid(message: AIMessage, sent: Mapping[str, Any], report: Mapping[s
 
 
 def _record(trace: RiskTrace, message: BaseMessage, report: Mapping[str, Any] | None) -> None:
-    if report is not None and trace.spans:
+    if report is not None and trace.is_recording:
         generation = generation_of(report, None)
         trace.record(split_of(generation, report, reasoning_of(message)).answered)

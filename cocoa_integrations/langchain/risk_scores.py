@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.outputs import ChatGeneration, LLMResult
+from langsmith import get_current_run_tree
 from langsmith import utils as langsmith_utils
 from langsmith.run_trees import get_cached_client
 
-from cocoa_engine.forks import free_in_child
 from cocoa_engine.logs import safe_logger
 from cocoa_integrations._shared.finite import finite
-from cocoa_integrations._shared.scores import SCORE_NAME, Scoring, emit_event
-from cocoa_integrations.langchain.run_spans import ReceivesSpans
 from cocoa_integrations.langchain.runnables import find_risk
+from cocoa_integrations.tracing import SCORE_NAME, Scoring, emit_event
 
 if TYPE_CHECKING:
     from langsmith import Client
     from opentelemetry._logs import LoggerProvider
-    from opentelemetry.trace import Span
 
 logger = safe_logger(__name__)
 
@@ -31,15 +28,15 @@ _MAX_WAITING = 1000
 """How much feedback may wait to be sent. More is dropped, such as when LangSmith cannot be reached."""
 
 
-class RiskScores(BaseCallbackHandler, ReceivesSpans):
+class RiskScores(BaseCallbackHandler):
     """Posts the risk of every answer as a score on its trace.
 
     - **LangSmith**: feedback on the run, with the highest risk of any span as its score. It is sent by a thread of this
       handler, so the call does not wait.
     - **OpenTelemetry**: an event ``gen_ai.evaluation.result`` with ``gen_ai.evaluation.name``,
       ``gen_ai.evaluation.score.value``, ``gen_ai.evaluation.explanation``, ``gen_ai.response.id``,
-      ``gen_ai.response.model`` and, with a threshold, ``gen_ai.evaluation.score.label``. It belongs to the span that an
-      instrumentation has started for the run, or else to the current span. It needs a logger provider.
+      ``gen_ai.response.model`` and, with a threshold, ``gen_ai.evaluation.score.label``. It belongs to the span that
+      is current when the answer is complete. It needs a logger provider.
 
     Pass it like any handler: ``config={"callbacks": [RiskScores()]}``. Answers of other models, and interrupted ones,
     have no score. One handler can serve all calls of a process.
@@ -57,7 +54,7 @@ class RiskScores(BaseCallbackHandler, ReceivesSpans):
         ConfigError: the name is empty, or the threshold is not a finite number.
     """
 
-    run_inline = True  # in the context of the call, and before instrumentations end its span
+    run_inline = True  # in the context of the call
 
     def __init__(
         self,
@@ -75,100 +72,23 @@ class RiskScores(BaseCallbackHandler, ReceivesSpans):
         self._project = project
         self._session_id: UUID | None = None
         self._logger_provider = logger_provider
-        self._roots: dict[UUID, UUID] = {}
-        self._spans: dict[UUID, Sequence[Span]] = {}
-        self._lock = free_in_child(threading.Lock())
-        self._sender: ThreadPoolExecutor | None = None
-        self._waiting: set[Future[None]] = set()
+        self._sender = ThreadPoolExecutor(1, thread_name_prefix="cocoa-scores")  # its thread starts when it is needed
+        self._room = threading.BoundedSemaphore(_MAX_WAITING)
 
-    def on_run_spans(self, run_id: UUID, spans: Sequence[Span]) -> None:
-        """Receive the OpenTelemetry spans of a run from a CoCoA model."""
-        with self._lock:
-            self._spans[run_id] = spans
-
-    def on_chat_model_start(
-        self, serialized: Any, messages: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
+    def on_llm_end(
+        self, response: LLMResult, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
     ) -> None:
-        """Store the trace that the run belongs to."""
-        self._start(run_id, parent_run_id)
-
-    def on_llm_start(
-        self, serialized: Any, prompts: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
-    ) -> None:
-        """See :meth:`on_chat_model_start`."""
-        self._start(run_id, parent_run_id)
-
-    def on_chain_start(
-        self, serialized: Any, inputs: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
-    ) -> None:
-        """See :meth:`on_chat_model_start`."""
-        self._start(run_id, parent_run_id)
-
-    def on_tool_start(
-        self, serialized: Any, input_str: str, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
-    ) -> None:
-        """See :meth:`on_chat_model_start`."""
-        self._start(run_id, parent_run_id)
-
-    def on_retriever_start(
-        self, serialized: Any, query: str, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
-    ) -> None:
-        """See :meth:`on_chat_model_start`."""
-        self._start(run_id, parent_run_id)
-
-    def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """Forget the run."""
-        self._end(run_id)
-
-    def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Forget the run."""
-        self._end(run_id)
-
-    def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """Forget the run."""
-        self._end(run_id)
-
-    def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Forget the run."""
-        self._end(run_id)
-
-    def on_retriever_end(self, documents: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """Forget the run."""
-        self._end(run_id)
-
-    def on_retriever_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Forget the run."""
-        self._end(run_id)
-
-    def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Forget the run: an interrupted answer has no score."""
-        self._end(run_id)
-
-    def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """Post the score of a complete answer."""
-        trace_id, spans = self._end(run_id)
+        trace_id = run_id if parent_run_id is None else getattr(get_current_run_tree(), "trace_id", None)
         for answer in (answer for answers in response.generations for answer in answers):
             if (report := find_risk(answer)) is not None:
                 response_id = answer.message.id if isinstance(answer, ChatGeneration) else None
                 self._send(run_id, trace_id, report)
-                emit_event(self._scoring, report, spans, response_id=response_id, provider=self._logger_provider)
+                emit_event(self._scoring, report, response_id=response_id, provider=self._logger_provider)
 
     def flush(self) -> None:
         """Wait until the feedback of all answers so far was handed to LangSmith's client."""
-        with self._lock:
-            waiting = list(self._waiting)
-        wait(waiting)
-
-    def _start(self, run_id: UUID, parent_run_id: UUID | None) -> None:
-        """Store the root of a run, if this handler has seen all of its ancestors."""
-        with self._lock:
-            root = run_id if parent_run_id is None else self._roots.get(parent_run_id)
-            if root is not None:
-                self._roots[run_id] = root
-
-    def _end(self, run_id: UUID) -> tuple[UUID | None, Sequence[Span]]:
-        with self._lock:
-            return self._roots.pop(run_id, None), self._spans.pop(run_id, ())
+        self._sender.submit(int).result()  # it comes after them in the queue
 
     def _send(self, run_id: UUID, trace_id: UUID | None, report: dict[str, Any]) -> None:
         client = self._client
@@ -176,15 +96,10 @@ class RiskScores(BaseCallbackHandler, ReceivesSpans):
             client = get_cached_client()
         if client is None:
             return
-        with self._lock:
-            if len(self._waiting) >= _MAX_WAITING:
-                logger.warning("the score of run %s is dropped: %d others wait to be sent.", run_id, _MAX_WAITING)
-                return
-            if self._sender is None:
-                self._sender = ThreadPoolExecutor(1, thread_name_prefix="cocoa-scores")
-            future = self._sender.submit(self._feedback, client, run_id, trace_id, report)
-            self._waiting.add(future)
-        future.add_done_callback(self._sent)
+        if not self._room.acquire(blocking=False):
+            logger.warning("the score of run %s is dropped: %d others wait to be sent.", run_id, _MAX_WAITING)
+            return
+        self._sender.submit(self._feedback, client, run_id, trace_id, report).add_done_callback(self._sent)
 
     def _feedback(self, client: Client, run_id: UUID, trace_id: UUID | None, report: dict[str, Any]) -> None:
         model = {} if report.get("model_name") is None else {"model": report["model_name"]}
@@ -210,7 +125,6 @@ class RiskScores(BaseCallbackHandler, ReceivesSpans):
         return self._session_id
 
     def _sent(self, future: Future[None]) -> None:
-        with self._lock:
-            self._waiting.discard(future)
+        self._room.release()
         if (error := future.exception()) is not None:
             logger.warning("a risk score was not sent to LangSmith: %s", error)

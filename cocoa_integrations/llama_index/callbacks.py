@@ -5,6 +5,8 @@
     with collect_risk() as reports:
         response = query_engine.query("...")
     reports[-1]["max_risk"]
+
+LlamaIndex suppresses exceptions of event handlers, so a handler can observe an answer but not stop it.
 """
 
 from __future__ import annotations
@@ -16,9 +18,12 @@ from contextvars import ContextVar
 from copy import deepcopy
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr-defined]
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
+from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.instrumentation.span import active_span_id
 
 from cocoa_engine import CocoaEngine, Generation, Span, SpanStream
@@ -27,13 +32,44 @@ from cocoa_integrations._shared.finite import severity
 from cocoa_integrations._shared.metadata import risk_report
 from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations._shared.recent_reports import MAX_REPORTS, add_reports, require_max_reports
-from cocoa_integrations._shared.tracing import RiskTrace
-from cocoa_integrations.llama_index.call_spans import spans_of_call
-from cocoa_integrations.llama_index.events import CocoaRiskEvent, CocoaSpanEvent
+from cocoa_integrations.tracing import SCORE_NAME, RiskTrace, Scoring, emit_event
+
+if TYPE_CHECKING:
+    from opentelemetry._logs import LoggerProvider
 
 _dispatcher = get_dispatcher(__name__)
 _collectors: ContextVar[tuple[RiskCollector, ...]] = ContextVar("cocoa_risk_collectors", default=())
 _requests = itertools.count()
+
+
+class CocoaSpanEvent(BaseEvent):
+    """A span was decided. In a stream, the event is sent before the text of the span is yielded.
+
+    The inherited ``span_id`` is the id of the instrumentation span of the LLM call. All events of one answer share it.
+    """
+
+    number: int
+    span: Span
+
+    @classmethod
+    def class_name(cls) -> str:
+        """The name of the event in handlers and exports."""
+        return "CocoaSpanEvent"
+
+
+class CocoaRiskEvent(BaseEvent):
+    """An answer is complete. There is exactly one event per generation, for every kind of call.
+
+    A generation that fails, is cancelled or is abandoned has no complete answer and sends no such event.
+    """
+
+    report: dict[str, Any]
+    generation: Generation
+
+    @classmethod
+    def class_name(cls) -> str:
+        """The name of the event in handlers and exports."""
+        return "CocoaRiskEvent"
 
 
 @dataclass(frozen=True)
@@ -149,7 +185,7 @@ class Observers:
         self._request = next(_requests)
         self._collectors = _collectors.get()
         self._llama_index_span = active_span_id.get()
-        self._trace = RiskTrace(spans_of_call(_dispatcher, self._llama_index_span))
+        self._trace = RiskTrace()
         self._spans = 0
 
     def span_decided(self, span: Span) -> None:
@@ -188,5 +224,51 @@ class Observers:
             )
             taken.update(deepcopy(added))
         told = {**_report(generation, split, run_id, report), **deepcopy(added)}
-        spans = self._trace.spans
-        _dispatcher.event(CocoaRiskEvent(report=told, generation=generation, span_id=run_id, opentelemetry_spans=spans))
+        with self._trace.current():
+            _dispatcher.event(CocoaRiskEvent(report=told, generation=generation, span_id=run_id))
+
+
+class RiskScores(BaseEventHandler):
+    """Emits the risk of every answer as an OpenTelemetry event ``gen_ai.evaluation.result``.
+
+    The event belongs to the span that is current when the answer is requested. It has ``gen_ai.evaluation.name``,
+    ``gen_ai.evaluation.score.value`` (the highest risk of any span), ``gen_ai.evaluation.explanation``,
+    ``gen_ai.response.model`` and, with a threshold, ``gen_ai.evaluation.score.label``.
+
+    Args:
+        name: the name of the score.
+        threshold: the risk from which the label is ``fail``; below it is ``pass``. Without one there is no label.
+        explain: whether the explanation quotes the riskiest claim of the answer.
+        logger_provider: the provider of the logger. Default: OpenTelemetry's global one.
+
+    Raises:
+        ConfigError: the name is empty, or the threshold is not a finite number.
+
+    Example:
+        >>> get_dispatcher().add_event_handler(RiskScores(threshold=0.5))
+    """
+
+    _scoring: Scoring = PrivateAttr()
+    _logger_provider: Any = PrivateAttr()
+
+    def __init__(
+        self,
+        *,
+        name: str = SCORE_NAME,
+        threshold: float | None = None,
+        explain: bool = True,
+        logger_provider: LoggerProvider | None = None,
+    ) -> None:
+        super().__init__()
+        self._scoring = Scoring(name, threshold, explain)
+        self._logger_provider = logger_provider
+
+    @classmethod
+    def class_name(cls) -> str:
+        """The name of the handler."""
+        return "RiskScores"
+
+    def handle(self, event: BaseEvent, **kwargs: Any) -> None:
+        """Emit the score of a complete answer."""
+        if isinstance(event, CocoaRiskEvent):
+            emit_event(self._scoring, event.report, response_id=None, provider=self._logger_provider)

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cocoa_engine import CocoaConfig, Generation, __version__
-from cocoa_integrations._shared.tracing import RiskTrace
-
-if TYPE_CHECKING:
-    from opentelemetry.trace import Span
+from cocoa_integrations.tracing import RiskTrace
 
 PROVIDER = "cocoa"
 
@@ -80,7 +77,8 @@ class AnswerTrace:
     def __init__(
         self, operation: str, model: str, asked: str | None, answer_id: str, answers: int, config: CocoaConfig
     ) -> None:
-        self._span = _current()
+        self._risks = RiskTrace()
+        self._span = self._risks.span if self._risks.is_recording else None
         if self._span is None:
             return
         self._span.update_name(f"{operation} {model}")
@@ -111,9 +109,8 @@ class AnswerTrace:
         self._span.set_attribute("gen_ai.response.finish_reasons", list(choices))
         self._span.set_attribute("gen_ai.usage.input_tokens", usage["prompt_tokens"])
         self._span.set_attribute("gen_ai.usage.output_tokens", usage["completion_tokens"])
-        risks = RiskTrace([self._span])
         for generation in generations:
-            risks.record(generation)
+            self._risks.record(generation)
 
     def ended(self, code: str) -> None:
         """Write that a stream ended with an error."""
@@ -122,13 +119,3 @@ class AnswerTrace:
 
             self._span.set_attribute("error.type", code)
             self._span.set_status(StatusCode.ERROR)
-
-
-def _current() -> Span | None:
-    """The current span, if there is one that records."""
-    if not can_trace():
-        return None
-    from opentelemetry.trace import get_current_span
-
-    span = get_current_span()
-    return span if span.is_recording() else None

@@ -14,7 +14,8 @@ from langchain_core.callbacks import CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
-from langsmith import Client
+from langchain_core.tracers import LangChainTracer
+from langsmith import Client, traceable, tracing_context
 
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, RiskScores, max_risk
@@ -22,7 +23,7 @@ from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, RiskScores, max_ri
 pytest.importorskip("opentelemetry.sdk")
 
 from tests.helpers.alike import near
-from tests.helpers.span_handlers import AzureLike, Events, Spans  # it needs the SDK
+from tests.helpers.span_handlers import Events, Spans  # it needs the SDK
 
 pytestmark = pytest.mark.also_remote
 
@@ -107,15 +108,73 @@ async def test_feedback_in_a_chain_names_the_trace(
     quick_chat: ChatCocoa, quick_llm: CocoaLLM, client: Client, server: Server
 ) -> None:
     scores, run_id = RiskScores(client=client), uuid.uuid4()
+    callbacks = [LangChainTracer(client=client), scores]
     chain = RunnableLambda(str) | quick_chat | RunnableLambda(lambda message: message.text) | quick_llm
-    await chain.ainvoke("a", {"run_id": run_id, "callbacks": [scores]})
-    list(quick_chat.stream("a", {"callbacks": [scores]}))
+    chain.invoke("a", {"run_id": run_id, "callbacks": callbacks})
+    await chain.ainvoke("a", {"run_id": run_id, "callbacks": callbacks})
+    list(chain.stream("a", {"run_id": run_id, "callbacks": callbacks}))
+    async for _ in chain.astream("a", {"run_id": run_id, "callbacks": callbacks}):
+        pass
+    list(quick_chat.stream("a", {"callbacks": callbacks}))
     scores.flush()
-    first, second, third = server.feedback
-    assert first["trace_id"] == second["trace_id"] == str(run_id)
-    assert len({str(run_id), first["run_id"], second["run_id"]}) == 3
-    assert third["trace_id"] == third["run_id"]
-    assert not any(value for name, value in vars(scores).items() if name in ("_roots", "_spans", "_waiting"))
+    *of_chains, alone = server.feedback
+    assert [feedback["trace_id"] for feedback in of_chains] == [str(run_id)] * 8
+    assert len({str(run_id), *(feedback["run_id"] for feedback in of_chains)}) == 9
+    assert alone["trace_id"] == alone["run_id"]
+
+
+def test_feedback_inside_a_traced_function_names_its_trace(
+    quick_chat: ChatCocoa, client: Client, server: Server
+) -> None:
+    scores, run_id = RiskScores(client=client), uuid.uuid4()
+
+    @traceable
+    def ask() -> None:
+        quick_chat.invoke("a", {"run_id": run_id, "callbacks": [scores]}, max_tokens=1)
+
+    root = uuid.uuid4()
+    with tracing_context(enabled=True, client=client):
+        ask(langsmith_extra={"run_id": root, "client": client})
+    scores.flush()
+    [feedback] = server.feedback
+    assert (feedback["run_id"], feedback["trace_id"]) == (str(run_id), str(root))
+
+
+def test_without_a_langsmith_trace_feedback_names_the_run_alone(
+    quick_chat: ChatCocoa, client: Client, server: Server
+) -> None:
+    scores = RiskScores(client=client)
+    (RunnableLambda(str) | quick_chat).invoke("a", {"callbacks": [scores]})
+    scores.flush()
+    [feedback] = server.feedback
+    assert feedback["run_id"]
+    assert "trace_id" not in feedback
+
+
+def test_more_feedback_than_can_wait_is_dropped(
+    quick_chat: ChatCocoa, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent, may_send = [], threading.Event()
+
+    class Slow(Client):
+        def create_feedback(self, *args: Any, **kwargs: Any) -> Any:
+            may_send.wait(60)
+            sent.append(kwargs["run_id"])
+
+        def read_project(self, *args: Any, **kwargs: Any) -> Any:
+            raise RuntimeError("no server")
+
+    monkeypatch.setattr("cocoa_integrations.langchain.risk_scores._MAX_WAITING", 2)
+    scores = RiskScores(client=Slow(api_url="http://127.0.0.1:9", api_key="none", auto_batch_tracing=False))
+    for _ in range(3):
+        quick_chat.invoke("a", {"callbacks": [scores]}, max_tokens=1)
+    may_send.set()
+    scores.flush()
+    assert len(sent) == 2
+    assert "2 others wait to be sent" in caplog.text
+    quick_chat.invoke("a", {"callbacks": [scores]}, max_tokens=1)
+    scores.flush()
+    assert len(sent) == 3
 
 
 def test_without_langsmith_nothing_is_sent(
@@ -146,19 +205,14 @@ def test_a_server_that_fails_does_not_fail_the_call(quick_chat: ChatCocoa, caplo
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_opentelemetry_gets_an_event_in_the_span_of_the_run(
-    quick_chat: ChatCocoa, events: Events, streamed: bool
-) -> None:
-    spans = Spans()
-    # the instrumentation ends its span before the handler is called
-    config: Any = {"callbacks": [AzureLike(spans.tracer), RiskScores(logger_provider=events.provider, threshold=1.0)]}
-    answer = quick_chat.invoke("a", config, max_tokens=4)
-    if streamed:
-        events.exporter.clear()
-        spans.exporter.clear()
-        chunks = list(quick_chat.stream("a", config, max_tokens=4))
-        answer = chunks[-1]
-    [event], [span] = events.records(), spans.exporter.get_finished_spans()
+def test_opentelemetry_gets_an_event_in_the_current_span(quick_chat: ChatCocoa, events: Events, streamed: bool) -> None:
+    config: Any = {"callbacks": [RiskScores(logger_provider=events.provider, threshold=1.0)]}
+    with Spans().tracer.start_as_current_span("call") as span:
+        if streamed:
+            *_, answer = quick_chat.stream("a", config, max_tokens=4)
+        else:
+            answer = quick_chat.invoke("a", config, max_tokens=4)
+    [event] = events.records()
     assert event.event_name == "gen_ai.evaluation.result"
     attributes = dict(event.attributes)
     assert attributes.pop("gen_ai.evaluation.explanation").startswith(
@@ -171,10 +225,11 @@ def test_opentelemetry_gets_an_event_in_the_span_of_the_run(
         "gen_ai.response.id": answer.id,
         "gen_ai.response.model": "quick",
     }
-    assert (event.trace_id, event.span_id) == (span.context.trace_id, span.context.span_id)
+    context = span.get_span_context()
+    assert (event.trace_id, event.span_id) == (context.trace_id, context.span_id)
 
 
-async def test_an_event_belongs_to_the_current_span_otherwise(quick_llm: CocoaLLM, events: Events) -> None:
+async def test_an_event_of_an_async_call_of_a_text_model(quick_llm: CocoaLLM, events: Events) -> None:
     spans = Spans()
     config: Any = {"callbacks": [RiskScores(logger_provider=events.provider, explain=False, name="risk")]}
     with spans.tracer.start_as_current_span("outer") as outer:
@@ -193,7 +248,6 @@ def test_an_interrupted_answer_has_no_score(quick_chat: ChatCocoa, events: Event
     next(stream)
     stream.close()
     assert events.records() == []
-    assert not vars(scores)["_roots"]
 
 
 @pytest.mark.parametrize("options", [{"name": ""}, {"threshold": float("nan")}])
@@ -208,16 +262,12 @@ async def test_a_run_inside_a_retriever_is_in_its_trace(quick_llm: CocoaLLM, cli
 
         def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
             text = quick_llm.invoke(query, {"callbacks": run_manager.get_child()}, max_tokens=1)
-            if query == "fail":
-                raise ValueError(f"nothing found: {text}")
             return [Document(text)]
 
     scores, run_id = RiskScores(client=client), uuid.uuid4()
     chain = RunnableLambda(str) | Rewrites()
-    chain.invoke("a", {"run_id": run_id, "callbacks": [scores]})
-    with pytest.raises(ValueError, match="nothing found"):
-        Rewrites().invoke("fail", {"callbacks": [scores]})
+    callbacks = [LangChainTracer(client=client), scores]
+    chain.invoke("a", {"run_id": run_id, "callbacks": callbacks})
     scores.flush()
-    assert server.feedback[0]["trace_id"] == str(run_id)
-    assert server.feedback[1].get("trace_id") not in (None, server.feedback[1]["run_id"])
-    assert not vars(scores)["_roots"]
+    [feedback] = server.feedback
+    assert feedback["trace_id"] == str(run_id) != feedback["run_id"]

@@ -25,7 +25,7 @@ FRAMEWORK_ATTRIBUTES = {
 }
 """Underscore attributes of other packages that have no public equivalent."""
 
-RETURN_A_COPY = {"_for_call", "_cancellable", "_in_runs", "_with_runs"}
+RETURN_A_COPY = {"_for_call", "_cancellable"}
 """Methods of the LangChain models that return a copy of the model itself."""
 
 ENGINE_MODULES = {

@@ -20,7 +20,6 @@ from cocoa_integrations._shared.detail import compact_report
 from cocoa_integrations._shared.limits import Limit, highest
 from cocoa_integrations._shared.logprobs import openai_logprobs
 from cocoa_integrations._shared.metadata import add_context_lift, risk_report
-from cocoa_integrations._shared.scores import Scoring
 from cocoa_integrations._shared.tries import Tries
 from cocoa_integrations.judging import Judgement
 from cocoa_integrations.langchain import HallucinationRiskError, RiskCallbackHandler, max_risk, risk_gate
@@ -28,6 +27,7 @@ from cocoa_integrations.langchain.middleware import RiskMiddleware
 from cocoa_integrations.langchain.tool_risk import RiskyToolCalls
 from cocoa_integrations.llama_index import retry
 from cocoa_integrations.tool_calling.argument_risk import field_risks
+from cocoa_integrations.tracing import Scoring
 from tests.helpers.engines import endless
 from tests.helpers.made_up_answers import generation
 from tests.helpers.made_up_risk import fitted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cocoa_integrations._shared.metadata import report_of
-from cocoa_integrations._shared.scores import Scoring
+from cocoa_integrations.tracing import Scoring
 
 
 def entry(number: int, text: str, risk: float, **more: Any) -> dict[str, Any]:

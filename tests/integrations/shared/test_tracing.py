@@ -5,26 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 from llama_index.core.llms import ChatMessage
 from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from cocoa_engine import CocoaEngine
-from cocoa_integrations._shared import tracing
-from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_risk, get_risk_callback
+from cocoa_integrations import tracing
+from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_risk, get_risk_callback, max_risk
 from cocoa_integrations.llama_index import CocoaLLM as LlamaIndexLLM
 from cocoa_integrations.llama_index import collect_risk
 from tests.helpers.alike import near
 from tests.helpers.reasoning_models import reasoning_engine, saying
+from tests.helpers.span_handlers import Spans, instrumented
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 PROMPT = "Once upon a time"
@@ -52,14 +53,12 @@ def index_llm(engine: CocoaEngine) -> LlamaIndexLLM:
     return LlamaIndexLLM(engine=engine, max_new_tokens=8)
 
 
-class Tracer:
+class Tracer(Spans):
     """An SDK of its own, whose spans end in memory."""
 
-    def __init__(self) -> None:
-        self.exporter = InMemorySpanExporter()
-        provider = TracerProvider()
-        provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        self.span = provider.get_tracer("tests").start_as_current_span
+    def span(self, name: str) -> Any:
+        """A span that is current inside a ``with`` block."""
+        return self.tracer.start_as_current_span(name)
 
     def attributes(self, name: str = "call") -> dict[str, Any]:
         """Of the one span of that name."""
@@ -195,6 +194,54 @@ def test_a_stream_belongs_to_the_span_in_which_it_began(
     [report] = risk.reports + reports
     assert tracer.attributes() == expected_of(report)
     assert tracer.attributes("reader") == {}
+
+
+LANGCHAIN = {name: call for name, call in {**SYNC, **ASYNC}.items() if not name.startswith("index")}
+LLAMA_INDEX = {name: call for name, call in {**SYNC, **ASYNC}.items() if name.startswith("index")}
+
+
+async def _called(call: Any, *models: Any) -> None:
+    made = call(*models)
+    if inspect.isawaitable(made):
+        await made
+
+
+@pytest.mark.parametrize("call", LLAMA_INDEX.values(), ids=LLAMA_INDEX)
+async def test_an_instrumentation_whose_span_is_current_has_it(
+    call: Any, chat: ChatCocoa, text_model: CocoaLLM, index_llm: LlamaIndexLLM, tracer: Tracer
+) -> None:
+    """A stream is read when the instrumentation's span is no longer current."""
+    instrumentation = instrumented("openinference.instrumentation.llama_index", "LlamaIndexInstrumentor", tracer)
+    with instrumentation, collect_risk() as reports, tracer.span("call"):
+        await _called(call, chat, text_model, index_llm)
+    [(name, attributes)] = tracer.with_risk()
+    assert name.startswith("CocoaLLM.")
+    assert attributes == expected_of(*reports)
+
+
+@pytest.mark.parametrize("call", LANGCHAIN.values(), ids=LANGCHAIN)
+async def test_beside_an_instrumentation_whose_spans_are_not_current_the_callers_span_has_it(
+    call: Any, chat: ChatCocoa, text_model: CocoaLLM, index_llm: LlamaIndexLLM, tracer: Tracer
+) -> None:
+    instrumentation = instrumented("openinference.instrumentation.langchain", "LangChainInstrumentor", tracer)
+    with instrumentation, get_risk_callback() as risk, tracer.span("call"):
+        await _called(call, chat, text_model, index_llm)
+    assert tracer.with_risk() == [("call", expected_of(*risk.reports))]
+
+
+def test_a_callback_handler_can_write_to_another_span(chat: ChatCocoa, tracer: Tracer) -> None:
+    class RiskOf(BaseCallbackHandler):
+        def __init__(self, spans: dict[UUID, Any]) -> None:
+            self.spans = spans
+
+        def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
+            report = get_risk(response.generations[0][0])
+            self.spans[run_id].set_attribute("cocoa.max_risk", report["max_risk"])
+
+    run_id = uuid4()
+    with tracer.tracer.start_as_current_span("call") as span, trace.use_span(trace.INVALID_SPAN):
+        answer = chat.invoke("a", {"run_id": run_id, "callbacks": [RiskOf({run_id: span})]})
+    assert tracer.attributes() == {"cocoa.max_risk": max_risk(answer)}
 
 
 def test_a_span_that_has_ended_and_a_broken_stream_get_nothing(

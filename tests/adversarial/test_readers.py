@@ -72,7 +72,6 @@ WITHOUT = {
     "cocoa_engine/studies/machine.py": "/proc/cpuinfo",
     "cocoa_integrations/evaluation/command.py": "only the digest of the bytes",
     "cocoa_integrations/evaluation/paper.py": "a file of the package",
-    "cocoa_integrations/evaluation/sandbox/runner.py": "pipes to a process of its own",
     "cocoa_integrations/server/routes/page.py": "files of the package",
 }
 

@@ -23,7 +23,7 @@ from cocoa_engine.model.embedded import MODEL_NAME
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
-    from cocoa_engine.studies.answer_cache import AnswerCache, CacheFolder
+    from cocoa_engine.studies.answer_cache import CacheFolder
     from cocoa_engine.studies.signal.segments import TeacherForced
 
 DataPath = Annotated[Path, typer.Option("--data", help="A labelled data set: a file or a folder.")]
@@ -85,19 +85,17 @@ def teacher_forced(
     without_source: bool = False,
     layer: int | None = None,
     cache: CacheFolder | None = None,
-    also: AnswerCache | None = None,
     progress: Progress,
 ) -> Iterator[Iterator[TeacherForced]]:
     """Feed answers as :func:`~cocoa_engine.studies.signal.segments.force` does, as the stage ``feeding answers``.
 
-    ``cache`` is a folder in which they are kept, with the mean states of their spans at a ``layer``. With ``also``,
-    another cache, answers that are not in it are fed again.
+    ``cache`` is a folder in which they are kept, with the mean states of their spans at a ``layer``.
     """
     from cocoa_engine.studies.signal.kept_profile import ProfileCache
     from cocoa_engine.studies.signal.segments import force
 
     options: dict[str, Any] = {"chat": chat, "without_source": without_source}
-    fed = None if cache is None else ProfileCache(cache, engine, config, layer=layer, also=also, **options)
+    fed = None if cache is None else ProfileCache(cache, engine, config, layer=layer, **options)
     with progress.stage("feeding answers", "answers", len(records), fate=partial(fate, cache)) as stage:
         yield force(engine, records, config, cache=fed, advance=stage.advance, **options)
 

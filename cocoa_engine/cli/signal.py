@@ -35,7 +35,7 @@ from cocoa_engine.output_files import write_file
 from cocoa_engine.studies.signal.record import Level, plot_names
 
 
-@with_options("alpha", "gamma", "max_candidates", "max_span_tokens", "span_log_prob", "middle_layers", "final_layer")
+@with_options("alpha", "gamma", "max_candidates", "span_log_prob", "middle_layers", "final_layer")
 def signal(
     context: typer.Context,
     config: CocoaConfig,
@@ -49,12 +49,6 @@ def signal(
         bool,
         typer.Option(
             "--context-lift", help="Also feed each answer without its source, and measure the effect of the source."
-        ),
-    ] = False,
-    boundaries: Annotated[
-        bool,
-        typer.Option(
-            "--boundaries", help="Also compare the rules of span boundaries, growing branches at every risk point."
         ),
     ] = False,
     draws: Draws = 1000,
@@ -73,14 +67,11 @@ def signal(
     records = read(data, format, prompts, seed)
     if context_lift and (lacking := next((record for record in records if not record.source), None)):
         raise DataError(f"{lacking.id!r} has no source, so its context lift cannot be measured.")
-    if boundaries and all(record.spans is None for record in records):
-        raise DataError("these answers are labelled as wholes, so span boundaries cannot be compared.")
     plots = [name for level in get_args(Level) for name in plot_names(level)]
     files = [out / name for name in ("signal.json", "signal.md", *plots)]
     with reserved(*files, overwrite=overwrite), measured_answers(context, cache) as kept:
         progress = Progress("signal")
         engine = load_engine(model, loading, progress=progress)
-        from cocoa_engine.studies.signal.boundaries import BoundaryScores, boundaries_cache, with_boundary_scores
         from cocoa_engine.studies.signal.indicators import Layers
         from cocoa_engine.studies.signal.items import collect
         from cocoa_engine.studies.signal.plots import draw
@@ -88,13 +79,11 @@ def signal(
         from cocoa_engine.studies.signal.report import measure, to_markdown
 
         Layers.of(config, engine.num_layers)  # refuse bad settings before the work
-        known = boundaries_cache(kept, engine, config, chat=chat) if kept is not None and boundaries else None
         progress.plan({"feeding answers": len(records), "computing": 0.1 * len(records)})
         with teacher_forced(
-            engine, records, config, chat=chat, without_source=context_lift, cache=kept, also=known, progress=progress
+            engine, records, config, chat=chat, without_source=context_lift, cache=kept, progress=progress
         ) as answers:
-            cuts = BoundaryScores()
-            items = collect(with_boundary_scores(answers, engine, config, cuts, known) if boundaries else answers)
+            items = collect(answers)
         about: About = {
             "data": data.name,
             "format": format or detect_format(data),
@@ -106,8 +95,6 @@ def signal(
         }
         with progress.stage("computing"):
             record = measure(about, items, config, draws=draws, seed=seed)
-            if boundaries:
-                record["boundaries"] = cuts.measure(draws=draws, seed=seed)
             write_file(out / "signal.json", dumps(record, indent=1, ensure_ascii=False) + "\n")
             text = to_markdown(record)
             write_file(out / "signal.md", text)

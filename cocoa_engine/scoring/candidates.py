@@ -179,8 +179,3 @@ class CandidateGrower:
     def _top(self, logits: Tensor) -> list[NextTokens | None]:
         """The distribution of each row of logits, ``[W, V]``; `None` for a row that is not finite."""
         return next_tokens(logits, max(2, self._config.max_candidates), native=self._backend.native)
-
-
-def grown_length(candidates: Sequence[Candidate]) -> int:
-    """The number of tokens of the longest candidate; 1 if there are none."""
-    return max((len(one.token_ids) for one in candidates), default=1)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from cocoa_engine.cli.dataset_options import short_name
 from cocoa_engine.cli.loading import declared_options, load_engine
@@ -23,19 +22,6 @@ Markdown = Annotated[bool, typer.Option("--markdown", help="Print the tables as 
 
 _SWEPT = ("method", "metric", "alpha")
 _SHARED = tuple(name for name in CocoaConfig.model_fields if name not in _SWEPT)
-
-
-class EvalCommand(TyperCommand):
-    """The command, with an option whose value can be left out."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments; ``--run-code`` alone is ``--run-code=confined``."""
-        after = [*args[1:], ""]
-        given = [
-            f"{one}=confined" if one == "--run-code" and following not in ("confined", "unsafe") else one
-            for one, following in zip(args, after, strict=True)
-        ]
-        return super().parse_args(ctx, given)
 
 
 @with_options(*_SHARED)
@@ -64,15 +50,13 @@ def evaluate(
     paper_model: Annotated[
         str | None, typer.Option(help="Model of the paper to compare with. Default: the most similar one.")
     ] = None,
-    run_code: Annotated[
-        Literal["confined", "unsafe"] | None,
+    confirm_run_unsafe_code: Annotated[
+        bool,
         typer.Option(
-            "--run-code",
-            help="Allow mbpp to run the code that the model writes. Alone or 'confined': in a process that the kernel "
-            "confines. 'unsafe': also where it cannot, in a process that prevents only accidents.",
-            show_default=False,
+            "--confirm-run-unsafe-code",
+            help="Run the code that the model writes for mbpp also where bubblewrap does not confine it.",
         ),
-    ] = None,
+    ] = False,
     markdown: Markdown = False,
     ray: Ray = False,
     actors: Actors = None,
@@ -119,7 +103,7 @@ def evaluate(
             data=describe_data(data, shuffle=shuffle),
             limit=limit,
             paper_model=paper_model,
-            run_code="unsafe" if run_code == "unsafe" else run_code is not None,
+            confirm_run_unsafe_code=confirm_run_unsafe_code,
             begin=stage.at,
             advance=stage.advance,
         )
@@ -140,6 +124,3 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         raise ConfigError(f"alpha: {text!r} is not a number") from None
-
-
-evaluate.command_class = EvalCommand  # type: ignore[attr-defined]

@@ -1,16 +1,41 @@
-"""Extraction of code from answers to the MBPP prompt, which asks for code between ``[PYTHON]`` and ``[/PYTHON]``."""
+"""The code in answers to the MBPP prompt, which asks for code between ``[PYTHON]`` and ``[/PYTHON]``, and its tests."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
+import os
 import re
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import islice
+from json import dumps
 from textwrap import dedent
+from typing import Any
+
+from cocoa_engine.errors import ConfigError
 
 _FENCE = re.compile(r"[ \t]*```+[^`]*")  # a whole line, with or without the name of a language
 _MAX_PARTS = 500  # of one answer: a model that repeats itself writes hundreds of fences
+SECONDS = 10.0
+_MEMORY = 512 * 2**20  # bytes of address space
+_RUN = """
+import contextlib, json, os, resource, sys
+memory, passed, sources = json.load(sys.stdin)
+with contextlib.suppress(OSError, ValueError):  # macOS has no limit of the address space
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+names = {"__name__": "__generated__"}
+for source in sources:
+    exec(compile(source, "<generated>", "exec"), names)
+os._exit(passed)
+"""  # the status of success is drawn at random, so that code which ends early does not pass
 _DEFINES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.Import, ast.ImportFrom)
 
 
@@ -31,13 +56,76 @@ def code_of(answer: str) -> str:
     return _joined(lines[fences[0] + 1 : fences[1] if len(fences) > 1 else None])
 
 
-def defined_names(code: str) -> list[str]:
-    """The functions and classes that code defines at its top level; none if it is not Python."""
+def passes(code: str, tests: Sequence[str], *, seconds: float = SECONDS, confirm_run_unsafe_code: bool = False) -> bool:
+    """Whether code passes its tests. Both run in one process, which sees Python's standard library only.
+
+    Where bubblewrap works, the process has no network, no other processes, and no files but those of Python, read-only.
+
+    Args:
+        code: Python source.
+        tests: statements, such as asserts, that run after the code and see its names.
+        seconds: time limit for both together (wall clock).
+        confirm_run_unsafe_code: run them also where bubblewrap does not work, with nothing but the limits of time and
+            memory.
+
+    Raises:
+        ConfigError: bubblewrap does not work, and ``confirm_run_unsafe_code`` was not given.
+    """
+    require_confinement(confirm_run_unsafe_code)
+    passed = 64 + secrets.randbelow(64)
+    python = [sys.executable, "-I", "-S", "-B", "-c", _RUN]
+    command = [*_bubblewrap(), *python] if confines() else python
+    quiet: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with (
+        tempfile.TemporaryDirectory(prefix="cocoa-code-", ignore_cleanup_errors=True) as folder,
+        subprocess.Popen(command, cwd=folder, env={}, start_new_session=True, **quiet) as process,
+    ):
+        try:
+            process.communicate(dumps([_MEMORY, passed, [code, *tests]]).encode(), timeout=seconds)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # the processes that it started, too
+                os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode == passed
+
+
+def require_confinement(confirm_run_unsafe_code: bool) -> None:
+    """Refuse to run generated code where bubblewrap does not work.
+
+    Args:
+        confirm_run_unsafe_code: run it anyway.
+
+    Raises:
+        ConfigError: it does not work, and ``confirm_run_unsafe_code`` was not given; or this is no POSIX system.
+    """
+    if os.name != "posix":
+        raise ConfigError("running generated code needs Linux or macOS")
+    if not (confirm_run_unsafe_code or confines()):
+        raise ConfigError(
+            "mbpp runs the code that the model writes, and nothing confines it here: install bubblewrap (bwrap), or on "
+            "a disposable machine allow it with --confirm-run-unsafe-code (confirm_run_unsafe_code=True)"
+        )
+
+
+@cache
+def confines() -> bool:
+    """Whether bubblewrap is installed and may make namespaces here."""
     try:
-        statements = ast.parse(code).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []
-    return [one.name for one in statements if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))]
+        command = [*_bubblewrap(), sys.executable, "-I", "-S", "-c", ""]
+        return subprocess.run(command, capture_output=True, timeout=30, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def _bubblewrap() -> list[str]:
+    """The start of a command that runs without network, other processes, and files but those of Python, read-only."""
+    seen = dict.fromkeys(("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", sys.base_prefix, sys.prefix))
+    return [
+        shutil.which("bwrap") or "bwrap", "--unshare-all", "--unshare-user", "--uid", "65534", "--gid", "65534",
+        "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv",
+        *(part for path in seen for part in ("--ro-bind-try", path, path)), "--dev", "/dev", "--chdir", "/",
+    ]  # fmt: skip
 
 
 def _parts(lines: list[str], fences: list[int]) -> Iterator[str]:

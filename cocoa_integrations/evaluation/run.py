@@ -8,7 +8,7 @@ from functools import partial
 from hashlib import sha256
 from json import dumps, loads
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from cocoa_engine import METHODS, CocoaConfig, Span, __version__
 from cocoa_engine.errors import ConfigError, DataError, PromptError
@@ -16,8 +16,8 @@ from cocoa_integrations.evaluation.arms import Arm
 from cocoa_integrations.evaluation.chunks import Chunk, Engines, Row, chunk_size, chunks_of, keys_in_order
 from cocoa_integrations.evaluation.files import fingerprint
 from cocoa_integrations.evaluation.folder import RESULTS, SAMPLES, TABLE, RunFolder, open_folder
+from cocoa_integrations.evaluation.generated_code import require_confinement
 from cocoa_integrations.evaluation.metrics import rejected
-from cocoa_integrations.evaluation.sandbox import require_confinement
 from cocoa_integrations.evaluation.statistics import statistics
 from cocoa_integrations.evaluation.table import report
 from cocoa_integrations.evaluation.table_text import markdown
@@ -41,7 +41,7 @@ def evaluate(
     data: Mapping[str, Any] | None = None,
     limit: int | None = None,
     paper_model: str | None = None,
-    run_code: bool | Literal["unsafe"] = False,
+    confirm_run_unsafe_code: bool = False,
     begin: Callable[[int, int], None] = lambda done, total: None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> dict[str, Any]:
@@ -61,8 +61,8 @@ def evaluate(
             with the settings.
         limit: the limit with which the samples were loaded. It is stored with the settings; a later run may raise it.
         paper_model: the model of the paper in the table. Default: the most similar one.
-        run_code: allow tasks that run the code that the model wrote, in a confined process. ``"unsafe"``: also where
-            the system cannot confine it.
+        confirm_run_unsafe_code: run the code that the model writes, which ``mbpp`` needs, also where bubblewrap does
+            not confine it.
         begin: called with the numbers of existing and of all rows.
         advance: called with the number of added rows.
 
@@ -70,12 +70,13 @@ def evaluate(
         The content of ``results.json``.
 
     Raises:
-        ConfigError: the folder contains a run with other settings or samples, the task runs code without permission,
-            or the system cannot confine it, or the file of DeCoRe's heads cannot be read.
+        ConfigError: the folder contains a run with other settings or samples, the task runs code that nothing
+            confines, or the file of DeCoRe's heads cannot be read.
         DataError: the files in the folder were changed after they were written.
     """
     if task.runs_code:
-        task = _allowed(task, run_code)
+        require_confinement(confirm_run_unsafe_code)
+        task = replace(task, measure=partial(task.measure, confirm_run_unsafe_code=confirm_run_unsafe_code))
     if not samples or not arms:
         raise ConfigError("an evaluation needs at least one sample and one arm")
     shared = shared_settings(task, config or CocoaConfig())
@@ -135,24 +136,6 @@ def summarise(task: EvalTask, arms: Sequence[Arm], rows: Iterable[Mapping[str, A
         )
         first = first or values
     return summary
-
-
-def _allowed(task: EvalTask, run_code: bool | Literal["unsafe"]) -> EvalTask:
-    """A task that may run code.
-
-    Raises:
-        ConfigError: it may not, or the system cannot confine the code.
-    """
-    if run_code not in (True, False, "unsafe"):
-        raise ConfigError(f"run_code is True, False or 'unsafe', not {run_code!r}")
-    if not run_code:
-        raise ConfigError(
-            f"{task.name} runs code that the model wrote, in a confined process: allow it with --run-code "
-            "(run_code=True)"
-        )
-    unsafe = run_code == "unsafe"
-    require_confinement(unsafe=unsafe)
-    return replace(task, measure=partial(task.measure, unsafe=unsafe))
 
 
 def shared_settings(task: EvalTask, config: CocoaConfig) -> CocoaConfig:

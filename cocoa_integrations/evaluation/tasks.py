@@ -12,8 +12,7 @@ from cocoa_engine.errors import ConfigError, DataError
 from cocoa_engine.messages import unknown
 from cocoa_integrations.evaluation import metrics, prompts
 from cocoa_integrations.evaluation.files import Record
-from cocoa_integrations.evaluation.generated_code import code_of, defined_names
-from cocoa_integrations.evaluation.sandbox import run_code
+from cocoa_integrations.evaluation.generated_code import code_of, passes
 
 
 class Sample(BaseModel):
@@ -64,8 +63,8 @@ class EvalTask:
         max_new_tokens: the default maximum length of an answer.
         ends_at: the answer is the text before this text, after leading whitespace is removed. It is not a stop text,
             because answers that begin with a line break would then be empty.
-        runs_code: whether ``measure`` runs the code that the model wrote. It then takes the option ``unsafe`` of
-            :func:`~cocoa_integrations.evaluation.sandbox.run_code`.
+        runs_code: whether ``measure`` runs the code that the model wrote. It then takes the option
+            ``confirm_run_unsafe_code`` of :func:`~cocoa_integrations.evaluation.generated_code.passes`.
     """
 
     name: str
@@ -217,9 +216,9 @@ def _mbpp(record: Record, number: str) -> Sample:
     )
 
 
-def _measure_code(sample: Sample, answer: str, *, unsafe: bool = False) -> dict[str, float]:
-    tested = defined_names(sample.references[0])
-    return {"pass_at_1": float(run_code(code_of(answer), sample.tests, tested=tested, unsafe=unsafe).passed)}
+def _measure_code(sample: Sample, answer: str, *, confirm_run_unsafe_code: bool = False) -> dict[str, float]:
+    passed = passes(code_of(answer), sample.tests, confirm_run_unsafe_code=confirm_run_unsafe_code)
+    return {"pass_at_1": float(passed)}
 
 
 # --- arithmetic

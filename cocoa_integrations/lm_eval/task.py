@@ -13,6 +13,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 
 from cocoa_engine.errors import ConfigError
+from cocoa_integrations.evaluation import generated_code
 from cocoa_integrations.evaluation.data import load_samples
 from cocoa_integrations.evaluation.tasks import TASKS, EvalTask, Sample
 
@@ -47,8 +48,8 @@ class CocoaTask(ConfigurableTask):
         sample = Sample.model_validate({name: doc[name] for name in Sample.model_fields})
         if self.cocoa_task.multiple_choice:
             return self.cocoa_task.measure(sample, list(results))
-        # tasks that run code need the harness's --confirm_run_unsafe_code, which allows it without confinement too
-        options = {"unsafe": True} if self.cocoa_task.runs_code else {}
+        # the harness refuses the task where nothing confines the code, unless it has --confirm_run_unsafe_code
+        options = {"confirm_run_unsafe_code": True} if self.cocoa_task.runs_code else {}
         return self.cocoa_task.measure(sample, self.cocoa_task.answer(str(results[0])), **options)
 
 
@@ -87,7 +88,7 @@ def _config(task: EvalTask) -> dict[str, Any]:
         "doc_to_text": "prompt",
         "doc_to_target": "target",
         "process_results": "process_results",  # the method of this class
-        "unsafe_code": task.runs_code,
+        "unsafe_code": task.runs_code and not generated_code.confines(),
         "metric_list": [
             {"metric": column.metric, "aggregation": "mean", "higher_is_better": column.better == "more"}
             for column in task.columns

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from hypothesis import example, given
-from hypothesis import strategies as st
 
 pytest.importorskip("rouge_score")
 
@@ -22,7 +21,6 @@ from cocoa_integrations.evaluation.data import load_samples
 from cocoa_integrations.evaluation.factscore import factscore_run
 from cocoa_integrations.evaluation.folder import open_folder
 from cocoa_integrations.evaluation.judge import judge_run
-from cocoa_integrations.evaluation.length_rules import known_steps
 from cocoa_integrations.evaluation.tasks import TASKS
 from cocoa_integrations.ray.score_runner import _finished
 from tests.helpers.mutations import broken, broken_json, broken_lines, each_change, fuzz, outcome
@@ -145,12 +143,6 @@ LINES = [
     {"judge": JUDGE, "key": "l", "verdict": None, "reply": "?", "error": "no verdict in the reply", "tokens": None},
     {"judge": "another", "key": "k", "verdict": False, "reply": "no", "error": None, "tokens": {}},
 ]
-STEPS = [
-    {
-        "id": "0",
-        "steps": [[[], [5, 6], []], [[5, 6], [], [[[7], [-0.5], 0.1, 0.2, False], [[8], [-1.5], 0.1, 0.2, True]]]],
-    }
-]
 
 
 def judge() -> GenericFakeChatModel:
@@ -264,19 +256,5 @@ def test_finished_rows_of_a_cluster(folder: Path) -> None:
     @example(lines_of([settings, {**rows[0], "number": float("inf")}]))
     def check(data: bytes) -> None:
         assert isinstance(outcome(lambda: finished(data)), (dict, CocoaError))
-
-    check()
-
-
-def test_candidates_of_a_study(folder: Path) -> None:
-    file = folder / "candidates.jsonl"
-    file.write_bytes(lines_of(STEPS))
-    assert len(known_steps(file)["0"]) == 2
-
-    @fuzz()
-    @given(st.one_of(broken_lines(STEPS)))
-    def check(data: bytes) -> None:
-        file.write_bytes(data)
-        assert isinstance(outcome(lambda: known_steps(file)), (dict, CocoaError))
 
     check()

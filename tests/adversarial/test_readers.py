@@ -60,7 +60,6 @@ TARGETS = {
     "cocoa_integrations/evaluation/files.py": ["test_data_of_tasks", "test_data_of_tables", "test_data_in_parquet"],
     "cocoa_integrations/evaluation/folder.py": ["test_samples_of_a_run", "test_settings_of_a_run"],
     "cocoa_integrations/evaluation/judge_calls.py": ["test_replies_of_a_judge"],
-    "cocoa_integrations/evaluation/length_rules.py": ["test_candidates_of_a_study"],
     "cocoa_integrations/ray/score_runner.py": ["test_finished_rows_of_a_cluster"],
     "cocoa_integrations/server/command.py": ["test_files_of_api_keys"],
 }
@@ -73,7 +72,6 @@ WITHOUT = {
     "cocoa_engine/studies/machine.py": "/proc/cpuinfo",
     "cocoa_integrations/evaluation/command.py": "only the digest of the bytes",
     "cocoa_integrations/evaluation/paper.py": "a file of the package",
-    "cocoa_integrations/evaluation/sandbox/runner.py": "pipes to a process of its own",
     "cocoa_integrations/server/routes/page.py": "files of the package",
 }
 

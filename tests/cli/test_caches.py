@@ -21,7 +21,6 @@ from cocoa_engine.cli import unfinished
 from cocoa_engine.cli.app import app
 from cocoa_engine.datasets import Question, read_labelled
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.scoring.candidates import CandidateGrower
 from cocoa_engine.scoring.text_profile import Profiler
 from cocoa_engine.studies import retrieval_heads, source_reference
 from cocoa_engine.studies.answer_cache import AnswerCache, CacheFolder, _tokenizer_digest
@@ -30,7 +29,7 @@ from cocoa_engine.studies.fitting import fit
 from cocoa_engine.studies.fitting.measured import request_prompt, span_risks
 from cocoa_engine.studies.signal.kept_profile import KeptProfile, ProfileCache
 from cocoa_engine.studies.signal.segments import force
-from tests.helpers.alike import close, near
+from tests.helpers.alike import near
 from tests.helpers.rivals import heads_file
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
@@ -243,51 +242,6 @@ def test_other_conditions_have_other_files(tiny: CocoaEngine, tmp_path: Path) ->
     ]
     assert len(set(files)) == len(files)
     assert file() == files[0] == file(config=config.replace(alpha=1.0, max_new_tokens=3))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("own", [False, True])
-def test_the_boundaries_of_spans_are_kept(
-    cocoa: Callable[..., Result],
-    data: dict[str, Path],
-    tmp_path: Path,
-    unfinished_folder: Path,
-    own: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Ctrl-C is pressed among the branches of an answer that was fed: its hidden states are needed again.
-
-    It is the first of the two answers to its prompt, or the second.
-    """
-    grown: list[int] = []
-    until = [15 if own else 13]
-    grow = CandidateGrower.__call__
-
-    def counted(grower: CandidateGrower, prompt: Any, texts: Any) -> Any:
-        if len(grown) >= until[0]:
-            raise KeyboardInterrupt
-        grown.append(len(texts))
-        return grow(grower, prompt, texts)
-
-    monkeypatch.setattr(CandidateGrower, "__call__", counted)
-    rows = data["texts"].read_text(encoding="utf-8").splitlines()
-    whole = {"id": "whole", "prompt": "Not labelled by parts:", "text": "It has no boundaries.", "label": True}
-    data["texts"].write_text("\n".join([*rows, json.dumps(whole)]), encoding="utf-8")
-    out = tmp_path / "out"
-    command = ["signal", "--data", data["texts"], "--boundaries", *FEW, "--out", out]
-    command += [] if own else ["--cache", tmp_path / "cache"]
-    stopped = cocoa(*command)
-    assert stopped.exit_code == 130, stopped.stderr
-    assert "feeding answers: 6 of 25 were done; they are kept in" in stopped.stderr
-    until[0] = 10**6
-    assert cocoa(*command).exit_code == 0
-    assert len(grown) == 2 * 24 + 1, "two rules grow branches, and the first of one answer had been grown"
-    found = json.loads((out / "signal.json").read_text(encoding="utf-8"))
-    assert commands_in(unfinished_folder) == []
-    assert cocoa(*command, "--overwrite").exit_code == 0
-    assert len(grown) == 2 * 24 + 1 + (48 if own else 0)
-    assert close(json.loads((out / "signal.json").read_text(encoding="utf-8")), found)
-    assert found["boundaries"]["right"]["spans"] > 24
 
 
 # --- without --cache

@@ -57,7 +57,7 @@ def test_every_number_among_the_options_has_bounds() -> None:
             if {int, float} & {kind, *get_args(kind)}:
                 found[command, name] = [about[0].min, about[0].max]
     unbounded = {key for key, bounds in found.items() if None in bounds}
-    assert unbounded == {("eval", "shuffle"), ("length-rules", "shuffle")}  # any number seeds Python's generator
+    assert unbounded == {("eval", "shuffle")}  # any number seeds Python's generator
     assert {("serve", "max_n"), ("claims", "draws"), ("score", "threads"), ("score", "num_gpus")} <= found.keys()
 
 

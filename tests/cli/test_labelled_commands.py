@@ -157,32 +157,6 @@ def test_one_prompt_alone_has_no_intervals(cocoa: Cocoa, parts: Path, tmp_path: 
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_signal_of_where_spans_end(cocoa: Cocoa, answers: Path, parts: Path, tmp_path: Path) -> None:
-    options = [
-        "--boundaries",
-        "--out",
-        str(tmp_path),
-        "--draws",
-        "20",
-        "--prompts",
-        "6",
-        "--max-span-tokens",
-        "4",
-        "--overwrite",
-    ]
-    result = cocoa("signal", "--data", str(parts), *options)
-    assert result.exit_code == 0, result.output
-    found = json.loads((tmp_path / "signal.json").read_text())["boundaries"]
-    assert list(found) == ["token", "own", "left", "right", "fixed"]
-    assert found["token"]["tokens_per_span"] == 1 < found["left"]["tokens_per_span"]
-    assert found["right"]["spans"] <= found["left"]["spans"]
-    assert "## Where spans end" in (tmp_path / "signal.md").read_text()
-    refused = cocoa("signal", "--data", str(answers), *options)
-    assert refused.exit_code == 2
-    assert "labelled as wholes" in " ".join(refused.stderr.split())
-
-
-@pytest.mark.usefixtures("undrawn")
 def test_signal_of_what_a_source_changes(cocoa: Cocoa, tmp_path: Path, parts: Path) -> None:
     """Sources that name another city than the answer: what the source says is lifted, the rest is not."""
     cities = list(CAPITALS.values())

@@ -116,7 +116,6 @@ class ProfileCache:
         chat: whether the answers follow a chat prompt.
         without_source: whether they are also fed without their source.
         layer: the layer whose states are kept, for a probe.
-        also: another cache of these answers. An answer that is not in it is fed again, for its hidden states.
 
     Raises:
         ConfigError: as for :class:`.AnswerCache`.
@@ -131,12 +130,11 @@ class ProfileCache:
         chat: bool,
         without_source: bool = False,
         layer: int | None = None,
-        also: AnswerCache | None = None,
     ) -> None:
         competing = {"gamma": config.gamma, "max_candidates": config.max_candidates}
         settings = {**competing, "chat": chat, "without_source": without_source, "layer": layer}
         self._answers = AnswerCache(folder, "fed", engine, config, settings)
-        self._layer, self._also = layer, also
+        self._layer = layer
 
     @property
     def file(self) -> Path:
@@ -150,7 +148,7 @@ class ProfileCache:
             ConfigError: the file is required and cannot be read.
         """
         values = self._answers.get(identity(record))
-        if values is None or (self._also is not None and self._also.get(identity(record)) is None):
+        if values is None:
             return None
         profiles = [KeptProfile.from_plain(one) for one in values["profiles"]]
         first, *other = [TeacherForced(record, profile, values["ends"]) for profile in profiles]

@@ -69,14 +69,6 @@ class LevelRecord(TypedDict):
     layers: dict[str, LayerRow]
 
 
-class BoundaryRow(TypedDict):
-    """One rule of span boundaries: the number and length of its spans, and the AUROC of several scores."""
-
-    spans: int
-    tokens_per_span: float
-    auroc: dict[str, IntervalRecord]
-
-
 class About(TypedDict):
     """What was measured."""
 
@@ -89,7 +81,9 @@ class About(TypedDict):
     command: str
 
 
-class _Values(TypedDict):
+class SignalRecord(TypedDict):
+    """The whole record. ``left_out`` has the reason for each level that cannot be measured."""
+
     about: About
     alpha: float
     span_log_prob: SpanLogProb
@@ -97,13 +91,3 @@ class _Values(TypedDict):
     seed: int
     levels: dict[Level, LevelRecord]
     left_out: dict[Level, str]
-
-
-class SignalRecord(_Values, total=False):
-    """The whole record.
-
-    ``left_out`` has the reason for each level that cannot be measured. ``boundaries``, if measured, is by rule, and
-    empty if a class is missing.
-    """
-
-    boundaries: dict[str, BoundaryRow]

@@ -13,7 +13,6 @@ from cocoa_engine.studies.signal.paired import PairedTest, paired_test
 from cocoa_engine.studies.signal.ranking import Bootstrap, Interval, Ranked, caution
 from cocoa_engine.studies.signal.record import (
     About,
-    BoundaryRow,
     IntervalRecord,
     LayerRow,
     Level,
@@ -167,10 +166,6 @@ def to_markdown(record: SignalRecord) -> str:
         for level, why in record["left_out"].items()
         for line in ("", f"{level.capitalize()}s are left out: {why}.")
     ]
-    if record.get("boundaries"):
-        lines += boundary_table(record["boundaries"])
-    elif "boundaries" in record:
-        lines += ["", "Span boundaries are not compared: the characters are all supported or all hallucinated."]
     return safe("\n".join([*lines, ""]))
 
 
@@ -207,24 +202,6 @@ def _layer_table(layers: Mapping[str, LayerRow]) -> list[str]:
         paired = f"{test['z']:+.2f}, {test['effect_size']:.3f}" if test else "–"
         cells = " | ".join(_shown(row["auroc"][score]) for score in scores)
         lines.append(f"| {name} | {m}..{n} | {cells} | {paired} |")
-    return lines
-
-
-def boundary_table(boundaries: Mapping[str, BoundaryRow]) -> list[str]:
-    """The result of :meth:`~cocoa_engine.studies.signal.boundaries.Cuts.measure` as lines of Markdown."""
-    scores = list(next(iter(boundaries.values()))["auroc"])
-    lines = [
-        "",
-        "## Where spans end",
-        "",
-        "AUROC by character, each with the score of its span; branches of `left` and `right` grown by the model.",
-        "",
-        f"| spans | how many | tokens each | {' | '.join(scores)} |",
-        f"| {' | '.join(['---'] * (3 + len(scores)))} |",
-    ]
-    for cut, row in boundaries.items():
-        cells = " | ".join(_shown(row["auroc"][score]) for score in scores)
-        lines.append(f"| {cut} | {row['spans']:,} | {row['tokens_per_span']:.1f} | {cells} |")
     return lines
 
 

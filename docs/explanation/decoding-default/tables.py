@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import csv
 import gzip
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cocoa_engine.studies.signal.ranking import Interval
-from cocoa_integrations.evaluation.length_table import BASELINE, paired_difference
+import numpy as np
 
+from cocoa_engine.studies.signal.ranking import interval
+
+BASELINE = "greedy"
+DRAWS = 10_000
 ANSWERS = Path(__file__).with_name("answers.csv.gz")
 SETS = {
     "samsum": ("SAMSum", "rouge_l"),
@@ -75,8 +78,16 @@ def _quality(own: dict[str, Row], greedy: dict[str, Row], task: str) -> str:
     values = [scale * _measured(own[key], measure) for key in prompts]
     if own is greedy:
         return f"{sum(values) / len(values):.{digits}f}"
-    found: Interval = paired_difference(values, [scale * _measured(greedy[key], measure) for key in prompts])
-    return found.shown(f"+.{digits}f").replace("-", "−")
+    return paired_difference(values, [scale * _measured(greedy[key], measure) for key in prompts], digits)
+
+
+def paired_difference(values: Sequence[float], baseline: Sequence[float], digits: int) -> str:
+    """The mean difference of paired values, with its 95 % percentile bootstrap interval over pairs."""
+    differences = np.subtract(values, baseline, dtype=np.float64)
+    count = len(differences)
+    draws = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=DRAWS)
+    shown = interval(float(differences.mean()), draws @ differences / count).shown(f"+.{digits}f")
+    return shown.replace("-", "−")
 
 
 def _measured(row: Row, measure: str) -> float:

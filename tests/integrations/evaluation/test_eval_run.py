@@ -21,9 +21,8 @@ from typer.testing import Result
 
 from cocoa_engine import METHODS, CocoaConfig, CocoaEngine, Runtime, Span
 from cocoa_engine.errors import ConfigError, DataError, MissingExtraError
-from cocoa_integrations.evaluation import TASKS, Arm, evaluate, load_samples, make_arms, metrics
+from cocoa_integrations.evaluation import TASKS, Arm, evaluate, generated_code, load_samples, make_arms, metrics
 from cocoa_integrations.evaluation.folder import open_folder
-from cocoa_integrations.evaluation.sandbox import runner
 from cocoa_integrations.evaluation.tasks import Sample
 from tests.helpers.alike import near
 from tests.helpers.eval_data import TRUTHFULQA, write_truthfulqa
@@ -110,16 +109,21 @@ def test_generation_is_the_engines(engine: CocoaEngine, data_files: dict[str, Pa
     assert [one["samples"] for one in results["arms"]] == [2, 2]
 
 
-def test_code_is_run_only_when_allowed(engine: CocoaEngine, data_files: dict[str, Path], tmp_path: Path) -> None:
+def test_code_is_run_only_when_allowed(
+    engine: CocoaEngine, data_files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     samples = load_samples("mbpp", data_files["mbpp"])
-    with pytest.raises(ConfigError, match="--run-code"):
+    monkeypatch.setattr(generated_code, "confines", lambda: False)
+    with pytest.raises(ConfigError, match="--confirm-run-unsafe-code"):
         evaluate(engine, TASKS["mbpp"], samples, ARMS, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     right = samples[0].references[0]
-    assert TASKS["mbpp"].measure(samples[0], f"{right}\n[/PYTHON]") == {"pass_at_1": 1.0}
-    assert TASKS["mbpp"].measure(samples[0], "def add(a, b):\n    return a - b") == {"pass_at_1": 0.0}
+    measure = partial(TASKS["mbpp"].measure, samples[0], confirm_run_unsafe_code=True)
+    assert measure(f"{right}\n[/PYTHON]") == {"pass_at_1": 1.0}
+    assert measure("def add(a, b):\n    return a - b") == {"pass_at_1": 0.0}
     config = CocoaConfig(max_new_tokens=8)
-    results = evaluate(engine, TASKS["mbpp"], samples, ARMS[:1], tmp_path / "out", config=config, run_code=True)
+    options: Any = {"config": config, "confirm_run_unsafe_code": True}
+    results = evaluate(engine, TASKS["mbpp"], samples, ARMS[:1], tmp_path / "out", **options)
     assert results["arms"][0]["metrics"]["pass_at_1"]["mean"] in (0.0, 1.0)
 
 
@@ -403,10 +407,11 @@ def test_command_runs_code_only_when_allowed(
     cocoa: Cocoa, engine: CocoaEngine, data_files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
+    monkeypatch.setattr(generated_code, "confines", lambda: False)
     arguments = ("eval", "mbpp", "--data", data_files["mbpp"], "--out", out, "--methods", "greedy")
     refused = cocoa(*arguments, "--max-new-tokens", "4")
     assert refused.exit_code == 2
-    assert "--run-code" in refused.stderr
+    assert "--confirm-run-unsafe-code" in refused.stderr
     assert refused.stderr.count("\n") == 1
     assert not out.exists()
     # the model writes the solution, and the tests are run on it
@@ -420,27 +425,13 @@ def test_command_runs_code_only_when_allowed(
         return scores
 
     monkeypatch.setattr(engine, "generate_batch", partial(generate_batch, logits_processor=[writes]))
-    shown = cocoa(*arguments, "--max-new-tokens", str(len(solution)), "--run-code")
+    shown = cocoa(*arguments, "--max-new-tokens", str(len(solution)), "--confirm-run-unsafe-code")
     assert shown.exit_code == 0, shown.output
     (row,) = rows_of(out)
     assert row["answer"] == sample.references[0]
     assert row["metrics"] == {"pass_at_1": 1.0}
     assert shown.stdout == (out / "table.md").read_text()
     assert "1.0000" in shown.stdout
-
-
-def test_code_is_run_without_confinement_only_if_unsafe(
-    cocoa: Callable[..., Result], data_files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner, "_filter_works", lambda: False)  # a system without libseccomp
-    arguments = ("eval", "mbpp", "--data", data_files["mbpp"], "--out", tmp_path / "out", "--methods", "greedy")
-    refused = cocoa(*arguments, "--run-code", "--max-new-tokens", "2")
-    assert refused.exit_code == 2
-    assert "--run-code=unsafe" in refused.stderr
-    assert not (tmp_path / "out").exists()
-    with pytest.warns(UserWarning, match="only accidents"):
-        assert cocoa(*arguments, "--run-code=unsafe", "--max-new-tokens", "2").exit_code == 0
-    assert "'other' is not one of" in cocoa(*arguments, "--run-code=other").stderr
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from lm_eval.tasks import TaskManager
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
 from cocoa_engine.errors import ChatTemplateError, ConfigError, DataError, PromptError
-from cocoa_integrations.evaluation import TASKS, Arm, evaluate, load_samples, metrics
+from cocoa_integrations.evaluation import TASKS, Arm, evaluate, generated_code, load_samples, metrics
 from cocoa_integrations.lm_eval import TASKS_PATH, CocoaLM
 from cocoa_integrations.lm_eval.__main__ import main
 from tests.helpers.alike import near
@@ -278,8 +278,9 @@ def test_our_tasks_give_what_our_command_gives(
     assert score == pytest.approx(engine.score(first.prompt, first.choices[0]).spans[0].score, abs=1e-3)
 
 
-def test_every_task_runs(engine: CocoaEngine, data_files: dict[str, Path]) -> None:
+def test_every_task_runs(engine: CocoaEngine, data_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     data = {f"cocoa_{name}": str(path) for name, path in data_files.items()}
+    monkeypatch.setattr(generated_code, "confines", lambda: False)
     with pytest.raises(ValueError, match="unsafe"):
         run(engine, ["cocoa_mbpp"], data)
     found = run(

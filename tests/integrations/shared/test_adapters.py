@@ -61,9 +61,7 @@ ENGINE_MODULES = {
     "cocoa_engine.rendering.scale",
     "cocoa_engine.rendering.wording",  # and says the same
     "cocoa_engine.safe_text",
-    "cocoa_engine.studies.machine",  # `cocoa eval` and `cocoa length-rules` are studies too
-    "cocoa_engine.studies.replay",
-    "cocoa_engine.studies.signal.ranking",
+    "cocoa_engine.studies.signal.ranking",  # `cocoa eval` is a study too
     "cocoa_engine.text_matching",
     "cocoa_engine.units",  # where a word and a clause end
 }

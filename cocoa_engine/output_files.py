@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,6 +25,7 @@ LOCK = ".lock"
 """The name of the lock of a folder. That of a file is ``.NAME.lock``, and is removed at the end."""
 
 _NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
+_NO_WAIT: int = getattr(os, "O_NONBLOCK", 0)
 
 _held: set[tuple[int, Path]] = set()
 
@@ -49,15 +51,18 @@ def draft_of(file: Path, mode: int | None = None) -> Iterator[BinaryIO]:
     after an error it is removed. Its ``name`` is its path.
 
     Until then nobody else can read it. Then it has ``mode``, by default that of the file of this user that it replaces,
-    or that of any new file. Of what is not a regular file, such as ``/dev/stdout``, the opened file itself is yielded.
+    or that of any new file. A pipe, a device or a descriptor of this process (:func:`is_stream`) is written directly.
 
     Raises:
         ConfigError: the path cannot be one, because of a NUL character, a circle of links, or a link of another user.
         OutputError: it cannot be written, here or in the block.
     """
-    if _is_special(file):
-        with file.open("wb") as stream:
-            yield stream
+    if is_stream(file):
+        with writing_to(file):
+            number = _descriptor_of(file)
+            stream = os.open(file, os.O_WRONLY) if number is None else os.dup(number)
+        with cast(BinaryIO, io.BufferedWriter(_Written(stream, file, str(file), "w"))) as draft:
+            yield draft
         return
     file = _resolved(file)  # the target of a link is replaced, not the link
     with writing_to(file):
@@ -104,7 +109,10 @@ def open_in_place(file: Path) -> BinaryIO:
     """
     resolved = _resolved(file)
     with writing_to(file):
-        descriptor = os.open(resolved, os.O_RDWR | os.O_APPEND | os.O_CREAT | _NO_LINK, 0o666)
+        descriptor = os.open(resolved, os.O_RDWR | os.O_APPEND | os.O_CREAT | _NO_LINK | _NO_WAIT, 0o666)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise ConfigError(f"{file} cannot be written: it is not a regular file")
         return cast(BinaryIO, io.BufferedRandom(_Written(descriptor, file, str(file))))
 
 
@@ -115,10 +123,11 @@ class _Written(io.FileIO):
         descriptor: the opened file.
         file: what messages name.
         name: its path.
+        mode: that of `open`.
     """
 
-    def __init__(self, descriptor: int, file: Path, name: str) -> None:
-        super().__init__(descriptor, "r+")
+    def __init__(self, descriptor: int, file: Path, name: str, mode: str = "r+") -> None:
+        super().__init__(descriptor, mode)
         self.name = name
         self._file = file
 
@@ -155,12 +164,26 @@ def writing_to(file: Path, errors: type[Exception] = OSError) -> Iterator[None]:
         raise OutputError(f"{file} cannot be written: {why}") from safe_cause(error)
 
 
-def _is_special(file: Path) -> bool:
-    """Whether a path is something else than a regular file, or the place for one."""
+def is_stream(file: Path) -> bool:
+    """Whether a path is a pipe, a socket, a device or a descriptor of this process, such as ``/dev/stdout``."""
     try:
-        return file.exists() and not file.is_file()
-    except (OSError, ValueError):
+        return _descriptor_of(file) is not None or (file.exists() and not file.is_file() and not file.is_dir())
+    except (OSError, RuntimeError, ValueError):
         return False
+
+
+def _descriptor_of(file: Path) -> int | None:
+    """The number of this process's descriptor that a path names, whatever is opened there."""
+    for _ in range(_MOST_LINKS):
+        if file.name.isdecimal() and file.parent.resolve() in (Path(f"/proc/{os.getpid()}/fd"), Path("/dev/fd")):
+            return int(file.name)
+        if not file.is_symlink():
+            break
+        file = file.parent / os.readlink(file)
+    return None
+
+
+_MOST_LINKS = 40
 
 
 def _resolved(file: Path) -> Path:
@@ -202,11 +225,13 @@ def _mode_of(file: Path) -> int:
 def locked(path: Path) -> Iterator[None]:
     """Keep other processes of this package from writing a file, or into a folder, meanwhile. A thread can nest it.
 
+    A pipe, a device or a descriptor (:func:`is_stream`) has no lock.
+
     Raises:
         ConfigError: another process has it, or it cannot be written.
     """
     is_folder, key = path.is_dir(), (get_ident(), _resolved(path))
-    if key in _held:
+    if key in _held or is_stream(path):
         yield
         return
     lock = FileLock(path / LOCK if is_folder else path.with_name(f".{path.name}{LOCK}"))
@@ -230,14 +255,17 @@ def locked(path: Path) -> Iterator[None]:
 def require_writable(file: Path) -> None:
     """Refuse a file that could not be written later. Nothing is left behind.
 
+    A pipe, a device or a descriptor (:func:`is_stream`) is not opened: a reader would see its end.
+
     Raises:
         ConfigError: it is a folder, its folder does not exist, or one of them is read-only.
     """
-    resolved = file if _is_special(file) else _resolved(file)
+    if is_stream(file):
+        return
+    resolved = _resolved(file)
     try:
         if resolved.exists():
             os.close(os.open(resolved, os.O_WRONLY | os.O_APPEND))
-        if not _is_special(resolved):
-            tempfile.TemporaryFile(dir=resolved.parent).close()
+        tempfile.TemporaryFile(dir=resolved.parent).close()
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror or error}") from error

@@ -24,6 +24,7 @@ from cocoa_engine.cli.validation_report import ValidationReport
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.optional import need
+from cocoa_engine.output_files import is_stream
 
 
 @with_options("method", *FITTED_SETTINGS, "max_new_tokens")
@@ -149,7 +150,7 @@ def calibrate(
     need("sklearn", extra="risk", what="cocoa calibrate")
     from cocoa_engine.studies.fitting.fit import FitSettings  # torch: not for every `cocoa --help`
 
-    if plot is None and out is not None:
+    if plot is None and out is not None and not is_stream(out):
         plot = out.with_suffix(".svg")
     if plot is not None:
         check_drawable("plot", plot)

@@ -13,7 +13,7 @@ from cocoa_engine.cli.dataset_options import make_folder
 from cocoa_engine.cli.terminal import print_note
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.optional import need
-from cocoa_engine.output_files import locked, require_writable, write_file
+from cocoa_engine.output_files import is_stream, locked, require_writable, write_file
 
 Svg = Annotated[
     Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Also write the output as an SVG picture.")
@@ -73,7 +73,7 @@ def check_drawable(option: str, file: Path) -> None:
 
 def write(file: Path, document: str) -> None:
     """Write a document as UTF-8. A note says if a file is replaced."""
-    if file.is_file():
+    if file.is_file() and not is_stream(file):
         print_note(f"{file} is replaced")
     write_file(file, document)
 
@@ -91,6 +91,8 @@ def reserved(*files: Path, overwrite: bool) -> Iterator[None]:
     """
     with ExitStack() as stack:
         for file in files:
+            if is_stream(file):
+                continue
             make_folder(file.parent)
             if file.exists() and not overwrite:
                 raise ConfigError(f"{file} exists: name another file, or replace it with --overwrite")

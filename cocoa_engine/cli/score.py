@@ -24,6 +24,7 @@ from cocoa_engine.cli.terminal import output, print_json, print_note
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import rule_without_rivals
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.output_files import is_stream
 from cocoa_engine.rendering.documents import render
 from cocoa_engine.rendering.terminal import check_list
 from cocoa_engine.rendering.wording import SOURCES, visible
@@ -86,11 +87,13 @@ def score(
     runner = runner_of("score", ray, actors=actors, num_cpus=num_cpus, num_gpus=num_gpus)
     if ray and rows is None:
         raise ConfigError("--ray is for many rows: give --rows and --out")
+    if ray and out is not None and is_stream(out):
+        raise ConfigError(f"--ray keeps finished rows beside the file of --out: name a regular file, not {out}")
     check_writable(rows, html=html, out=out)
     progress = Progress("score")
     engine = None if runner is not None else load_engine(model, loading, calibrator, progress=progress)
     if rows is not None and out is not None:
-        replaces = out.is_file()
+        replaces = out.is_file() and not is_stream(out)
         if runner is not None:
             load = declared_options(model, loading, calibrator)
             share = {"actors": actors, "num_cpus": num_cpus, "num_gpus": num_gpus, "threads": loading.threads}

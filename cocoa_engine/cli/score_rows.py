@@ -14,10 +14,10 @@ from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.terminal import on_interrupt
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets.files import read_parquet, read_text
-from cocoa_engine.errors import CocoaError, DataError
+from cocoa_engine.errors import CocoaError, ConfigError, DataError
 from cocoa_engine.methods import METHODS
 from cocoa_engine.optional import need
-from cocoa_engine.output_files import draft_of
+from cocoa_engine.output_files import draft_of, is_stream
 from cocoa_engine.rendering.verdict import verdict
 
 if TYPE_CHECKING:
@@ -102,15 +102,20 @@ def scored_row(engine: CocoaEngine, number: int, line: str, config: CocoaConfig)
 def writing(out: Path) -> Iterator[Callable[[str], None]]:
     """Yield a function that writes a row, given as JSON. At the end the rows become the file.
 
-    After an error or an interruption, the file is as it was, and the JSON lines so far are in ``NAME.incomplete``.
+    After an error or an interruption, the file is as it was, and the JSON lines so far are in ``NAME.incomplete``. A
+    pipe gets each row at once.
 
     Raises:
+        ConfigError: the file is Parquet, and a pipe.
         MissingExtraError: the file is Parquet, and pyarrow is not installed.
     """
+    streams = is_stream(out)
     if _is_parquet(out):
+        if streams:
+            raise ConfigError(f"{out} is a pipe or a device, to which Parquet cannot be written; name a .jsonl file")
         need("pyarrow.parquet", extra="eval", what="writing parquet files")
     with draft_of(out) as draft:
-        rows, rest = 0, Path(draft.name).with_name(f"{out.name}.incomplete")
+        rows, rest = 0, out if streams else Path(draft.name).with_name(f"{out.name}.incomplete")
 
         def write(line: str) -> None:
             nonlocal rows
@@ -122,7 +127,7 @@ def writing(out: Path) -> Iterator[Callable[[str], None]]:
             with on_interrupt(lambda: f"{rows} rows are kept in {rest}" if rows else "no row was scored"):
                 yield write
         except BaseException:
-            if Path(draft.name).is_file() and rows:
+            if rows and not streams:
                 draft.close()
                 os.replace(draft.name, rest)
             raise

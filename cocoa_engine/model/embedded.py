@@ -107,7 +107,9 @@ def embedded_model_path() -> Path:
             kept = cache_directory() / name
             kept_folders.ensure(kept, build)
             return kept
-        except (PermissionError, RuntimeError) as error:  # RuntimeError: there is no home
+        except ModelLoadError:
+            raise
+        except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
             logger.warning("the embedded model is kept in %s, not in the cache directory: %s", folder.parent, error)
         kept_folders.ensure(folder, build)
     except ModelLoadError:

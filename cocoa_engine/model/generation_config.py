@@ -158,6 +158,8 @@ def logits_processors(
                 continue
             if (name.endswith("repetition_penalty") and value == 1.0) or (name in _NEED_EOS and not eos):
                 continue
+            if name == "encoder_no_repeat_ngram_size" and value > prompt_length:  # the processor counts up to it
+                continue
             processors.append(OptionProcessor(what, make(value)))
     return processors
 

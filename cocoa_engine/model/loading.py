@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -52,6 +52,7 @@ from cocoa_engine.model.language_model import (
 )
 from cocoa_engine.model.load_options import DeviceMap, resolve_device_map
 from cocoa_engine.model.model_classes import import_model_classes
+from cocoa_engine.model.tokenizer_files import require_tokenizer_files
 from cocoa_engine.safe_text import short_repr
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 ACCESS_OPTIONS = ("token", "cache_dir", "local_files_only", "force_download", "proxies")
 WHERE_OPTIONS = ("revision", "code_revision", "subfolder", "gguf_file")
 SOURCE_OPTIONS = (*ACCESS_OPTIONS, *WHERE_OPTIONS)
+_FILE_OPTIONS = (*ACCESS_OPTIONS, "revision", "subfolder")
 
 
 def load_pretrained(
@@ -341,7 +343,7 @@ def _load(
     tokenizer = _load_tokenizer(name, tokenizer_name, options, tokenizer_options)
     if weights != "stored":
         with _clear_errors("model", name):
-            access = _pick(options, (*ACCESS_OPTIONS, "revision", "subfolder"))
+            access = _pick(options, _FILE_OPTIONS)
             return quantised_weights.load(name, config, weights, access), tokenizer
     if not in_folder:  # here, because it downloads them
         _require_safetensors(name, config, options)
@@ -352,17 +354,18 @@ def _load(
 
 
 def _require_safetensors(name: str, config: PreTrainedConfig, options: dict[str, Any]) -> None:
-    """Check that transformers will open safetensors alone, for the model and for an adapter that lies in its folder."""
-    if "gguf_file" in options or not options.get("use_safetensors"):
+    """Check that transformers will open safetensors alone, of this checkpoint: an adapter would name another one."""
+    if "gguf_file" in options:
         return
-    access = _pick(options, (*ACCESS_OPTIONS, "revision", "subfolder"))
+    access = _pick(options, _FILE_OPTIONS)
     with _clear_errors("model", name):
-        quantised_weights.safetensors_files(name, config, access, options.get("variant"))
-        folder = Path(name, options.get("subfolder", ""))
-        if (folder / "adapter_config.json").exists() and not (folder / "adapter_model.safetensors").exists():
-            raise ModelLoadError(
-                f"{name} holds an adapter without adapter_model.safetensors; load the model without it"
-            )
+        if quantised_weights.find_file(name, access, "adapter_config.json") is not None:
+            raise ModelLoadError(f"{name} holds an adapter (adapter_config.json); {_ADAPTER}")
+        if options.get("use_safetensors"):
+            quantised_weights.safetensors_files(name, config, access, options.get("variant"))
+
+
+_ADAPTER = "load it and its base model with peft, and use CocoaEngine(model, tokenizer)"
 
 
 def _load_tokenizer(
@@ -526,6 +529,7 @@ def load_tokenizer(name: str, options: dict[str, Any]) -> PreTrainedTokenizerBas
             raise ModelLoadError(f"there is no folder {name} to load the tokenizer from")
     import_model_classes()  # the class of a tokenizer is found by its config
     with _clear_errors("tokenizer", name):
+        require_tokenizer_files(partial(quantised_weights.find_file, name, _pick(options, _FILE_OPTIONS)))
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
         tokenizer.encode("a")  # some wrong values in its files are not seen before
     # If the tokenizer's files are missing, transformers creates some tokenizers with special tokens only.
@@ -578,7 +582,7 @@ def _check_folder(folder: Path, options: dict[str, Any]) -> None:
     if "config.json" not in files and "config" not in options:
         hint = ""
         if "adapter_config.json" in files:
-            hint = "; it holds an adapter only: load it with its base model and use CocoaEngine(model, tokenizer)"
+            hint = f"; it holds an adapter only: {_ADAPTER}"
         raise ModelLoadError(f"{folder} is not a model folder: it has no config.json{hint}")
 
 
@@ -619,19 +623,19 @@ def _clear_errors(what: str, name: str) -> Iterator[None]:
         ) from safe_cause(error)
     except Exception as error:
         raise _load_error(what, name, error) from safe_cause(error)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of Rust, in tokenizers and safetensors; it has no public class
+            raise
+        raise _load_error(what, name, error) from safe_cause(error)
 
 
-_JSON_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer_config.json",
-    "tokenizer.json",
-    "model.safetensors.index.json",
-    "adapter_config.json",
-)
+_JSON_FILES = {
+    "model": ("config.json", "generation_config.json", "model.safetensors.index.json"),
+    "tokenizer": ("tokenizer.json", "tokenizer_config.json", "config.json"),
+}
 
 
-def _load_error(what: str, name: str, error: Exception) -> ModelLoadError:
+def _load_error(what: str, name: str, error: BaseException) -> ModelLoadError:
     message = str(error)
     if "trust_remote_code=True" in message:
         return _remote_code_error(what, name)
@@ -641,8 +645,8 @@ def _load_error(what: str, name: str, error: Exception) -> ModelLoadError:
     reason = f"{first} {more[0].strip()}" if more and first.endswith(":") else first or type(error).__name__
     if "couldn't connect" in reason or "cannot find the requested files" in reason.lower():
         reason = "it is neither a local folder nor in the Hub's cache, and the Hub cannot be reached (offline?)"
-    if isinstance(error, (StrictDataclassError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)):
-        files = [file for file in _JSON_FILES if (Path(name) / file).exists()]
+    if not isinstance(error, OSError):
+        files = [file for file in _JSON_FILES[what] if (Path(name) / file).exists()]
         if files:
             reason += f"; check the options, and the values in {', '.join(files)}"
     return ModelLoadError(f"cannot load the {what} {name}: {reason}")

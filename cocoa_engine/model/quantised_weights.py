@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path, PureWindowsPath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
-from cocoa_engine.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from cocoa_engine.arguments import ValidatedModel
+from cocoa_engine.errors import CocoaError, ConfigError, ModelLoadError, UnsupportedModelError
 from cocoa_engine.free_memory import release_free_memory
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.model import experts
@@ -28,6 +29,12 @@ if TYPE_CHECKING:
 logger = safe_logger(__name__)
 
 WeightKind = Literal["q8_0", "q4_k"]
+
+
+class _Index(ValidatedModel):
+    _invalid: ClassVar[type[CocoaError]] = ModelLoadError
+    weight_map: dict[str, str]
+
 
 _AT_ONCE = 2**18  # numbers that are quantised at a time
 _TRIES = 9  # steps of the search for the scale of 32 numbers
@@ -109,6 +116,20 @@ def load(name: str, config: Any, kind: WeightKind, access: Mapping[str, Any]) ->
     return loaded
 
 
+def find_file(name: str, access: Mapping[str, Any], file: str) -> Path | None:
+    """A file of a local folder or a Hub id; `None` if there is none of that name.
+
+    Args:
+        name: the folder or the id.
+        access: transformers' options of where the files are.
+        file: the file's name.
+    """
+    from transformers.utils import cached_file
+
+    path = cached_file(name, file, **access, _raise_exceptions_for_missing_entries=False)
+    return None if path is None else Path(path)
+
+
 def safetensors_files(name: str, config: Any, access: Mapping[str, Any], variant: str | None = None) -> list[Path]:
     """The files that transformers will open for a checkpoint's weights, none of which is a pickle file.
 
@@ -122,12 +143,7 @@ def safetensors_files(name: str, config: Any, access: Mapping[str, Any], variant
         ModelLoadError: there are no safetensors; or an index, or the config, names anything but ``*.safetensors`` files
             beside it.
     """
-    from transformers.utils import cached_file
-
-    def find(file: str) -> Path | None:
-        path = cached_file(name, file, **access, _raise_exceptions_for_missing_entries=False)
-        return None if path is None else Path(path)
-
+    find = partial(find_file, name, access)
     middle = f".{variant}" if variant else ""
     stated = getattr(config, "transformers_weights", None)
     names = [stated] if stated else [f"model{middle}.safetensors", f"model.safetensors.index{middle}.json"]
@@ -139,7 +155,10 @@ def safetensors_files(name: str, config: Any, access: Mapping[str, Any], variant
         )
     shards = [file.name]
     if file.suffix == ".json":
-        shards = sorted(set(json.loads(file.read_text(encoding="utf-8"))["weight_map"].values()))
+        try:
+            shards = sorted(set(_Index.model_validate_json(file.read_bytes()).weight_map.values()))
+        except ModelLoadError as error:
+            raise ModelLoadError(f"cannot load the model of {file}: {error}") from error
     for shard in shards:
         if not shard.endswith(".safetensors") or PureWindowsPath(shard).name != shard:
             raise ModelLoadError(

@@ -383,7 +383,7 @@ MORE: dict[str, dict[str, list[Any]]] = {
         "encoder_repetition_penalty": [1.5, -1.0],
         "repetition_penalty": [1.5, -1.0],
         "no_repeat_ngram_size": [2, -1],
-        "encoder_no_repeat_ngram_size": [2, -1],
+        "encoder_no_repeat_ngram_size": [2, -1, 10**18],
         "bad_words_ids": [[[5]], [[300]], [[-1]], [["x"]], [5]],
         "min_length": [3, -1],
         "min_new_tokens": [2, -1],
@@ -489,6 +489,79 @@ def test_indexes_of_divided_weights(folder: Path, weights_as: Any) -> None:
         assert isinstance(outcome(lambda: loaded(data)), (tuple, CocoaError))
 
     check()
+
+
+SPECIAL = {"__type": "AddedToken", "lstrip": False, "rstrip": False, "single_word": False, "normalized": False}
+FILES_OF_A_TOKENIZER: dict[str, dict[str, Any]] = {
+    "tokenizer_config.json": {
+        "eos_token": {"content": "b", **SPECIAL},
+        "pad_token": "a",
+        "additional_special_tokens": ["a"],
+        "added_tokens_decoder": {"3": {"content": "a", **SPECIAL, "special": True}},
+        "model_max_length": 100,
+        "padding_side": "left",
+    },
+    "special_tokens_map.json": {"eos_token": {"content": "b", **SPECIAL}, "additional_special_tokens": ["a"]},
+    "added_tokens.json": {"<x>": 5, "<new>": 300},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", FILES_OF_A_TOKENIZER)
+def test_each_value_of_a_tokenizer_s_files(folder: Path, name: str) -> None:
+    """What is refused is refused by the name of its file, and a wrong type by its key."""
+    source = folder / f"values-{name}"
+    save_model(source)
+    for what, value in each_change(FILES_OF_A_TOKENIZER[name]):
+        (source / name).write_text(json.dumps(value))
+        found = outcome(lambda: load_tokenizer(str(source), {}).encode("Once upon"))
+        if isinstance(found, CocoaError):
+            assert name in str(found), what
+            key = what.partition(" = ")[0].removeprefix("without ")
+            assert key in str(found) or what.endswith(("with more", "\ud800")) or key in ("the whole", "__type"), (
+                what,
+                str(found),
+            )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_tokenizer_cannot_end_the_process(folder: Path) -> None:
+    """tokenizers cuts a prefix off without looking, and copies merges to a place of the longest token's size."""
+    source = folder / "merges"
+    save_model(source)
+    file = source / "tokenizer.json"
+    good = json.loads(file.read_text())
+    for prefix in ("x", "1", "é", "x" * 5000, "Ġ"):
+        file.write_text(json.dumps({**good, "model": {**good["model"], "continuing_subword_prefix": prefix}}))
+        found = outcome(lambda: load_tokenizer(str(source), {}))
+        assert isinstance(found, CocoaError)
+        assert f"{file}: model.continuing_subword_prefix" in str(found)
+    longest = max(good["model"]["vocab"], key=lambda token: len(token.encode()))
+    for token in (longest, "th"):
+        vocabulary = {each: number for each, number in good["model"]["vocab"].items() if each != token}
+        file.write_text(json.dumps({**good, "model": {**good["model"], "vocab": vocabulary}}))
+        assert isinstance(outcome(lambda: load_tokenizer(str(source), {})), CocoaError)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["linear", "dynamic", "yarn", "default"])
+def test_each_value_of_the_scaling_of_positions(folder: Path, kind: str) -> None:
+    """The context window is a number or not stated, whatever a config says."""
+    source = folder / f"rope-{kind}"
+    save_model(source)
+    good = json.loads((source / "config.json").read_text())
+
+    def window() -> int | None:
+        model, tokenizer, _ = load_pretrained(source)
+        return CocoaEngine(model, tokenizer).session.model.context_window
+
+    rope = {"rope_type": kind, "factor": 2.0, "original_max_position_embeddings": 64, "rope_theta": 1e4}
+    for what, value in each_change({"max_position_embeddings": 64, "rope_parameters": rope}):
+        (source / "config.json").write_text(json.dumps({**good, **(value if isinstance(value, dict) else {})}))
+        found = outcome(window)
+        assert found is None or isinstance(found, CocoaError) or (isinstance(found, int) and found > 0), what
 
 
 @pytest.mark.slow

@@ -6,6 +6,10 @@ import ast
 import json
 import multiprocessing
 import os
+import socket
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +27,7 @@ from cocoa_engine.errors import ConfigError, OutputError
 from cocoa_engine.output_files import append, draft_of, locked, open_in_place, require_writable, write_file
 from tests.helpers.full_disk import limited
 from tests.helpers.made_up_risk import fitted, labelled_items, risk
+from tests.helpers.mutations import outcome
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 Cocoa = Callable[..., Result]
@@ -595,3 +600,134 @@ def test_strict_calibration_exits_with_1(cocoa: Cocoa, tmp_path: Path, tiny: Coc
     found = json.loads(cocoa(*options, "--check", str(out), "--json").stdout)["span"]["verdict"]
     strict = cocoa(*options, "--check", str(out), "--strict")
     assert strict.exit_code == (0 if found == "holds" else 1)
+
+
+# --- pipes, devices and descriptors
+
+LIMIT = 60.0
+"""Seconds after which a test counts as hanging."""
+
+
+@contextmanager
+def read_to_its_end(pipe: Path) -> Iterator[list[bytes]]:
+    """A reader of a pipe. What it has read, up to the end, is in the list after the block."""
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    yield read
+    reader.join(LIMIT)
+    assert not reader.is_alive()
+
+
+def within_limit(work: Callable[[], Any]) -> Any:
+    """What a call returns that must not wait for anybody."""
+    done: list[Any] = []
+    thread = threading.Thread(target=lambda: done.append(outcome(work)), daemon=True)
+    thread.start()
+    thread.join(LIMIT)
+    assert done, "it hangs"
+    return done[0]
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Path:
+    file = tmp_path / "pipe.jsonl"
+    os.mkfifo(file)
+    return file
+
+
+@posix
+def test_a_pipe_is_not_opened_before_it_is_written(pipe: Path, tmp_path: Path) -> None:
+    """Its reader would see an end; without a reader, opening waits for one."""
+    assert within_limit(lambda: require_writable(pipe)) is None
+    with read_to_its_end(pipe) as read:
+        require_writable(pipe)
+        with reserved(pipe, overwrite=False):
+            write_file(pipe, "text")
+    assert read == [b"text"]
+    assert [each.name for each in tmp_path.iterdir()] == ["pipe.jsonl"]
+    assert pipe.is_fifo()
+
+
+@posix
+def test_a_file_that_grows_is_no_pipe(pipe: Path) -> None:
+    for work in (lambda: append(pipe, b"x"), lambda: open_in_place(pipe)):
+        assert isinstance(within_limit(work), ConfigError)
+
+
+@posix
+def test_a_folder_and_a_socket_are_refused_as_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be written"):
+        require_writable(tmp_path)
+    with pytest.raises(OutputError, match="cannot be written"):
+        write_file(tmp_path, "text")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "socket"))
+        with pytest.raises(OutputError, match="cannot be written"):
+            write_file(tmp_path / "socket", "text")
+
+
+@posix
+def test_a_reader_who_leaves_is_told(pipe: Path) -> None:
+    def write() -> None:
+        with draft_of(pipe) as draft:
+            os.close(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK))
+            os.close(reader)
+            draft.write(b"x" * 10**6)
+
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(OutputError, match="Broken pipe"):
+        write()
+
+
+def run_cocoa(code: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    program = f"from pathlib import Path\nfrom cocoa_engine.output_files import *\n{code}"
+    return subprocess.run([sys.executable, "-c", program], timeout=LIMIT, check=True, **options)
+
+
+WRITE = "require_writable(Path({0!r}))\nwith locked(Path({0!r})): write_file(Path({0!r}), 'text')\n"
+
+
+@posix
+@pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="there is no /dev/stdout")
+def test_the_standard_output_is_written_wherever_it_leads(tmp_path: Path, pipe: Path) -> None:
+    """To a pipe, a socket, a file that has lines already, and one that was removed."""
+    code = "print('first', flush=True)\n" + WRITE.format("/dev/stdout") + "print('last')"
+    assert run_cocoa(code, stdout=subprocess.PIPE).stdout == b"first\ntextlast\n"
+    with (tmp_path / "out").open("w+b") as out:
+        out.write(b"before\n")
+        out.flush()
+        run_cocoa(code, stdout=out)
+        assert (tmp_path / "out").read_bytes() == b"before\nfirst\ntextlast\n"
+        (tmp_path / "out").unlink()
+        run_cocoa(code, stdout=out)
+        assert not (tmp_path / "out").exists()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        run_cocoa(code, stdout=theirs)
+        assert ours.recv(100) == b"first\ntextlast\n"
+
+
+@posix
+@pytest.mark.skipif(not Path("/dev/fd").exists(), reason="there is no /dev/fd")
+def test_a_descriptor_is_written(tmp_path: Path) -> None:
+    """As of `>(process substitution)` and `3>file` in a shell."""
+    read, write = os.pipe()
+    run_cocoa(WRITE.format(f"/dev/fd/{write}"), pass_fds=[write])
+    os.close(write)
+    with open(read, "rb") as pipe:
+        assert pipe.read() == b"text"
+
+
+@pytest.mark.slow
+@posix
+def test_rows_are_scored_into_a_pipe(cocoa: Cocoa, labelled: Path, pipe: Path, tmp_path: Path) -> None:
+    with read_to_its_end(pipe) as read:
+        result = cocoa("score", "--rows", str(labelled), "--out", str(pipe))
+    assert result.exit_code == 0, result.output
+    assert len([json.loads(line) for line in read[0].splitlines()]) == 6
+    assert "is replaced" not in result.output
+    os.mkfifo(tmp_path / "rows.parquet")
+    refused = within_limit(lambda: cocoa("score", "--rows", str(labelled), "--out", str(tmp_path / "rows.parquet")))
+    assert refused.exit_code == 2
+    assert "to which Parquet cannot be written" in " ".join(refused.output.split())

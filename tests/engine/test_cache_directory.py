@@ -227,7 +227,19 @@ def _belongs_to_nobody(cache: Path) -> None:
     os.environ[CACHE_VARIABLE] = "~nobody-of-that-name/cache"  # put back by the fixture
 
 
-@pytest.mark.parametrize("spoil", [_above_is_open, pytest.param(_another_user_s, marks=as_root), _belongs_to_nobody])
+def _takes_no_files(cache: Path) -> None:
+    os.environ[CACHE_VARIABLE] = "/proc/cocoa"  # root too is refused, and not for its rights, as in a read-only system
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        _above_is_open,
+        pytest.param(_another_user_s, marks=as_root),
+        _belongs_to_nobody,
+        pytest.param(_takes_no_files, marks=pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")),
+    ],
+)
 def test_the_embedded_model_is_kept_with_temporary_files(
     spoil: Callable[[Path], None], cache: Path, file: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:

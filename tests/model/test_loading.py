@@ -222,11 +222,15 @@ def test_a_config_names_no_pickle_file(tiny: Path, named: str) -> None:
         load_pretrained(tiny)
 
 
-def test_an_adapter_beside_the_model_is_no_pickle_file(tiny: Path) -> None:
-    (tiny / "adapter_config.json").write_text("{}")
-    torch.save({}, tiny / "adapter_model.bin")
-    with pytest.raises(ModelLoadError, match=r"an adapter without adapter_model\.safetensors"):
-        load_pretrained(tiny)
+@pytest.mark.parametrize("weights", ["adapter_model.bin", "adapter_model.safetensors"])
+@pytest.mark.parametrize("allow_pickle", [False, True])
+def test_an_adapter_is_neither_ignored_nor_followed_to_its_base_model(
+    tiny: Path, weights: str, allow_pickle: bool
+) -> None:
+    (tiny / "adapter_config.json").write_text('{"base_model_name_or_path": "/elsewhere"}')
+    (tiny / weights).touch()
+    with pytest.raises(ModelLoadError, match=r"holds an adapter \(adapter_config\.json\)"):
+        load_pretrained(tiny, allow_pickle=allow_pickle)
 
 
 def test_pickle_cannot_be_chosen_by_the_way(tiny_source: Path) -> None:

@@ -251,8 +251,9 @@ def context_window_of(config: PreTrainedConfig) -> int | None:
     if window is None or rope.get("rope_type") not in _SCALED_BY_FACTOR:
         return window
     trained, factor = rope.get("original_max_position_embeddings") or window, rope.get("factor")
-    are_numbers = all(isinstance(number, (int, float)) and 0 < number < _HUGE for number in (trained, factor))
-    return max(window, int(trained * factor)) if are_numbers else window
+    if not all(isinstance(number, (int, float)) and 0 < number < _HUGE for number in (trained, factor)):
+        return window
+    return max(window, int(trained * (factor or 1)))
 
 
 _HUGE = 2.0**53  # of a file that is wrong, as is a number that is not finite

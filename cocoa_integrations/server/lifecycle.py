@@ -45,6 +45,8 @@ class ServerState:
         calls: the calls that run or wait.
         bodies: reads the bodies of requests.
         scoring: held while given texts are scored, so that those of several requests take turns.
+        first_texts, later_texts: held before it by a request with its first texts, and by one with others. First and
+            later texts therefore alternate, and a new request waits for two of them, however many requests there are.
         metrics: what ``/metrics`` shows.
         started: the time at which the state was created, in seconds since 1970.
         error: why the model could not be loaded.
@@ -55,7 +57,7 @@ class ServerState:
         self.metrics = Metrics(running=lambda: self.calls.answers - self._waiting, waiting=lambda: self._waiting)
         self.calls = Calls(on_cancel=self.metrics.cancelled)
         self.bodies = Bodies(settings.max_body_bytes)
-        self.scoring = asyncio.Lock()
+        self.scoring, self.first_texts, self.later_texts = asyncio.Lock(), asyncio.Lock(), asyncio.Lock()
         self.started = int(time.time())
         self.error: BaseException | None = None
         self._loading: threading.Thread | None = None

@@ -24,7 +24,7 @@ async def score(request: Request) -> Response:
         call, body = await admitted(ScoreRequest, request, resources)
         envelope, job = await call.run(_prepared, body, state, call)
         for batch in job.batches:
-            async with state.scoring:
+            async with state.later_texts if batch.start else state.first_texts, state.scoring:
                 await call.run(job.score, batch)
         return await call.run(_answered, envelope, job, state)
     raise AssertionError("unreachable")

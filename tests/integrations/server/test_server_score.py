@@ -249,6 +249,37 @@ async def test_the_texts_of_several_requests_take_turns(tiny: Speaker, divide: b
     assert engine.texts.index("b") < 5
 
 
+class Paused(Scorer):
+    """Waits again before the twentieth call."""
+
+    def score(self, prompt: Any, text: Any, **options: Any) -> Any:
+        if len(self.texts) == 20:
+            self.goes_on.clear()
+        return super().score(prompt, text, **options)
+
+
+@pytest.mark.parametrize("divide", [False, True])
+@pytest.mark.parametrize("others", [1, 10])
+async def test_a_new_request_waits_for_two_texts_however_many_others_there_are(
+    tiny: Speaker, divide: bool, others: int
+) -> None:
+    engine = Paused(
+        tiny.session.model.model, tiny.tokenizer, model_name="tiny", runtime=Runtime(max_batch_size=2, max_queue=20)
+    )
+    app = create_app(engine)
+    many = {"prompt": PROMPT, "texts": [f"a{number}" for number in range(60)], "divide": divide}
+    requests = [asyncio.ensure_future(post(app, many, PATH)) for _ in range(others)]
+    engine.goes_on.set()
+    await happens(lambda: len(engine.texts) == 21)
+    requests.append(asyncio.ensure_future(post(app, {"prompt": PROMPT, "text": "b", "divide": divide}, PATH)))
+    await happens(lambda: len(app.state.cocoa.calls) == others + 1)
+    await asyncio.sleep(0.2)  # it is ready to be scored
+    engine.goes_on.set()
+    assert [(await request).status_code for request in requests] == [200] * (others + 1)
+    assert engine.texts.index("b") <= 22
+    assert engine.most == 1
+
+
 async def test_an_error_names_the_text_among_all(tiny: Speaker) -> None:
     texts = [*TEXTS * 6, "long " * 4000, "a"]
     error = await refusal(tiny, prompt=PROMPT, texts=texts, divide=False)

@@ -145,7 +145,7 @@ class Plan:
         request = self.request
         if not request.enforced:
             return []
-        window = self.engine.context_window
+        window = self.engine.context_window if chat else None
         if window is not None and len(json.dumps([chat, kwargs], default=str)) > window:  # a token has a character
             require_room(window, len(self.engine.encode_chat(chat, **(kwargs or {}))))
         schema = None if request.schema is None else enforceable(request.schema)

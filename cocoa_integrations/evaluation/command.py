@@ -66,8 +66,8 @@ def evaluate(
     """Evaluate decoding methods on a benchmark's data file, with a table like those of the paper."""
     from cocoa_integrations.evaluation.arms import make_arms
     from cocoa_integrations.evaluation.data import describe_data, load_samples
+    from cocoa_integrations.evaluation.harness import evaluate as run
     from cocoa_integrations.evaluation.paper import choose_model
-    from cocoa_integrations.evaluation.run import evaluate as run
     from cocoa_integrations.evaluation.table import report
     from cocoa_integrations.evaluation.table_text import show
     from cocoa_integrations.evaluation.tasks import find_task
@@ -87,7 +87,7 @@ def evaluate(
     arms = make_arms(_list(methods), _list(metrics), [_number(alpha) for alpha in _list(alphas)])
     choose_model(chosen.name, model or MODEL_NAME, paper_model)  # reports a wrong name before the evaluation
     samples = load_samples(chosen.name, data, limit=limit, shuffle=shuffle)
-    kept = on_interrupt(f"the finished samples are kept in {out}: repeat the command to resume")
+    kept = on_interrupt(f"the finished arms are kept in {out}: repeat the command to resume")
     with kept, progress.stage(chosen.name, f"answers of {chosen.name}") as stage:
         results = run(
             load,

@@ -16,9 +16,11 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from cocoa_engine.errors import ConfigError
-from cocoa_integrations.evaluation.folder import RunFolder, append_lines, reopen_folder
+from cocoa_engine.output_files import write_file
+from cocoa_integrations.evaluation.files import append_lines
 from cocoa_integrations.evaluation.judge_calls import Asked, Asking, cost, in_words, read_replies, verdicts_of
 from cocoa_integrations.evaluation.judge_prompts import yes_or_no
+from cocoa_integrations.evaluation.samples import Rows, finished_run
 from cocoa_integrations.evaluation.statistics import statistics
 from cocoa_integrations.evaluation.table import report
 from cocoa_integrations.evaluation.table_text import Report, markdown
@@ -69,7 +71,7 @@ def factscore_run(
     Writes ``factscore.json`` and ``factscore.md`` to the folder, beside ``factscore.jsonl``.
 
     Args:
-        folder: the folder of :func:`~cocoa_integrations.evaluation.run.evaluate` for ``samsum`` or ``xsum``.
+        folder: the folder of :func:`~cocoa_integrations.evaluation.harness.evaluate` for ``samsum`` or ``xsum``.
         judge: the chat model. It is called with temperature 0.
         name: the name of the judge in the file. Default: its class and model name.
         gamma: the length penalty of FActScore's code, which uses 10: a summary with F <= gamma facts is multiplied by
@@ -93,11 +95,12 @@ def factscore_run(
     if gamma is not None and not (gamma > 0 and math.isfinite(gamma)):
         raise ConfigError(f"gamma must be above 0 (got {gamma!r}); leave it out for no length penalty")
     asking = Asking(judge, name, attempts, timeout, concurrency)
-    with reopen_folder(Path(folder)) as (run, settings):
+    folder = Path(folder)
+    with finished_run(folder) as (settings, rows):
         task = str(settings.get("task"))
         if task not in SUMMARY_TASKS:
             raise ConfigError(f"FActScore is measured for {' and '.join(SUMMARY_TASKS)}, not for {task}")
-        file = run.path / FACTS
+        file = folder / FACTS
         known = verdicts_of(read_replies(file), asking.name)
 
         def ask(prompts: Sequence[Asked]) -> None:
@@ -110,13 +113,13 @@ def factscore_run(
 
         splits = {
             answer: Asked.of(asking.name, _SPLIT.substitute(summary=row["answer"]), facts_of)
-            for answer, row in run.rows.items()
+            for answer, row in rows.items()
             if row["answer"]
         }
         ask(list(splits.values()))
         checks = {
             answer: [
-                Asked.of(asking.name, _CHECK.substitute(document=run.rows[answer]["context"], fact=fact), yes_or_no)
+                Asked.of(asking.name, _CHECK.substitute(document=rows[answer]["context"], fact=fact), yes_or_no)
                 for fact in known.get(split.key, ())
             ]
             for answer, split in splits.items()
@@ -131,12 +134,12 @@ def factscore_run(
             "settings": settings,
             "judge": asking.name,
             "gamma": gamma,
-            "samples": len({key for _, key in run.rows}),
-            "arms": _summary(run, supported, gamma),
+            "samples": len({key for _, key in rows}),
+            "arms": _summary(rows, supported, gamma),
             "cost": cost(read_replies(file), asking.name),
         }
-        run.write(FACTSCORE, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
-        run.write(FACTSCORE_TABLE, markdown(factscore_report(results)))
+        write_file(folder / FACTSCORE, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+        write_file(folder / FACTSCORE_TABLE, markdown(factscore_report(results)))
     return results
 
 
@@ -166,12 +169,12 @@ def factscore_report(results: Mapping[str, Any]) -> Report:
 
 
 def _summary(
-    run: RunFolder, supported: Mapping[tuple[str, str], Sequence[bool | None]], gamma: float | None
+    answers: Rows, supported: Mapping[tuple[str, str], Sequence[bool | None]], gamma: float | None
 ) -> list[dict[str, Any]]:
     summary: list[dict[str, Any]] = []
     first: dict[str, dict[str, float]] = {}
-    for arm in dict.fromkeys(arm for arm, _ in run.rows):
-        rows = [row for row in run.rows.values() if row["arm"] == arm]
+    for arm in dict.fromkeys(arm for arm, _ in answers):
+        rows = [row for row in answers.values() if row["arm"] == arm]
         verdicts = {row["id"]: supported.get((arm, row["id"])) for row in rows}
         judged = {key: [fact is True for fact in each] for key, each in verdicts.items() if each and None not in each}
         without = sum(not row["answer"] or verdicts[row["id"]] == [] for row in rows)
@@ -183,7 +186,6 @@ def _summary(
             {
                 **{name: rows[0][name] for name in ("method", "metric", "alpha")},
                 "samples": len(rows),
-                "errors": sum("error" in row for row in rows),
                 "empty": sum(not row["answer"] for row in rows),
                 "without_facts": without,
                 "unjudged": len(rows) - len(judged) - without,

@@ -1,14 +1,24 @@
-"""Reading of data files into records that know their position in the file. The tasks validate the content."""
+"""Reading of data files into records that know their position in the file, and files of JSON lines that grow."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
+from json import dumps
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cocoa_engine.datasets.files import Row, read_csv, read_json_lines, read_json_list, read_parquet
-from cocoa_engine.errors import DataError
+from cocoa_engine.datasets.files import (
+    Row,
+    as_object,
+    parse_json,
+    read_csv,
+    read_json_lines,
+    read_json_list,
+    read_parquet,
+)
+from cocoa_engine.errors import DataError, safe_cause
+from cocoa_engine.output_files import append, open_in_place
 
 _READERS: dict[str, Callable[[Path], Iterable[Row]]] = {
     ".csv": read_csv,
@@ -120,3 +130,38 @@ def read_records(path: Path) -> list[Record]:
 
 def _suffix(path: Path) -> str:
     return Path(path.stem).suffix.lower() if path.suffix.lower() == ".gz" else path.suffix.lower()
+
+
+def json_lines(values: Iterable[Mapping[str, Any]]) -> str:
+    """Values as JSON lines."""
+    return "".join(dumps(value, ensure_ascii=False, allow_nan=False) + "\n" for value in values)
+
+
+def append_lines(file: Path, values: Iterable[Mapping[str, Any]]) -> None:
+    """Append values to a file of JSON lines. On return they have been written to disk."""
+    append(file, json_lines(values).encode())
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """The values of a file that :func:`append_lines` writes; empty if there is no file.
+
+    An incomplete last line is removed from the file.
+
+    Raises:
+        DataError: another line is not a JSON object.
+    """
+    if not file.exists():
+        return []
+    data = file.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        with open_in_place(file) as torn:
+            torn.truncate(whole)
+    values = []
+    for number, line in enumerate(data[:whole].split(b"\n")[:-1], start=1):
+        where = f"{file}, line {number}"
+        try:
+            values.append(dict(as_object(parse_json(line.decode(), where), where)))
+        except (UnicodeDecodeError, DataError) as error:
+            raise DataError(f"{where}: not a row of a run; the file was changed") from safe_cause(error)
+    return values

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.output_files import write_file
 from cocoa_integrations.evaluation.agreement import agreement, in_words, read_labels
-from cocoa_integrations.evaluation.folder import RunFolder, append_lines, reopen_folder
+from cocoa_integrations.evaluation.files import append_lines
 from cocoa_integrations.evaluation.judge_calls import Asked, Asking, cost, read_replies, verdicts_of
 from cocoa_integrations.evaluation.judge_calls import in_words as cost_in_words
 from cocoa_integrations.evaluation.judge_prompts import QUESTIONS
+from cocoa_integrations.evaluation.samples import Rows, finished_run
 from cocoa_integrations.evaluation.statistics import statistics
 from cocoa_integrations.evaluation.table import report
 from cocoa_integrations.evaluation.table_text import Report, markdown
@@ -63,7 +65,7 @@ def judge_run(
     Writes ``judged.json`` and ``judged.md`` to the folder, beside ``judgements.jsonl``.
 
     Args:
-        folder: the folder of :func:`~cocoa_integrations.evaluation.run.evaluate`.
+        folder: the folder of :func:`~cocoa_integrations.evaluation.harness.evaluate`.
         judge: the chat model. It is called with temperature 0.
         name: the name of the judge in the file. Default: its class and model name.
         labels: a CSV file with the columns ``arm`` and ``id``, a column for the labels of each human annotator about
@@ -82,31 +84,32 @@ def judge_run(
     """
     asking = Asking(judge, name, attempts, timeout, concurrency)
     name = asking.name
-    with reopen_folder(Path(folder)) as (run, settings):
+    folder = Path(folder)
+    with finished_run(folder) as (settings, rows):
         task = str(settings.get("task"))
         if task not in QUESTIONS:
             raise ConfigError(f"{task} needs no judge; the tasks with a judge are {', '.join(QUESTIONS)}")
         criteria = [question.criterion for question in QUESTIONS[task]]
-        people = {} if labels is None else read_labels(Path(labels), run.rows.keys(), criteria)
-        asked = _asked(task, name, run)
-        verdicts = verdicts_of(read_replies(run.path / JUDGEMENTS), name)
+        people = {} if labels is None else read_labels(Path(labels), rows.keys(), criteria)
+        asked = _asked(task, name, rows)
+        verdicts = verdicts_of(read_replies(folder / JUDGEMENTS), name)
         remaining = {one.key: one for one in asked.values() if one.key not in verdicts}
         begin(len(remaining))
         for lines in asking.replies(list(remaining.values())):
-            append_lines(run.path / JUDGEMENTS, lines)
+            append_lines(folder / JUDGEMENTS, lines)
             verdicts |= {line["key"]: line["verdict"] for line in lines if line["verdict"] is not None}
             advance(1)
         judged = {answer: verdicts.get(one.key) for answer, one in asked.items()}
-        results: dict[str, Any] = {"settings": settings, "judge": name, "samples": len({key for _, key in run.rows})}
-        results["arms"] = _summary(task, run, judged)
-        results["cost"] = cost(read_replies(run.path / JUDGEMENTS), name)
+        results: dict[str, Any] = {"settings": settings, "judge": name, "samples": len({key for _, key in rows})}
+        results["arms"] = _summary(task, rows, judged)
+        results["cost"] = cost(read_replies(folder / JUDGEMENTS), name)
         if people:
             results["agreement"] = {
-                criterion: agreement({answer: judged.get((*answer, criterion)) for answer in run.rows}, labelled)
+                criterion: agreement({answer: judged.get((*answer, criterion)) for answer in rows}, labelled)
                 for criterion, labelled in people.items()
             }
-        run.write(JUDGED, dumps(results, indent=2, ensure_ascii=False) + "\n")
-        run.write(JUDGED_TABLE, markdown(judged_report(results, paper_model)))
+        write_file(folder / JUDGED, dumps(results, indent=2, ensure_ascii=False) + "\n")
+        write_file(folder / JUDGED_TABLE, markdown(judged_report(results, paper_model)))
     return results
 
 
@@ -125,10 +128,10 @@ def judged_report(results: Mapping[str, Any], paper_model: str | None = None) ->
     return made
 
 
-def _asked(task: str, judge: str, run: RunFolder) -> dict[tuple[str, str, str], Asked]:
+def _asked(task: str, judge: str, rows: Rows) -> dict[tuple[str, str, str], Asked]:
     """The prompt about each answer, by arm, sample and criterion. Equal answers to a question share a prompt."""
     asked = {}
-    for (arm, key), row in run.rows.items():
+    for (arm, key), row in rows.items():
         if task in ("nq", "nq_swap") and not row["context"]:
             raise ConfigError(f"the judge's prompt for {task} needs the passages: use a data file that contains them")
         for question in QUESTIONS[task]:
@@ -138,12 +141,12 @@ def _asked(task: str, judge: str, run: RunFolder) -> dict[tuple[str, str, str], 
     return asked
 
 
-def _summary(task: str, run: RunFolder, judged: Mapping[tuple[str, str, str], bool | None]) -> list[dict[str, Any]]:
+def _summary(task: str, answers: Rows, judged: Mapping[tuple[str, str, str], bool | None]) -> list[dict[str, Any]]:
     summary: list[dict[str, Any]] = []
     first: dict[str, dict[str, float]] = {}
     criteria = [question.criterion for question in QUESTIONS[task]]
-    for arm in dict.fromkeys(arm for arm, _ in run.rows):
-        rows = [row for row in run.rows.values() if row["arm"] == arm]
+    for arm in dict.fromkeys(arm for arm, _ in answers):
+        rows = [row for row in answers.values() if row["arm"] == arm]
         kept = [row for row in rows if not row["metrics"].get("rejected")]
         means: dict[str, float | None] = {}
         for suffix, chosen in (("", rows), ("_kept", kept)):
@@ -164,7 +167,6 @@ def _summary(task: str, run: RunFolder, judged: Mapping[tuple[str, str, str], bo
             {
                 **{name: rows[0][name] for name in ("method", "metric", "alpha")},
                 "samples": len(rows),
-                "errors": sum("error" in row for row in rows),
                 "empty": sum(not row["answer"] for row in rows),
                 "unjudged": sum(
                     any(judged.get((arm, row["id"], name)) is None for name in criteria) and bool(row["answer"])

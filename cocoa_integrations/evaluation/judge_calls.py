@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cocoa_engine.errors import ConfigError, DataError
-from cocoa_integrations.evaluation.folder import read_lines
+from cocoa_integrations.evaluation.files import read_lines
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel, LanguageModelInput

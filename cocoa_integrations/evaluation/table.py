@@ -28,7 +28,7 @@ def report(task: EvalTask, results: Mapping[str, Any], paper_model: str | None =
 
     Args:
         task: the task.
-        results: the result of :func:`~cocoa_integrations.evaluation.run.evaluate`.
+        results: the result of :func:`~cocoa_integrations.evaluation.harness.evaluate`.
         paper_model: a model of the paper. Default: the most similar one.
 
     Raises:
@@ -69,8 +69,6 @@ def report(task: EvalTask, results: Mapping[str, Any], paper_model: str | None =
             f"difference excludes 0, over at least {FEW_GROUPS} samples. ± is the standard error."
         )
     notes.append("↑ more is better, ↓ less is better.")
-    if errors := sum(one["errors"] for one in measured):
-        notes.append(f"Samples that could not be answered, and count as wrong: {errors} across all arms.")
     if model and compared:
         notes.append(f"The paper's results are those of {model} on the paper's samples.")
     notes += _settings(decoding, arms, model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -27,6 +28,11 @@ class Sample(BaseModel):
     incorrect: list[str] = Field(default_factory=list, description="Incorrect answers, if the data has any.")
     context: str = Field("", description="The passage, document or dialogue on which the answer is based.")
     tests: list[str] = Field(default_factory=list, description="Python statements that test the generated code.")
+
+    @property
+    def digest(self) -> str:
+        """A digest of all fields."""
+        return sha256(self.model_dump_json().encode()).hexdigest()[:16]
 
     @property
     def choices(self) -> list[str]:
@@ -77,14 +83,14 @@ class EvalTask:
     ends_at: str = ""
     runs_code: bool = False
 
+    def requests(self, sample: Sample) -> int:
+        """The number of requests to the model: one, or one for each choice."""
+        return len(sample.choices) if self.multiple_choice else 1
+
     def answer(self, text: str) -> str:
         """The answer within a generated text."""
         text = text.strip()
         return text.partition(self.ends_at)[0].rstrip() if self.ends_at else text
-
-    def is_complete(self, text: str) -> bool:
-        """Whether further text cannot change :meth:`answer`."""
-        return bool(self.ends_at) and self.ends_at in text.lstrip()
 
 
 def find_task(name: str) -> EvalTask:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from json import dumps
 from typing import Any
 
@@ -14,7 +14,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime, Span
 from cocoa_engine.errors import ChatTemplateError, ConfigError, PromptError
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.messages import unknown
@@ -227,7 +227,16 @@ class CocoaLM(TemplateLM):
         return results
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        """The texts of :meth:`generations`."""
+        with tqdm(total=len(requests), desc="Running generate_until requests", disable=disable_tqdm) as bar:
+            return [answer.text for answer in self.generations(requests, bar.update)]
+
+    def generations(self, requests: Sequence[Any], advance: Callable[[int], object]) -> list[Generation]:
         """Answers generated with the configured method.
+
+        Args:
+            requests: those of ``generate_until``.
+            advance: called with the number of answers since the last call.
 
         Raises:
             ConfigError: a task asks for sampling, or for another option that is not supported.
@@ -235,48 +244,56 @@ class CocoaLM(TemplateLM):
         groups: dict[str, list[int]] = {}
         for number, request in enumerate(requests):
             groups.setdefault(dumps(request.args[1], sort_keys=True, default=str), []).append(number)
-        results: dict[int, str] = {}
-        with tqdm(total=len(requests), desc="Running generate_until requests", disable=disable_tqdm) as bar:
-            for numbers in groups.values():
-                config = self._generation_config(requests[numbers[0]].args[1])
-                max_prompt = self.max_length - config.max_new_tokens
-                if max_prompt < 1:
-                    raise ConfigError(
-                        f"max_gen_toks={config.max_new_tokens} leaves no tokens for a prompt: {self.max_length} in all"
-                    )
-                prompts = {number: self.tok_encode(requests[number].args[0])[-max_prompt:] for number in numbers}
-                # prompts of similar length end at about the same time
-                ordered = sorted(numbers, key=lambda number: len(prompts[number]), reverse=True)
-                for start in range(0, len(ordered), _CHUNK * self.batch_size):
-                    chunk = ordered[start : start + _CHUNK * self.batch_size]
-                    batch_size = min(self.batch_size, self.engine.runtime.max_batch_size)
-                    answers = self.engine.generate_batch(
-                        [prompts[number] for number in chunk], config=config, batch_size=batch_size
-                    )
-                    for number, answer in zip(chunk, answers, strict=True):
-                        results[number] = answer.text
-                        self.cache_hook.add_partial("generate_until", requests[number].args, answer.text)
-                    bar.update(len(chunk))
+        results: dict[int, Generation] = {}
+        for numbers in groups.values():
+            config = self._generation_config(requests[numbers[0]].args[1])
+            max_prompt = self.max_length - config.max_new_tokens
+            if max_prompt < 1:
+                raise ConfigError(
+                    f"max_gen_toks={config.max_new_tokens} leaves no tokens for a prompt: {self.max_length} in all"
+                )
+            prompts = {number: self.tok_encode(requests[number].args[0])[-max_prompt:] for number in numbers}
+            # prompts of similar length end at about the same time
+            ordered = sorted(numbers, key=lambda number: len(prompts[number]), reverse=True)
+            for start in range(0, len(ordered), _CHUNK * self.batch_size):
+                chunk = ordered[start : start + _CHUNK * self.batch_size]
+                batch_size = min(self.batch_size, self.engine.runtime.max_batch_size)
+                answers = self.engine.generate_batch(
+                    [prompts[number] for number in chunk], config=config, batch_size=batch_size
+                )
+                for number, answer in zip(chunk, answers, strict=True):
+                    results[number] = answer
+                    self.cache_hook.add_partial("generate_until", requests[number].args, answer.text)
+                advance(len(chunk))
         return [results[number] for number in range(len(requests))]
 
-    def span_score(self, requests: list[Any]) -> list[float]:
+    def span_score(self, requests: Sequence[Any]) -> list[float]:
         """The method's score of each continuation, taken as one span after its context.
 
         The score is log p * (1 + alpha * MLDS) for CoCoA-SIG, and log p for greedy, where log p is by default the sum
         over the tokens (``span_log_prob``).
         """
+        with tqdm(total=len(requests), desc="Running span_score requests") as bar:
+            return [span.score for span in self.spans(requests, bar.update)]
+
+    def spans(self, requests: Sequence[Any], advance: Callable[[int], object]) -> list[Span]:
+        """The spans of :meth:`span_score`.
+
+        Args:
+            requests: those of ``span_score``.
+            advance: called with the number of spans since the last call.
+        """
         groups: dict[str, list[int]] = {}
         for number, request in enumerate(requests):
             groups.setdefault(request.args[0], []).append(number)
-        results: dict[int, float] = {}
-        with tqdm(total=len(requests), desc="Running span_score requests") as bar:
-            for context, numbers in groups.items():
-                before = self.tok_encode(context)
-                texts = [self._continuation(context, before, requests[number].args[1]) for number in numbers]
-                found = self.engine.score(before, texts, config=self.config)
-                for number, scored in zip(numbers, found, strict=True):
-                    results[number] = math.fsum(span.score for span in scored.spans)
-                bar.update(len(numbers))
+        results: dict[int, Span] = {}
+        for context, numbers in groups.items():
+            before = self.tok_encode(context)
+            texts = [self._continuation(context, before, requests[number].args[1]) for number in numbers]
+            before = before[-max(1, self.max_length - max(map(len, texts))) :]
+            found = self.engine.score(before, texts, config=self.config)
+            results |= {number: scored.spans[0] for number, scored in zip(numbers, found, strict=True)}
+            advance(len(numbers))
         return [results[number] for number in range(len(requests))]
 
     def _continuation(self, context: str, before: list[int], text: str) -> list[int]:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
 from cocoa_engine.model.load_options import LoadOptions
-from cocoa_integrations.evaluation.chunks import Chunk, Row
-from cocoa_integrations.evaluation.run import measured
-from cocoa_integrations.evaluation.tasks import EvalTask
 from cocoa_integrations.ray.pool import Pool
+
+Kind = Literal["generations", "spans"]
 
 
 class Evaluation:
-    """Measures chunks of samples with many engines; what :func:`~cocoa_integrations.evaluation.evaluate` needs.
-
-    Attributes:
-        batch_size: the number of answers that an engine decodes together.
+    """Answers requests with many engines; what :func:`~cocoa_integrations.evaluation.evaluate` needs.
 
     Args:
         pool: the engines.
@@ -26,14 +22,19 @@ class Evaluation:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self.batch_size = (pool.load.runtime or Runtime()).max_batch_size
 
-    def measure(self, chunks: Sequence[Chunk], task: EvalTask, shared: CocoaConfig) -> Iterator[list[Row]]:
-        """The rows of chunks, as they come."""
-        do: Callable[..., Any] = partial(_measured, task, shared)
+    def answer(
+        self, kind: Kind, requests: Sequence[Any], config: CocoaConfig, advance: Callable[[int], object]
+    ) -> list[Any]:
+        """The answers to requests, in order."""
+        size = 2 * (self._pool.load.runtime or Runtime()).max_batch_size
+        chunks = [requests[start : start + size] for start in range(0, len(requests), size)]
+        answers: dict[int, list[Any]] = {}
         with self._pool.open("cocoa eval --ray") as run:
-            for _, rows in run(chunks, do):
-                yield rows
+            for number, some in run(chunks, partial(_answered, kind, config)):
+                answers[number] = some
+                advance(len(some))
+        return [answer for number in range(len(chunks)) for answer in answers[number]]
 
 
 def evaluate(
@@ -56,5 +57,7 @@ def evaluate(
     return Evaluation(Pool.of(load, actors, num_cpus, num_gpus, threads))
 
 
-def _measured(task: EvalTask, shared: CocoaConfig, engine: CocoaEngine, chunk: Chunk) -> list[Row]:
-    return [row for rows in measured(engine, task, chunk, shared) for row in rows]
+def _answered(kind: Kind, config: CocoaConfig, engine: CocoaEngine, requests: Sequence[Any]) -> list[Any]:
+    from cocoa_integrations.evaluation.harness_task import answer  # loads the harness
+
+    return answer(kind, config, lambda count: None, engine, requests)

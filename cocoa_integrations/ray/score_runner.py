@@ -13,7 +13,7 @@ from cocoa_engine.cli.score_rows import read_rows, scored_row, writing
 from cocoa_engine.errors import ConfigError, DataError
 from cocoa_engine.model.load_options import LoadOptions
 from cocoa_engine.output_files import locked
-from cocoa_integrations.evaluation.folder import append_lines, read_lines
+from cocoa_integrations.evaluation.files import append_lines, read_lines
 from cocoa_integrations.ray.pool import Pool
 
 if TYPE_CHECKING:

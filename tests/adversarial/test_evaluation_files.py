@@ -19,8 +19,8 @@ from cocoa_engine import CocoaError
 from cocoa_integrations.evaluation.agreement import read_labels
 from cocoa_integrations.evaluation.data import load_samples
 from cocoa_integrations.evaluation.factscore import factscore_run
-from cocoa_integrations.evaluation.folder import open_folder
 from cocoa_integrations.evaluation.judge import judge_run
+from cocoa_integrations.evaluation.samples import new_run
 from cocoa_integrations.evaluation.tasks import TASKS
 from cocoa_integrations.ray.score_runner import _finished
 from tests.helpers.mutations import broken, broken_json, broken_lines, each_change, fuzz, outcome
@@ -195,7 +195,7 @@ def test_settings_of_a_run(folder: Path) -> None:
         assert isinstance(outcome(lambda: judge_run(run, judge(), name=JUDGE, attempts=1)), (dict, CocoaError))
 
         def opened(run: Path = run) -> None:
-            with open_folder(run, {**SETTINGS, "format": 2}):
+            with new_run(run, {**SETTINGS, "format": 2}):
                 pass
 
         assert isinstance(outcome(opened), (type(None), CocoaError))

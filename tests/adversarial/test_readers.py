@@ -58,8 +58,8 @@ TARGETS = {
     "cocoa_integrations/evaluation/agreement.py": ["test_labels_of_people"],
     "cocoa_integrations/evaluation/data.py": ["test_data_of_tasks"],
     "cocoa_integrations/evaluation/files.py": ["test_data_of_tasks", "test_data_of_tables", "test_data_in_parquet"],
-    "cocoa_integrations/evaluation/folder.py": ["test_samples_of_a_run", "test_settings_of_a_run"],
     "cocoa_integrations/evaluation/judge_calls.py": ["test_replies_of_a_judge"],
+    "cocoa_integrations/evaluation/samples.py": ["test_samples_of_a_run", "test_settings_of_a_run"],
     "cocoa_integrations/ray/score_runner.py": ["test_finished_rows_of_a_cluster"],
     "cocoa_integrations/server/command.py": ["test_files_of_api_keys"],
 }

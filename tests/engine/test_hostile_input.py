@@ -64,7 +64,7 @@ from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_con
 from cocoa_engine.model.machine_errors import MACHINE_ERRORS
 from cocoa_engine.output_files import require_writable, write_file
 from cocoa_engine.safe_text import safe
-from cocoa_integrations.evaluation.folder import open_folder
+from cocoa_integrations.evaluation.samples import new_run
 from cocoa_integrations.server.settings import ServerSettings
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.tiny_gguf import write_tiny_gguf
@@ -281,7 +281,7 @@ def test_a_nul_character_in_a_path(tiny: CocoaEngine, tmp_path: Path) -> None:
     message_of(ConfigError, lambda: write_file(Path(path), "text"))
     message_of(ConfigError, lambda: require_writable(Path(path)))
     with ExitStack() as stack:
-        message_of(ConfigError, lambda: stack.enter_context(open_folder(Path(path), {})))
+        message_of(ConfigError, lambda: stack.enter_context(new_run(Path(path), {})))
     assert not list(tmp_path.iterdir())
 
 

@@ -35,6 +35,7 @@ EXTRA_OF_FOLDER = {
     "cocoa_integrations/langchain/tool_risk.py": "agents",
     "cocoa_integrations/langchain/": "langchain",
     "cocoa_integrations/llama_index/": "llama-index",
+    "cocoa_integrations/evaluation/harness_task.py": "eval",  # `evaluate` asks for it before it is imported
     "cocoa_integrations/lm_eval/": "eval",
     "cocoa_integrations/server/": "serve",
     "cocoa_integrations/ray/": "ray",

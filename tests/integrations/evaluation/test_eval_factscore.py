@@ -18,7 +18,7 @@ from cocoa_engine.cli import progress
 from cocoa_engine.cli.app import app
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations.evaluation.factscore import facts_of, factscore, factscore_report, factscore_run
-from cocoa_integrations.evaluation.folder import open_folder
+from cocoa_integrations.evaluation.samples import new_run, write_rows
 from cocoa_integrations.evaluation.table_text import markdown
 from tests.helpers.openai_server import OpenAIChat, Recorded
 
@@ -71,8 +71,8 @@ def run_of(task: str, path: Path) -> Path:
         }
         for (arm, key), answer in SUMMARIES.items()
     ]
-    with open_folder(path, settings) as folder:
-        folder.append(rows)
+    with new_run(path, settings):
+        write_rows(path, rows)
     return path
 
 

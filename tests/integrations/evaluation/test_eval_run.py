@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -21,8 +18,17 @@ from typer.testing import Result
 
 from cocoa_engine import METHODS, CocoaConfig, CocoaEngine, Runtime, Span
 from cocoa_engine.errors import ConfigError, DataError, MissingExtraError
-from cocoa_integrations.evaluation import TASKS, Arm, evaluate, generated_code, load_samples, make_arms, metrics
-from cocoa_integrations.evaluation.folder import open_folder
+from cocoa_integrations.evaluation import (
+    TASKS,
+    Arm,
+    evaluate,
+    generated_code,
+    harness_task,
+    load_samples,
+    make_arms,
+    metrics,
+)
+from cocoa_integrations.evaluation.samples import new_run
 from cocoa_integrations.evaluation.tasks import Sample
 from tests.helpers.alike import near
 from tests.helpers.eval_data import TRUTHFULQA, write_truthfulqa
@@ -127,16 +133,23 @@ def test_code_is_run_only_when_allowed(
     assert results["arms"][0]["metrics"]["pass_at_1"]["mean"] in (0.0, 1.0)
 
 
-def test_a_prompt_that_does_not_fit_is_counted(engine: CocoaEngine, tmp_path: Path) -> None:
-    fits = Sample(id="a", question="q", prompt="The sky is", references=["blue"])
-    too_long = fits.model_copy(update={"id": "b", "prompt": "x y " * 10_000})
-    config = CocoaConfig(max_new_tokens=4)
-    results = evaluate(engine, TASKS["nq"], [fits, too_long], ARMS[:1], tmp_path / "out", config=config)
-    assert results["arms"][0]["errors"] == 1
-    failed = rows_of(tmp_path / "out")[1]
-    assert "context window" in failed["error"]
-    assert failed["metrics"] == {"em": 0.0, "f1": 0.0}
-    assert "could not be answered, and count as wrong: 1" in (tmp_path / "out" / "table.md").read_text()
+def test_a_prompt_that_does_not_fit_is_cut(tmp_path: Path) -> None:
+    """From the left, as the harness does."""
+    engine = CocoaEngine(tiny_model("llama", max_position_embeddings=64), tiny_tokenizer())
+    for task, room in (("nq", 8), ("truthfulqa_mc", 3)):
+        sample = Sample(
+            id="a", question="q", prompt="x y " * 200 + "one two three", references=["ab"], incorrect=["cd"]
+        )
+        config = CocoaConfig(max_new_tokens=8)
+        evaluate(engine, TASKS[task], [sample], ARMS[:1], tmp_path / task, config=config)
+        (row,) = rows_of(tmp_path / task)
+        cut = engine.encode(sample.prompt)[-(64 - room) :]
+        if task == "nq":
+            expected = engine.generate(cut, config=config.replace(method="greedy", stop=TASKS["nq"].until))
+            assert row["answer"] == TASKS["nq"].answer(expected.text)
+        else:
+            scored = engine.score(cut, " ab", method="greedy")
+            assert row["choices"][0]["score"] == pytest.approx(scored.spans[0].score, abs=1e-3)
 
 
 def test_a_complete_run_is_not_run_again(engine: CocoaEngine, truthfulqa: Path, tmp_path: Path) -> None:
@@ -157,47 +170,45 @@ def test_a_torn_last_line_is_done_again(engine: CocoaEngine, truthfulqa: Path, t
     for cut in (1, 40, 400):
         file.write_bytes(written[:-cut])
         (tmp_path / "out" / "results.json").unlink()
+        counts: list[tuple[int, int]] = []
         added: list[int] = []
-        again = evaluate(engine, MC, samples, ARMS, tmp_path / "out", advance=added.append)
-        assert added == [1]
+        options: Any = {"begin": lambda done, total: counts.append((done, total)), "advance": added.append}  # noqa: B023
+        again = evaluate(engine, MC, samples, ARMS, tmp_path / "out", **options)
+        total = 2 * sum(len(sample.choices) for sample in samples)
+        assert counts == [(total - len(samples[-1].choices), total)]
+        assert sum(added) == len(samples[-1].choices)
         rows = rows_of(tmp_path / "out")
         assert [(row["arm"], row["id"]) for row in rows] == [(row["arm"], row["id"]) for row in whole]
         for now, then in zip(again["arms"], results["arms"], strict=True):
             assert now["metrics"]["mc2"]["mean"] == near(then["metrics"]["mc2"]["mean"])
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)  # it loads the model in a process of its own
-def test_a_killed_run_goes_on(cocoa: Cocoa, entry_point: Path, tmp_path: Path) -> None:
-    rows = [(f"Number {n}: {question}", *rest) for n in range(2) for question, *rest in TRUTHFULQA]
-    data, out = write_truthfulqa(tmp_path / "data.csv", rows), tmp_path / "out"
-    arguments = ["eval", "truthfulqa_mc", "--data", str(data), "--out", str(out)]
-    arguments += ["--methods", "greedy,cocoa-sig", "--threads", "1"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(entry_point), os.environ.get("PYTHONPATH", ".")])}
-    environment["HF_HUB_OFFLINE"] = "1"
-    command = [sys.executable, "-m", "cocoa_engine.cli", *arguments]
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
-    file = out / "samples.jsonl"
-    deadline = time.monotonic() + 120
-    while not (file.exists() and file.read_bytes().count(b"\n") >= 2):
-        assert process.poll() is None, process.stderr and process.stderr.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait(60)
-    left = file.read_bytes()
-    left = left[: left.rfind(b"\n") + 1]
-    assert 2 <= left.count(b"\n") < 12
-    assert not (out / "results.json").exists()
+@pytest.mark.parametrize("task", ["nq", "truthfulqa_mc"])
+def test_a_run_goes_on_after_its_finished_arms(
+    engine: CocoaEngine, data_files: dict[str, Path], tmp_path: Path, task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples, out = load_samples(task, data_files[task]), tmp_path / "out"
+    options: Any = {"config": CocoaConfig(max_new_tokens=4), "model": {"name": "m"}}
+    run, asked = harness_task.run_arm, []
 
-    done = cocoa(*arguments)
-    assert done.exit_code == 0, done.output
-    assert file.read_bytes().startswith(left)  # what was done stays as it is
-    keys = [(row["arm"], row["id"]) for row in rows_of(out)]
-    assert len(keys) == len(set(keys)) == 12
-    results = json.loads((out / "results.json").read_text())
-    assert [arm["samples"] for arm in results["arms"]] == [6, 6]
-    assert done.stdout == (out / "table.md").read_text()
+    def killed(lm: Any, task: Any, arm: Arm, *rest: Any) -> Any:
+        asked.append(arm)
+        if arm == ARMS[1]:
+            raise KeyboardInterrupt
+        return run(lm, task, arm, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(harness_task, "run_arm", killed)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(engine, TASKS[task], samples, ARMS, out, **options)
+    assert asked == ARMS
+    finished = (out / "samples.jsonl").read_bytes()
+    assert [row["arm"] for row in rows_of(out)] == ["greedy"] * len(samples)
+    assert not (out / "results.json").exists()
+    results = evaluate(engine, TASKS[task], samples, ARMS, out, **options)
+    assert (out / "samples.jsonl").read_bytes().startswith(finished)  # what was done stays as it is
+    assert [arm["samples"] for arm in results["arms"]] == [len(samples)] * 2
+    assert results == evaluate(not_loaded, TASKS[task], samples, ARMS, out, **options)
 
 
 def test_settings_are_not_mixed(engine: CocoaEngine, truthfulqa: Path, tmp_path: Path) -> None:
@@ -205,7 +216,6 @@ def test_settings_are_not_mixed(engine: CocoaEngine, truthfulqa: Path, tmp_path:
     evaluate(engine, MC, samples[:2], ARMS, out, limit=2)
     before = (out / "samples.jsonl").read_bytes()
     for changes, message in [
-        ({"arms": ARMS[:1]}, "arms is"),
         ({"config": CocoaConfig(span_log_prob="mean")}, 'decoding.span_log_prob is "greedy_end" there, "mean" now'),
         ({"model": {"name": "another"}}, "model.name is"),
         ({"task": TASKS["truthfulqa_gen"]}, "task is"),
@@ -222,7 +232,14 @@ def test_settings_are_not_mixed(engine: CocoaEngine, truthfulqa: Path, tmp_path:
     # only more samples may be asked for
     more = evaluate(engine, MC, samples, ARMS, out, limit=None)
     assert [arm["samples"] for arm in more["arms"]] == [3, 3]
-    assert (out / "samples.jsonl").read_bytes().startswith(before)
+    assert set(before.splitlines()) < set((out / "samples.jsonl").read_bytes().splitlines())
+    # and other arms, whose rows are added
+    added: list[int] = []
+    both = [*ARMS[:1], Arm("cocoa")]
+    other = evaluate(engine, MC, samples, both, out, advance=added.append)
+    assert sum(added) == sum(len(sample.choices) for sample in samples)
+    assert [arm["method"] for arm in other["arms"]] == ["greedy", "cocoa"]
+    assert len(rows_of(out)) == 9
 
 
 def test_other_data_and_another_order_are_refused(cocoa: Cocoa, truthfulqa: Path, tmp_path: Path) -> None:
@@ -291,7 +308,8 @@ def test_foreign_folders_are_refused(engine: CocoaEngine, truthfulqa: Path, tmp_
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"metrics": {}}, "'mc1' is not a number"),
+        ({"metrics": {}}, "line 1: not a row"),
+        ({"alpha": 2.5}, "line 1: not a row"),
         ({"metrics": {"mc1": None, "mc2": 0.0, "mc3": 0.0}}, "line 1: not a row"),
         ({"metrics": []}, "line 1: not a row"),
         ({"id": ["0"]}, "line 1: not a row"),
@@ -310,16 +328,16 @@ def test_a_row_that_was_changed_is_refused(
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
-    with open_folder(tmp_path / "out", {"task": "x"}):
+    with new_run(tmp_path / "out", {"task": "x"}):
         code = (
-            "import sys; from pathlib import Path; from cocoa_integrations.evaluation.folder import open_folder\n"
-            "with open_folder(Path(sys.argv[1]), {'task': 'x'}): pass"
+            "import sys; from pathlib import Path; from cocoa_integrations.evaluation.samples import new_run\n"
+            "with new_run(Path(sys.argv[1]), {'task': 'x'}): pass"
         )
         other = subprocess.run(
             [sys.executable, "-c", code, str(tmp_path / "out")], capture_output=True, text=True, timeout=120
         )
         assert "another process is using" in other.stderr
-    with open_folder(tmp_path / "out", {"task": "x"}):  # and it is given back
+    with new_run(tmp_path / "out", {"task": "x"}):  # and it is given back
         pass
 
 

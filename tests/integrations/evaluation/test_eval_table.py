@@ -37,7 +37,6 @@ def results(
         {
             **arm._asdict(),
             "samples": 10,
-            "errors": counts.get("errors", 0),
             "empty": counts.get("empty", 0),
             "metrics": {name: {"mean": mean} for name, mean in means.items()},
         }
@@ -74,11 +73,10 @@ def test_less_can_be_better_and_fractions_keep_four_decimals() -> None:
         Arm("greedy"): {"rejected": 0.2, "rouge_l_acc": 0.5},
         Arm("cocoa-sig", "con_mlds", 1.0): {"rejected": 0.1, "rouge_l_acc": 0.5},
     }
-    table = markdown(report(TASKS["truthfulqa_gen"], results("truthfulqa_gen", figures, errors=1, empty=3)))
+    table = markdown(report(TASKS["truthfulqa_gen"], results("truthfulqa_gen", figures, empty=3)))
     assert "| paper: Rej. rate (%) ↓ | Empty |\n" in table
     assert "| Baseline (greedy) | - | 20.00 | 50.00 | 13.50 | 3 |" in table
     assert "| CoCoA-SIG | ConMLDS (α=1) | 10.00 | 50.00 | 22.05 | 3 |" in table
-    assert "count as wrong: 2 across all arms" in table
     figures = {Arm("greedy"): {"em": 0.483, "f1": 0.71094}}
     table = markdown(report(TASKS["nq"], results("nq", figures, "Qwen/Qwen2.5-14B-Instruct")))
     assert "| Baseline (greedy) | - | 48.30 | 0.7109 | 48.30 | 0.7109 |" in table

@@ -22,6 +22,8 @@ ItemT = TypeVar("ItemT")
 SECONDS_BETWEEN_LINES = 10.0
 """Where stderr is no terminal, a line is printed after this many seconds, whether a step has ended or not."""
 
+NARROWEST_BAR, NARROWEST_TEXT = 4, 20  # characters; the time is cut off before this text is
+
 CHEAP = 0.1
 """Items that take less than this share of the usual time were in a cache. They do not count for the time left."""
 
@@ -165,7 +167,11 @@ class Progress:
         console = progress_console()
         # what the command prints on stdout must not go through this console
         live = Live(
-            get_renderable=self._drawn, console=console, transient=True, redirect_stdout=False, refresh_per_second=4
+            get_renderable=lambda: self._drawn(console.width),
+            console=console,
+            transient=True,
+            redirect_stdout=False,
+            refresh_per_second=4,
         )
         with live:
             console.show_cursor(True)  # it would stay hidden if the process were killed
@@ -209,13 +215,15 @@ class Progress:
             return None
         return stage.seconds_left(whole) + (whole * (sum(self._plan.values()) - share) / share if share else 0.0)
 
-    def _drawn(self) -> Table:
+    def _drawn(self, width: int) -> Table:
         fraction = self.fraction()
         line = Table.grid(padding=(0, 1))
         line.add_column(max_width=30)  # narrower where the text needs the room
         line.add_column(no_wrap=True, overflow="crop")
         bar = ProgressBar(1.0, fraction or 0.0, pulse=fraction is None)
-        line.add_row(bar, Text(safe(self.describe())))
+        what, _, seconds = safe(self.describe()).rpartition(", ")
+        room = max(width - len(seconds) - NARROWEST_BAR - 3, NARROWEST_TEXT)
+        line.add_row(bar, Text(f"{what if len(what) <= room else what[: room - 3] + '...'}, {seconds}"))
         return line
 
 

@@ -446,7 +446,7 @@ def test_a_bar_on_a_narrow_or_ascii_terminal() -> None:
         for width in (20, 80):
             console = Console(width=width, legacy_windows=True)
             with console.capture() as captured:
-                console.print(progress._drawn())
+                console.print(progress._drawn(width))
             assert captured.get().isascii()
             assert "1,500 of 2,000" in " ".join(captured.get().split())
 
@@ -458,5 +458,6 @@ def test_the_bar_is_one_line_whatever_the_stage_is_called(name: str, width: int)
         with progress.stage(one):
             console = Console(width=width)
             with console.capture() as captured:
-                console.print(progress._drawn())
+                console.print(progress._drawn(width))
         assert len(captured.get().splitlines()) == 1
+        assert "s so far" in captured.get() or width < 40

@@ -47,7 +47,8 @@ class RiskMeasure:
         calibrator: the calibrator of the call, which may estimate the risk of spans, of answers, or of both.
         heads: the model's retrieval heads, whose reference distribution ranks source attention.
         otherwise: what the risk of a span is computed from if ``source`` was not measured for it; `None`: it has none.
-        spread: whether the source attention is that of heads that were not searched for (:func:`.spread_heads`).
+        spread: whether the source attention is that of heads that were not searched for. See
+            :func:`~cocoa_engine.methods.retrieval_heads.spread_heads`.
     """
 
     source: RiskSource

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import os
+import signal as signals
 import sys
+import threading
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Any
 
@@ -28,11 +31,12 @@ from cocoa_engine.cli.info import info
 from cocoa_engine.cli.plugins import load_command, plugin_commands
 from cocoa_engine.cli.score import score
 from cocoa_engine.cli.signal import signal
-from cocoa_engine.cli.terminal import describe_error, print_note
+from cocoa_engine.cli.terminal import Terminated, describe_error, print_note
 from cocoa_engine.cli.threshold import threshold
 from cocoa_engine.safe_text import safe
 
 INTERRUPTED = 130  # what a shell reports for a program that Ctrl-C ended
+TERMINATED = 143  # or SIGTERM
 
 _python_format = warnings.formatwarning
 
@@ -66,8 +70,10 @@ class OneLineErrors(TyperGroup):
         if not standalone_mode:
             return run()
         _prepare_streams()
+        received: list[int] = []  # SIGTERM, which Typer takes for Ctrl-C
         try:
-            code = run()
+            with _sigterm_interrupts(received):
+                code = run()
             sys.stdout.flush()
         except (KeyboardInterrupt, typer.Abort):
             code = INTERRUPTED
@@ -83,8 +89,28 @@ class OneLineErrors(TyperGroup):
                 message, code = describe_error(error)
                 print_note(message)
         if code == INTERRUPTED:
+            code = TERMINATED if received else INTERRUPTED
             print_note("interrupted")
         sys.exit(code if isinstance(code, int) else 0)
+
+
+@contextmanager
+def _sigterm_interrupts(received: list[int]) -> Iterator[None]:
+    """Let SIGTERM interrupt like Ctrl-C, and append it to a list. A second one ends the process at once."""
+
+    def interrupt(number: int, frame: object) -> None:
+        received.append(number)
+        signals.signal(number, signals.SIG_DFL)
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread takes signals
+        return
+    before = signals.signal(signals.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signals.signal(signals.SIGTERM, before)
 
 
 def _prepare_streams() -> None:

@@ -17,7 +17,7 @@ from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.prompting import System, read_source
-from cocoa_engine.cli.terminal import can_redraw, describe_error, output, print_note
+from cocoa_engine.cli.terminal import Terminated, can_redraw, describe_error, output, print_note
 from cocoa_engine.config import CocoaConfig, MethodName
 from cocoa_engine.errors import ChatTemplateError, ConfigError, PromptError
 from cocoa_engine.messages import unknown
@@ -84,6 +84,8 @@ def _typed(console: Console) -> Iterator[str]:
         except EOFError:
             console.print()
             return
+        except Terminated:
+            raise
         except KeyboardInterrupt:
             console.print()
             print_note("Ctrl-D or /quit ends the chat")

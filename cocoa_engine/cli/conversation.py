@@ -10,6 +10,7 @@ from rich.text import Text
 
 from cocoa_engine.cli.live_answer import decode_live
 from cocoa_engine.cli.progress import Progress
+from cocoa_engine.cli.terminal import Terminated
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.rendering.highlights import MOST_SHADED
 from cocoa_engine.rendering.scale import RiskScale
@@ -84,8 +85,8 @@ class Conversation:
             with self._engine.stream_chat(messages, config=self.config, source=passages or None) as stream:
                 options: Any = {"draws": self._draws, "progress": Progress("chat")}
                 answer = decode_live(stream, self._console, spans, self._live, **options)
-        except KeyboardInterrupt:
-            if not self._keeps:
+        except KeyboardInterrupt as error:
+            if not self._keeps or isinstance(error, Terminated):
                 raise
             if not spans:
                 self._show("Stopped before the first span. The question is not kept.")

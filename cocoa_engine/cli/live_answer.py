@@ -66,6 +66,7 @@ def _screen(console: Console, *, draws: bool) -> Iterator[Callable[[Text], None]
         yield lambda text: None
         return
     with Live(Text("…"), console=console, auto_refresh=False, transient=True) as live:
+        console.show_cursor(True)  # it would stay hidden if the process were killed
 
         def draw(text: Text) -> None:
             lines = text.wrap(console, console.width)[-(console.height - 1) :]  # only the last screenful

@@ -39,7 +39,8 @@ def load_engine(
         CocoaError: as :meth:`CocoaEngine.from_pretrained`.
     """
     declared = declared_options(model, options, calibrator, **of_runtime)
-    with progress.stage(f"loading {model or 'the embedded model'} (slower the first time)"):
+    named = "the embedded model" if model is None else Path(model).name if Path(model).exists() else model
+    with progress.stage(f"loading {named} (slower the first time)"):
         import torch
         from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
         from huggingface_hub.utils import logging as hub_logging

@@ -22,6 +22,8 @@ ItemT = TypeVar("ItemT")
 SECONDS_BETWEEN_LINES = 10.0
 """Where stderr is no terminal, a line is printed after this many seconds, whether a step has ended or not."""
 
+NARROWEST_BAR, NARROWEST_TEXT = 4, 20  # characters; the time is cut off before this text is
+
 CHEAP = 0.1
 """Items that take less than this share of the usual time were in a cache. They do not count for the time left."""
 
@@ -76,20 +78,23 @@ class Stage:
         """The share of the items that are done, in [0, 1]."""
         return min(self.done / self.total, 1.0) if self.total else 0.0
 
-    def seconds_left(self, later: float) -> float | None:
-        """The time that the other items take, by those so far; `None` before the first.
-
-        Args:
-            later: the work of the later stages, where that of this one is 1.
-        """
+    def seconds(self) -> float | None:
+        """The time that all items take, by those that are done; `None` before the first."""
         samples = self._samples[:]
         passed = sum(seconds for seconds, _ in samples)
         if not self.total or not passed:
             return None
         usual = sum(seconds * seconds / items for seconds, items in samples) / passed
         worked = [(seconds, items) for seconds, items in samples if seconds / items >= CHEAP * usual]
-        whole = self.total * sum(seconds for seconds, _ in worked) / sum(items for _, items in worked)
-        return max(0.0, whole * (1 - self.share()) - (time.monotonic() - self._since)) + whole * later
+        return self.total * sum(seconds for seconds, _ in worked) / sum(items for _, items in worked)
+
+    def seconds_left(self, whole: float) -> float:
+        """The time that the other items take.
+
+        Args:
+            whole: the time that all items take.
+        """
+        return max(0.0, whole * (1 - self.share()) - (time.monotonic() - self._since))
 
 
 class Progress:
@@ -106,6 +111,7 @@ class Progress:
         self._command = command
         self._plan: dict[str, float] = {}
         self._finished = 0.0  # of the plan
+        self._pace: float | None = None  # seconds for a unit of the plan, in the last stage that had one
         self._stages: list[Stage] = []  # those that run, the innermost last
         self._printed = time.monotonic()
 
@@ -144,7 +150,10 @@ class Progress:
             self._stages.pop()
             if self._stages:
                 self._stages[-1].resume()
-            self._finished += self._plan.pop(name, 0.0)
+            share = self._plan.pop(name, 0.0)
+            self._finished += share
+            if share and (seconds := stage.seconds()) is not None:
+                self._pace = seconds / share
 
     def track(self, name: str, unit: str, items: Sequence[ItemT]) -> Iterator[ItemT]:
         """Yield some items, and show how many were taken as a stage."""
@@ -158,7 +167,11 @@ class Progress:
         console = progress_console()
         # what the command prints on stdout must not go through this console
         live = Live(
-            get_renderable=self._drawn, console=console, transient=True, redirect_stdout=False, refresh_per_second=4
+            get_renderable=lambda: self._drawn(console.width),
+            console=console,
+            transient=True,
+            redirect_stdout=False,
+            refresh_per_second=4,
         )
         with live:
             console.show_cursor(True)  # it would stay hidden if the process were killed
@@ -195,16 +208,22 @@ class Progress:
         return stages[0].share() if stages and stages[0].total else None
 
     def _left(self, stage: Stage) -> float | None:
-        here = self._plan.get(stage.name, 0.0)
-        return stage.seconds_left((sum(self._plan.values()) - here) / here if here else 0.0)
+        share, whole = self._plan.get(stage.name, 0.0), stage.seconds()
+        if whole is None and self._pace is not None:  # the first item is not done
+            whole = self._pace * share
+        if not whole:
+            return None
+        return stage.seconds_left(whole) + (whole * (sum(self._plan.values()) - share) / share if share else 0.0)
 
-    def _drawn(self) -> Table:
+    def _drawn(self, width: int) -> Table:
         fraction = self.fraction()
         line = Table.grid(padding=(0, 1))
         line.add_column(max_width=30)  # narrower where the text needs the room
         line.add_column(no_wrap=True, overflow="crop")
         bar = ProgressBar(1.0, fraction or 0.0, pulse=fraction is None)
-        line.add_row(bar, Text(safe(self.describe())))
+        what, _, seconds = safe(self.describe()).rpartition(", ")
+        room = max(width - len(seconds) - NARROWEST_BAR - 3, NARROWEST_TEXT)
+        line.add_row(bar, Text(f"{what if len(what) <= room else what[: room - 3] + '...'}, {seconds}"))
         return line
 
 

@@ -18,6 +18,10 @@ BAD_INPUT = 2
 """The exit code of errors that other input, options or settings avoid."""
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM. It ends a command as Ctrl-C does, and a chat too."""
+
+
 class SafeConsole(Console):
     """A console that shows control characters in the text that it prints, such as those in a model's name."""
 
@@ -68,7 +72,7 @@ def print_json(document: str) -> None:
 
 @contextmanager
 def on_interrupt(message: str | Callable[[], str]) -> Iterator[None]:
-    """Print a note if Ctrl-C ends the block: what becomes of the work so far."""
+    """Print a note if Ctrl-C or SIGTERM ends the block: what becomes of the work so far."""
     try:
         yield
     except KeyboardInterrupt:

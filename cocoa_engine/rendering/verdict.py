@@ -37,8 +37,8 @@ def finding(answer: Answer) -> str:
     if answer.risk_source is None:
         return "There is nothing to measure in this answer."
     if answer.risk_source == "calibrator":
-        shading = f"Shading is the {SOURCES['calibrator']} that a part is wrong."
-        return f"The risk of the answer as a whole was not measured. {shading}"
+        parts = f"The risk of a part is the {SOURCES['calibrator']} that it is wrong."
+        return f"The risk of the answer as a whole was not measured. {parts}"
     if _is_raw(answer):
         return f"The numbers say {SOURCES[answer.risk_source]}; they are not probabilities, so nothing is shaded."
     risky, little, nowhere = FINDINGS[answer.risk_source]

@@ -57,7 +57,8 @@ class TokenValues:
 
         Args:
             forced: the answer.
-            risks: the calibrated risk of each visible span, by its first token (:func:`.span_risks`).
+            risks: the calibrated risk of each visible span, by its first token. See
+                :func:`~cocoa_engine.studies.fitting.measured.span_risks`.
         """
         profile = forced.profile
         starts = [at for at in range(len(forced.ends)) if at == 0 or begins_span(profile, at)]

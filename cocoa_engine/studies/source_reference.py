@@ -113,7 +113,7 @@ def keep_reference(
 ) -> Path | None:
     """Measure the reference distribution of a model that has none, and keep it in the cache directory.
 
-    Its heads are the retrieval heads that are known, or else those of :func:`.spread_heads`.
+    Its heads are the retrieval heads that are known, or else those of :func:`spread_heads_of`.
 
     Args:
         engine: as for :func:`with_reference`.

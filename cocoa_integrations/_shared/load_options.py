@@ -41,7 +41,7 @@ MODEL_NAMES = ("model", "model_name")
 """The names of the option that names the model. Every adapter takes both."""
 
 
-def one_model_name(options: dict[str, Any], *, field: str = "model_name", **more: Any) -> None:
+def one_model_name(options: dict[str, Any], *, field: str = "model_name", **more: Any) -> str:
     """Give the name of the model the name of its field, in place. A path becomes text.
 
     Args:
@@ -49,8 +49,11 @@ def one_model_name(options: dict[str, Any], *, field: str = "model_name", **more
         field: the name of the field.
         more: the same option under further names.
 
+    Returns:
+        The name under which it was given, for messages.
+
     Raises:
-        ConfigError: it is given twice and differs, or is neither text nor a path.
+        ConfigError: it is given twice and differs, is empty, or is neither text nor a path.
     """
     given = {name: options.pop(name, None) for name in MODEL_NAMES} | more
     names: dict[str, str] = {}
@@ -60,6 +63,8 @@ def one_model_name(options: dict[str, Any], *, field: str = "model_name", **more
                 f"{name} takes a Hub id, a folder or a GGUF file, not a {type(value).__name__}; to use a loaded model "
                 "pass engine=CocoaEngine(model, tokenizer)"
             )
+        if value == "":
+            raise ConfigError(f"{name} is empty; name a model, or leave it out for the default")
         if value is not None:
             names[name] = str(os.fspath(value))
     if len(set(names.values())) > 1:
@@ -67,6 +72,7 @@ def one_model_name(options: dict[str, Any], *, field: str = "model_name", **more
         raise ConfigError(f"{' and '.join(names)} are the same option, given as {listed}; give one of them")
     if names:
         options[field] = next(iter(names.values()))
+    return next(iter(names), field)
 
 
 def with_field_names(update: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -86,6 +87,21 @@ def refuse_unknown(names: Collection[str], known: Collection[str], *, what: str,
     raise ConfigError(
         f"{what}: unknown option {listed}; known are the settings of CocoaConfig and the options of {base}"
     )
+
+
+ADDRESSES = ("base_url", "api_base", "openai_api_base")
+"""The names of the option that says where a server is."""
+
+
+def require_addresses(options: Mapping[str, Any]) -> None:
+    """Refuse the address of a server that is none.
+
+    Raises:
+        ConfigError: it is empty, or does not begin with ``http://`` or ``https://`` and a name.
+    """
+    for name in ADDRESSES:
+        if (given := options.get(name)) is not None and not re.match(r"https?://[^/\s]", str(given)):
+            raise ConfigError(f"{name} takes the address of a server, such as {DEFAULT_URL} (got {short_repr(given)})")
 
 
 def body_beside_openai(

@@ -116,9 +116,9 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, Composable, BaseLanguage
             raise ConfigError(f"{type(self).__name__}: metadata is LangChain's; the option is named risk_metadata")
         refuse_unknown(rest, [*type(self).model_fields, "model", "config"], what=type(self).__name__)
         rest.pop("config", None)
-        one_model_name(rest)
+        named = one_model_name(rest)
         if isinstance(engine, CocoaEngine):
-            refuse_beside("engine", changed_options(rest))
+            refuse_beside("engine", [named if name == "model_name" else name for name in changed_options(rest)])
         try:
             super().__init__(**rest, **fields_of(base.replace(**settings)))
         except ValidationError as error:

@@ -13,6 +13,7 @@ from cocoa_engine.model.embedded import MODEL_NAME
 from cocoa_engine.model.load_options import LoadOptions, changed_options, loading_arguments
 from cocoa_integrations._shared.load_options import checked_option, refuse_beside, require_picklable
 from cocoa_integrations._shared.loading import LazyEngine, lazy_engine
+from cocoa_integrations._shared.settings import FIELD_SYNONYMS
 
 SHARED_BY_COPIES = ("engine", "cache", "callbacks", "rate_limiter")
 """Fields that a deep copy shares: a model with its weights, and objects with locks or connections."""
@@ -76,10 +77,11 @@ class EngineOwner(LoadOptions):
                 if not isinstance(value, CocoaEngine):
                     raise ConfigError(f"{what}: engine takes a CocoaEngine, not {type(value).__name__}")
                 refuse_beside("engine", changed_options(self))
-            if name in LoadOptions.model_fields:
-                value = checked_option(name, value, what=what)
+            field = FIELD_SYNONYMS.get(name, name)
+            if field in LoadOptions.model_fields:
+                value = checked_option(field, value, what=what)
                 if self.engine is not None:
-                    refuse_beside("engine", changed_options({name: value}))
+                    refuse_beside("engine", [name for _ in changed_options({field: value})])
             if name == "api_key" and isinstance(value, str):
                 value = SecretStr(value)
             super().__setattr__(name, value)

@@ -26,7 +26,13 @@ from cocoa_integrations._shared.chat_template import template_options
 from cocoa_integrations._shared.detail import Detail, require_detail
 from cocoa_integrations._shared.load_options import one_model_name
 from cocoa_integrations._shared.remote_answers import CHUNK, RESPONSE, clear_errors, received
-from cocoa_integrations._shared.remote_settings import DEFAULT_MODEL, DEFAULT_URL, NO_KEY, refuse_unknown
+from cocoa_integrations._shared.remote_settings import (
+    DEFAULT_MODEL,
+    DEFAULT_URL,
+    NO_KEY,
+    refuse_unknown,
+    require_addresses,
+)
 from cocoa_integrations._shared.settings import SYNONYMS
 from cocoa_integrations.langchain.cocoa_chat import CocoaChat
 from cocoa_integrations.langchain.detail import ReducedStream, reduced_result
@@ -83,6 +89,7 @@ class ChatCocoaRemote(CocoaChat, RemoteRequests):
         known = {*fields, *aliases, *SYNONYMS, *OPENAI_SETTINGS}
         refuse_unknown(options, known, what=what, base="ChatOpenAI")
         one_model_name(options, field="model")
+        require_addresses(options)
         limit = options.pop("max_new_tokens", None)
         if limit is not None and options.setdefault("max_tokens", limit) != limit:
             raise ConfigError(f"max_new_tokens is given twice: {limit!r} and, as max_tokens, {options['max_tokens']!r}")

@@ -12,6 +12,7 @@ from cocoa_engine.errors import UnsupportedFeatureError
 from cocoa_engine.model.load_options import LoadOptions, changed_options, loading_arguments
 from cocoa_integrations._shared.load_options import checked_option, refuse_beside, require_picklable
 from cocoa_integrations._shared.loading import LazyEngine, lazy_engine
+from cocoa_integrations._shared.settings import FIELD_SYNONYMS
 from cocoa_integrations._shared.workers import in_worker
 
 if TYPE_CHECKING:
@@ -87,11 +88,16 @@ class EngineOwner(LoadOptions):
         engine: CocoaEngine | None,
         model: PreTrainedModel | None,
         tokenizer: PreTrainedTokenizerBase | None,
+        named: str,
     ) -> None:
         """Use these objects, and load what is not given.
 
         As in ``HuggingFaceLLM``, ``model`` and ``tokenizer`` take precedence over their names. ``model_name`` is then
         only a label.
+
+        Args:
+            engine, model, tokenizer: what is loaded already.
+            named: the name under which ``model_name`` was given, for messages.
 
         Raises:
             ConfigError: two options contradict each other, or a model was given without a tokenizer.
@@ -101,7 +107,8 @@ class EngineOwner(LoadOptions):
         if engine is not None:
             objects = [name for name, given in (("model", model), ("tokenizer", tokenizer)) if given is not None]
             same_name = self.model_name == engine.model_name
-            refuse_beside("engine", [name for name in changed if not (name == "model_name" and same_name)] + objects)
+            own = {"model_name": None if same_name else named}
+            refuse_beside("engine", [name for one in changed if (name := own.get(one, one))] + objects)
         self._given, self._model, self._tokenizer = engine, model, tokenizer
         self._refuse_without_effect(changed)
         if model is not None and tokenizer is None and self.tokenizer_name is None:
@@ -123,11 +130,12 @@ class EngineOwner(LoadOptions):
     if not TYPE_CHECKING:  # type checkers keep the field-by-field assignment
 
         def __setattr__(self, name: str, value: Any) -> None:
-            if name in LoadOptions.model_fields:
-                value = checked_option(name, value, what=type(self).__name__)
-                changed = changed_options({name: value})
+            field = FIELD_SYNONYMS.get(name, name)
+            if field in LoadOptions.model_fields:
+                value = checked_option(field, value, what=type(self).__name__)
+                changed = changed_options({field: value})
                 if self._given is not None:
-                    refuse_beside("engine", [name for name in changed if value != getattr(self, name)])
+                    refuse_beside("engine", [name for _ in changed if value != getattr(self, field)])
                 self._refuse_without_effect(changed)
             super().__setattr__(name, value)
 

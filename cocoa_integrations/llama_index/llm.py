@@ -182,9 +182,9 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
     ) -> None:
         _require("engine", engine, CocoaEngine)
         _require("config", config, CocoaConfig)
-        loaded = None if isinstance(model, (str, os.PathLike)) else model
+        loaded, named = None if isinstance(model, (str, os.PathLike)) else model, "model_name"
         if loaded is None or (engine is None and not isinstance(loaded, nn.Module)):
-            one_model_name(options, model=model)
+            named = one_model_name(options, model=model)
         base = config or (engine.config if engine is not None else CocoaConfig())
         settings, rest = split_settings(options, base.method)
         if of_calls := sorted(name for name in rest if name in SUPPORTED and name not in type(self).model_fields):
@@ -215,7 +215,7 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
             "is_function_calling_model": is_function_calling_model,
         }
         self._follow_model = frozenset(name for name, given in asked.items() if given is None)
-        self._use(engine, loaded, tokenizer)
+        self._use(engine, loaded, tokenizer, named)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """As in pydantic; ``max_tokens`` and ``model`` are accepted for ``max_new_tokens`` and ``model_name``."""

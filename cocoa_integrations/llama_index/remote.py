@@ -42,6 +42,7 @@ from cocoa_integrations._shared.remote_settings import (
     checked,
     openai_options,
     refuse_unknown,
+    require_addresses,
     wire_message,
 )
 from cocoa_integrations._shared.settings import SYNONYMS
@@ -109,6 +110,7 @@ class CocoaRemote(RemoteSettings, ChatTemplateOptions, CallsFunctions, OpenAILik
         own = ("base_url", "http_client", "async_http_client", "openai_client", "async_openai_client")
         refuse_unknown(options, {*fields, *SYNONYMS, *REMOTE, *own, "model_name"}, what=what, base="OpenAILike")
         one_model_name(options, field="model")
+        require_addresses(options)
         for name, synonym in (("max_tokens", "max_new_tokens"), ("api_base", "base_url")):
             given = [one for one in (options.pop(synonym, None), options.get(name)) if one is not None]
             if len(set(given)) > 1:

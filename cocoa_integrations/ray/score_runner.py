@@ -65,8 +65,8 @@ def score(
         if missing := [number for number in range(1, len(lines) + 1) if number not in done]:
             shown = (progress or Progress("score")).stage("scoring", "rows", len(lines))
             with shown as stage, pool.open(WHAT) as run:
-                stage.at(len(done), len(lines))
                 stage.resume()
+                stage.at(len(done), len(lines))
                 work = [(number, lines[number - 1]) for number in missing]
                 for index, (line, failed) in run(work, partial(_score, config)):
                     done[missing[index]] = (line, failed)

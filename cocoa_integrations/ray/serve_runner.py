@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cocoa_engine import CocoaConfig
@@ -56,26 +56,31 @@ def serve(load: LoadOptions, config: CocoaConfig, server: ServerSettings, **of_r
     named = server.model_copy(update={"allowed_hosts": server.known_hosts, "port": _free(server)})
     model = load.model_copy(update={"model_name": None})
     settings = RaySettings(model=load.model_name, loading=model, decoding=config, server=named, **given)
-    # in this order, since Ray takes signals too
-    with connected("cocoa serve --ray") as own, _signals() as stopped:
+    progress = Progress("serve")
+    with ExitStack() as running:
+        # in this order, since Ray takes signals too
+        with progress.stage("starting Ray"):
+            own = running.enter_context(connected("cocoa serve --ray"))
+        stopped = running.enter_context(_signals())
         if own:
             replicas = (settings.min_replicas or 1) if settings.scales else settings.replicas
             require_cores(replicas * settings.num_cpus, f"{replicas} replicas")
-        _serve(settings, stopped, own)
+        _serve(settings, stopped, own, progress)
     if signal.SIGINT in stopped.by:
         raise KeyboardInterrupt
 
 
-def _serve(settings: RaySettings, stopped: _Stopped, own: bool) -> None:
+def _serve(settings: RaySettings, stopped: _Stopped, own: bool, progress: Progress) -> None:
     from ray import serve
 
     from cocoa_integrations.ray.application import ENGINE, GATEWAY, app
 
     address = {"host": settings.server.host, "port": settings.server.port}
-    serve.start(http_options=address)
+    with progress.stage("starting Ray Serve"):
+        serve.start(http_options=address)
     try:
         try:
-            with Progress("serve").stage("starting the replicas"):
+            with progress.stage("starting the replicas"):
                 serve.run(app(settings), name=NAME, route_prefix="/")
         except RuntimeError as error:
             state = serve.status().applications.get(NAME)

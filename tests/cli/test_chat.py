@@ -102,7 +102,7 @@ def terminal(calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setenv("COLUMNS", "300")
     shown: list[bytes] = []
 
-    def run(*lines: str, args: Sequence[str] = SHORT) -> str:
+    def run(*lines: str, args: Sequence[str] = SHORT, code: int = 0) -> str:
         reader = threading.Thread(target=read_terminal, args=(master, shown), daemon=True)
         reader.start()
         os.write(master, "".join(f"{line}\n" for line in lines).encode() + b"\x04")
@@ -117,7 +117,7 @@ def terminal(calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> It
                 stream.close()
         os.close(slave)
         reader.join(10)
-        assert end.value.code == 0, b"".join(shown)
+        assert end.value.code == code, b"".join(shown)
         return b"".join(shown).decode()
 
     yield run
@@ -251,15 +251,16 @@ def ctrl_c() -> Iterator[None]:
 
 
 class Interrupts(Wavers):
-    """Presses Ctrl-C in the middle of a forward pass, once, after eight tokens."""
+    """Sends a signal, by default Ctrl-C, in the middle of a forward pass, once, after eight tokens."""
 
     pressed = False
+    number = signal.SIGINT
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         assert self._prompt_length is not None
         if input_ids.shape[1] - self._prompt_length >= 8 and not Interrupts.pressed:
             Interrupts.pressed = True
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(self.number)
         return super().__call__(input_ids, scores)
 
 
@@ -290,6 +291,26 @@ def test_in_a_terminal_an_error_does_not_end_the_chat(
     assert "context window" in shown
     assert calls[-1]["messages"] == USER  # the question that was too long is not kept
     assert "Not calibrated" in shown
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_sigterm_ends_the_chat(
+    terminal: Terminal, says: Callable[..., None], model: CocoaEngine, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    """While it answers, and while it waits for a question."""
+    text = "Paris has 2148000 inhabitants."
+    monkeypatch.setattr(Interrupts, "pressed", False)
+    monkeypatch.setattr(Interrupts, "number", signal.SIGTERM)
+    says(text, Interrupts(model, text))
+    if not answers:
+        monkeypatch.setattr("builtins.input", lambda _: signal.raise_signal(signal.SIGTERM))
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("it would end the process"))
+    try:
+        shown = terminal("Who?", "And when?", args=(), code=143)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert "inhabitants" not in shown
+    assert shown.endswith("cocoa: interrupted\r\n")
 
 
 @pytest.mark.usefixtures("ctrl_c")

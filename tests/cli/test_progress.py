@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
 import re
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,13 +25,16 @@ from typer.testing import CliRunner, Result
 from cocoa_engine import CocoaEngine, Runtime, Span, SpanStream
 from cocoa_engine.cli import progress as module
 from cocoa_engine.cli.app import app
+from cocoa_engine.cli.live_answer import _screen
 from cocoa_engine.cli.progress import Progress, Stage, _duration
+from cocoa_engine.errors import ModelLoadError
 from cocoa_engine.execution.backends import shared_cache
 from cocoa_engine.studies import retrieval_heads, source_reference
+from docs._generate.command_line import commands
 from tests.helpers.processes import read_terminal
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
-LINE = re.compile(r"(\d[\d,]* of \d[\d,]* [a-z][a-z ]*|[a-z].*), (\d+ h )?\d+ (s|min) (left|so far)")
+LINE = re.compile(r"(\d[\d,]* of \d[\d,]* [a-z][a-z0-9 ]*|[a-z].*), (\d+ h )?\d+ (s|min) (left|so far)")
 """A line after the name of the command."""
 
 
@@ -54,7 +61,11 @@ def test_the_time_left_is_that_of_this_stage_and_the_later_ones(clock: list[floa
         assert progress.describe() == "60 of 90 needles, 2 min left"
     assert progress.fraction() == 0.6
     with progress.stage("answering", "prompts", 60) as stage:
-        clock[0] += 5400
+        assert progress.describe() == "0 of 60 prompts, 2 min left"  # as fast as the stage before
+        clock[0] += 60
+        assert progress.describe() == "0 of 60 prompts, 60 s left"
+        clock[0] += 5340
+        assert progress.describe() == "0 of 60 prompts, 1 h 30 min so far"
         stage.advance(30)
         assert progress.describe() == "30 of 60 prompts, 1 h 30 min left"
         assert progress.fraction() == 0.8
@@ -204,8 +215,9 @@ def data(tmp_path: Path) -> dict[str, Path]:
         texts += [{"id": f"{number}a", **row}, {"id": f"{number}b", **row, "text": f"It is {word}.", "spans": []}]
         questions.append({"question": f"Is it {word}?", "answers": ["e" if number % 2 else "zebra"]})
         rows.append({"prompt": "It is", "text": f" {word}."})
+    tasks = [{"question": f"Is it {word}?", "answer": "It is. #### 1"} for word in words]
     files = {}
-    for name, lines in (("texts", texts), ("questions", questions), ("rows", rows)):
+    for name, lines in (("texts", texts), ("questions", questions), ("rows", rows), ("tasks", tasks)):
         files[name] = tmp_path / f"{name}.jsonl"
         files[name].write_text("\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8")
     return files
@@ -224,6 +236,15 @@ COMMANDS = {
     "compare": ["compare", "Who?", "--raw", "--max-new-tokens", "6"],
     "bench": ["bench", "--tokens", "4", "--rounds", "2", "--json"],
     "score": ["score", "--rows", "{rows}", "--out", "{out}.jsonl"],
+    "eval": ["eval", "gsm8k", "--data", "{tasks}", "--max-new-tokens", "6", "--out", "{out}"],
+}
+LOADING = {
+    **COMMANDS,
+    "ask": ["ask", "Who?"],
+    "chat": ["chat"],
+    "info": ["info"],
+    "score a text": ["score", "--prompt", "It is", "--text", " red."],
+    "serve": ["serve", "--port", "0"],
 }
 
 
@@ -247,6 +268,29 @@ def test_a_long_command_prints_lines(
     assert fractions
     assert fractions == sorted(fractions)
     assert 0 < fractions[-1] <= 1.0
+
+
+def test_every_command_that_loads_a_model_is_listed() -> None:
+    names = {name for name, command in commands().items() if any(one.name == "dtype" for one in command.params)}
+    assert {command[0] for command in LOADING.values()} == names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOADING)
+def test_loading_prints_lines(
+    cocoa: Callable[..., Result], data: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    def slow(*_: object, **__: object) -> CocoaEngine:
+        time.sleep(0.2)
+        raise ModelLoadError("it is damaged")
+
+    monkeypatch.setattr(module, "SECONDS_BETWEEN_LINES", 0.01)
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", slow)
+    command = [word.format(**data, out=tmp_path / "out") for word in LOADING[name]]
+    result = cocoa(*command)
+    assert f"{command[0]}: loading the embedded model (slower the first time), 0 s so far\n" in result.stderr
+    assert result.stderr.endswith("it is damaged\n")
+    assert result.exit_code == 2
 
 
 def test_a_long_answer_and_a_long_prompt_print_lines(
@@ -323,6 +367,78 @@ def test_a_dumb_terminal_gets_lines(on_terminal: Callable[..., tuple[str, str]])
     assert "\x1b" not in shown
 
 
+@pytest.mark.parametrize("drawn", [lambda console: Progress("ask").stage("answering"), partial(_screen, draws=True)])
+def test_the_cursor_is_visible_if_the_process_is_killed(
+    drawn: Callable[[Console], AbstractContextManager[object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.StringIO()
+    stream.isatty = lambda: True  # type: ignore[method-assign]
+    console = Console(file=stream, force_terminal=True, legacy_windows=False, _environ={"TERM": "xterm-256color"})
+    monkeypatch.setattr(module, "progress_console", lambda: console)
+    with drawn(console):
+        shown = stream.getvalue()
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
+
+
+@pytest.fixture
+def signalled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[type, str, signal.Signals], None]]:
+    """Makes the second call of a method get a signal. If no command takes it, the test fails."""
+
+    def not_taken(number: int, frame: object) -> None:
+        pytest.fail("SIGTERM would end the process")
+
+    before = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: not_taken}
+    before = {number: signal.signal(number, handler) for number, handler in before.items()}  # type: ignore[arg-type]
+
+    def receive(owner: type, name: str, number: signal.Signals) -> None:
+        calls = 0
+        method = getattr(owner, name)
+
+        def called(*args: object, **options: object) -> object:
+            nonlocal calls
+            calls += 1
+            if calls == 2:
+                signal.raise_signal(number)
+            return method(*args, **options)
+
+        monkeypatch.setattr(owner, name, called)
+
+    yield receive
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_a_signal_keeps_the_rows_so_far(
+    cocoa: Callable[..., Result],
+    data: dict[str, Path],
+    signalled: Callable[..., None],
+    number: signal.Signals,
+    code: int,
+) -> None:
+    signalled(CocoaEngine, "score", number)
+    result = cocoa("score", "--rows", data["rows"], "--out", "out.jsonl")
+    assert result.exit_code == code
+    kept = Path("out.jsonl.incomplete").resolve()
+    assert result.stderr == f"cocoa: 1 rows are kept in {kept}\ncocoa: interrupted\n"
+    assert len(kept.read_text().splitlines()) == 1
+    assert [file.name for file in Path().iterdir() if file.name.startswith(".out")] == []
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_a_signal_keeps_the_spans_so_far(
+    cocoa: Callable[..., Result], signalled: Callable[..., None], number: signal.Signals, code: int
+) -> None:
+    signalled(SpanStream, "__next__", number)
+    result = cocoa("ask", "--raw", "a b c", "--max-new-tokens", "64")
+    assert result.exit_code == code
+    assert result.stdout.strip()
+    assert result.stderr == ("cocoa: the answer above is incomplete: 1 spans were decoded\ncocoa: interrupted\n")
+
+
 def test_a_bar_on_a_narrow_or_ascii_terminal() -> None:
     progress = Progress("ask")
     with progress.stage("answering", "prompts", 2000) as stage:
@@ -330,7 +446,7 @@ def test_a_bar_on_a_narrow_or_ascii_terminal() -> None:
         for width in (20, 80):
             console = Console(width=width, legacy_windows=True)
             with console.capture() as captured:
-                console.print(progress._drawn())
+                console.print(progress._drawn(width))
             assert captured.get().isascii()
             assert "1,500 of 2,000" in " ".join(captured.get().split())
 
@@ -342,5 +458,6 @@ def test_the_bar_is_one_line_whatever_the_stage_is_called(name: str, width: int)
         with progress.stage(one):
             console = Console(width=width)
             with console.capture() as captured:
-                console.print(progress._drawn())
+                console.print(progress._drawn(width))
         assert len(captured.get().splitlines()) == 1
+        assert "s so far" in captured.get() or width < 40

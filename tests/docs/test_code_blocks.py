@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
 import gc
 import importlib.util
 import re
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
@@ -16,9 +18,9 @@ import yaml
 
 from cocoa_engine import CocoaEngine
 from cocoa_integrations.server import create_app
-from docs._generate.command_line import commands, parameters
+from docs._generate.command_line import commands
 from tests.helpers.live_server import served
-from tests.helpers.pages import PAGES, ROOT, SHELLS, blocks, code_spans, command_lines, name_of
+from tests.helpers.pages import PAGES, ROOT, SHELLS, anchors, blocks, code_spans, command_lines, name_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -113,18 +115,14 @@ def test_settings_can_be_parsed(page: Path) -> None:
 @pytest.mark.parametrize("page", WITH_OPTIONS, ids=name_of)
 def test_options_in_the_prose_exist(page: Path) -> None:
     """Options after ``cocoa COMMAND`` are that command's. Options alone are those of any command, or listed above."""
-    known = {
-        name: {option for one in parameters(command) for option in (*one.opts, *one.secondary_opts)} | {"--help"}
-        for name, command in commands().items()
-    }
     of_others = OPTIONS_OF_OTHERS.get(name_of(page), set())
     wrong, unused = [], set(of_others)
     for span in code_spans(page):
         command = re.match(r"cocoa ([a-z][a-z-]*)", span)
         if command is None and not span.startswith("--"):
             continue  # a command of another program
-        of_commands = known.get(command[1], set()) if command else set().union(*known.values())
-        for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", span):
+        of_commands = OPTIONS.get(command[1], set()) if command else set().union(*OPTIONS.values())
+        for option in _OPTION.findall(span):
             if option in of_commands:
                 continue
             if command is None and option in of_others:
@@ -149,13 +147,24 @@ def test_commands_exist(page: Path) -> None:
 
 
 FOLDERS = [path.name for path in ROOT.iterdir() if (path / "__init__.py").exists() or path.name in ("docs", "examples")]
-_PATH = re.compile(rf"(?<![\w./:-])(?:{'|'.join(map(re.escape, FOLDERS))})/[\w./-]*[\w/]")
+_PATH = re.compile(rf"(?<![\w./:-])((?:{'|'.join(map(re.escape, FOLDERS))})/[\w./-]*[\w/])(#[\w-]+)?")
+
+
+_OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+OPTIONS = {
+    name: {option for one in command.params for option in (*one.opts, *one.secondary_opts)} | {"--help"}
+    for name, command in commands().items()
+}
 
 
 def _missing_paths(text: str) -> list[str]:
     """The paths of the repository in a text that do not exist. A name in capitals stands for any; so does a star."""
-    paths = {path for path in _PATH.findall(text) if not re.search(r"\b[A-Z]+\b(?!\.md)", path)}
-    return sorted(path for path in paths if not (ROOT / path).exists())
+    found = {path: anchor for path, anchor in _PATH.findall(text) if not re.search(r"\b[A-Z]+\b(?!\.md)", path)}
+    return sorted(
+        path + anchor
+        for path, anchor in found.items()
+        if not (ROOT / path).exists() or (anchor and anchor[1:] not in anchors(ROOT / path))
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -174,18 +183,53 @@ TEXTS = [
     if path.suffix in (".py", ".md", ".yaml", ".yml", ".toml", ".sh", ".mjs") or path.name.startswith("Dockerfile")
 ] + [ROOT / name for name in ("Makefile", "CHANGELOG.md", "pyproject.toml", "mkdocs.yml")]
 _COMMAND = re.compile(
-    r"""[`$] ?(make [a-z][\w-]*)(?=[` "\n])|(?:[`"]|^\s*|\$ )((?:\.venv/bin/)?python -m [a-z_.]+)(?![\w.])""",
+    r"""(?:(?<!\w)`|\$ ?)(make [a-z][\w-]*)(?=[` "\n])"""
+    r"""|(?:[`"]|^\s*|\$ )((?:\.venv/bin/)?python -m [a-z_.]+)(?![\w.])""",
     re.MULTILINE,
 )
+_COCOA = re.compile(r"([`\"]?)\bcocoa ([a-z][a-z-]*)(?!\w)((?:\s+(?!cocoa\b)[\w./=,-]+)*)")
+FORMER = {"cocoa_engine.grounding", "cocoa_engine.labelled"}  # in the changelog
+_DOTTED = re.compile(r"(?<![\w./\"-])(?:cocoa_engine|cocoa_integrations|benchmarks)(?:\.[a-zA-Z_]\w*)+")
 
 
 def _faults(text: str) -> list[str]:
-    """What is wrong with the paths, the targets of make and the modules that a text of any kind names."""
+    """What is wrong with the paths, the commands and the modules that a text of any kind names."""
     commands_of_text = [(make or python).split() for make, python in _COMMAND.findall(text)]
     wrong = [
         " ".join(words) for words in commands_of_text if _fault(["python", *words[1:]] if "-m" in words else words)
     ]
-    return [*_missing_paths(text), *wrong]
+    for quote, command, rest in _COCOA.findall(text):
+        if command not in OPTIONS:
+            wrong += [f"cocoa {command}"] if quote else []  # prose may go on after the name
+        else:
+            wrong += [f"cocoa {command} {one}" for one in _OPTION.findall(rest) if one not in OPTIONS[command]]
+    names = {name for name in _DOTTED.findall(text) if "NAME" not in name} - FORMER
+    return [*_missing_paths(text), *wrong, *(name for name in names if not _exists(name))]
+
+
+def _exists(name: str) -> bool:
+    """Whether a dotted name is that of a module, or of something in one. Modules of missing packages count."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            return _has(importlib.import_module(".".join(parts[:count])), parts[count:])
+        except ModuleNotFoundError as error:
+            if not name.startswith(error.name or ""):
+                return True
+        except ImportError:
+            return True
+    return False
+
+
+def _has(owner: Any, names: Sequence[str]) -> bool:
+    """Whether an object has an attribute, a field or an annotation, which may be of one that it has."""
+    for name in names:
+        if isinstance(owner, type) and any(name in vars(one).get("__annotations__", {}) for one in owner.__mro__):
+            return True
+        if not hasattr(owner, name):  # an attribute of instances is named in the docstring
+            return isinstance(owner, type) and f" {name}: " in str(owner.__doc__)
+        owner = getattr(owner, name)
+    return True
 
 
 def test_paths_and_commands_in_code_and_messages_exist() -> None:
@@ -193,6 +237,7 @@ def test_paths_and_commands_in_code_and_messages_exist() -> None:
         Path(__file__),
         ROOT / "tests/model/test_gguf_files.py",
         ROOT / "tests/integrations/shared/test_mark_places.py",
+        ROOT / "tests/integrations/ray/test_ray_settings.py",
     )
     texts = {name_of(path): path.read_text(encoding="utf-8") for path in TEXTS if path not in made_up}
     assert {name: faults for name, text in texts.items() if (faults := _faults(text))} == {}
@@ -207,10 +252,46 @@ def test_paths_and_commands_in_code_and_messages_exist() -> None:
         '# "python -m benchmarks.nowhere"',
         '"""Run it::\n\n    .venv/bin/python -m cocoa_engine.nowhere --data x\n"""',
         "docs/how-to/nowhere.md#gpu",
+        "docs/how-to/gpu.md#nowhere",
+        'raise Error("run `cocoa asc` first")',
+        '"""Give ``cocoa ask --modell X``."""',
+        '"""As :func:`~cocoa_engine.equations.entropie`."""',
+        "# see cocoa_engine.model.nowhere",
     ],
 )
 def test_wrong_names_in_code_are_seen(text: str) -> None:
     assert _faults(text) != []
+
+
+MODULES = [path for path in TEXTS if path.suffix == ".py" and path.name != "__main__.py"]
+MODULES = [path for path in MODULES if path.relative_to(ROOT).parts[0] in ("cocoa_engine", "cocoa_integrations")]
+_ROLE = re.compile(r":(?:class|func|meth|mod|attr|exc|data):`(?:[^`]*<)?~?\.?([^`>]+)>?`")
+
+
+def _wrong_roles(path: Path, text: str) -> list[str]:
+    """The roles in a module's docstrings that name nothing in the module, its classes or the packages around it."""
+    name = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
+    try:
+        module = importlib.import_module(name)
+    except ImportError:  # of an extra that is not installed
+        return []
+    packages = ["cocoa_engine", *(name.rsplit(".", up)[0] for up in range(name.count(".") + 1))]
+    owners = [module, builtins, *(one for one in vars(module).values() if isinstance(one, type))]
+    return [
+        role
+        for role in set(_ROLE.findall(text))
+        if not any(_has(one, role.split(".")) for one in owners)
+        and not any(_exists(one) for one in (role, *(f"{package}.{role}" for package in packages)))
+    ]
+
+
+@pytest.mark.slow
+def test_roles_in_docstrings_exist() -> None:
+    texts = {path: path.read_text(encoding="utf-8") for path in MODULES}
+    assert {name_of(path): found for path, text in texts.items() if (found := _wrong_roles(path, text))} == {}
+    of_all = {role for text in texts.values() for role in _ROLE.findall(text)}
+    assert len(of_all) > 300
+    assert _wrong_roles(ROOT / "cocoa_engine/engine.py", "See :meth:`CocoaEngine.generat` and :func:`nothing`.") != []
 
 
 def test_missing_paths_are_seen() -> None:

@@ -10,7 +10,7 @@ import yaml
 
 from docs._generate.links import ROOT_PAGES, is_local, links, rewrite_links, target
 from docs._generate.parts import PARTS, fill
-from tests.helpers.pages import DOCS, PAGES, ROOT, SITE_PAGES, name_of
+from tests.helpers.pages import DOCS, PAGES, ROOT, SITE_PAGES, anchors, name_of
 
 
 def _nav() -> list[str]:
@@ -36,8 +36,11 @@ def test_pages_of_the_root_exist() -> None:
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name_of)
 def test_linked_files_exist(page: Path) -> None:
-    found = filter(is_local, links(page.read_text(encoding="utf-8")))
-    assert [link for link in found if not target(link, page).exists()] == []
+    found = [link for link in links(page.read_text(encoding="utf-8")) if is_local(link) or link.startswith("#")]
+    to = {link: target(link, page) if is_local(link) else page for link in found}
+    assert [link for link, file in to.items() if not file.exists()] == []
+    to_parts = [link for link, file in to.items() if "#" in link and file.suffix == ".md"]
+    assert [link for link in to_parts if link.partition("#")[2] not in anchors(to[link])] == []
 
 
 def test_links_lead_to_the_same_file_on_the_site() -> None:

@@ -6,7 +6,10 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+
+from docs._generate.parts import fill
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -44,6 +47,16 @@ class Block:
 def name_of(page: Path) -> str:
     """The page for messages and test ids."""
     return page.relative_to(ROOT).as_posix()
+
+
+@cache
+def anchors(page: Path) -> frozenset[str]:
+    """What a link into a page can name: its headings and its ids, those of generated parts too."""
+    text = _BLOCK.sub("", fill(page.read_text(encoding="utf-8")))
+    ids = [one for pair in re.findall(r"\{#([\w-]+)\b[^}]*\}| id=\"([^\"]+)\"", text) for one in pair if one]
+    headings = re.findall(r"^#+ (.+?) *(?:\{#.*\})?$", re.sub(r"\]\([^)]*\)", "", text), re.MULTILINE)
+    words = [re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in headings]
+    return frozenset([*ids, *(re.sub(r"[\s-]+", "-", one) for one in words)])
 
 
 def blocks(page: Path) -> list[Block]:

@@ -56,7 +56,8 @@ class Observer:
             scale: factor of the scores.
             window: the layer's sliding window.
             softcap: c in c * tanh(score / c).
-            sinks: the scores of the attention sinks, see :func:`.attention_weights`.
+            sinks: the scores of the attention sinks, see
+                :func:`~cocoa_engine.execution.forward.source_attention.attention_weights`.
         """
         heads = [head for head in self.probe.heads_of(layer) if head < query.shape[0]]
         if not heads:

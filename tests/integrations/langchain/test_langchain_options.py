@@ -249,7 +249,7 @@ def test_a_folder_with_a_pickle_is_refused(tmp_path: Path) -> None:
 
 @each_model
 def test_an_engine_is_loaded_already(kind: Any, quick_engine: CocoaEngine) -> None:
-    with pytest.raises(ConfigError, match="engine= is given, so model_name, device_map would have no effect"):
+    with pytest.raises(ConfigError, match="engine= is given, so model, device_map would have no effect"):
         kind(engine=quick_engine, model="a", device_map="cuda:0")
     assert kind(engine=quick_engine, dtype="auto", api_key="x").load() is quick_engine  # as they are by default; unused
 

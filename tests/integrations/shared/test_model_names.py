@@ -51,6 +51,39 @@ def test_what_is_no_name_is_refused(make: Any, name: str) -> None:
             make(**{name: value})
 
 
+@pytest.mark.parametrize("make", ADAPTERS)
+@pytest.mark.parametrize("name", NAMES)
+def test_an_empty_name_is_refused(make: Any, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} is empty"):
+        make(**{name: ""})
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (ChatCocoaRemote, "base_url"),
+        (ChatCocoaRemote, "openai_api_base"),
+        (CocoaRemote, "base_url"),
+        (CocoaRemote, "api_base"),
+    ],
+)
+@pytest.mark.parametrize("address", ["", " ", "localhost:8000", "http://", "ftp://host/v1"])
+def test_what_is_no_address_is_refused(make: Any, name: str, address: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} takes the address of a server, such as http://"):
+        make(**{name: address})
+
+
+@pytest.mark.parametrize("make", HERE)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_beside_an_engine_is_refused_as_it_was_given(make: Any, name: str, engine: CocoaEngine) -> None:
+    message = f"^engine= is given, so {name} would have no effect"
+    with pytest.raises(ConfigError, match=message):
+        make(engine=engine, **{name: "elsewhere"})
+    adapter = make(engine=engine)
+    with pytest.raises(ConfigError, match=message):
+        setattr(adapter, name, "elsewhere")
+
+
 @pytest.mark.parametrize("make", HERE)
 @pytest.mark.parametrize("name", NAMES)
 def test_names_are_set_copied_and_written(make: Any, name: str, folder: str, tmp_path: Path) -> None:

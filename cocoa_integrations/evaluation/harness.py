@@ -109,7 +109,8 @@ def evaluate(
                 if some:
                     own = run_arm(lm, task, arm, some, arm.config(shared), confirm_run_unsafe_code)
                     rows |= {(row["arm"], row["id"]): row for row in own}
-                    write_rows(out, rows.values())
+                    in_order = dict.fromkeys((*((str(arm), sample.id) for arm in arms for sample in samples), *rows))
+                    write_rows(out, [rows[key] for key in in_order if key in rows])
         summary = summarise(task, arms, [rows[str(arm), sample.id] for arm in arms for sample in samples])
         results = {"settings": settings, "samples": len(samples), "arms": summary}
         write_file(out / RESULTS, dumps(results, indent=2, ensure_ascii=False) + "\n")

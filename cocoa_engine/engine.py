@@ -27,7 +27,7 @@ from cocoa_engine.model.detokenizer import Detokenizer
 from cocoa_engine.model.ends import eos_token_ids
 from cocoa_engine.model.load_options import DeviceMap
 from cocoa_engine.model.passages import Passages, Source, passage_positions
-from cocoa_engine.model.prompts import Messages, Prompt, Texts, chat_ids, is_chat
+from cocoa_engine.model.prompts import Messages, Prompt, Texts, chat_ids, is_chat, require_room
 from cocoa_engine.model.tokenizer import not_shared
 from cocoa_engine.results import Generation, LayerCurve
 from cocoa_engine.risk_policy import RiskPolicy
@@ -319,6 +319,14 @@ class CocoaEngine:
             ChatTemplateError: as for :meth:`render_chat`.
         """
         return chat_ids(self.session.tokens, messages, template_kwargs)[1]
+
+    def require_room(self, token_ids: Sequence[int]) -> None:
+        """Check that a prompt leaves tokens for an answer in the context window.
+
+        Raises:
+            PromptError: it does not.
+        """
+        require_room(self.context_window, len(token_ids))
 
     def generate(
         self,

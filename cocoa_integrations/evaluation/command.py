@@ -87,7 +87,7 @@ def evaluate(
     arms = make_arms(_list(methods), _list(metrics), [_number(alpha) for alpha in _list(alphas)])
     choose_model(chosen.name, model or MODEL_NAME, paper_model)  # reports a wrong name before the evaluation
     samples = load_samples(chosen.name, data, limit=limit, shuffle=shuffle)
-    kept = on_interrupt(f"the finished arms are kept in {out}: repeat the command to resume")
+    kept = on_interrupt(f"what was measured is kept in {out}: repeat the command to resume")
     with kept, progress.stage(chosen.name, f"answers of {chosen.name}") as stage:
         results = run(
             load,

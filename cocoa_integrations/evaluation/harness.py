@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from cocoa_integrations.evaluation.harness_task import Engines
 
 FORMAT = 2
+PART = 50
+"""Samples of one run of the harness. Their rows are written after it, and an interrupted evaluation continues there."""
 
 
 def evaluate(
@@ -102,12 +104,15 @@ def evaluate(
         requests = [sum(map(task.requests, some)) for some in (samples, *missing.values())]
         begin(requests[0] * len(arms) - sum(requests[1:]), requests[0] * len(arms))
         if any(missing.values()):
-            from cocoa_integrations.evaluation.harness_task import ArmModel, run_arm  # loads the harness
+            from cocoa_integrations.evaluation.harness_task import ArmModel, Engines, run_arm  # loads the harness
 
-            lm = ArmModel(engine() if callable(engine) else engine, advance)
+            loaded = engine() if callable(engine) else engine
+            lm = ArmModel(loaded, advance)
+            size = len(samples) if isinstance(loaded, Engines) else PART  # many engines load the model for each run
             for arm, some in missing.items():
-                if some:
-                    own = run_arm(lm, task, arm, some, arm.config(shared), confirm_run_unsafe_code)
+                for start in range(0, len(some), size):
+                    part = some[start : start + size]
+                    own = run_arm(lm, task, arm, part, arm.config(shared), confirm_run_unsafe_code)
                     rows |= {(row["arm"], row["id"]): row for row in own}
                     in_order = dict.fromkeys((*((str(arm), sample.id) for arm in arms for sample in samples), *rows))
                     write_rows(out, [rows[key] for key in in_order if key in rows])

@@ -11,7 +11,6 @@ from weakref import WeakKeyDictionary
 from cocoa_engine import CocoaEngine, Generation, GrammarProcessor, json_rule
 from cocoa_engine.confined import one_budget
 from cocoa_engine.errors import ChatTemplateError, IncompleteAnswerError
-from cocoa_engine.model.prompts import require_room
 from cocoa_integrations._shared.chat_template import (
     ChatTemplateOptions,
     ends_inside_reasoning,
@@ -147,7 +146,7 @@ class Plan:
             return []
         window = self.engine.context_window if chat else None
         if window is not None and len(json.dumps([chat, kwargs], default=str)) > window:  # a token has a character
-            require_room(window, len(self.engine.encode_chat(chat, **(kwargs or {}))))
+            self.engine.require_room(self.engine.encode_chat(chat, **(kwargs or {})))
         schema = None if request.schema is None else enforceable(request.schema)
         if not request.tools:
             return [self._constrained(f"start: {json_rule(schema or {})}")]

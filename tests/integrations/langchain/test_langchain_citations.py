@@ -18,6 +18,7 @@ from langchain_core.runnables import RunnableLambda
 from pydantic import TypeAdapter
 
 from cocoa_engine import CocoaEngine, ConfigError
+from cocoa_engine import engine as engine_module
 from cocoa_engine.methods import retrieval_heads
 from cocoa_integrations.langchain import (
     ChatCocoa,
@@ -285,15 +286,15 @@ def test_the_lift_is_of_the_prompt_that_was_answered(
     engine = reasoning_engine(HYBRID)
     chat = ChatCocoa(engine=engine, **saying(engine, "It is red."))
     prompts: list[str] = []
-    encoded = type(engine)._encoded_rendering
+    encoded = engine_module.chat_ids
     begun = [("ai", "It")] if "continue_final_message" in options else []
 
-    def kept(self: Any, *args: Any) -> tuple[str, list[int]]:
-        text, token_ids = encoded(self, *args)
+    def kept(*args: Any) -> tuple[str, list[int]]:
+        text, token_ids = encoded(*args)
         prompts.append(text)
         return text, token_ids
 
-    monkeypatch.setattr(type(engine), "_encoded_rendering", kept)
+    monkeypatch.setattr(engine_module, "chat_ids", kept)
     prompt = ChatPromptTemplate.from_messages([("user", "{context} {question}"), *begun])
     values = {**VALUES, "context": DOCUMENTS if make is with_citations else "the red one"}
     chain = with_citations(prompt, chat, by="lift") if make is with_citations else make(prompt, chat)

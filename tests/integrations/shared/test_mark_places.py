@@ -223,6 +223,7 @@ def test_redaction(spans: list[tuple[str, float]], shown: str) -> None:
             [("red that **", 0.9), ("is", 0.1), ("** (", 0.9), ("old", 0.1), (") — and", 0.9)],
             "[[red that]] **is** (old) — [[and]]",
         ),
+        ([("It is `x`", 0.1), (", the red", 0.9), (" one", 0.1)], "It is `x`, [[the red]] one"),
         # formulas and footnotes
         ([("It is:\n\\[\nx", 0.9), (" = 3\n", 0.9), ("\\]\nwith x", 0.9)], "[[It is]]:\n\\[\nx = 3\n\\]\n[[with x]]"),
         ([("$$\nx", 0.9), ("\n= 3", 0.9), ("\n$$\nRed", 0.9)], "$$\nx\n= 3\n$$\n[[Red]]"),

@@ -112,6 +112,8 @@ def _json_rule(schema: Mapping[str, Any]) -> str:
         finite = _without_endless(plain)
     except RecursionError:
         raise ConfigError(_TOO_DEEP) from None
+    except (AttributeError, TypeError, ValueError):  # a keyword has a value of a wrong type, which llguidance names
+        finite = plain
     if finite is False:
         raise ConfigError("no value fits the JSON schema: a $ref in it leads only to itself")
     return "%json " + json.dumps({**finite, "x-guidance": _LAYOUT})

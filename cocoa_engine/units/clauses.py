@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import itertools
 import re
+import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
-from cocoa_engine.units.sentences import blocks, ends_in_abbreviation, list_marks, sentence_ranges
+from cocoa_engine.units.sentences import blocks, ends_in_abbreviation, list_marks, open_fence, sentence_ranges
 from cocoa_engine.units.words import Range, word_ranges
 
 # what no clause ends inside of: code, formulas, links, tags, entities, quotations, brackets
 _WHOLE = re.compile(
     r"""(?P<ticks>`+)(?!`).*?(?<!`)(?P=ticks)(?!`)
     | \$\$(?:(?!\$\$).)+\$\$ | (?<![\w$])\$(?=[^\s$])[^$\n]*(?<=\S)\$(?![\w$])
-    | \\\[(?:(?!\\\]).)+\\\] | \\\((?:(?!\\\)).)+\\\)
+    | \\\[(?:(?!\\\]).)+\\\] | \\begin\{(?P<name>\w+\*?)\}.*?\\end\{(?P=name)\} | \\\((?:(?!\\\)).)+\\\)
     | !?\[[^\[\]\n]*\]\([^()\n]*\)
     | <[^<>\s][^<>\n]*> | &\#?\w+;
     | “[^“”\n]*” | „[^„“”\n]*[“”] | «[^«»\n]*» | »[^«»\n]*« | ‹[^‹›\n]*› | 「[^「」\n]*」 | 『[^『』\n]*』
@@ -29,14 +30,26 @@ _WHOLE = re.compile(
     | \([^()\n]*\) | （[^（）\n]*）""",
     re.VERBOSE | re.DOTALL,
 )
-# what no mark begins or ends inside of: code, formulas, tags, addresses of links
+# what no mark begins or ends inside of: code, formulas, tags, footnotes, addresses of links. A stream waits for the end
+# of code, a formula or a tag on its line, so each has at most 100 characters. A formula on lines of its own ends at an
+# empty line too.
+_ADDRESS = r"\(\s?(?:[^()\s]|\([^()\s]*\))*(?:\s+\"[^\"\n]{0,100}\")?\s?\)"
+_AMOUNT = r"\d[\d.,]*(?:[kKmMbB]n?)?[.,;:!?)]*\s+(?:[A-Za-z]{2}|a\s)"  # of money: "$5 for"
+_DISPLAY = r"""(?:^[ \t>]*(?P<dollars>\$\$)(?!\$)|(?<=\s)(?P<end_dollars>\$\$)(?=[ \t]*\n)
+    |(?P<bracket>\\\[)|\\begin\{(?P<name>\w+\*?)\})
+    .*?(?:(?P<closed>(?(name)\\end\{(?P=name)\}|(?(bracket)\\\]|\$\$)))|\n[ \t]*(?=\n)|\Z)"""
 _INLINE = re.compile(
-    r"""(?P<ticks>`+)(?!`)[^\n]*?(?<!`)(?P=ticks)(?!`)
-    | \$\$[^$\n]+\$\$ | (?<![\w$])\$(?=[^\s$])[^$\n]*(?<=\S)\$(?![\w$]) | \\\([^\n]*?\\\) | \\\[[^\n]*?\\\]
-    | !?\[(?P<label>[^\[\]`$<\n]*)\]\([^()\n]*\) | (?<=\])\([^()\n]*\) | (?P<tag><[^<>\s][^<>\n]*>)""",
-    re.VERBOSE,
+    rf"""(?P<ticks>`+)(?!`)[^\n]{{0,100}}?(?<!`)(?P=ticks)(?!`) | (?P<display>{_DISPLAY})
+    | \$\$[^$\n]{{1,100}}\$\$ | (?<![\w$])\$(?=[^\s$])(?!{_AMOUNT})[^$\n]{{0,100}}(?<=\S)\$(?![\w$])
+    | \\\([^\n]{{0,100}}?\\\)
+    | !?\[(?P<label>[^\[\]`$<\n]{{0,100}})\]{_ADDRESS} | (?P<address>(?<=\]){_ADDRESS})
+    | (?P<tag><[^<>\s][^<>\n]{{0,100}}> | <[^<>\s]+> | \[\^[^\[\]\s]{{1,40}}\])""",
+    re.VERBOSE | re.DOTALL | re.MULTILINE,
 )
-_OPEN = re.compile(r"`|\$(?=\S|\Z)|\\[(\[]|\\\Z|<[^<>\s]|!?\[[^\[\]\n]*(?:\](?:\([^()\n]*)?)?\Z")
+_OPEN = re.compile(
+    rf"(?:`|\$(?!{_AMOUNT})(?=\S|\Z)|\\\(|<[^<>\s])(?=.{{0,100}}\Z)|<[^<>\s]*\Z|\\\Z"
+    r"|\](?:\(\s?[^()\s]*(?:\([^()\s]*\)?)?[^()\s]*(?:\s+\"[^\"\n]{0,100})?)?\Z"
+)
 _SEMICOLON = re.compile(r"(?P<entity>&\#?\w+;)|;(?=\s)|[；；؛]")
 _ROW = re.compile(r"^[ \t]*\|.*", re.MULTILINE)
 # a line with a pipe, a line of dashes and pipes, and the lines with pipes after it
@@ -44,6 +57,7 @@ _TABLE = re.compile(r"^[^\n|]*\|.*\n(?=.*\|)[ \t|:]*-[ \t|:-]*\r?$(?:\n[^\n|]*\|
 _LINE = re.compile(r".+")
 _FENCE = re.compile(r"^[ \t>]*(?:`{3,}|~{3,})", re.MULTILINE)
 _PIPE = re.compile(r"(?<!\\)\|")
+_ALONE = re.compile(r"(?:[\W_]+\s)?(\S.*?)(?:\s[\W_]+)?", re.DOTALL)  # signs without a word at the ends of a part
 _FINAL = frozenset(".!?…‽。！？｡।॥؟۔։።។:;,；：，、؛،\\")
 
 
@@ -70,9 +84,7 @@ def clauses(text: str) -> list[Clause]:
         text: any text.
     """
     code = [Range(start, end) for start, end, is_code in blocks(text) if is_code]
-    plain = text
-    for start, end in code:  # what it contains begins no quotation
-        plain = plain[:start] + "\n" * (end - start) + plain[end:]
+    plain = _without(text, code)
     whole = [Range(*one.span()) for one in _WHOLE.finditer(plain)]
     rows = [Range(*one.span()) for one in _ROW.finditer(plain)]
     rows += [Range(*one.span()) for table in _TABLE.finditer(plain) for one in _LINE.finditer(plain, *table.span())]
@@ -94,6 +106,13 @@ def _cuts(text: str) -> tuple[set[int], set[int], set[int]]:
     ends = {sentence.end for sentence in sentence_ranges(text)} | {one.end() for one in semicolons if not one[1]}
     entities = {one.end() for one in semicolons if one[1]}
     return ends, {at for pipe in _PIPE.finditer(text) for at in pipe.span()}, entities
+
+
+def _without(text: str, code: list[Range]) -> str:
+    """The text with empty lines in place of blocks of code: what these contain begins no quotation and no formula."""
+    for start, end in code:
+        text = text[:start] + "\n" * (end - start) + text[end:]
+    return text
 
 
 def _is_inside(offset: int, ranges: list[Range]) -> bool:
@@ -143,25 +162,25 @@ def marked_stretches(text: str, ranges: Sequence[tuple[int, int]], *, with_code:
     Args:
         text: any text.
         ranges: ranges of the text, in order. They may end inside words.
-        with_code: whether to add the other parts of the ranges that have words, by line.
+        with_code: whether to add the other parts of the ranges that have words or signs such as arrows, by line.
     """
     words = word_ranges(text, (at for one in ranges for at in one))
     words = every = [word for word in words if any(map(str.isalnum, text[word.start : word.end]))]
-    matches = list(_INLINE.finditer(text))
+    code = [Range(start, end) for start, end, is_code in blocks(text) if is_code]
+    matches = list(_INLINE.finditer(_without(text, code)))
     inline = [Range(*one.span()) for one in matches if one["label"] is None]
-    tags = [Range(*one.span()) for one in matches if one["tag"] or text[one.start()] == "("]
+    tags = [Range(*one.span()) for one in matches if one["tag"] or one["address"] or one["display"]]
     for one in matches:
         if one["label"] is not None:  # a mark may stand inside of the label of a link
             tags += [Range(one.start(), one.start("label")), Range(one.end("label"), one.end())]
     words = [word for word in words if not any(tag.start <= word.start < tag.end for tag in tags)]
     ends = [word.end for word in words]
     marks = list_marks(text)
-    code = [Range(start, end) for start, end, is_code in blocks(text) if is_code]
     cuts, pipes, entities = _cuts(text)
     cuts = {cut for cut in cuts | pipes if not _is_inside(cut, inline)} | {at for tag in tags for at in tag}
     found: list[Stretch] = []
     for number, (begin, stop) in enumerate(ranges):
-        for low, high in _written(text, begin, stop, cuts, code):
+        for low, high in _written(text, begin, stop, cuts | _unpaired(text, begin, stop), code):
             low = max([low, *(mark.end for mark in marks if mark.start < high and low < mark.end)])
             first = bisect_right(ends, low)
             last = bisect_left(words, high, key=itemgetter(0)) - 1
@@ -175,6 +194,8 @@ def marked_stretches(text: str, ranges: Sequence[tuple[int, int]], *, with_code:
             start += len(text[start:end]) - len(text[start:end].lstrip())
             end = max(_place(text, start, end, entities), min(words[last].end, end))
             end = start + len(text[start:end].rstrip())
+            alone = _ALONE.fullmatch(text, start, end)  # such as the beginning of emphasis
+            start, end = alone.span(1) if alone else (start, end)
             _add(found, Stretch(start, end, [number]))
     if not with_code:
         return found
@@ -190,8 +211,13 @@ def marked_stretches(text: str, ranges: Sequence[tuple[int, int]], *, with_code:
             start = min([start, *(word[0] for word in edges)])
             end = max([end, *(word[1] for word in edges)])
             _add(rest, Stretch(start, end, [number], is_code=True))
-    rest = [one for one in rest if any(map(str.isalnum, text[one.start : one.end]))]
+    rest = [one for one in rest if any(map(_says_something, text[one.start : one.end]))]
     return sorted([*found, *rest])
+
+
+def _says_something(char: str) -> bool:
+    """Whether a character is a letter, a digit, or a sign such as an arrow or a tick, and no punctuation."""
+    return char.isalnum() or (not char.isascii() and unicodedata.category(char)[0] == "S")
 
 
 def _add(found: list[Stretch], new: Stretch) -> None:
@@ -206,6 +232,33 @@ def open_inline(line: str) -> int:
     """Where code or a tag begins that the rest of a line may close; the length of the line if nothing is open."""
     opened = _OPEN.search(_INLINE.sub(lambda one: " " * len(one[0]), line))
     return opened.start() if opened else len(line)
+
+
+def open_block(text: str) -> str:
+    """The line that opens the block of code or the formula in which a text ends; empty if it ends in none."""
+    if fence := open_fence(text):
+        return fence
+    code = [Range(start, end) for start, end, is_code in blocks(text) if is_code]
+    *_, last = [None, *_INLINE.finditer(_without(text, code))]
+    is_open = last is not None and last["display"] and not last["closed"] and last.end() == len(text)
+    return (
+        f"{last['dollars'] or last['end_dollars'] or last['bracket'] or last[0].split('}')[0] + '}'}\n"
+        if is_open
+        else ""
+    )
+
+
+def _unpaired(text: str, begin: int, stop: int) -> set[int]:
+    """The edges of the square brackets of a range whose partner is not in it. It may be the label of a link."""
+    opened, alone = list[int](), list[int]()
+    for bracket in re.compile(r"[\[\]]").finditer(text, begin, stop):
+        if bracket[0] == "[":
+            opened.append(bracket.start())
+        elif opened:
+            opened.pop()
+        else:
+            alone.append(bracket.start())
+    return {edge for at in opened + alone for edge in (at, at + 1)}
 
 
 def _written(text: str, begin: int, stop: int, cuts: set[int], code: list[Range]) -> Iterator[tuple[int, int]]:

@@ -103,6 +103,12 @@ def replacement(report: Mapping[str, Any], text: str) -> Change:
 _FENCED = re.compile(r"```\w*\n(.*)\n```", re.DOTALL)
 
 
+_CUT_OFF = frozenset(
+    literal[:end] for literal in ("true", "false", "null", "-", ".", "e+", "e-", "E+", "E-") for end in range(6)
+)
+"""What an error of JSON names where the text ends inside a value."""
+
+
 def is_machine_read(text: str, report: Mapping[str, Any]) -> bool:
     """Whether a program reads an answer: JSON was asked for, or it is an object or an array of JSON.
 
@@ -117,6 +123,19 @@ def is_machine_read(text: str, report: Mapping[str, Any]) -> bool:
         return "fields" in report or isinstance(json.loads(fenced[1] if fenced else text, parse_int=str), (dict, list))
     except (ValueError, RecursionError):
         return False
+
+
+def may_become_json(text: str) -> bool:
+    """Whether a text is JSON, or the beginning of it."""
+    text = text.lstrip()
+    try:
+        _, end = json.JSONDecoder(parse_int=str).raw_decode(text)
+    except json.JSONDecodeError as error:
+        rest = text[error.pos :].strip()
+        return error.msg.startswith(("Unterminated", "Invalid \\u")) or rest in _CUT_OFF
+    except RecursionError:
+        return True
+    return not text[end:].strip()
 
 
 class _Piece(NamedTuple):

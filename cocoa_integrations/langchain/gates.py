@@ -11,8 +11,8 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from cocoa_engine import Generation as EngineGeneration
 from cocoa_engine import UnitLevel
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.units import is_unspaced, open_fence, open_inline
-from cocoa_integrations._shared.edits import Change, Edit, EditedText, is_replaced
+from cocoa_engine.units import is_unspaced, open_block, open_inline
+from cocoa_integrations._shared.edits import Change, Edit, EditedText, is_machine_read, is_replaced, may_become_json
 from cocoa_integrations._shared.finite import finite
 from cocoa_integrations._shared.limits import ABSTENTION, MARK, GateMetric, Limit, Mark, require_reaction
 from cocoa_integrations._shared.metadata import SPANS_KEY, is_reasoning
@@ -225,8 +225,8 @@ class _Stream:
 
     def _continues(self, chunk: Any) -> bool:
         """Whether the text of a chunk is that of its spans. Where a tool call may begin it is not: it is delayed."""
-        if not isinstance(chunk, BaseMessage) or (not self._text.strip() and chunk.text.lstrip()[:1] in ("{", "[")):
-            return False  # JSON is not marked
+        if not isinstance(chunk, BaseMessage):
+            return False
         spans, text = get_spans(chunk), chunk.text
         written = "".join(span.get("text", "") for span in spans if not is_reasoning(span))
         if self._text or not any("part" in span for span in spans):
@@ -241,7 +241,8 @@ class _Stream:
         if self._text:
             self._pending += spans
             self._line += [span for span in spans if not is_reasoning(span)]
-            shown, moved = self._taken(is_last=report is not None)
+            is_json = report is not None and not self._passed and is_machine_read(self._text, report)
+            shown, moved = self._taken(is_last=report is not None, is_json=is_json)
             if shown != text:
                 chunk = with_text(chunk, shown)
             if moved != spans:
@@ -251,24 +252,26 @@ class _Stream:
         self._reported = True
         return self._with_gate_entry(with_report(chunk, self._marks(report).of_report(report)))
 
-    def _taken(self, *, is_last: bool) -> tuple[str, list[dict[str, Any]]]:
-        """The text and the spans that can be passed on. A word or a mark that may go on is kept back."""
-        if not self._line:
+    def _taken(self, *, is_last: bool, is_json: bool = False) -> tuple[str, list[dict[str, Any]]]:
+        """The text and the spans that can be passed on. A word, a mark or JSON that may go on is kept back."""
+        if not self._line or not (is_last or self._passed or not may_become_json(self._text)):
             return "", []
         begin, text = self._begin, self._text
         first = max(self._line[0]["start"] - begin, 0)
         line = EditedText(text[first:], (), begin + first)
         edits = self._gate.limit.mark_edits(line.spans(self._line), self._gate.mark, before=self._before)
+        edits = [edit for edit in edits if edit.text is not None or not is_json]
         end = len(text)
         while not is_last and end > self._passed and not (text[end - 1].isspace() or is_unspaced(text[end - 1])):
             end -= 1
         last_line = text.rfind("\n") + 1
         opened = last_line + open_inline(text[last_line:])
+        held = max(self._passed, opened - len(text[:opened].rpartition(" ")[2]))  # what touches it may be redacted, too
         for edit in reversed(edits):
             following = text[edit.end - begin : end].strip()  # a word after punctuation may continue the sentence
             goes_on = edit.end - begin >= min(end, opened + 1) or (following and not any(map(str.isalnum, following)))
             if not is_last and goes_on and edit.start - begin >= self._passed:
-                end = min(end, edit.start - begin)
+                end = min(end, edit.start - begin, held)
         new = [edit for edit in edits if self._passed <= edit.start - begin and edit.end - begin <= end]
         edits = [*(edit for edit in self._edits if edit.start - begin >= first), *new]
         change = EditedText(text[first:end], (), begin + first).changed(edits)
@@ -289,7 +292,7 @@ class _Stream:
             begins = min([first, *(one.start - begin for one in edits if one.start - begin < first < one.end - begin)])
         seen = self._before + text[before:first]
         begins = seen.rfind("\n") + 1
-        self._before = open_fence(seen[:begins]) + seen[begins:]
+        self._before = open_block(seen[:begins]) + seen[begins:]
         self._grown += sum(map(_growth, (edit for edit in edits if edit.end - begin <= first)))
         return shown, moved
 

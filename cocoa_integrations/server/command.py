@@ -192,6 +192,7 @@ def serve(
     runner = runner_of("serve", ray, **of_ray)
     from cocoa_integrations.server.app import create_app
     from cocoa_integrations.server.draining import DrainingServer, listening
+    from cocoa_integrations.server.log_lines import unhandled_logged
     from cocoa_integrations.server.settings import ServerSettings
 
     settings = ServerSettings(
@@ -223,7 +224,8 @@ def serve(
     app = create_app(load, settings)
     server = DrainingServer(app, ends_process=True)
     try:
-        server.run(sockets=[listening(settings)])  # a taken port is found before the model is loaded
+        with unhandled_logged(app.state.cocoa.shows_texts):
+            server.run(sockets=[listening(settings)])  # a taken port is found before the model is loaded
     finally:
         if app.state.cocoa.loads:
             print_note("stopped before the model was loaded")

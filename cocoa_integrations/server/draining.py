@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
-import logging
 import os
 import signal
 import socket
@@ -14,16 +12,17 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
-import uvicorn.config
 from fastapi import FastAPI
 
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.logs import safe_logger
 from cocoa_integrations._shared import workers
 from cocoa_integrations.server.connection import Connection
 from cocoa_integrations.server.lifecycle import ServerState
+from cocoa_integrations.server.log_lines import log_config
 from cocoa_integrations.server.settings import ServerSettings
 
-logger = logging.getLogger("cocoa_integrations.server")
+logger = safe_logger("cocoa_integrations.server")
 
 CLOSING = 5
 """Seconds in which ended answers are sent, before their connections are closed."""
@@ -49,8 +48,9 @@ class DrainingServer(uvicorn.Server):
         self._state: ServerState = app.state.cocoa
         settings = self._state.settings
         own = {"host": settings.host, "port": settings.port, "timeout_graceful_shutdown": CLOSING, "http": Connection}
-        # web sockets are off: a request for one is answered as plain HTTP
-        super().__init__(uvicorn.Config(app, **{"ws": "none", "log_config": _log_config(), **own, **options}))
+        # web sockets are off: a request for one is answered as plain HTTP. Addresses that headers give are not believed
+        own |= {"ws": "none", "proxy_headers": False, "log_config": log_config(self._state.shows_texts)}
+        super().__init__(uvicorn.Config(app, **{**own, **options}))
         self._deadline: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -109,10 +109,3 @@ def listening(settings: ServerSettings) -> socket.socket:
     shown = f"[{host}]" if ":" in host else host
     logger.info("Listening on http://%s:%d (Press CTRL+C to quit)", shown, opened.getsockname()[1])
     return opened
-
-
-def _log_config() -> dict[str, Any]:
-    """uvicorn's logging, with this package's messages."""
-    config = copy.deepcopy(uvicorn.config.LOGGING_CONFIG)
-    config["loggers"]["cocoa_integrations.server"] = {"handlers": ["default"], "level": "INFO", "propagate": False}
-    return config

@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 
 from cocoa_engine import CocoaConfig
 from cocoa_engine.errors import (
+    MESSAGE_LIMIT,
     CalibrationError,
     ChatTemplateError,
     CocoaError,
@@ -29,7 +30,7 @@ from cocoa_engine.errors import (
     WorkerError,
 )
 from cocoa_engine.logs import safe_logger
-from cocoa_engine.safe_text import short_repr, shortened
+from cocoa_engine.safe_text import bounded, one_line, short_repr, shortened
 from cocoa_integrations.server.parameters import SAME_SETTING
 
 logger = safe_logger("cocoa_integrations.server")
@@ -172,8 +173,13 @@ def response_of(error: ApiError) -> Response:
 def log_unexpected(error: BaseException, *, with_message: bool) -> None:
     """Write an error that no client caused to the log. Its message may quote a prompt."""
     where = "".join(traceback.format_tb(error.__traceback__)).replace("%", "%%")
+    logger.error("%s\n" + where, described(error, with_message=with_message))
+
+
+def described(error: BaseException, *, with_message: bool) -> str:
+    """An error for the log, in one line."""
     message = f": {error}" if with_message else " (--log-prompts shows its message)"
-    logger.error("%s%s\n" + where, type(error).__name__, message)
+    return one_line(bounded(f"{type(error).__name__}{message}", MESSAGE_LIMIT))
 
 
 def install(app: FastAPI, *, retry_after: int, log_prompts: bool, on_busy: Callable[[], None]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -13,8 +12,7 @@ from typing import Literal, cast
 from fastapi import FastAPI, Request
 
 from cocoa_engine import CocoaEngine
-from cocoa_engine.errors import MESSAGE_LIMIT
-from cocoa_engine.safe_text import bounded
+from cocoa_engine.logs import safe_logger
 from cocoa_integrations.server.allocator import free_memory_released
 from cocoa_integrations.server.body import Bodies
 from cocoa_integrations.server.errors import SERVER, ApiError, shutting_down
@@ -22,7 +20,7 @@ from cocoa_integrations.server.metrics import Metrics
 from cocoa_integrations.server.settings import ServerSettings
 from cocoa_integrations.server.work import Call, Calls
 
-logger = logging.getLogger("cocoa_integrations.server")
+logger = safe_logger("cocoa_integrations.server")
 
 Phase = Literal["loading", "ready", "draining", "failed"]
 Loader = Callable[[], CocoaEngine]
@@ -90,6 +88,10 @@ class ServerState:
             message = _MESSAGES[self.phase]
             raise ApiError(503, message, kind=SERVER, code=f"model_{self.phase}", retry_after=retry_after)
 
+    def shows_texts(self) -> bool:
+        """Whether the log may have any text: it is allowed to have that of requests, or none was read yet."""
+        return self.settings.log_prompts or self.phase == "loading"
+
     def open_call(self, request: Request) -> AbstractAsyncContextManager[Call]:
         """A call of the engine within the context; see :meth:`Calls.opened`.
 
@@ -146,7 +148,7 @@ class ServerState:
         self._engine, self.error = engine, error
         self._name_metrics()
         if error is not None:
-            logger.error("the model could not be loaded: %s", bounded(str(error), MESSAGE_LIMIT))
+            logger.error("the model could not be loaded: %s", error)
             self.phase = "failed"
         elif self.phase == "loading":
             self.phase = "ready"

@@ -17,11 +17,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cocoa_integrations.server.errors import ApiError, api_error, log_unexpected, response_of, shutting_down
 
+METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"))
+
 
 class OnlyPaths:
     """Drops what a URL has beside its path: the query and the host with its user, in which clients put keys.
 
-    No route reads them. The scope itself is changed, since the server's access log is written from it.
+    No route reads them. An unknown method gets OpenTelemetry's name of one. The scope itself is changed, since the
+    server's access log is written from it.
 
     Args:
         app: the app.
@@ -34,6 +37,8 @@ class OnlyPaths:
         """Serve one request."""
         if scope["type"] == "http":
             scope["query_string"] = b""
+            if scope["method"] not in METHODS:
+                scope["method"] = "_OTHER"
             if not scope["path"].startswith("/"):  # h11 passes on the other forms as they are
                 _, absolute, location = scope["path"].partition("://")
                 scope["path"] = f"/{location.partition('/')[2]}" if absolute else "*"

@@ -38,7 +38,7 @@ class Record:
     ) -> None:
         self._metrics = state.metrics
         self._log = AnswerLog(envelope["id"], prompt if state.settings.log_prompts else None)
-        self._trace = AnswerTrace(operation, envelope["model"], body.model, envelope["id"], body.answers, config)
+        self._trace = AnswerTrace(operation, envelope["model"], envelope["id"], body.answers, config)
         self._begun = time.monotonic()
         self._has_begun = False
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Generic, TypeVar
@@ -12,9 +11,10 @@ from typing import Any, Generic, TypeVar
 from fastapi import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from cocoa_engine.logs import safe_logger
 from cocoa_integrations.server.errors import ApiError, body_of
 
-logger = logging.getLogger("cocoa_integrations.server")
+logger = safe_logger("cocoa_integrations.server")
 
 Item = TypeVar("Item")
 

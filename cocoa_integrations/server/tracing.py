@@ -68,15 +68,12 @@ class AnswerTrace:
     Args:
         operation: ``chat`` or ``text_completion``.
         model: the name of the model in the answer.
-        asked: the name of the model in the request.
         answer_id: the id of the answer.
         answers: the number of answers.
         config: the settings.
     """
 
-    def __init__(
-        self, operation: str, model: str, asked: str | None, answer_id: str, answers: int, config: CocoaConfig
-    ) -> None:
+    def __init__(self, operation: str, model: str, answer_id: str, answers: int, config: CocoaConfig) -> None:
         self._risks = RiskTrace()
         self._span = self._risks.span if self._risks.is_recording else None
         if self._span is None:
@@ -85,7 +82,7 @@ class AnswerTrace:
         given = {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": PROVIDER,
-            "gen_ai.request.model": asked,
+            "gen_ai.request.model": model,
             "gen_ai.request.choice.count": answers if answers != 1 else None,
             "gen_ai.request.max_tokens": config.max_new_tokens,
             "gen_ai.request.temperature": config.temperature,

@@ -113,6 +113,8 @@ def _draft(schema: Mapping[str, Any]) -> tuple[Any, bool]:
     Returns:
         The class, and whether the schema is valid in it.
     """
+    if not isinstance(schema.get("$schema", ""), str):
+        raise ConfigError("the JSON schema is invalid at $.$schema: it must be a text, the address of a draft")
     validators = need("jsonschema.validators", extra="tools", what="a schema")
     named = validators.validator_for(schema, default=None)
     names = ("Draft202012Validator", "Draft7Validator", "Draft4Validator", "Draft3Validator")

@@ -98,7 +98,12 @@ def _loaded() -> ctypes.CDLL:
             f"neither the cache directory nor {tempfile.gettempdir()} can hold a library to load: each is mounted "
             f"noexec, or cannot be written; set {CACHE_VARIABLE} to a folder elsewhere"
         )
-    with tempfile.TemporaryDirectory(prefix="cocoa-kernels-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="cocoa-kernels-", dir=next(iter(folders), None)) as temporary:
+        if not is_private(Path(temporary)):
+            raise _UnfitError(
+                f"other users could exchange a library in {tempfile.gettempdir()} before it is loaded; set "
+                f"{CACHE_VARIABLE} to a folder of yours"
+            )
         made = _compile(compiler, Path(temporary))
         for folder in folders:
             try:
@@ -212,7 +217,7 @@ def _compile(compiler: str, folder: Path) -> Path:
         [compiler, *all_flags, f"-I{HEADERS[0].parent}", "-c", str(SOURCE), "-o", str(object_file)],
         [compiler, "-shared", str(object_file), "-o", str(made)],
     ):
-        environment = {**os.environ, "LC_ALL": "C"}
+        environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(folder)}  # the compiler has files of its own
         done = subprocess.run(command, capture_output=True, timeout=BUILD_TIMEOUT, check=False, env=environment)
         if done.returncode:
             lines = done.stderr.decode(errors="replace").splitlines()

@@ -301,6 +301,26 @@ def test_without_any_folder_they_are_built_for_the_process(
 
 
 @needs_kernels
+@pytest.mark.parametrize("kept", [True, False])
+def test_they_are_not_built_where_others_could_exchange_them(
+    anew: Path, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder for temporary files that is open and not sticky: what is loaded is not built there."""
+    Path(tempfile.gettempdir()).chmod(0o777)
+    if not kept:
+        anew.write_text("a file where the folder should be")
+    used: list[Path] = []
+    compile_in = build._compile
+    monkeypatch.setattr(build, "_compile", lambda compiler, folder: used.append(folder) or compile_in(compiler, folder))
+    reason = trial.obstacle()
+    assert all(folder.is_relative_to(anew) for folder in used)
+    if kept:
+        assert (reason, len(used)) == (None, 1)
+    else:
+        assert "other users could exchange a library" in str(reason)
+
+
+@needs_kernels
 def test_without_a_home_they_are_kept_with_temporary_files(
     anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

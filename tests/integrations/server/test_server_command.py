@@ -32,7 +32,7 @@ def cocoa(monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs ``cocoa`` with some arguments in this process."""
     monkeypatch.delenv("COCOA_API_KEYS", raising=False)
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(draining, "_log_config", lambda: None)  # logging is left as it is
+    monkeypatch.setattr(draining, "log_config", lambda shows_texts: None)  # logging is left as it is
     app = typer.Typer(cls=OneLineErrors)
     app.command()(serve)
     app.callback()(lambda: None)

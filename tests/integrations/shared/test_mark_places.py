@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -97,6 +99,75 @@ def test_no_risky_word_is_left_after_redaction(spans: list[tuple[str, float]]) -
     assert kept.text == marked(spans)
 
 
+def streamed(spans: list[tuple[str, float]], gate: Any, **report: Any) -> list[AIMessageChunk]:
+    chunks = [AIMessageChunk(one["text"], additional_kwargs={"cocoa_spans": [one]}) for one in message_spans(spans)]
+    last = {"cocoa_risk": {**message_of(spans).response_metadata["cocoa_risk"], **report}}
+    return list(gate.transform(iter([*chunks, AIMessageChunk("", response_metadata=last, chunk_position="last")])))
+
+
+SIGNS = (
+    *("$", "$5", " for", "\\[", "\\]", "\\(", "\n$$\n", "$$", "\\begin{a}", "\\end{a}", "\n", "\n\n", "`", "[", "]"),
+    *("(", "](x)", "[^1]", "<a b", ">", " red", "old ", " *", "**", "1", "-", '"', "{", "}", ",", "true", ".", ":"),
+)
+STREAMED = TEXTS | st.lists(st.sampled_from(SIGNS), max_size=9).map("".join)
+
+
+@settings(max_examples=500)
+@given(
+    st.lists(st.tuples(STREAMED, st.sampled_from([0.1, 0.9])), max_size=8),
+    st.sampled_from(["[[{text}]]", lambda part, _: "█" * len(part)]),
+)
+def test_a_stream_shows_what_a_whole_answer_shows(spans: list[tuple[str, float]], mark: Any) -> None:
+    gate = risk_gate(0.5, on_risk="mark", mark=mark)
+    assert add(streamed(spans, gate)).text == gate.invoke(message_of(spans)).text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It costs $5 for each",
+        "It costs $x",
+        "The cost is $",
+        "See [the docs",
+        "![see",
+        "If a <b",
+        "Run `make",
+        "The sum \\(x",
+        "The sum \\[x",
+        "a $$x",
+        "[1] The tower",
+        '"The" tower',
+        "{see} the",
+        "41 towers",
+        "-1 is less",
+        "true or not",
+        "[see",
+        "A [link](x",
+    ],
+)
+def test_a_stream_waits_for_the_end_of_few_characters(text: str) -> None:
+    arrived, shown = "", ""
+
+    def chunks() -> Iterator[AIMessageChunk]:
+        nonlocal arrived
+        for one in message_spans([(text, 0.1), *((f" word{number}", 0.9) for number in range(60))]):
+            arrived += one["text"]
+            yield AIMessageChunk(one["text"], additional_kwargs={"cocoa_spans": [one]})
+            assert len(arrived) - len(shown.replace("[[", "").replace("]]", "")) < 130
+
+    stream = risk_gate(0.5, on_risk="mark").transform(chunks())
+    for _ in range(60):
+        shown += next(stream).text
+
+
+@pytest.mark.parametrize(
+    "text", ["41", "-41.5e3", '"The tower is \\" red"', "true", "null", ' "x"\n', '[1.5, {"a": "b c"}]']
+)
+def test_json_of_a_response_format_has_no_marks_in_a_stream(text: str) -> None:
+    spans = [(part, 0.9) for part in re.findall(r"\s?\w+|\s|[^\w\s]", text)]
+    assert add(streamed(spans, risk_gate(0.5, on_risk="mark"), fields={})).text == text
+
+
 @pytest.mark.parametrize(
     ("spans", "shown"),
     [
@@ -107,6 +178,8 @@ def test_no_risky_word_is_left_after_redaction(spans: list[tuple[str, float]]) -
         ([("See [it](https://", 0.1), ("secret.org", 0.9), (") now", 0.1)], "See [it](█) now"),
         ([('{"key": "', 0.1), ("secret", 0.9), ('"}', 0.1)], '{"key": "█"}'),
         ([("1. Red", 0.9), ("\n# Big", 0.9)], "1. █\n# █"),
+        ([("Use", 0.1), (" `", 0.9), ("cocoa", 0.9), (" ask", 0.9), ("`", 0.9), (" now", 0.1)], "Use █ █ now"),
+        ([("| A |", 0.1), (" ✅", 0.9), (" |\nIt →", 0.9), (" is", 0.1), (".", 0.9)], "| A | █ |\n█ █ is."),
         ([("```json", 0.9), ("\n[1", 0.9), (", 2]\n```", 0.1)], "```█\n█, 2]\n```"),
     ],
 )  # fmt: skip
@@ -146,6 +219,26 @@ def test_redaction(spans: list[tuple[str, float]], shown: str) -> None:
         ([("Ask Dr. Berg; he", 0.9), (" left.", 0.9)], "[[Ask Dr. Berg]]; [[he]] [[left]]."),
         ([("in the U.S.", 0.9), (" Army", 0.1)], "[[in the U.S.]] Army"),
         ([("红色。很高", 0.9), ("。", 0.9)], "[[红色]]。[[很高]]。"),
+        (
+            [("red that **", 0.9), ("is", 0.1), ("** (", 0.9), ("old", 0.1), (") — and", 0.9)],
+            "[[red that]] **is** (old) — [[and]]",
+        ),
+        ([("It is `x`", 0.1), (", the red", 0.9), (" one", 0.1)], "It is `x`, [[the red]] one"),
+        # formulas and footnotes
+        ([("It is:\n\\[\nx", 0.9), (" = 3\n", 0.9), ("\\]\nwith x", 0.9)], "[[It is]]:\n\\[\nx = 3\n\\]\n[[with x]]"),
+        ([("$$\nx", 0.9), ("\n= 3", 0.9), ("\n$$\nRed", 0.9)], "$$\nx\n= 3\n$$\n[[Red]]"),
+        ([("So $$\nx", 0.9), ("\n\nRed", 0.9)], "[[So]] $$\nx\n\n[[Red]]"),
+        (
+            [("\\begin{align*}\nx &= 3 \\\\\n", 0.9), ("y", 0.9), ("\n\\end{align*} so", 0.9)],
+            "\\begin{align*}\nx &= 3 \\\\\ny\n\\end{align*} [[so]]",
+        ),
+        ([("Red \\[ x", 0.9), (" + 1 \\] old", 0.9)], "[[Red]] \\[ x + 1 \\] [[old]]"),
+        ([("Red[^", 0.9), ("1", 0.9), ("] old", 0.9)], "[[Red]][^1] [[old]]"),
+        (
+            [("It costs $5 for", 0.9), (" one and $6", 0.9), (" for two", 0.9)],
+            "[[It costs $5 for]] [[one and $6]] [[for two]]",
+        ),
+        ([("A [b](https://x.org/y_(z", 0.9), (")) d", 0.9)], "[[A]] [[[b]]](https://x.org/y_(z)) [[d]]"),
         # code and tags
         ([("Run `make", 0.9), (" now", 0.9), (" all` it", 0.9)], "[[Run]] `make now all` [[it]]"),
         ([("A", 0.1), (" `b", 0.9), ("` c", 0.1), (" d", 0.9)], "A `b` c [[d]]"),

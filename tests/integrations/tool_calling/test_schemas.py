@@ -220,6 +220,23 @@ def test_what_can_be_neither_enforced_nor_validated_is_refused_at_once(schema: d
     assert "%json" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        *({"$schema": value, "type": "object"} for value in (["x"], {"x": 1}, -1, True, None)),
+        *({"$ref": value} for value in ({"$ref": "#"}, [{"$ref": "#"}], 5)),
+        *({"anyOf": [{"$ref": "#"}], key: value} for key, value in (("anyOf", 5), ("allOf", 1.5), ("allOf", {"x": 1}))),
+        {"$defs": {"a": {"type": "array", "minItems": "x", "items": {"$ref": "#/$defs/a"}}}, "$ref": "#/$defs/a"},
+        {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": [["a"]]},
+        {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": 1e308},
+    ],
+    ids=str,
+)
+def test_a_keyword_of_a_wrong_type_is_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        enforceable(schema)
+
+
 NUMBERS = [
     sign * number
     for sign in (1, -1)

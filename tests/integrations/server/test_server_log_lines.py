@@ -1,0 +1,117 @@
+"""All that a server's process writes: no text of a request, and no control characters, whoever writes it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+
+from tests.helpers.paths import ROOT
+from tests.helpers.served import CHAT, PATIENCE
+
+SECRET = "my-secret"
+FORGED = f"{SECRET}\nERROR: a forged line\x1b[31m\x9b31m\u2028"
+
+PROGRAM = """
+import asyncio, logging, sys, threading, warnings
+from cocoa_integrations.server import ServerSettings, create_app
+from cocoa_integrations.server.draining import DrainingServer, listening
+from cocoa_integrations.server.log_lines import unhandled_logged
+from tests.helpers.served import speaker
+
+class Failing:
+    def __init__(self, text):
+        self.text = text
+    def __del__(self):
+        raise ValueError(self.text)
+
+def raise_in_thread(text):
+    raise ValueError(text)
+
+def chat(messages, **options):
+    text = messages[0]["content"]
+    warnings.warn(text)
+    foreign = logging.getLogger("another.package")
+    foreign.error(text)
+    foreign.error("a template: %s", text)
+    foreign.error("a template of two: %s %s", text)
+    logging.getLogger("transformers.generation").warning(text)
+    thread = threading.Thread(target=raise_in_thread, args=(text,))
+    thread.start()
+    thread.join()
+    Failing(text)
+    loop.call_soon_threadsafe(raise_in_thread, text)
+    try:
+        raise KeyError(text)
+    except KeyError as error:
+        foreign.exception("an error")
+        raise RuntimeError(text) from error
+
+async def note_loop(server, sockets):
+    global loop
+    loop = asyncio.get_running_loop()
+    await server.serve(sockets)
+
+settings = ServerSettings(port=0, shutdown_timeout=0, log_prompts=len(sys.argv) > 1)
+engine = speaker()
+engine.chat = chat
+app = create_app(engine, settings)
+server = DrainingServer(app)
+opened = listening(settings)
+print(opened.getsockname()[1], flush=True)
+with unhandled_logged(app.state.cocoa.shows_texts):
+    asyncio.run(note_loop(server, [opened]))
+"""
+
+BODY = json.dumps({"messages": [{"role": "user", "content": FORGED}]})
+REQUESTS = (
+    f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(BODY)}\r\n"
+    f"X-Forwarded-For: {SECRET}\x9b31m\r\nUser-Agent: {SECRET}\r\n{SECRET}: {SECRET}\r\n\r\n{BODY}",
+    f"{SECRET} /health?key={SECRET} HTTP/1.1\r\nHost: {SECRET}\r\n\r\n",
+    f"GET /health HTTP/{SECRET}\r\n\r\n",
+    f"{SECRET}\r\n\r\n",
+)
+
+
+def output_of(*arguments: str) -> str:
+    """What the process of a server writes while it answers the requests."""
+    with subprocess.Popen(
+        [sys.executable, "-X", "dev", "-c", PROGRAM, *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+    ) as process:
+        assert process.stdout is not None
+        before = []
+        while not (line := process.stdout.readline()).strip().isdecimal():
+            assert line, "".join(before)
+            before.append(line)
+        try:
+            for request in REQUESTS:
+                with socket.create_connection(("127.0.0.1", int(line)), timeout=PATIENCE) as opened:
+                    opened.sendall(request.encode("latin-1"))
+                    assert opened.recv(9)
+        finally:
+            process.terminate()
+            written, _ = process.communicate(timeout=PATIENCE)
+    return written
+
+
+def test_nothing_that_a_server_writes_has_text_of_a_request() -> None:
+    written = output_of()
+    assert SECRET not in written
+    assert written.count("RuntimeError (--log-prompts shows its message)") == 1
+    assert "another.package has a message" in written
+    assert "in raise_in_thread" in written  # where an error was raised is shown
+    assert '"_OTHER /health HTTP/1.1" 400' in written
+    assert "127.0.0.1" in written
+
+
+def test_text_that_may_be_written_stays_in_its_line() -> None:
+    written = output_of("--log-prompts")
+    lines = [line for line in written.splitlines() if SECRET in line]
+    assert any("another.package" not in line and "forged" in line for line in lines)
+    assert not any(line.startswith("ERROR: a forged") for line in written.splitlines())
+    assert not {"\x1b", "\x9b", "\u2028"} & set(written)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from typing import ClassVar
 
-from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import ConfigDict, Field, SecretStr, model_validator
 
 from cocoa_engine.arguments import SettingsModel
 
@@ -88,14 +88,13 @@ class ServerSettings(SettingsModel):
             return self.allowed_hosts
         return (*LOOPBACK_NAMES, self.host) if self.on_loopback else ("*",)
 
-    @field_validator("api_keys")
-    @classmethod
-    def _keys_are_visible(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
-        for number, key in enumerate(keys):
+    @model_validator(mode="after")  # an error of the field would show the keys
+    def _keys_are_visible(self) -> ServerSettings:
+        for number, key in enumerate(self.api_keys):
             text = key.get_secret_value()
             if not text or not text.isascii() or not text.isprintable() or " " in text:
-                raise ValueError(f"key {number} is empty, or has characters that a header cannot carry")
-        return keys
+                raise ValueError(f"api_keys: key {number} is empty, or has characters that a header cannot carry")
+        return self
 
     @model_validator(mode="after")
     def _other_machines_need_a_key(self) -> ServerSettings:

@@ -7,6 +7,7 @@ import io
 import json
 import pickle
 import re
+import signal
 import struct
 import time
 import traceback
@@ -127,6 +128,24 @@ def generation_config(name: str, value: Any) -> GenerationConfig:
     config = GenerationConfig(eos_token_id=2)
     setattr(config, name, value)  # the constructor checks some values
     return config
+
+
+@pytest.mark.parametrize("value", [2**31, 10**18])
+@pytest.mark.parametrize("name", ["encoder_no_repeat_ngram_size", "no_repeat_ngram_size", "min_length"])
+def test_a_huge_size_in_a_generation_config_ends(name: str, value: int) -> None:
+    """A processor of transformers counts up to it, in Python."""
+
+    def give_up(*_: Any) -> None:
+        raise AssertionError("it does not end")
+
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(60)
+    try:
+        assert engine.generate([5], generation_config=generation_config(name, value), max_new_tokens=2).token_ids
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 
 from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_engine.cli.app import OneLineErrors
-from cocoa_integrations.server import command, create_app, draining
+from cocoa_integrations.server import ServerSettings, command, create_app, draining
 from cocoa_integrations.server.command import given_keys, serve
 from tests.helpers.in_threads import start, wait_until
 from tests.helpers.served import CHAT, HELLO, PATIENCE, speaker
@@ -202,6 +202,12 @@ def test_keys_from_options_a_file_and_the_environment(tmp_path: Path, monkeypatc
     file.write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="--api-key-file"):
         given_keys((), file)
+
+
+def test_an_error_about_a_key_does_not_show_it() -> None:
+    with pytest.raises(ConfigError, match="key 1 is empty, or has characters") as refused:
+        ServerSettings(api_keys=("fine-secret", "wrong-sécret"))
+    assert "cret" not in str(refused.value)
 
 
 def test_the_servers_log_is_written_with_uvicorns(monkeypatch: pytest.MonkeyPatch) -> None:

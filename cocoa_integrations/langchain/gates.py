@@ -264,6 +264,12 @@ class _Stream:
         end = len(text)
         while not is_last and end > self._passed and not (text[end - 1].isspace() or is_unspaced(text[end - 1])):
             end -= 1
+        if callable(self._gate.mark) and not is_last:  # signs may be redacted with the word that follows them
+            risky = [
+                (one["start"] - begin, one["end"] - begin) for one in self._gate.limit.risky(line.spans(self._line))
+            ]
+            while end > self._passed and not text[end - 1].isalnum() and any(a < end <= b for a, b in risky):
+                end -= 1
         last_line = text.rfind("\n") + 1
         opened = last_line + open_inline(text[last_line:])
         held = max(self._passed, opened - len(text[:opened].rpartition(" ")[2]))  # what touches it may be redacted, too
@@ -282,8 +288,8 @@ class _Stream:
             for span in change.moved(ready, 0)
         ]
         self._edits += new
-        shown = change.text[self._shown - first - self._grown :]
-        self._passed, self._shown = end, first + self._grown + len(change.text)
+        shown = EditedText(text[self._passed : end], (), begin + self._passed).changed(new).text
+        self._passed, self._shown = end, self._shown + len(shown)
         spans, before = self._line, first
         first, begins = end + 1, text.rfind("\n", 0, end) + 1
         while begins < first:  # also where a span or a mark that goes on began

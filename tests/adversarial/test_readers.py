@@ -53,6 +53,7 @@ TARGETS = {
         *("test_configs_of_models", "test_weights", "test_indexes_of_divided_weights", "test_tokenizer_files"),
         *("test_chat_templates", "test_gguf_files_that_are_unpacked"),
     ],
+    "cocoa_engine/model/tokenizer_files.py": ["test_tokenizer_files", "test_each_value_of_a_tokenizer_s_files"],
     "cocoa_engine/model/quantised_weights.py": ["test_weights", "test_indexes_of_divided_weights"],
     "cocoa_engine/studies/answer_cache.py": ["test_caches_of_answers"],
     "cocoa_integrations/evaluation/agreement.py": ["test_labels_of_people"],

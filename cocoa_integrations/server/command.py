@@ -222,9 +222,9 @@ def serve(
         return engine
 
     app = create_app(load, settings)
-    server = DrainingServer(app, ends_process=True)
     try:
         with unhandled_logged(app.state.cocoa.shows_texts):
+            server = DrainingServer(app, ends_process=True)
             server.run(sockets=[listening(settings)])  # a taken port is found before the model is loaded
     finally:
         if app.state.cocoa.loads:

@@ -80,6 +80,8 @@ def log_config(shows_texts: Callable[[], bool]) -> dict[str, Any]:
 def unhandled_logged(shows_texts: Callable[[], bool]) -> Iterator[None]:
     """Write warnings, and errors that end a thread or occur in a destructor, to the log. Python would print them.
 
+    The loggers that :func:`log_config` changes have their own handlers again afterwards.
+
     Args:
         shows_texts: whether the log may have text of requests.
     """
@@ -94,8 +96,13 @@ def unhandled_logged(shows_texts: Callable[[], bool]) -> Iterator[None]:
             log_unexpected(unhandled.exc_value, with_message=shows_texts())
 
     before = warnings.showwarning, threading.excepthook, sys.unraisablehook
+    loggers = [logging.getLogger(name) for name in (None, *log_config(shows_texts)["loggers"])]
+    kept = [(each, each.handlers[:], each.level, each.propagate) for each in loggers]
     warnings.showwarning, threading.excepthook, sys.unraisablehook = show, log, log
     try:
         yield
     finally:
         warnings.showwarning, threading.excepthook, sys.unraisablehook = before
+        for each, handlers, level, propagate in kept:
+            each.handlers, each.propagate = handlers, propagate
+            each.setLevel(level)

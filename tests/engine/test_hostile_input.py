@@ -829,11 +829,9 @@ def modules_with(pattern: str) -> set[str]:
 OTHER_LOGGERS = {
     "cocoa_engine/logs.py": "defines safe_logger",
     "cocoa_engine/optional.py": "drops lines of other packages",
+    "cocoa_integrations/server/log_lines.py": "gives loggers their handlers back",
     # the server writes whole prompts and tracebacks, which a safe logger would shorten
     "cocoa_integrations/server/answer_log.py": "calls safe for prompts and answers; the rest is made by the server",
-    "cocoa_integrations/server/draining.py": "writes the address that the server listens on",
-    "cocoa_integrations/server/lifecycle.py": "calls bounded for the message",
-    "cocoa_integrations/server/streaming.py": "writes a number",
 }
 
 

@@ -34,8 +34,9 @@ EMOJI = "Grüße, 世界! 👩‍👩‍👧 naïve\n\n\tif x:  y = 12345"
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache directory."""
+    """An empty cache directory, and no other place."""
     monkeypatch.setenv("COCOA_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(embedded, "temporary_folder", lambda: tmp_path / "temporary")
     return tmp_path / "cache"
 
 
@@ -186,6 +187,7 @@ def test_another_package_version_has_its_own_folder(conversions: list[Path], mon
 def test_cache_directory_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("COCOA_CACHE_DIR", str(tmp_path / "file" / "below"))
+    monkeypatch.setattr(embedded, "temporary_folder", lambda: tmp_path / "file" / "too")
     with pytest.raises(ModelLoadError, match="set COCOA_CACHE_DIR"):
         embedded.embedded_model_path()
 

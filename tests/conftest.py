@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import re
+import sys
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: no test waits for a hub
@@ -27,6 +29,11 @@ pytest.register_assert_rewrite("tests.helpers")
 settings.register_profile("cocoa", deadline=None, derandomize=True)  # a slow machine is no failure
 settings.load_profile("cocoa")
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+with contextlib.suppress(ImportError):
+    from absl import logging as absl_logging
+
+    # its handler closes the stream that it was made with, pytest's, when `cocoa serve` configures logging in a test
+    absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
 
 @pytest.fixture(scope="session", autouse=True)

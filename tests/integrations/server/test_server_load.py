@@ -137,7 +137,7 @@ async def test_many_requests_leave_nothing_behind(endless: Speaker) -> None:
     await ask_some(4)
     before = left()
     await ask_some(12)
-    assert left() == before
+    assert not left() - before  # tasks of other tests may end meanwhile
     assert len(app.state.cocoa.calls) == 0
     assert not endless.session.scheduler.waiting
     assert_idle(endless)

@@ -198,7 +198,6 @@ class _Stream:
         self._begin = 0  # the offset of the first character, after any reasoning
         self._text = ""  # of the chunks so far, without marks
         self._passed = 0  # characters of it that were passed on; the others may still get a mark, or be part of a word
-        self._shown = 0  # the same with marks
         self._pending: list[dict[str, Any]] = []  # spans that were not passed on
         self._line: list[dict[str, Any]] = []  # spans of the line that is not complete
         self._before = ""  # what stands before them in that line, after the line that opens a block of code
@@ -289,7 +288,7 @@ class _Stream:
         ]
         self._edits += new
         shown = EditedText(text[self._passed : end], (), begin + self._passed).changed(new).text
-        self._passed, self._shown = end, self._shown + len(shown)
+        self._passed = end
         spans, before = self._line, first
         first, begins = end + 1, text.rfind("\n", 0, end) + 1
         while begins < first:  # also where a span or a mark that goes on began
@@ -316,7 +315,8 @@ class _Stream:
             kwargs = {**chunk.additional_kwargs, SPANS_KEY: [*self._pending, *get_spans(chunk)]}
             chunk = chunk.model_copy(update={"additional_kwargs": kwargs})
         change = self._gate.limit.with_marks(self._text + chunk.text, report, self._gate.mark)
-        return self._with_gate_entry(with_text(with_change(chunk, change), change.text[self._shown :]))
+        shown = self._passed + sum(map(_growth, self._edits))
+        return self._with_gate_entry(with_text(with_change(chunk, change), change.text[shown:]))
 
     def _marks(self, report: dict[str, Any]) -> Change:
         """What the marks change in the generated text."""

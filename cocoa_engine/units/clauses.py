@@ -240,12 +240,10 @@ def open_block(text: str) -> str:
         return fence
     code = [Range(start, end) for start, end, is_code in blocks(text) if is_code]
     *_, last = [None, *_INLINE.finditer(_without(text, code))]
-    is_open = last is not None and last["display"] and not last["closed"] and last.end() == len(text)
-    return (
-        f"{last['dollars'] or last['end_dollars'] or last['bracket'] or last[0].split('}')[0] + '}'}\n"
-        if is_open
-        else ""
-    )
+    if last is None or not last["display"] or last["closed"] or last.end() < len(text):
+        return ""
+    opening = last["dollars"] or last["end_dollars"] or last["bracket"] or f"\\begin{{{last['name']}}}"
+    return f"{opening}\n"
 
 
 def _unpaired(text: str, begin: int, stop: int) -> set[int]:

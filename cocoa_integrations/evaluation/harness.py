@@ -100,6 +100,7 @@ def evaluate(
     out = Path(out)
     with new_run(out, settings) as rows:
         _require_same_samples(out, rows, samples)
+        ordered = [(str(arm), sample.id) for arm in arms for sample in samples]
         missing = {arm: [sample for sample in samples if (str(arm), sample.id) not in rows] for arm in arms}
         requests = [sum(map(task.requests, some)) for some in (samples, *missing.values())]
         begin(requests[0] * len(arms) - sum(requests[1:]), requests[0] * len(arms))
@@ -114,9 +115,8 @@ def evaluate(
                     part = some[start : start + size]
                     own = run_arm(lm, task, arm, part, arm.config(shared), confirm_run_unsafe_code)
                     rows |= {(row["arm"], row["id"]): row for row in own}
-                    in_order = dict.fromkeys((*((str(arm), sample.id) for arm in arms for sample in samples), *rows))
-                    write_rows(out, [rows[key] for key in in_order if key in rows])
-        summary = summarise(task, arms, [rows[str(arm), sample.id] for arm in arms for sample in samples])
+                    write_rows(out, [rows[key] for key in dict.fromkeys((*ordered, *rows)) if key in rows])
+        summary = summarise(task, arms, [rows[key] for key in ordered])
         results = {"settings": settings, "samples": len(samples), "arms": summary}
         write_file(out / RESULTS, dumps(results, indent=2, ensure_ascii=False) + "\n")
         write_file(out / TABLE, markdown(report(task, results, paper_model)))

@@ -24,9 +24,9 @@ from cocoa_engine.model.light_model import LightModel
 from cocoa_engine.process_exit import at_work
 from cocoa_engine.safe_text import short_repr
 
-# Hooks and forward passes of one model must not interleave, also when several engines wrap it.
 _SHORT = 128  # tokens of a pass that need not end before its last layer
 
+# Hooks and forward passes of one model must not interleave, also when several engines wrap it.
 _locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
 _locks_guard = free_in_child(threading.Lock())
 

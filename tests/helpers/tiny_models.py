@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import re
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -153,12 +154,17 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return _fast(tokenizer)
 
 
-class LoweringTokenizer(PreTrainedTokenizer):
-    """A tokenizer of characters, in Python, that changes texts: letters become small, white space one space."""
+class LetterTokenizer(PreTrainedTokenizer):
+    """A tokenizer in Python: every character is a token.
 
-    def __init__(self) -> None:
-        self.letters = {chr(code): number for number, code in enumerate(range(32, 127))}
-        super().__init__(bos_token="~", eos_token="}", unk_token="^")
+    Args:
+        letters: the characters that it knows.
+        **special: the special tokens, ``unk_token`` among them.
+    """
+
+    def __init__(self, letters: Iterable[str], **special: str) -> None:
+        self.letters = {letter: number for number, letter in enumerate(letters)}
+        super().__init__(**special)
 
     @property
     def vocab_size(self) -> int:
@@ -166,21 +172,31 @@ class LoweringTokenizer(PreTrainedTokenizer):
         return len(self.letters)
 
     def get_vocab(self) -> dict[str, int]:
-        """The letters."""
+        """The letters and the special tokens."""
         return self.letters | self.added_tokens_encoder
 
     def _tokenize(self, text: str, **_: Any) -> list[str]:
-        return list(re.sub(r"\s+", " ", text.lower()))
+        return list(text)
 
-    def _convert_token_to_id(self, token: str) -> int:
-        return self.letters.get(token, self.letters["^"])
+    def _convert_token_to_id(self, token: str) -> int | None:
+        return self.letters.get(token, self.added_tokens_encoder.get(str(self.unk_token)))
 
     def _convert_id_to_token(self, index: int) -> str:
-        return list(self.letters)[index] if index < len(self.letters) else "^"
+        return [*self.letters][index] if index < len(self.letters) else str(self.unk_token)
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
         """The letters as a text."""
         return "".join(tokens)
+
+
+class LoweringTokenizer(LetterTokenizer):
+    """One that changes texts: letters become small, white space one space."""
+
+    def __init__(self) -> None:
+        super().__init__(map(chr, range(32, 127)), bos_token="~", eos_token="}", unk_token="^")
+
+    def _tokenize(self, text: str, **_: Any) -> list[str]:
+        return list(re.sub(r"\s+", " ", text.lower()))
 
 
 def endless_tokenizer() -> PreTrainedTokenizerFast:

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
-from transformers import PreTrainedTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.model.tokenizer import Tokens
-from tests.helpers.tiny_models import sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import LetterTokenizer, sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
 from tests.helpers.tool_templates import HERMES
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|user|>", "<|system|>", "<|assistant|>", "<s>", "</s>", "[INST]", "EOS"]
@@ -53,35 +53,8 @@ TEMPLATES = {
     "hermes": HERMES,
 }
 
+LETTERS = [*map(chr, range(0x100)), *map(chr, range(0xFF00, 0xFF60))]
 OFTEN = settings(deadline=None, max_examples=120)
-
-
-class Letters(PreTrainedTokenizer):
-    """A tokenizer in Python: every character is a token."""
-
-    def __init__(self) -> None:
-        known = [*map(chr, range(0x100)), *map(chr, range(0xFF00, 0xFF60))]
-        self.letters = {letter: number for number, letter in enumerate(known)}
-        super().__init__(unk_token="<unk>", eos_token="</s>", bos_token="<s>")
-
-    @property
-    def vocab_size(self) -> int:
-        return len(self.letters)
-
-    def get_vocab(self) -> dict[str, int]:
-        return self.letters | self.added_tokens_encoder
-
-    def _tokenize(self, text: str, **_: Any) -> list[str]:
-        return list(text)
-
-    def _convert_token_to_id(self, token: str) -> int | None:
-        return self.letters.get(token, self.added_tokens_encoder.get("<unk>"))
-
-    def _convert_id_to_token(self, index: int) -> str:
-        return [*self.letters][index]
-
-    def convert_tokens_to_string(self, tokens: list[str]) -> str:
-        return "".join(tokens)
 
 
 def with_tokens(tokenizer: Any, **flags: Any) -> Any:
@@ -112,7 +85,7 @@ TOKENIZERS: dict[str, Callable[[], PreTrainedTokenizerBase]] = {
     "sentencepiece": lambda: with_tokens(sentencepiece_like_tokenizer()),
     "normalising": normalising,
     "words": of_words,
-    "python": lambda: with_tokens(Letters()),
+    "python": lambda: with_tokens(LetterTokenizer(LETTERS, unk_token="<unk>", eos_token="</s>", bos_token="<s>")),
 }
 EXACT = ("bytes", "sentencepiece", "python")  # their tokens decode to the text as it was, but for spaces after tokens
 

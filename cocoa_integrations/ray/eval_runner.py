@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
 from cocoa_engine.model.load_options import LoadOptions
 from cocoa_integrations.ray.pool import Pool
 
-Kind = Literal["generations", "spans"]
+if TYPE_CHECKING:
+    from cocoa_integrations.evaluation.harness_task import Kind
 
 
 class Evaluation:

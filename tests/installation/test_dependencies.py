@@ -44,7 +44,7 @@ EXTRA_OF_FOLDER = {
 
 INDIRECT = {"accelerate"}  # transformers imports it for device_map
 
-OF_TESTS = {"yaml": "pyyaml", "markdown-it": "markdown-it-py"}
+OF_TESTS = {"absl": "absl-py", "yaml": "pyyaml", "markdown-it": "markdown-it-py"}
 """The packages of modules of the tests, where the names differ."""
 
 ELSEWHERE = {"ray", "llama-cpp", "litellm"}

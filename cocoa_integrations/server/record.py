@@ -10,7 +10,7 @@ from cocoa_engine import CocoaConfig
 from cocoa_integrations.server.answer_log import AnswerLog
 from cocoa_integrations.server.errors import ApiError
 from cocoa_integrations.server.lifecycle import ServerState
-from cocoa_integrations.server.protocol.chat_answer import Answered
+from cocoa_integrations.server.protocol.answers import Answered
 from cocoa_integrations.server.protocol.decoding import DecodingRequest
 from cocoa_integrations.server.tracing import AnswerTrace
 

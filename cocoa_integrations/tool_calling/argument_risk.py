@@ -17,16 +17,14 @@ ROOT = ("$.", "$[")
 """A key of ``arguments`` that begins so is the path of a value inside an argument; others are names of arguments."""
 
 
-def parts_of_report(
-    generation: Generation, plan: Plan, split: Split, calls: Sequence[tuple[str, Call]]
-) -> dict[str, Any]:
+def parts_of_report(generation: Generation, plan: Plan, split: Split, calls: Sequence[Call]) -> dict[str, Any]:
     """What the parsed answer adds to its report: ``tool_calls`` if it has calls, ``fields`` if JSON was asked for.
 
     Args:
         generation: the answer.
         plan: the plan of the call.
         split: separates the reasoning of the answer.
-        calls: each call of the parsed answer with its id.
+        calls: the calls of the parsed answer, with their ids.
     """
     if calls:
         return {"tool_calls": tool_call_risks(generation, calls, plan.engine)}
@@ -48,9 +46,7 @@ def field_risks(generation: Generation, engine: CocoaEngine, *, start: int = 0) 
     return {path: _value(generation, tokens, offset) for path, offset in offsets.items()}
 
 
-def tool_call_risks(
-    generation: Generation, calls: Sequence[tuple[str, Call]], engine: CocoaEngine
-) -> list[dict[str, Any]]:
+def tool_call_risks(generation: Generation, calls: Sequence[Call], engine: CocoaEngine) -> list[dict[str, Any]]:
     """The entries of ``cocoa_risk["tool_calls"]``, one for each call.
 
     An argument is listed by its name, and every value in it by its path, such as ``$.people[0].age``. For a value,
@@ -62,19 +58,19 @@ def tool_call_risks(
 
     Args:
         generation: the answer.
-        calls: each call with its id.
+        calls: the calls, with their ids.
         engine: the engine that answered.
     """
     tokens = _token_offsets(generation, engine)
     report = []
-    for call_id, call in calls:
+    for call in calls:
         spans = _overlapping(generation.spans, call.offsets)
         offsets = {**call.values, **_inside_arguments(generation.text, call)}
         arguments = {name: _value(generation, tokens, offset) for name, offset in offsets.items()}
         report.append(
             {
                 "name": call.name,
-                "id": call_id,
+                "id": call.id,
                 "risk": _highest(span for _, span in spans),
                 "arguments": arguments,
                 "error": call.error,

@@ -21,17 +21,19 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
-from cocoa_engine import Generation, __version__
+from cocoa_engine import __version__
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.forks import free_in_child
 from cocoa_engine.rendering.wording import SOURCES
-from cocoa_integrations._shared.finite import finite, severity
+from cocoa_integrations._shared.finite import finite, is_unmeasured, severity
 from cocoa_integrations._shared.limits import Limit, highest, measured_units
+from cocoa_integrations._shared.metadata import is_reasoning
 
 if TYPE_CHECKING:
     from opentelemetry._logs import LoggerProvider
@@ -54,14 +56,15 @@ class _Totals:
     answers: int = 0
     calibrated: bool = True
 
-    def add(self, generation: Generation) -> None:
-        self.max_risk = max(self.max_risk, severity(generation.max_risk))
-        risks = [span.risk for span in generation.spans if span.risk is not None]
+    def add(self, report: Mapping[str, Any]) -> None:
+        spans = [span for span in report["spans"] if not is_reasoning(span)]
+        risks = [severity(span["risk"]) for span in spans if not is_unmeasured(span)]
+        self.max_risk = max([self.max_risk, *risks])
         self.sum_risk += sum(risks)
         self.spans += len(risks)
-        self.risk_points += sum(span.kind == "risk_point" for span in generation.spans)
+        self.risk_points += report["risk_points"]
         self.answers += 1
-        self.calibrated &= generation.calibrated
+        self.calibrated &= report["calibrated"]
 
     def attributes(self) -> dict[str, float | int | bool]:
         return {
@@ -71,6 +74,14 @@ class _Totals:
             "cocoa.calibrated": self.calibrated,
             "cocoa.answers": self.answers,
         }
+
+
+class HasReport(Protocol):
+    """An answer of a chat service."""
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """Its ``cocoa_risk`` report."""
 
 
 _totals: WeakKeyDictionary[Span, _Totals] = WeakKeyDictionary()  # the attributes of a span cannot be read back
@@ -100,12 +111,12 @@ class RiskTrace:
         """Whether the span still takes attributes."""
         return self.span is not None and self.span.is_recording()
 
-    def record(self, generation: Generation) -> None:
+    def record(self, answer: HasReport) -> None:
         """Add a complete answer."""
-        if self.span is not None and self.span.is_recording():
+        if self.span is not None and self.span.is_recording() and answer.report:
             with _lock:  # the calls of a batch may run under the same span
                 totals = _totals.setdefault(self.span, _Totals())
-                totals.add(generation)
+                totals.add(answer.report)
                 self.span.set_attributes(totals.attributes())
 
     def current(self) -> AbstractContextManager[object]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Protocol
 
 from cocoa_engine import Cancellation, CocoaConfig, CocoaEngine, Generation, Span, Timeline, Usage
@@ -129,11 +128,14 @@ class Answer:
     generation: Generation | None = None
     split: Split | None = None
     timeline: Timeline | None = None
+    _report: dict[str, Any] | None = field(default=None, init=False, repr=False)
 
-    @cached_property
+    @property
     def report(self) -> dict[str, Any]:
         """The ``cocoa_risk`` report, made when it is first read."""
-        return self.make_report()
+        if self._report is None:
+            self._report = self.make_report()
+        return self._report
 
     @property
     def answered(self) -> Generation | None:

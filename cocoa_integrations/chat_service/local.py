@@ -6,13 +6,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import takewhile
 from typing import Any, TypeVar
 
 import torch
 
-from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Span, SpanStream, Timeline
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation, GrammarProcessor, Span, SpanStream, Timeline
 from cocoa_engine.errors import GenerationTimeoutError, PromptError
 from cocoa_engine.model.text import require_unicode
 from cocoa_integrations._shared.async_stream import AsyncStream
@@ -151,6 +151,8 @@ class PreparedCall:
             _require_text(call.prompt)
             if call.splits_reasoning and isinstance(call.prompt, str):
                 self.plan.inside_reasoning = text_ends_inside_reasoning(call.prompt)
+        self._ids: list[int] | None = None
+        self._constraints: list[GrammarProcessor] | None = None
         self._limit = [] if call.timeout is None else [TimeLimit(call.timeout)]
 
     @property
@@ -158,14 +160,19 @@ class PreparedCall:
         """Whether answers are divided into reasoning, calls and text."""
         return self.call.messages is not None or self.call.splits_reasoning
 
-    @cached_property
+    @property
     def token_ids(self) -> list[int]:
         """The token ids of the prompt."""
+        if self._ids is None:
+            self._ids = self._encoded()
+        return self._ids
+
+    def _encoded(self) -> list[int]:
         if self.call.messages is not None:
             return self.engine.encode_chat(self.messages, **self.template_kwargs)
         return self.engine.encode(self.call.prompt) if isinstance(self.call.prompt, str) else self.call.prompt
 
-    @cached_property
+    @property
     def options(self) -> dict[str, Any]:
         """The arguments of the engine, besides the prompt, its passages and the settings.
 
@@ -173,9 +180,10 @@ class PreparedCall:
             PromptError: the prompt does not fit the context window.
             ConfigError: a part of a schema can neither be enforced nor validated, or the tokenizer is not fast.
         """
-        constraints = self.plan.processors(self.messages, self.template_kwargs)
+        if self._constraints is None:
+            self._constraints = self.plan.processors(self.messages, self.template_kwargs)
         return {
-            "logits_processor": [*self.call.logits_processor, *constraints],
+            "logits_processor": [*self.call.logits_processor, *self._constraints],
             "stopping_criteria": [*self.call.stopping_criteria, *self._limit],
             "cancellation": self.call.cancellation,
         }
@@ -328,7 +336,8 @@ class LocalStream:
 
     def _decoded(self) -> Generator[list[Piece], None, None]:
         prepared, timeline = self._prepare(), Timeline()
-        growing = GrowingAnswer(prepared)
+        tokens = prepared.tokens() if prepared.call.logprobs else None
+        growing = GrowingAnswer(prepared.plan, splits=prepared.is_chat, entry_of=prepared.entry, tokens=tokens)
 
         def first_span() -> tuple[SpanStream, Span | None]:
             spans = self._spans = prepared.open(self._config, timeline)
@@ -368,19 +377,29 @@ class GrowingAnswer:
     visible character.
 
     Args:
-        prepared: the call that is answered.
+        plan: the plan, whose prompt has been made.
+        splits: whether the answer is divided into reasoning and text.
+        entry_of: makes the entry of a span, of its number and its part.
+        tokens: lists the tokens of spans, if they are asked for.
 
     Attributes:
         ids: the ids of the calls so far.
-        logprobs: the entries of the tokens so far, if they were asked for.
+        logprobs: the entries of the tokens so far, if they are asked for.
     """
 
-    def __init__(self, prepared: PreparedCall) -> None:
-        self._prepared = prepared
-        self._splitter = prepared.plan.splitter() if prepared.is_chat else None
-        self._tokens = prepared.tokens() if prepared.call.logprobs else None
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        splits: bool = True,
+        entry_of: Callable[[Span, int, Part | None], Entry] | None = None,
+        tokens: TokenLogprobs | None = None,
+    ) -> None:
+        self._plan, self._entry_of = plan, entry_of or partial(full_entry, rivals=False)
+        self._splitter = plan.splitter() if splits else None
+        self._tokens = tokens
         self.ids: list[str] = []
-        self.logprobs: list[Entry] | None = None if self._tokens is None else []
+        self.logprobs: list[Entry] | None = None if tokens is None else []
         self._text = ""
         self._held: list[Span] = []
         self._passed_on = 0  # spans
@@ -402,7 +421,7 @@ class GrowingAnswer:
             self._splitter.finish()
         held = self._released()
         start = 0 if self._splitter is None else self._splitter.answer_start
-        reading = self._prepared.plan.read(self._text, start=start)
+        reading = self._plan.read(self._text, start=start)
         reasoning = self._new_reasoning()
         content, calls = self._new_parts(reading.content, reading.calls)
         return held, Piece(None, content, reasoning, calls), reading
@@ -413,11 +432,11 @@ class GrowingAnswer:
             self._end += len(span.text)
             part = None if self._splitter is None else self._splitter.part(span)
             start = 0 if self._splitter is None else min(self._splitter.answer_start, self._end)
-            reading = self._prepared.plan.read(self._text[: self._end], done=False, start=start)
+            reading = self._plan.read(self._text[: self._end], done=False, start=start)
             allowed = list(takewhile(lambda call: call.error is None, reading.calls))
             content, calls = self._new_parts(reading.content, allowed)
-            reasoning = self._new_reasoning() if span is self._held[-1] else ""
-            entry = self._prepared.entry(span, self._passed_on, part)
+            reasoning = "" if pieces else self._new_reasoning()
+            entry = self._entry_of(span, self._passed_on, part)
             listed = None if self._tokens is None else self._tokens.of(span)
             if self.logprobs is not None and listed:
                 self.logprobs += listed

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import copy_context
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from cocoa_engine.errors import ConfigError, DataError, GenerationTimeoutError
@@ -89,6 +89,7 @@ class RemoteChat:
             **({} if timeout is None else {"timeout": timeout}),
         }
         self._openai = openai
+        self._sync_client: Any = None
         self._clients: weakref.WeakKeyDictionary[Any, AsyncOpenAI] = weakref.WeakKeyDictionary()
 
     def answer(self, call: ChatCall, on_piece: Callable[[Piece], None] | None = None) -> Answer:
@@ -138,17 +139,18 @@ class RemoteChat:
             async with await self._aasked(request) as events:
                 yield AsyncRemoteStream(request, events)
 
-    @cached_property
     def context_window(self) -> int | None:
-        """The context window of the model at the server; ``None`` if the server does not tell."""
+        """The context window of the model at the server, which is asked; ``None`` if it does not tell."""
         with self._clear_errors():
             listed = received(self._client.get("/models", cast_to=object), Models).data
         return next((entry for entry in listed if entry.id == self.model), listed[0]).max_model_len
 
-    @cached_property
+    @property
     def _client(self) -> OpenAI:
-        _open.add(self)
-        client: OpenAI = self._openai.OpenAI(**self._options)
+        if self._sync_client is None:
+            _open.add(self)
+            self._sync_client = self._openai.OpenAI(**self._options)
+        client: OpenAI = self._sync_client
         return client
 
     @property
@@ -162,7 +164,7 @@ class RemoteChat:
 
     def _forget_clients(self) -> None:
         """Connections are not shared with a forked process."""
-        self.__dict__.pop("_client", None)
+        self._sync_client = None
         self._clients.clear()
 
     def _asked(self, request: _Request, post: Callable[..., Any]) -> Any:

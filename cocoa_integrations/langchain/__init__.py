@@ -23,7 +23,6 @@ from cocoa_integrations.langchain.runnables import argument_risks, field_risks, 
 
 if TYPE_CHECKING:
     from cocoa_integrations.langchain.middleware import RiskMiddleware as RiskMiddleware
-    from cocoa_integrations.langchain.remote import ChatCocoaRemote as ChatCocoaRemote
     from cocoa_integrations.langchain.tool_risk import RiskyToolCalls as RiskyToolCalls
     from cocoa_integrations.langchain.tool_risk import ToolRiskMiddleware as ToolRiskMiddleware
 
@@ -51,12 +50,11 @@ __all__ = [
 ]
 
 _LAZY = {
-    "ChatCocoaRemote": "remote",
     "RiskMiddleware": "middleware",
     "RiskyToolCalls": "tool_risk",
     "ToolRiskMiddleware": "tool_risk",
 }
-"""Names that need langchain-openai or the package langchain, with their modules."""
+"""Names that need the package langchain, with their modules."""
 
 
 def __getattr__(name: str) -> Any:

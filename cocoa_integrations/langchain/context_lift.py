@@ -44,8 +44,8 @@ def context_lift(
         PromptError: a prompt and the answer together do not fit the context window.
     """
     chat = called_model(chat)
-    if not isinstance(chat, ChatCocoa):
-        raise ConfigError(f"context lift is measured with a ChatCocoa, not a {type(chat).__name__}.")
+    if not isinstance(chat, ChatCocoa) or chat.is_remote:
+        raise ConfigError(f"context lift is measured with a ChatCocoa in this process, not a {type(chat).__name__}.")
     measured = message.model_copy(deep=True)
     report, spans = get_risk(measured), get_spans(measured)
     if any("text" not in span for span in spans):
@@ -86,8 +86,8 @@ def with_context_lift(
         ConfigError: ``chat`` is not a ChatCocoa. A call raises it if a variable of the context is missing from the
             input.
     """
-    if not isinstance(called_model(chat), ChatCocoa):
-        raise ConfigError(f"with_context_lift takes a ChatCocoa, not a {type(chat).__name__}.")
+    if not isinstance(called := called_model(chat), ChatCocoa) or called.is_remote:
+        raise ConfigError(f"with_context_lift takes a ChatCocoa in this process, not a {type(chat).__name__}.")
     names = (context,) if isinstance(context, str) else tuple(context)
 
     def without_context(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,6 @@ from cocoa_integrations._shared.tries import (
     settings_of_tries,
 )
 from cocoa_integrations.langchain.chat import ChatCocoa
-from cocoa_integrations.langchain.cocoa_chat import CocoaChat
 from cocoa_integrations.langchain.composed import called_model
 from cocoa_integrations.langchain.context_lift import with_context_lift
 from cocoa_integrations.langchain.edits import calls_tools, replaced, with_change, with_report, without_tool_calls
@@ -43,7 +42,7 @@ from cocoa_integrations.langchain.runnables import (
 AFTER_A_RETRY = "Citations follow a retry: with_risk_retry(..., return_documents=True) | with_citations(prompt, chat)."
 
 
-def in_prompt_of(chat: CocoaChat, prompt: str, documents: Sequence[Document]) -> dict[str, Any]:
+def in_prompt_of(chat: ChatCocoa, prompt: str, documents: Sequence[Document]) -> dict[str, Any]:
     """The option that names the documents as passages of a prompt; none if the prompt lacks the text of one of them."""
     texts = [document.page_content for document in documents]
     if not texts or chat.source or len(find_in(prompt, texts)) < len(texts):
@@ -59,7 +58,7 @@ def join_documents(documents: Sequence[Document]) -> str:
 def with_risk_retry(
     retriever: Retriever,
     prompt: Runnable[Any, Any],
-    chat: CocoaChat,
+    chat: ChatCocoa,
     *,
     threshold: float | None = None,
     max_tries: int = 3,
@@ -134,10 +133,8 @@ def with_risk_retry(
             it if the input has no question.
         HallucinationRiskError: a call raises it if every attempt is too risky, with ``on_risk="raise"``.
     """
-    if not isinstance(called_model(chat), CocoaChat):
-        raise ConfigError(
-            f"with_risk_retry takes a ChatCocoa or a ChatCocoaRemote, not a {type(chat).__name__}. {AFTER_A_RETRY}"
-        )
+    if not isinstance(called_model(chat), ChatCocoa):
+        raise ConfigError(f"with_risk_retry takes a ChatCocoa, not a {type(chat).__name__}. {AFTER_A_RETRY}")
     if called_model(chat).alpha is None:  # left to the server
         chat = chat.bind(alpha=CocoaConfig().alpha)
     for name, given in (("retriever", retriever), ("prompt", prompt), ("second_retriever", second_retriever)):
@@ -166,8 +163,8 @@ def with_risk_retry(
         )
     answering = None
     if context_lift:
-        if not isinstance(called_model(chat), ChatCocoa):
-            raise ConfigError("context_lift is measured on a model in this process, with a ChatCocoa; leave it out.")
+        if called_model(chat).is_remote:
+            raise ConfigError("context_lift is measured on a model in this process; leave it out.")
         answering = with_context_lift(prompt, cast("ChatCocoa", chat), context=context)
 
     plan = _Plan(
@@ -230,7 +227,7 @@ class _Plan:
         return values
 
     def attempt(
-        self, number: int, chat: CocoaChat, options: Mapping[str, Any]
+        self, number: int, chat: ChatCocoa, options: Mapping[str, Any]
     ) -> tuple[list[Retriever], dict[str, Any], dict[str, Any]]:
         """The retrievers of an attempt, its options of a call, and what its history says about it."""
         grown = with_top_k(self.retriever, self.growth**number)
@@ -260,7 +257,7 @@ class _Plan:
 def _calls(
     plan: _Plan,
     prompt: Runnable[Any, Any],
-    chat: CocoaChat,
+    chat: ChatCocoa,
     answering: Runnable[Any, Any] | None,
     given: str | Mapping[str, Any],
     config: RunnableConfig,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Timeline, Usage
@@ -127,7 +126,7 @@ class Answered:
 
 @dataclass
 class Job(ABC):
-    """The answers to one prompt, which are decoded in worker threads.
+    """The answers to one prompt, which are decoded in worker threads. Renders the prompt and compiles the grammar.
 
     Attributes:
         engine: the engine.
@@ -141,14 +140,11 @@ class Job(ABC):
     fields: RiskFields
     first: int = 0
 
-    @cached_property
-    def prepared(self) -> PreparedCall:
-        """The rendered prompt and the compiled grammar."""
+    def __post_init__(self) -> None:
         with self.named():
-            prepared = PreparedCall(self.engine, self.call)
+            self.prepared = PreparedCall(self.engine, self.call)
             with of_parameter(self._schemas, ConfigError):
-                assert prepared.options
-        return prepared
+                assert self.prepared.options  # compiles the grammar
 
     @property
     def _schemas(self) -> str:
@@ -169,9 +165,8 @@ class Job(ABC):
             number: the number of the answer among those to this prompt.
             config: its settings.
         """
-        prepared = self.prepared
         with self.named():
-            return self.whole(number, prepared.answer(config))
+            return self.whole(number, self.prepared.answer(config))
 
     @abstractmethod
     def whole(self, number: int, answer: Answer) -> Answered:
@@ -323,18 +318,21 @@ class CompletionJob(Job):
     logprobs: int | None = None
     echo: bool = False
     only_echo: bool = False
+    _echoed: tuple[str, Entries] | None = field(default=None, init=False)
 
-    @cached_property
+    @property
     def echoed(self) -> tuple[str, Entries]:
-        """The prompt's text as answers begin with it, and the entries of its tokens, if they are listed.
+        """The prompt's text as answers begin with it, and the entries of its tokens, if they are listed."""
+        if self._echoed is None:
+            self._echoed = self._read_prompt() if self.echo else ("", [])
+        return self._echoed
 
-        The prompt is read in one forward pass.
+    def _read_prompt(self) -> tuple[str, Entries]:
+        """See :attr:`echoed`. The prompt is read in one forward pass.
 
         Raises:
             PromptError: the prompt is too long, or has unknown token ids.
         """
-        if not self.echo:
-            return "", []
         ids, prompt, cancellation = self.prepared.token_ids, self.call.prompt, self.call.cancellation
         if wrong := [token_id for token_id in ids if not 0 <= token_id < len(self.engine.tokenizer)]:
             raise PromptError(f"token id {wrong[0]} is outside the vocabulary of {len(self.engine.tokenizer)}.")

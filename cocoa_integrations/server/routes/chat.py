@@ -59,6 +59,5 @@ def _prepared(body: ChatRequest, state: ServerState, call: Call) -> tuple[ChatJo
         cancellation=call.cancellation,
     )
     record = Record(state, "chat", body, config, envelope.fields, messages)
-    job = ChatJob(engine, asked, fields)
-    assert job.prepared
-    return job, [config_of_answer(config, number) for number in range(body.answers)], envelope, record
+    configs = [config_of_answer(config, number) for number in range(body.answers)]
+    return ChatJob(engine, asked, fields), configs, envelope, record

@@ -24,10 +24,10 @@ import threading
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 from weakref import WeakKeyDictionary
 
-from cocoa_engine import Generation, __version__
+from cocoa_engine import __version__
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.forks import free_in_child
 from cocoa_engine.rendering.wording import SOURCES
@@ -58,14 +58,14 @@ class _Totals:
     answers: int = 0
     calibrated: bool = True
 
-    def add(self, generation: Generation) -> None:
-        self.max_risk = max(self.max_risk, severity(generation.max_risk))
-        risks = [span.risk for span in generation.spans if span.risk is not None]
+    def add(self, report: RiskReport) -> None:
+        risks = [severity(span.risk) for span in report.answer_spans if not span.is_unmeasured]
+        self.max_risk = max([self.max_risk, *risks])
         self.sum_risk += sum(risks)
         self.spans += len(risks)
-        self.risk_points += sum(span.kind == "risk_point" for span in generation.spans)
+        self.risk_points += report.risk_points
         self.answers += 1
-        self.calibrated &= generation.calibrated
+        self.calibrated &= report.calibrated
 
     def attributes(self) -> dict[str, float | int | bool]:
         return {
@@ -75,6 +75,14 @@ class _Totals:
             "cocoa.calibrated": self.calibrated,
             "cocoa.answers": self.answers,
         }
+
+
+class HasReport(Protocol):
+    """An answer of a chat service."""
+
+    @property
+    def report(self) -> RiskReport | None:
+        """Its report; ``None`` if a server sent none."""
 
 
 _totals: WeakKeyDictionary[Span, _Totals] = WeakKeyDictionary()  # the attributes of a span cannot be read back
@@ -140,12 +148,12 @@ class RiskTrace:
         """Whether the span still takes attributes."""
         return self.span is not None and self.span.is_recording()
 
-    def record(self, generation: Generation) -> None:
+    def record(self, answer: HasReport) -> None:
         """Add a complete answer."""
-        if self.span is not None and self.span.is_recording():
+        if self.span is not None and self.span.is_recording() and answer.report is not None:
             with _lock:  # the calls of a batch may run under the same span
                 totals = _totals.setdefault(self.span, _Totals())
-                totals.add(generation)
+                totals.add(answer.report)
                 self.span.set_attributes(totals.attributes())
 
     def current(self) -> AbstractContextManager[object]:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from cocoa_integrations.langchain.agents import RiskMiddleware as RiskMiddleware
     from cocoa_integrations.langchain.agents import RiskyToolCalls as RiskyToolCalls
     from cocoa_integrations.langchain.agents import ToolRiskMiddleware as ToolRiskMiddleware
-    from cocoa_integrations.langchain.remote import ChatCocoaRemote as ChatCocoaRemote
 
 __all__ = [
     "ChatCocoa",
@@ -55,12 +54,11 @@ __all__ = [
 ]
 
 _LAZY = {
-    "ChatCocoaRemote": "remote",
     "RiskMiddleware": "agents",
     "RiskyToolCalls": "agents",
     "ToolRiskMiddleware": "agents",
 }
-"""Names that need langchain-openai or the package langchain, with their modules."""
+"""Names that need the package langchain, with their modules."""
 
 
 def __getattr__(name: str) -> Any:

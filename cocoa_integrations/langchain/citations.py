@@ -35,7 +35,6 @@ from cocoa_integrations._shared.settings import config_of
 from cocoa_integrations.langchain.answers import get_risk, get_spans, require_message, with_change, with_spans
 from cocoa_integrations.langchain.base import in_worker_of
 from cocoa_integrations.langchain.chat import ChatCocoa
-from cocoa_integrations.langchain.cocoa_chat import CocoaChat
 from cocoa_integrations.langchain.composed import called_model
 from cocoa_integrations.langchain.retrieval import (
     Call,
@@ -53,7 +52,7 @@ AFTER_A_RETRY = "Citations follow a retry: with_risk_retry(..., return_documents
 
 def with_citations(
     prompt: Runnable[Any, Any],
-    chat: CocoaChat,
+    chat: ChatCocoa,
     *,
     context: str = "context",
     format_documents: Callable[[list[Document]], Any] = join_documents,
@@ -108,15 +107,11 @@ def with_citations(
         ConfigError: ``chat`` is another model, ``by`` is unknown, or a limit is not a finite number. A call raises it
             if the input has no list of documents, or if ``by="attention"`` cannot be measured.
     """
-    if not isinstance(called_model(chat), CocoaChat):
-        raise ConfigError(
-            f"with_citations takes a ChatCocoa or a ChatCocoaRemote, not a {type(chat).__name__}. {AFTER_A_RETRY}"
-        )
+    if not isinstance(called_model(chat), ChatCocoa):
+        raise ConfigError(f"with_citations takes a ChatCocoa, not a {type(chat).__name__}. {AFTER_A_RETRY}")
     cite = citing(by, min_lift, min_attention)
-    if cite.by == "lift" and not isinstance(called_model(chat), ChatCocoa):
-        raise ConfigError(
-            "by='lift' feeds the answer again, which needs a model in this process, a ChatCocoa; give by='attention'."
-        )
+    if cite.by == "lift" and called_model(chat).is_remote:
+        raise ConfigError("by='lift' feeds the answer again, which needs a model in this process; give by='attention'.")
 
     def documents_of(values: Mapping[str, Any]) -> Sequence[Document]:
         documents = values.get(context) if isinstance(values, Mapping) else None
@@ -128,7 +123,7 @@ def with_citations(
         """The values of the prompt, with all documents but one."""
         return {**values, context: format_documents([one for one in values[context] if one is not left_out])}
 
-    def chosen(called: CocoaChat, message: AIMessage, documents: Sequence[Document], in_prompt: list[int]) -> CitedBy:
+    def chosen(called: ChatCocoa, message: AIMessage, documents: Sequence[Document], in_prompt: list[int]) -> CitedBy:
         """What finds the sources of an answer.
 
         Raises:
@@ -143,14 +138,14 @@ def with_citations(
         missing = any(one.page_content.strip() for number, one in enumerate(documents) if number not in in_prompt)
         if not seen or missing:
             why = NOT_FOUND if seen else NOT_SEEN
-            if isinstance(called, ChatCocoa):
+            if not called.is_remote:
                 logger.warning("citations are by lift, because %s", why)
                 return "lift"
             logger.warning("some sources are not cited, because %s", why)
         return "attention"
 
     def measured(
-        called: CocoaChat,
+        called: ChatCocoa,
         message: AIMessage,
         prompts: Sequence[Any],
         documents: Sequence[Document],
@@ -161,7 +156,7 @@ def with_citations(
         lifts: list[list[float | None]] = [[None] * len(documents) for _ in spans]
         if by == "attention":
             lifts = [spread(span.passage_attention, in_prompt, len(documents)) for span in spans]
-        elif isinstance(called, ChatCocoa) and any(span.text for span in spans):
+        elif any(span.text for span in spans):
             engine, config = called.load(), config_of(called)
             full, *without_sources = (called.prompt_ids(one) for one in prompts)
             texts = [span.text or "" for span in spans]
@@ -171,7 +166,7 @@ def with_citations(
 
     def calls(
         prompt: Runnable[Any, Any],
-        chat: CocoaChat,
+        chat: ChatCocoa,
         values: Mapping[str, Any],
         config: RunnableConfig,
         options: Mapping[str, Any],
@@ -181,7 +176,7 @@ def with_citations(
         full = yield invocation(prompt, filled(values), config)
         in_prompt: list[int] = []
         if cite.by != "lift":
-            most = None if isinstance(called, ChatCocoa) else MOST_PASSAGES
+            most = MOST_PASSAGES if called.is_remote else None
             in_prompt = find_in((yield prompt_text_of(called, full)), texts)[:most]
         message = values.get("answer")
         if isinstance(message, AIMessage):
@@ -277,8 +272,8 @@ def context_lift(
         PromptError: a prompt and the answer together do not fit the context window.
     """
     chat = called_model(chat)
-    if not isinstance(chat, ChatCocoa):
-        raise ConfigError(f"context lift is measured with a ChatCocoa, not a {type(chat).__name__}.")
+    if not isinstance(chat, ChatCocoa) or chat.is_remote:
+        raise ConfigError(f"context lift is measured with a ChatCocoa in this process, not a {type(chat).__name__}.")
     report, spans = get_risk(message), get_spans(message)
     texts = [span.text for span in spans if span.text is not None]
     if len(texts) < len(spans):
@@ -315,8 +310,8 @@ def with_context_lift(
         ConfigError: ``chat`` is not a ChatCocoa. A call raises it if a variable of the context is missing from the
             input.
     """
-    if not isinstance(called_model(chat), ChatCocoa):
-        raise ConfigError(f"with_context_lift takes a ChatCocoa, not a {type(chat).__name__}.")
+    if not isinstance(called := called_model(chat), ChatCocoa) or called.is_remote:
+        raise ConfigError(f"with_context_lift takes a ChatCocoa in this process, not a {type(chat).__name__}.")
     names = (context,) if isinstance(context, str) else tuple(context)
 
     def calls(

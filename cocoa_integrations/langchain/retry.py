@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage
@@ -25,7 +25,6 @@ from cocoa_integrations.langchain.answers import (
 )
 from cocoa_integrations.langchain.chat import ChatCocoa
 from cocoa_integrations.langchain.citations import AFTER_A_RETRY, with_context_lift
-from cocoa_integrations.langchain.cocoa_chat import CocoaChat
 from cocoa_integrations.langchain.composed import called_model
 from cocoa_integrations.langchain.retrieval import (
     Calls,
@@ -40,7 +39,7 @@ from cocoa_integrations.langchain.retrieval import (
 )
 
 
-def in_prompt_of(chat: CocoaChat, prompt: str, documents: Sequence[Document]) -> dict[str, Any]:
+def in_prompt_of(chat: ChatCocoa, prompt: str, documents: Sequence[Document]) -> dict[str, Any]:
     """The option that names the documents as passages of a prompt; none if the prompt lacks the text of one of them."""
     texts = [document.page_content for document in documents]
     if not texts or chat.source or len(find_in(prompt, texts)) < len(texts):
@@ -51,7 +50,7 @@ def in_prompt_of(chat: CocoaChat, prompt: str, documents: Sequence[Document]) ->
 def with_risk_retry(
     retriever: Retriever,
     prompt: Runnable[Any, Any],
-    chat: CocoaChat,
+    chat: ChatCocoa,
     *,
     threshold: float | None = None,
     max_tries: int = 3,
@@ -126,10 +125,8 @@ def with_risk_retry(
             it if the input has no question.
         HallucinationRiskError: a call raises it if every attempt is too risky, with ``on_risk="raise"``.
     """
-    if not isinstance(called_model(chat), CocoaChat):
-        raise ConfigError(
-            f"with_risk_retry takes a ChatCocoa or a ChatCocoaRemote, not a {type(chat).__name__}. {AFTER_A_RETRY}"
-        )
+    if not isinstance(called_model(chat), ChatCocoa):
+        raise ConfigError(f"with_risk_retry takes a ChatCocoa, not a {type(chat).__name__}. {AFTER_A_RETRY}")
     if called_model(chat).alpha is None:  # left to the server
         chat = chat.bind(alpha=CocoaConfig().alpha)
     for name, given in (("retriever", retriever), ("prompt", prompt), ("second_retriever", second_retriever)):
@@ -158,13 +155,13 @@ def with_risk_retry(
     )
     answering = None
     if context_lift:
-        if not isinstance(model, ChatCocoa):
-            raise ConfigError("context_lift is measured on a model in this process, with a ChatCocoa; leave it out.")
-        answering = with_context_lift(prompt, cast("ChatCocoa", chat), context=context)
+        if model.is_remote:
+            raise ConfigError("context_lift is measured on a model in this process; leave it out.")
+        answering = with_context_lift(prompt, chat, context=context)
 
     def calls(
         prompt: Runnable[Any, Any],
-        chat: CocoaChat,
+        chat: ChatCocoa,
         given: str | Mapping[str, Any],
         config: RunnableConfig,
         options: Mapping[str, Any],

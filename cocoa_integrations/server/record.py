@@ -10,7 +10,7 @@ from cocoa_engine import CocoaConfig
 from cocoa_integrations.server.answer_log import AnswerLog
 from cocoa_integrations.server.errors import ApiError
 from cocoa_integrations.server.lifecycle import ServerState
-from cocoa_integrations.server.protocol.chat_answer import Answered
+from cocoa_integrations.server.protocol.answers import Answered
 from cocoa_integrations.server.protocol.decoding import DecodingRequest
 from cocoa_integrations.server.tracing import AnswerTrace
 
@@ -50,11 +50,11 @@ class Record:
 
     def answered(self, answers: Sequence[Answered], usage: Mapping[str, Any]) -> None:
         """All answers are complete."""
-        generations = [one.generation for one in answers]
-        for one in answers:
-            self._metrics.answered(one.generation, one.split, one.timeline)
-        self._log.answered(generations, usage)
-        self._trace.answered(generations, [one.finish_reason for one in answers], usage)
+        for answered in answers:
+            self._metrics.answered(answered.generation, answered.split, answered.timeline)
+        self._log.answered([answered.generation for answered in answers], usage)
+        reasons = [answered.finish_reason for answered in answers]
+        self._trace.answered([answered.answer for answered in answers], reasons, usage)
 
     def ended(self, error: ApiError) -> None:
         """A stream ended with an error."""

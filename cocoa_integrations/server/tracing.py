@@ -12,8 +12,8 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cocoa_engine import CocoaConfig, Generation, __version__
-from cocoa_integrations.tracing import RiskTrace
+from cocoa_engine import CocoaConfig, __version__
+from cocoa_integrations.tracing import HasReport, RiskTrace
 
 PROVIDER = "cocoa"
 
@@ -93,11 +93,11 @@ class AnswerTrace:
         }
         self._span.set_attributes({name: value for name, value in given.items() if value is not None})
 
-    def answered(self, generations: Sequence[Generation], choices: Sequence[str], usage: Mapping[str, Any]) -> None:
+    def answered(self, answers: Sequence[HasReport], choices: Sequence[str], usage: Mapping[str, Any]) -> None:
         """Write the complete answers.
 
         Args:
-            generations: the answers.
+            answers: the answers.
             choices: their finish reasons, as the client gets them.
             usage: the usage.
         """
@@ -106,8 +106,8 @@ class AnswerTrace:
         self._span.set_attribute("gen_ai.response.finish_reasons", list(choices))
         self._span.set_attribute("gen_ai.usage.input_tokens", usage["prompt_tokens"])
         self._span.set_attribute("gen_ai.usage.output_tokens", usage["completion_tokens"])
-        for generation in generations:
-            self._risks.record(generation)
+        for answer in answers:
+            self._risks.record(answer)
 
     def ended(self, code: str) -> None:
         """Write that a stream ended with an error."""

@@ -17,16 +17,14 @@ ROOT = ("$.", "$[")
 """A key of ``arguments`` that begins so is the path of a value inside an argument; others are names of arguments."""
 
 
-def parts_of_report(
-    generation: Generation, plan: Plan, split: Split, calls: Sequence[tuple[str, Call]]
-) -> dict[str, Any]:
+def parts_of_report(generation: Generation, plan: Plan, split: Split, calls: Sequence[Call]) -> dict[str, Any]:
     """What the parsed answer adds to its report: ``tool_calls`` if it has calls, ``fields`` if JSON was asked for.
 
     Args:
         generation: the answer.
         plan: the plan of the call.
         split: separates the reasoning of the answer.
-        calls: each call of the parsed answer with its id.
+        calls: the calls of the parsed answer, with their ids.
     """
     if calls:
         return {"tool_calls": tool_call_risks(generation, calls, plan.engine)}
@@ -35,7 +33,7 @@ def parts_of_report(
     return {}
 
 
-def field_risks(generation: Generation, engine: CocoaEngine, *, start: int = 0) -> dict[str, dict[str, Any]]:
+def field_risks(generation: Generation, engine: CocoaEngine, *, start: int = 0) -> dict[str, ValueReport]:
     """``cocoa_risk["fields"]``: the risk of every value of a JSON answer, by its path; see :func:`tool_call_risks`.
 
     Args:
@@ -48,9 +46,7 @@ def field_risks(generation: Generation, engine: CocoaEngine, *, start: int = 0) 
     return {path: _value(generation, tokens, offset) for path, offset in offsets.items()}
 
 
-def tool_call_risks(
-    generation: Generation, calls: Sequence[tuple[str, Call]], engine: CocoaEngine
-) -> list[dict[str, Any]]:
+def tool_call_risks(generation: Generation, calls: Sequence[Call], engine: CocoaEngine) -> list[dict[str, Any]]:
     """The entries of ``cocoa_risk["tool_calls"]``, one for each call.
 
     An argument is listed by its name, and every value in it by its path, such as ``$.people[0].age``. For a value,
@@ -62,19 +58,19 @@ def tool_call_risks(
 
     Args:
         generation: the answer.
-        calls: each call with its id.
+        calls: the calls, with their ids.
         engine: the engine that answered.
     """
     tokens = _token_offsets(generation, engine)
     report = []
-    for call_id, call in calls:
+    for call in calls:
         spans = _overlapping(generation.spans, call.offsets)
         offsets = {**call.values, **_inside_arguments(generation.text, call)}
         arguments = {name: _value(generation, tokens, offset) for name, offset in offsets.items()}
         report.append(
             {
                 "name": call.name,
-                "id": call_id,
+                "id": call.id,
                 "risk": _highest(span for _, span in spans),
                 "arguments": arguments,
                 "error": call.error,
@@ -109,21 +105,19 @@ def _highest(spans: Iterable[Span]) -> float | None:
     return finite(max((severity(span.risk) for span in spans if span.risk is not None), default=0.0))
 
 
-def _value(
-    generation: Generation, tokens: Sequence[tuple[int, int, float]], offsets: tuple[int, int]
-) -> dict[str, Any]:
+def _value(generation: Generation, tokens: Sequence[tuple[int, int, float]], offsets: tuple[int, int]) -> ValueReport:
     spans = _overlapping(generation.spans, offsets)
     start, end = offsets
     count = max(1, len(spans))
-    return {
-        "risk": _highest(span for _, span in spans),
-        "con_mlds": finite(sum(span.con_mlds for _, span in spans) / count),
-        "f_mlds": finite(sum(span.f_mlds for _, span in spans) / count),
-        "log_prob": finite(sum(log_prob for first, last, log_prob in tokens if first < end and last > start)),
-        "start": start,
-        "end": end,
-        "spans": [number for number, _ in spans],
-    }
+    return ValueReport.model_construct(
+        risk=_highest(span for _, span in spans),
+        con_mlds=finite(sum(span.con_mlds for _, span in spans) / count),
+        f_mlds=finite(sum(span.f_mlds for _, span in spans) / count),
+        log_prob=finite(sum(log_prob for first, last, log_prob in tokens if first < end and last > start)),
+        start=start,
+        end=end,
+        spans=[number for number, _ in spans],
+    )
 
 
 def _overlapping(spans: Sequence[Span], offsets: tuple[int, int]) -> list[tuple[int, Span]]:

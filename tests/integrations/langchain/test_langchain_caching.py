@@ -271,9 +271,7 @@ async def test_the_second_turn_of_a_chat_is_cached(
 ) -> None:
     chat: Any = ChatCocoa(engine=quick_engine, max_tokens=4)
     if model == "remote":
-        from cocoa_integrations.langchain import ChatCocoaRemote
-
-        chat = ChatCocoaRemote(base_url=request.getfixturevalue("quick_url"), max_tokens=4, timeout=60)
+        chat = ChatCocoa(base_url=request.getfixturevalue("quick_url"), max_tokens=4, timeout=60)
     for detail in ("full", "compact", "none"):
         second = [HumanMessage("Hi"), chat.invoke("Hi", risk_metadata=detail), HumanMessage("And?")]
         chat.invoke(second, risk_metadata=detail)

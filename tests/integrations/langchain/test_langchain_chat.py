@@ -19,10 +19,10 @@ from langchain_core.runnables.history import RunnableWithMessageHistory
 from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import ChatTemplateError, ConfigError, PromptError
 from cocoa_integrations._shared.metadata import risk_report
+from cocoa_integrations.chat_service import local
 from cocoa_integrations.langchain import (
     ChatCocoa,
     GenerationTimeoutError,
-    base,
     get_risk,
     get_spans,
 )
@@ -350,7 +350,7 @@ def test_running_out_of_gpu_memory_is_tried_again(
     quick_answer: AIMessage,
     question: str,
 ) -> None:
-    monkeypatch.setattr(base, "RETRY_PAUSE", 0.0)
+    monkeypatch.setattr(local, "RETRY_PAUSE", 0.0)
     failures: list[str] = []
 
     def failing_twice(name: str) -> Any:
@@ -379,7 +379,7 @@ def test_running_out_of_gpu_memory_is_tried_again(
 def test_a_stream_that_began_is_not_begun_again(
     quick_engine: CocoaEngine, quick_chat: ChatCocoa, monkeypatch: pytest.MonkeyPatch, spy: Any, question: str
 ) -> None:
-    monkeypatch.setattr(base, "RETRY_PAUSE", 0.0)
+    monkeypatch.setattr(local, "RETRY_PAUSE", 0.0)
     stream = quick_chat.stream(question)
     next(stream)
     error = torch.OutOfMemoryError("CUDA out of memory")

@@ -211,7 +211,7 @@ def test_a_vector_store_returns_more() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"chat": StrOutputParser()}, "takes a ChatCocoa or a ChatCocoaRemote, not a StrOutputParser"),
+        ({"chat": StrOutputParser()}, "takes a ChatCocoa or a ChatCocoa, not a StrOutputParser"),
         ({"retriever": None}, "retriever takes a runnable, not a NoneType"),
         ({"prompt": "x"}, "prompt takes a runnable, not a str"),
         ({"second_retriever": "x"}, "second_retriever takes a runnable"),

@@ -18,8 +18,8 @@ from cocoa_integrations._shared.edits import EditedText
 from cocoa_integrations._shared.limits import Limit
 from cocoa_integrations._shared.metadata import risk_report
 from cocoa_integrations._shared.reasoning import split_generation
+from cocoa_integrations.chat_service.local import GrowingAnswer
 from cocoa_integrations.tool_calling import Plan, ToolRequest
-from cocoa_integrations.tool_calling.streaming import GrowingAnswer
 from tests.helpers.made_up_answers import generation
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.reasoning_models import HYBRID, OPENS, PLAIN, READS_REASONING, reasoning_engine
@@ -75,13 +75,13 @@ def test_the_parts_add_up_however_the_text_is_cut(
         seen = []
         for span in whole.spans:
             seen += growing.add(span)
-        rest, reading = growing.finish()
-        seen += rest
+        held, rest, reading = growing.finish()
+        seen += [*held, rest]
         split = plan.split(whole)
         assert ("".join(piece.reasoning for piece in seen), split.reasoning) == (reasoning, reasoning)
         assert ("".join(piece.content for piece in seen), reading.content) == (answer, answer)
-        assert (len(reading.calls), len(reading.valid)) == (calls, calls)
-        assert [(piece.number, piece.part) for piece in seen[:-1]] == [
+        assert [call.error for call in reading.calls] == [None] * calls
+        assert [((piece.entry or {})["span"], piece.part) for piece in seen[:-1]] == [
             (number, split.part(number)) for number in range(len(whole.spans))
         ]
         assert all(piece.calls == [] for piece in seen) == (calls == 0)

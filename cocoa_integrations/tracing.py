@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -31,9 +30,8 @@ from cocoa_engine import __version__
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.forks import free_in_child
 from cocoa_engine.rendering.wording import SOURCES
-from cocoa_integrations._shared.finite import finite, is_unmeasured, severity
+from cocoa_engine.report import RiskReport, finite, severity
 from cocoa_integrations._shared.limits import Limit, highest, measured_units
-from cocoa_integrations._shared.metadata import is_reasoning
 
 if TYPE_CHECKING:
     from opentelemetry._logs import LoggerProvider
@@ -56,15 +54,14 @@ class _Totals:
     answers: int = 0
     calibrated: bool = True
 
-    def add(self, report: Mapping[str, Any]) -> None:
-        spans = [span for span in report["spans"] if not is_reasoning(span)]
-        risks = [severity(span["risk"]) for span in spans if not is_unmeasured(span)]
+    def add(self, report: RiskReport) -> None:
+        risks = [severity(span.risk) for span in report.answer_spans if not span.is_unmeasured]
         self.max_risk = max([self.max_risk, *risks])
         self.sum_risk += sum(risks)
         self.spans += len(risks)
-        self.risk_points += report["risk_points"]
+        self.risk_points += report.risk_points
         self.answers += 1
-        self.calibrated &= report["calibrated"]
+        self.calibrated &= report.calibrated
 
     def attributes(self) -> dict[str, float | int | bool]:
         return {
@@ -80,8 +77,8 @@ class HasReport(Protocol):
     """An answer of a chat service."""
 
     @property
-    def report(self) -> dict[str, Any]:
-        """Its ``cocoa_risk`` report."""
+    def report(self) -> RiskReport | None:
+        """Its report; ``None`` if it has none."""
 
 
 _totals: WeakKeyDictionary[Span, _Totals] = WeakKeyDictionary()  # the attributes of a span cannot be read back
@@ -113,7 +110,7 @@ class RiskTrace:
 
     def record(self, answer: HasReport) -> None:
         """Add a complete answer."""
-        if self.span is not None and self.span.is_recording() and answer.report:
+        if self.span is not None and self.span.is_recording() and answer.report is not None:
             with _lock:  # the calls of a batch may run under the same span
                 totals = _totals.setdefault(self.span, _Totals())
                 totals.add(answer.report)

@@ -15,15 +15,14 @@ import torch
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, GrammarProcessor, Span, SpanStream, Timeline
 from cocoa_engine.errors import GenerationTimeoutError, PromptError
 from cocoa_engine.model.text import require_unicode
+from cocoa_engine.report import Part, RiskReport, RivalReport, SpanReport, finite
 from cocoa_integrations._shared.async_stream import AsyncStream
 from cocoa_integrations._shared.chat_template import text_ends_inside_reasoning
-from cocoa_integrations._shared.finite import finite
 from cocoa_integrations._shared.loading import LazyEngine
 from cocoa_integrations._shared.logprobs import TokenLogprobs
-from cocoa_integrations._shared.metadata import risk_report, span_metadata
-from cocoa_integrations._shared.reasoning import Part, Split
+from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations._shared.workers import in_worker
-from cocoa_integrations.chat_service.answer import Answer, ChatCall, Entry, Piece
+from cocoa_integrations.chat_service.answer import Answer, ChatCall, Piece, Token
 from cocoa_integrations.tool_calling import Call, CallDelta, Plan, Reading, new_id, parts_of_report
 
 Result = TypeVar("Result")
@@ -224,7 +223,7 @@ class PreparedCall:
         split: Split,
         reading: Reading,
         ids: Sequence[str],
-        logprobs: list[Entry] | None,
+        logprobs: list[Token] | None,
         timeline: Timeline | None,
     ) -> Answer:
         """The answer of the parts of a generation; ``ids`` are those of its calls."""
@@ -253,13 +252,16 @@ class PreparedCall:
         """Lists the tokens of an answer."""
         return TokenLogprobs(self.engine, special=self.call.lists_special)
 
-    def entry(self, span: Span, number: int, part: Part | None) -> Entry:
-        """The entry of a span in ``cocoa_spans``."""
-        return full_entry(span, number, part, rivals=self.call.candidates)
+    def entry(self, span: Span, number: int, part: Part | None) -> SpanReport:
+        """The report of a span."""
+        entry = SpanReport.of(span, number, part)
+        return entry.with_values(rivals=rivals_of(span)) if self.call.candidates else entry
 
-    def _report(self, generation: Generation, split: Split, calls: Sequence[Call]) -> dict[str, Any]:
-        report = full_report(generation, split, rivals=self.call.candidates)
-        return {**report, **parts_of_report(generation, self.plan, split, calls)}
+    def _report(self, generation: Generation, split: Split, calls: Sequence[Call]) -> RiskReport:
+        report = split.report(generation)
+        if self.call.candidates:
+            report = with_rivals(report, generation)
+        return report.with_values(**parts_of_report(generation, self.plan, split, calls))
 
     @property
     def _as_ids(self) -> bool:
@@ -379,7 +381,7 @@ class GrowingAnswer:
     Args:
         plan: the plan, whose prompt has been made.
         splits: whether the answer is divided into reasoning and text.
-        entry_of: makes the entry of a span, of its number and its part.
+        entry_of: makes the report of a span, of its number and its part.
         tokens: lists the tokens of spans, if they are asked for.
 
     Attributes:
@@ -392,14 +394,14 @@ class GrowingAnswer:
         plan: Plan,
         *,
         splits: bool = True,
-        entry_of: Callable[[Span, int, Part | None], Entry] | None = None,
+        entry_of: Callable[[Span, int, Part | None], SpanReport] = SpanReport.of,
         tokens: TokenLogprobs | None = None,
     ) -> None:
-        self._plan, self._entry_of = plan, entry_of or partial(full_entry, rivals=False)
+        self._plan, self._entry_of = plan, entry_of
         self._splitter = plan.splitter() if splits else None
         self._tokens = tokens
         self.ids: list[str] = []
-        self.logprobs: list[Entry] | None = None if tokens is None else []
+        self.logprobs: list[Token] | None = None if tokens is None else []
         self._text = ""
         self._held: list[Span] = []
         self._passed_on = 0  # spans
@@ -440,7 +442,7 @@ class GrowingAnswer:
             listed = None if self._tokens is None else self._tokens.of(span)
             if self.logprobs is not None and listed:
                 self.logprobs += listed
-            pieces.append(Piece(entry, content, reasoning, calls, span, part, listed))
+            pieces.append(Piece(entry, content, reasoning, calls, span, listed))
             self._passed_on += 1
         self._held = []
         return pieces
@@ -497,31 +499,25 @@ class TimeLimit:
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
 
-def full_report(generation: Generation, split: Split | None, *, rivals: bool) -> dict[str, Any]:
-    """The ``cocoa_risk`` report of an answer; ``split`` separates its reasoning."""
-    report = risk_report(generation, split)
-    if rivals:
-        report["spans"] = [
-            full_entry(span, number, None if split is None else split.part(number), rivals=True)
-            for number, span in enumerate(generation.spans)
-        ]
-    return report
+def with_rivals(report: RiskReport, generation: Generation) -> RiskReport:
+    """The report with the candidates that competed in each span."""
+    pairs = zip(report.spans, generation.spans, strict=True)
+    return report.with_values(spans=[entry.with_values(rivals=rivals_of(span)) for entry, span in pairs])
 
 
-def full_entry(span: Span, number: int, part: Part | None, *, rivals: bool) -> Entry:
-    """The entry of a span in ``cocoa_spans``; ``rivals`` adds the candidates that competed."""
-    entry = span_metadata(span, number, part)
-    if rivals:
-        names = ("log_prob", "con_mlds", "f_mlds", "score")
-        entry["rivals"] = [
-            {
-                "text": candidate.text,
-                **{name: finite(getattr(candidate, name)) for name in names},
-                "is_greedy": candidate.is_greedy,
-            }
-            for candidate in span.candidates
-        ]
-    return entry
+def rivals_of(span: Span) -> list[RivalReport]:
+    """The reports of the candidates that competed in a span."""
+    return [
+        RivalReport(
+            text=candidate.text,
+            log_prob=finite(candidate.log_prob),
+            con_mlds=finite(candidate.con_mlds),
+            f_mlds=finite(candidate.f_mlds),
+            score=finite(candidate.score),
+            is_greedy=candidate.is_greedy,
+        )
+        for candidate in span.candidates
+    ]
 
 
 def _require_text(prompt: str | Sequence[int]) -> None:

@@ -26,9 +26,8 @@ from cocoa_integrations.chat_service.wire import (
     SentUsage,
     Whole,
     clear_errors,
-    entries_of,
+    read_report,
     received,
-    report_of,
     usage_of,
 )
 from cocoa_integrations.tool_calling import Call, CallDelta, invalid_call_text, object_of
@@ -311,14 +310,12 @@ class _Request:
         for choice in chunk.choices[:1]:
             added = choice.added
             deltas = self._grow(choice)
-            entries = entries_of(added.cocoa_spans or ())
-            entry, *others = entries or [None]
-            part = None if entry is None else entry.get("part")
+            entry, *others = [span.without("index") for span in added.cocoa_spans or ()] or [None]
             tokens = choice.tokens(self._top) if self._call.logprobs else None
-            piece = Piece(entry, added.content or "", added.reasoning_content or "", deltas, None, part, tokens)
+            piece = Piece(entry, added.content or "", added.reasoning_content or "", deltas, None, tokens)
             if entry or piece.content or piece.reasoning or deltas:
                 pieces.append(piece)
-            pieces += [Piece(each, part=each.get("part")) for each in others if each is not None]
+            pieces += [Piece(each) for each in others]
             if choice.finish_reason is not None:
                 self._last = choice
         return pieces
@@ -354,15 +351,16 @@ class _Request:
         return deltas
 
     def _answer(self, last: Choice, rest: Piece) -> Answer:
-        report, own_reason = ({}, None) if last.added.cocoa_risk is None else report_of(last.added.cocoa_risk)
+        sent = last.added.cocoa_risk
+        report = None if sent is None else read_report(sent)
         errors = _errors(last)
         usage, reasoning_tokens = usage_of(self._usage, report)
         return Answer(
-            text="".join(span["text"] for span in report.get("spans", ())) or self._content,
+            text=self._content if report is None else "".join(span.text or "" for span in report.spans),
             content=self._content,
             reasoning=self._reasoning,
             calls=[_finished(call, errors.get(call.id)) for call in self._calls],
-            finish_reason=own_reason or last.finish_reason,
+            finish_reason=(sent and sent.finish_reason) or last.finish_reason,
             model_name=self._model,
             usage=usage,
             reasoning_tokens=reasoning_tokens,
@@ -414,15 +412,15 @@ class _Request:
 
 
 def _told(answer: Answer, on_piece: Callable[[Piece], None] | None) -> Answer:
-    for entry in answer.report.get("spans", ()) if on_piece is not None else ():
-        on_piece(Piece(entry=entry, part=entry.get("part")))
+    for entry in answer.spans if on_piece is not None else ():
+        on_piece(Piece(entry))
     return answer
 
 
 def _errors(choice: Choice) -> dict[str, str]:
     """Why the server could not parse calls, by their ids."""
-    report: Any = choice.added.cocoa_risk or {}
-    return {call["id"]: call["error"] for call in report.get("tool_calls", ()) if call["error"] is not None}
+    report = choice.added.cocoa_risk
+    return {call.id: call.error for call in (report.tool_calls if report else ()) if call.error is not None}
 
 
 def _finished(call: Call, error: str | None) -> Call:

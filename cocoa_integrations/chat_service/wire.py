@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from json import JSONDecodeError
 from typing import Annotated, Any, TypeVar
@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from cocoa_engine import Usage
 from cocoa_engine.errors import DataError
 from cocoa_engine.messages import explain
-from cocoa_integrations.schema import RiskReport, SpanEntry
+from cocoa_engine.report import RiskReport, SpanReport
 
 Kind = TypeVar("Kind", bound=BaseModel)
 
@@ -22,26 +22,26 @@ _ALWAYS = ("text", "con_mlds", "f_mlds", "score", "flagged", "source_attention",
 _FOREIGN = "the server's answer is not one of `cocoa serve`, or of another version"
 
 
-def _complete(entries: list[SpanEntry]) -> list[SpanEntry]:
+def _complete(entries: list[SpanReport]) -> list[SpanReport]:
     for number, entry in enumerate(entries):
-        for name in (*_ALWAYS, *(("chosen",) if entry.get("rivals") else ())):
-            if name not in entry:
+        for name in (*_ALWAYS, *(("chosen",) if entry.rivals else ())):
+            if name not in entry.model_fields_set:
                 raise ValueError(f"span {number} lacks {name}")
     return entries
 
 
 def _complete_report(report: RiskReport) -> RiskReport:
-    _complete(report["spans"])
+    _complete(report.spans)
     return report
 
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
-Spans = Annotated[list[SpanEntry], AfterValidator(_complete)]
+Spans = Annotated[list[SpanReport], AfterValidator(_complete)]
 Report = Annotated[RiskReport, AfterValidator(_complete_report)]
 
 
 class _Sent(BaseModel):
-    model_config = ConfigDict(strict=True, protected_namespaces=())
+    model_config = ConfigDict(protected_namespaces=())
 
 
 class Function(_Sent):
@@ -184,7 +184,7 @@ def received(sent: Any, kind: type[Kind]) -> Kind:
         DataError: a field has a wrong type or is missing.
     """
     try:
-        return kind.model_validate(sent)
+        return kind.model_validate(sent, strict=True)
     except ValidationError as error:
         raise DataError(f"{_FOREIGN}: {explain(error)}") from None
 
@@ -202,18 +202,13 @@ def clear_errors() -> Iterator[None]:
         raise DataError("the server's answer is no JSON") from None
 
 
-def entries_of(spans: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """``cocoa_spans``, without the ``index`` that clients need to join streams."""
-    return [{key: value for key, value in entry.items() if key != "index"} for entry in spans]
+def read_report(sent: RiskReport) -> RiskReport:
+    """The report of a server as a model in this process has it."""
+    spans = [span.without("index") for span in sent.spans]
+    return sent.without("finish_reason", "verdict").with_values(spans=spans)
 
 
-def report_of(sent: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """``cocoa_risk`` and the engine's finish reason, from the report of a server, which has both."""
-    report = {key: value for key, value in sent.items() if key not in ("finish_reason", "verdict")}
-    return {**report, "spans": entries_of(sent["spans"])}, sent.get("finish_reason")
-
-
-def usage_of(sent: SentUsage | None, report: Mapping[str, Any]) -> tuple[Usage, int | None]:
+def usage_of(sent: SentUsage | None, report: RiskReport | None) -> tuple[Usage, int | None]:
     """The token counts, and that of the reasoning if there is any."""
     sent = sent or SentUsage()
     cached = None if sent.prompt_tokens_details is None else sent.prompt_tokens_details.cached_tokens
@@ -221,10 +216,11 @@ def usage_of(sent: SentUsage | None, report: Mapping[str, Any]) -> tuple[Usage, 
     usage = Usage(
         prompt_tokens=sent.prompt_tokens or 0,
         completion_tokens=sent.completion_tokens or 0,
-        risk_points=sum(span["kind"] == "risk_point" for span in report.get("spans", ())),
+        risk_points=0 if report is None else sum(span.kind == "risk_point" for span in report.spans),
         cached_tokens=cached or 0,
     )
-    return usage, details.reasoning_tokens if details is not None and "reasoning" in report else None
+    reasons = report is not None and report.reasoning is not None
+    return usage, details.reasoning_tokens if reasons and details is not None else None
 
 
 def _ranked(log_probs: Mapping[str, float]) -> list[tuple[str, float]]:

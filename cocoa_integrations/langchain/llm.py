@@ -121,7 +121,8 @@ class CocoaLLM(CocoaModel, BaseLLM):
     ) -> LLMResult:
         """As in LangChain. The options of the call are applied to the model first, so caches and traces see them."""
         model, framework = self._for_call(stop, kwargs)
-        result = super(CocoaLLM, model).generate(prompts, list(model.stop or ()) or None, callbacks, **framework)
+        stops = list(model.stop or ()) or None
+        result = super(CocoaLLM, model).generate(prompts, stops, callbacks, **framework)
         return model._returned(result)
 
     async def agenerate(
@@ -133,7 +134,8 @@ class CocoaLLM(CocoaModel, BaseLLM):
     ) -> LLMResult:
         """See :meth:`generate`."""
         model, framework = self._for_call(stop, kwargs)
-        result = await super(CocoaLLM, model).agenerate(prompts, list(model.stop or ()) or None, callbacks, **framework)
+        stops = list(model.stop or ()) or None
+        result = await super(CocoaLLM, model).agenerate(prompts, stops, callbacks, **framework)
         return model._returned(result)
 
     def _returned(self, result: LLMResult) -> LLMResult:
@@ -180,7 +182,7 @@ class CocoaLLM(CocoaModel, BaseLLM):
         made = []
         for answer in answers:
             trace.record(answer)
-            spans = [dict(span) for span in answer.report.get("spans", ())]
+            spans = [span.to_dict() for span in answer.spans]
             made.append(TextGeneration(text=answer.text, generation_info={SPANS_KEY: spans, **_info(answer)}))
         return self._result(made)
 
@@ -199,7 +201,8 @@ class _TextWriter:
 
     def chunk(self, piece: Piece) -> GenerationChunk:
         """The chunk of a piece."""
-        return GenerationChunk(text=piece.content, generation_info={SPANS_KEY: [piece.entry] if piece.entry else []})
+        spans = [] if piece.entry is None else [piece.entry.to_dict()]
+        return GenerationChunk(text=piece.content, generation_info={SPANS_KEY: spans})
 
     def last(self, answer: Answer) -> GenerationChunk:
         """The chunk that ends the answer, with its report."""

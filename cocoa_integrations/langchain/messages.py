@@ -155,7 +155,7 @@ def answer_message(answer: Answer, metadata: dict[str, Any]) -> AIMessage:
         content=message_content(answer.reasoning, answer.content),
         tool_calls=calls,
         invalid_tool_calls=invalid,
-        additional_kwargs={SPANS_KEY: [dict(span) for span in answer.report.get("spans", ())]},
+        additional_kwargs={SPANS_KEY: [span.to_dict() for span in answer.spans]},
         response_metadata=metadata,
         usage_metadata=usage_metadata(answer),
     )
@@ -164,7 +164,7 @@ def answer_message(answer: Answer, metadata: dict[str, Any]) -> AIMessage:
 def answer_metadata(answer: Answer) -> dict[str, Any]:
     """The full metadata of a whole answer. In a stream, only one chunk may carry it."""
     tokens = {} if answer.logprobs is None else {"logprobs": {"content": answer.logprobs}}
-    risk = {RISK_KEY: answer.report} if answer.report else {}
+    risk = {} if answer.report is None else {RISK_KEY: answer.report.to_dict()}
     return {**risk, "model_name": answer.model_name, "finish_reason": answer.finish_reason, **tokens}
 
 
@@ -201,7 +201,7 @@ class MessageWriter:
         message = AIMessageChunk(
             content=chunk_content(piece.reasoning, piece.content) if self._blocks else piece.content,
             tool_call_chunks=[self._call(delta) for delta in piece.calls],
-            additional_kwargs={} if piece.entry is None else {SPANS_KEY: [piece.entry]},
+            additional_kwargs={} if piece.entry is None else {SPANS_KEY: [piece.entry.to_dict()]},
             **last,
         )
         return ChatGenerationChunk(message=message)

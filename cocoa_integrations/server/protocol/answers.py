@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Timeline, Usage
 from cocoa_engine.errors import ConfigError, IncompleteAnswerError, PromptError
-from cocoa_integrations._shared.finite import finite
+from cocoa_engine.report import RiskReport, SpanReport, finite
 from cocoa_integrations._shared.logprobs import TokenLogprobs
 from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY
 from cocoa_integrations._shared.reasoning import Split
@@ -66,11 +66,11 @@ class RiskFields:
 
     def entries(self, piece: Piece) -> Entries:
         """``cocoa_spans`` of a chunk."""
-        return [_indexed(piece.entry)] if self.reported and piece.entry is not None else []
+        return [_indexed(piece.entry).to_dict()] if self.reported and piece.entry is not None else []
 
     def report(self, answer: Answer) -> dict[str, Any]:
         """``cocoa_risk`` of an answer; empty if none was asked for."""
-        if not self.reported or answer.answered is None:
+        if not self.reported or answer.report is None or answer.answered is None:
             return {}
         return wire_report(answer.report, finish_reason=answer.finish_reason, verdict=answer.answered.verdict)
 
@@ -468,13 +468,13 @@ def _by_text(entry: dict[str, Any]) -> dict[str, float] | None:
     return log_probs
 
 
-def wire_report(report: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """A ``cocoa_risk`` report on the wire, with further keys; clients join lists of spans by their ``index``."""
-    return {**report, **more, "spans": [_indexed(entry) for entry in report["spans"]]}
+def wire_report(report: RiskReport, **more: Any) -> dict[str, Any]:
+    """A report on the wire, with further values; clients join lists of spans by their ``index``."""
+    return report.with_values(**more, spans=[_indexed(span) for span in report.spans]).to_dict()
 
 
-def _indexed(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {"index": entry["span"], **entry}
+def _indexed(span: SpanReport) -> SpanReport:
+    return span.with_values(index=span.span)
 
 
 def usage_of(answers: Sequence[Answered], fields: RiskFields, *, n: int | None = None) -> dict[str, Any]:

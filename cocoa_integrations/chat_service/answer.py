@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Protocol
 
 from cocoa_engine import Cancellation, CocoaConfig, CocoaEngine, Generation, Span, Timeline, Usage
 from cocoa_engine.model.callables import Criterion, Processor
+from cocoa_engine.report import RiskReport, SpanReport
 from cocoa_integrations._shared.chat_template import ChatTemplateOptions
-from cocoa_integrations._shared.reasoning import Part, Split
+from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations.tool_calling import Call, CallDelta, ToolRequest
 
 Source = Sequence[str] | Sequence[tuple[int, int]]
-Entry = dict[str, Any]
+Token = dict[str, Any]
+"""A token with its log-probability, as OpenAI's ``logprobs`` have it."""
 
 
 class PassageFinder(Protocol):
@@ -76,12 +77,11 @@ class Piece:
     """What a span adds to an answer that is streamed.
 
     Attributes:
-        entry: the report of the span; ``None`` for text that no span adds, such as held-back text.
+        entry: the report of the span; ``None`` for text that no span adds, such as text that was held back.
         content: the new text, outside of reasoning and calls.
         reasoning: the new reasoning.
         calls: the new parts of calls.
         span: the span; ``None`` if a server sent it.
-        part: the part of the answer that the span belongs to; ``None`` if the model did not reason.
         logprobs: the entries of its tokens, if they were asked for.
     """
 
@@ -90,8 +90,7 @@ class Piece:
     reasoning: str = ""
     calls: Sequence[CallDelta] = ()
     span: Span | None = None
-    part: Part | None = None
-    logprobs: list[Entry] | None = None
+    logprobs: list[Token] | None = None
 
 
 @dataclass
@@ -108,7 +107,7 @@ class Answer:
         usage: the token counts.
         reasoning_tokens: the number of tokens of the reasoning; ``None`` if the model did not reason.
         logprobs: the entries of its tokens in the format of OpenAI's ``logprobs``, if they were asked for.
-        make_report: makes the report; ``None`` if a server sent none.
+        make_report: makes the report.
         rest: what comes after the last streamed piece; empty if the answer was not streamed.
         generation: the answer of the engine; ``None`` if a server sent it.
         split: separates the reasoning of the generation.
@@ -123,17 +122,25 @@ class Answer:
     model_name: str | None
     usage: Usage
     reasoning_tokens: int | None
-    logprobs: list[Entry] | None
+    logprobs: list[Token] | None
     make_report: Callable[[], RiskReport | None]
     rest: Piece = Piece()
     generation: Generation | None = None
     split: Split | None = None
     timeline: Timeline | None = None
+    _report: RiskReport | None = field(default=None, init=False, repr=False)
 
-    @cached_property
+    @property
     def report(self) -> RiskReport | None:
-        """The report, made when it is first read."""
-        return self.make_report()
+        """The risk of the answer, made when it is first read; ``None`` if a server measured none."""
+        if self._report is None:
+            self._report = self.make_report()
+        return self._report
+
+    @property
+    def spans(self) -> list[SpanReport]:
+        """The reports of its spans."""
+        return [] if self.report is None else self.report.spans
 
     @property
     def answered(self) -> Generation | None:

@@ -14,13 +14,15 @@ import torch
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, GrammarProcessor, Span, SpanStream, Timeline
 from cocoa_engine.errors import GenerationTimeoutError, PromptError
+from cocoa_engine.model.text import require_unicode
+from cocoa_engine.report import Part, RiskReport, RivalReport, SpanReport, finite
 from cocoa_integrations._shared.async_stream import AsyncStream
 from cocoa_integrations._shared.chat_template import text_ends_inside_reasoning
 from cocoa_integrations._shared.loading import LazyEngine
 from cocoa_integrations._shared.logprobs import TokenLogprobs
-from cocoa_integrations._shared.reasoning import Part, Split
+from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations._shared.workers import in_worker
-from cocoa_integrations.chat_service.answer import Answer, ChatCall, Entry, Piece
+from cocoa_integrations.chat_service.answer import Answer, ChatCall, Piece, Token
 from cocoa_integrations.tool_calling import Call, CallDelta, Plan, Reading, new_id, parts_of_report
 
 Result = TypeVar("Result")
@@ -221,7 +223,7 @@ class PreparedCall:
         split: Split,
         reading: Reading,
         ids: Sequence[str],
-        logprobs: list[Entry] | None,
+        logprobs: list[Token] | None,
         timeline: Timeline | None,
     ) -> Answer:
         """The answer of the parts of a generation; ``ids`` are those of its calls."""
@@ -252,10 +254,13 @@ class PreparedCall:
 
     def entry(self, span: Span, number: int, part: Part | None) -> SpanReport:
         """The report of a span."""
-        return SpanReport.of(span, number, part, rivals=self.call.candidates)
+        entry = SpanReport.of(span, number, part)
+        return entry.with_values(rivals=rivals_of(span)) if self.call.candidates else entry
 
     def _report(self, generation: Generation, split: Split, calls: Sequence[Call]) -> RiskReport:
-        report = split.report(generation, rivals=self.call.candidates)
+        report = split.report(generation)
+        if self.call.candidates:
+            report = with_rivals(report, generation)
         return report.with_values(**parts_of_report(generation, self.plan, split, calls))
 
     @property
@@ -376,7 +381,7 @@ class GrowingAnswer:
     Args:
         plan: the plan, whose prompt has been made.
         splits: whether the answer is divided into reasoning and text.
-        entry_of: makes the entry of a span, of its number and its part.
+        entry_of: makes the report of a span, of its number and its part.
         tokens: lists the tokens of spans, if they are asked for.
 
     Attributes:
@@ -389,14 +394,14 @@ class GrowingAnswer:
         plan: Plan,
         *,
         splits: bool = True,
-        entry_of: Callable[[Span, int, Part | None], SpanReport] | None = None,
+        entry_of: Callable[[Span, int, Part | None], SpanReport] = SpanReport.of,
         tokens: TokenLogprobs | None = None,
     ) -> None:
-        self._plan, self._entry_of = plan, entry_of or SpanReport.of
+        self._plan, self._entry_of = plan, entry_of
         self._splitter = plan.splitter() if splits else None
         self._tokens = tokens
         self.ids: list[str] = []
-        self.logprobs: list[Entry] | None = None if tokens is None else []
+        self.logprobs: list[Token] | None = None if tokens is None else []
         self._text = ""
         self._held: list[Span] = []
         self._passed_on = 0  # spans
@@ -437,7 +442,7 @@ class GrowingAnswer:
             listed = None if self._tokens is None else self._tokens.of(span)
             if self.logprobs is not None and listed:
                 self.logprobs += listed
-            pieces.append(Piece(entry, content, reasoning, calls, span, part, listed))
+            pieces.append(Piece(entry, content, reasoning, calls, span, listed))
             self._passed_on += 1
         self._held = []
         return pieces
@@ -492,3 +497,36 @@ class TimeLimit:
                 f"no complete answer within {self.seconds:g} s; raise timeout or lower max_new_tokens"
             )
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+
+
+def with_rivals(report: RiskReport, generation: Generation) -> RiskReport:
+    """The report with the candidates that competed in each span."""
+    pairs = zip(report.spans, generation.spans, strict=True)
+    return report.with_values(spans=[entry.with_values(rivals=rivals_of(span)) for entry, span in pairs])
+
+
+def rivals_of(span: Span) -> list[RivalReport]:
+    """The reports of the candidates that competed in a span."""
+    return [
+        RivalReport(
+            text=candidate.text,
+            log_prob=finite(candidate.log_prob),
+            con_mlds=finite(candidate.con_mlds),
+            f_mlds=finite(candidate.f_mlds),
+            score=finite(candidate.score),
+            is_greedy=candidate.is_greedy,
+        )
+        for candidate in span.candidates
+    ]
+
+
+def _require_text(prompt: str | Sequence[int]) -> None:
+    """Refuse a prompt that cannot be encoded before anything is computed.
+
+    Raises:
+        PromptError: the prompt is empty, or has a lone surrogate.
+    """
+    if not prompt:
+        raise PromptError("the prompt is empty; give some text.")
+    if isinstance(prompt, str):
+        require_unicode(prompt, "prompt")

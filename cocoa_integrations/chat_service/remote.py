@@ -26,9 +26,8 @@ from cocoa_integrations.chat_service.wire import (
     SentUsage,
     Whole,
     clear_errors,
-    entries_of,
+    read_report,
     received,
-    report_of,
     usage_of,
 )
 from cocoa_integrations.tool_calling import Call, CallDelta, invalid_call_text, object_of
@@ -311,14 +310,12 @@ class _Request:
         for choice in chunk.choices[:1]:
             added = choice.added
             deltas = self._grow(choice)
-            entries = entries_of(added.cocoa_spans or ())
-            entry, *others = entries or [None]
-            part = None if entry is None else entry.part
+            entry, *others = [span.without("index") for span in added.cocoa_spans or ()] or [None]
             tokens = choice.tokens(self._top) if self._call.logprobs else None
-            piece = Piece(entry, added.content or "", added.reasoning_content or "", deltas, None, part, tokens)
+            piece = Piece(entry, added.content or "", added.reasoning_content or "", deltas, None, tokens)
             if entry or piece.content or piece.reasoning or deltas:
                 pieces.append(piece)
-            pieces += [Piece(each, part=each.get("part")) for each in others if each is not None]
+            pieces += [Piece(each) for each in others]
             if choice.finish_reason is not None:
                 self._last = choice
         return pieces
@@ -355,15 +352,15 @@ class _Request:
 
     def _answer(self, last: Choice, rest: Piece) -> Answer:
         sent = last.added.cocoa_risk
-        report, own_reason = (None, None) if sent is None else report_of(sent)
+        report = None if sent is None else read_report(sent)
         errors = _errors(last)
         usage, reasoning_tokens = usage_of(self._usage, report)
         return Answer(
-            text="".join(span.text or "" for span in report.spans) if report else self._content,
+            text=self._content if report is None else "".join(span.text or "" for span in report.spans),
             content=self._content,
             reasoning=self._reasoning,
             calls=[_finished(call, errors.get(call.id)) for call in self._calls],
-            finish_reason=own_reason or last.finish_reason,
+            finish_reason=(sent and sent.finish_reason) or last.finish_reason,
             model_name=self._model,
             usage=usage,
             reasoning_tokens=reasoning_tokens,
@@ -415,17 +412,15 @@ class _Request:
 
 
 def _told(answer: Answer, on_piece: Callable[[Piece], None] | None) -> Answer:
-    if on_piece is not None and answer.report is not None:
-        for entry in answer.report.spans:
-            on_piece(Piece(entry=entry, part=entry.part))
+    for entry in answer.spans if on_piece is not None else ():
+        on_piece(Piece(entry))
     return answer
 
 
 def _errors(choice: Choice) -> dict[str, str]:
     """Why the server could not parse calls, by their ids."""
     report = choice.added.cocoa_risk
-    calls = [] if report is None else report.tool_calls
-    return {call.id: call.error for call in calls if call.error is not None}
+    return {call.id: call.error for call in (report.tool_calls if report else ()) if call.error is not None}
 
 
 def _finished(call: Call, error: str | None) -> Call:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from json import JSONDecodeError
 from typing import Annotated, Any, TypeVar
@@ -41,7 +41,7 @@ Report = Annotated[RiskReport, AfterValidator(_complete_report)]
 
 
 class _Sent(BaseModel):
-    model_config = ConfigDict(strict=True, protected_namespaces=())
+    model_config = ConfigDict(protected_namespaces=())
 
 
 class Function(_Sent):
@@ -184,7 +184,7 @@ def received(sent: Any, kind: type[Kind]) -> Kind:
         DataError: a field has a wrong type or is missing.
     """
     try:
-        return kind.model_validate(sent)
+        return kind.model_validate(sent, strict=True)
     except ValidationError as error:
         raise DataError(f"{_FOREIGN}: {explain(error)}") from None
 
@@ -202,15 +202,10 @@ def clear_errors() -> Iterator[None]:
         raise DataError("the server's answer is no JSON") from None
 
 
-def entries_of(spans: Sequence[SpanReport]) -> list[SpanReport]:
-    """The reports of spans, without the ``index`` that clients need to join streams."""
-    return [span.without("index") for span in spans]
-
-
-def report_of(sent: RiskReport) -> tuple[RiskReport, Any]:
-    """The report and the engine's finish reason, from the report of a server, which has both."""
-    report = sent.without("finish_reason", "verdict").with_values(spans=entries_of(sent.spans))
-    return report, sent.finish_reason
+def read_report(sent: RiskReport) -> RiskReport:
+    """The report of a server as a model in this process has it."""
+    spans = [span.without("index") for span in sent.spans]
+    return sent.without("finish_reason", "verdict").with_values(spans=spans)
 
 
 def usage_of(sent: SentUsage | None, report: RiskReport | None) -> tuple[Usage, int | None]:
@@ -221,10 +216,11 @@ def usage_of(sent: SentUsage | None, report: RiskReport | None) -> tuple[Usage, 
     usage = Usage(
         prompt_tokens=sent.prompt_tokens or 0,
         completion_tokens=sent.completion_tokens or 0,
-        risk_points=sum(span.kind == "risk_point" for span in report.spans) if report else 0,
+        risk_points=0 if report is None else sum(span.kind == "risk_point" for span in report.spans),
         cached_tokens=cached or 0,
     )
-    return usage, details.reasoning_tokens if details is not None and report is not None and report.reasoning else None
+    reasons = report is not None and report.reasoning is not None
+    return usage, details.reasoning_tokens if reasons and details is not None else None
 
 
 def _ranked(log_probs: Mapping[str, float]) -> list[tuple[str, float]]:

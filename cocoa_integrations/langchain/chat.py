@@ -197,7 +197,8 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
     ) -> LLMResult:
         """As in LangChain. The options of the call are applied to the model first, so caches and traces see them."""
         model, framework = self._for_call(stop, kwargs)
-        result = super(ChatCocoa, model).generate(messages, list(model.stop or ()) or None, callbacks, **framework)
+        stops = list(model.stop or ()) or None
+        result = super(ChatCocoa, model).generate(messages, stops, callbacks, **framework)
         return model._returned(result)
 
     async def agenerate(

@@ -12,7 +12,6 @@ LlamaIndex suppresses exceptions of event handlers, so a handler can observe an 
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass

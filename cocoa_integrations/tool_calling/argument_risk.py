@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cocoa_engine import CocoaEngine, Generation, Span
-from cocoa_engine.report import RiskReport, ValueReport, finite, severity
+from cocoa_engine.report import CallReport, RiskReport, ValueReport, finite, severity
 from cocoa_integrations._shared.logprobs import TokenLogprobs
 from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations.tool_calling.json_values import field_offsets, member_path
@@ -46,7 +46,7 @@ def field_risks(generation: Generation, engine: CocoaEngine, *, start: int = 0) 
     return {path: _value(generation, tokens, offset) for path, offset in offsets.items()}
 
 
-def tool_call_risks(generation: Generation, calls: Sequence[Call], engine: CocoaEngine) -> list[dict[str, Any]]:
+def tool_call_risks(generation: Generation, calls: Sequence[Call], engine: CocoaEngine) -> list[CallReport]:
     """The entries of ``cocoa_risk["tool_calls"]``, one for each call.
 
     An argument is listed by its name, and every value in it by its path, such as ``$.people[0].age``. For a value,
@@ -62,21 +62,14 @@ def tool_call_risks(generation: Generation, calls: Sequence[Call], engine: Cocoa
         engine: the engine that answered.
     """
     tokens = _token_offsets(generation, engine)
-    report = []
+    reports = []
     for call in calls:
         spans = _overlapping(generation.spans, call.offsets)
         offsets = {**call.values, **_inside_arguments(generation.text, call)}
         arguments = {name: _value(generation, tokens, offset) for name, offset in offsets.items()}
-        report.append(
-            {
-                "name": call.name,
-                "id": call.id,
-                "risk": _highest(span for _, span in spans),
-                "arguments": arguments,
-                "error": call.error,
-            }
-        )
-    return report
+        risk = _highest(span for _, span in spans)
+        reports.append(CallReport(name=call.name, id=call.id, risk=risk, arguments=arguments, error=call.error))
+    return reports
 
 
 def fields_of_report(report: RiskReport) -> dict[str, ValueReport]:
@@ -109,7 +102,7 @@ def _value(generation: Generation, tokens: Sequence[tuple[int, int, float]], off
     spans = _overlapping(generation.spans, offsets)
     start, end = offsets
     count = max(1, len(spans))
-    return ValueReport.model_construct(
+    return ValueReport(
         risk=_highest(span for _, span in spans),
         con_mlds=finite(sum(span.con_mlds for _, span in spans) / count),
         f_mlds=finite(sum(span.f_mlds for _, span in spans) / count),

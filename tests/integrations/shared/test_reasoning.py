@@ -81,7 +81,7 @@ def test_the_parts_add_up_however_the_text_is_cut(
         assert ("".join(piece.reasoning for piece in seen), split.reasoning) == (reasoning, reasoning)
         assert ("".join(piece.content for piece in seen), reading.content) == (answer, answer)
         assert [call.error for call in reading.calls] == [None] * calls
-        assert [((piece.entry or {})["span"], piece.part) for piece in seen[:-1]] == [
+        assert [(piece.entry.span, piece.entry.part) for piece in seen[:-1]] == [
             (number, split.part(number)) for number in range(len(whole.spans))
         ]
         assert all(piece.calls == [] for piece in seen) == (calls == 0)

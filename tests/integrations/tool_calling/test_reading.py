@@ -157,7 +157,7 @@ def streamed(style: CallFormat, parts: list[str], *, several: bool = True) -> li
 
     splitter = ReasoningSplitter(SimpleNamespace(tokenizer=None))  # type: ignore[arg-type]
     plan: Any = SimpleNamespace(splitter=lambda: splitter, read=reading)
-    growing = GrowingAnswer(plan, entry_of=lambda *_: {})
+    growing = GrowingAnswer(plan, entry_of=lambda *_: None)
     pieces, end = [], 0
     for part in parts:
         end += len(part)

@@ -19,8 +19,8 @@ from cocoa_engine.report import SPANS_KEY
 from cocoa_integrations.chat_service import Answer, ChatCall, Piece
 from cocoa_integrations.langchain.answers import reduced_result
 from cocoa_integrations.langchain.base import CocoaModel
+from cocoa_integrations.langchain.composed import LLMWithRisk
 from cocoa_integrations.langchain.messages import answer_metadata, usage_metadata
-from cocoa_integrations.langchain.with_risk import LLMWithRisk
 from cocoa_integrations.tracing import RiskTrace
 
 

@@ -24,7 +24,7 @@ from cocoa_engine import (
 )
 from cocoa_engine.errors import GenerationTimeoutError, PromptError
 from cocoa_engine.model.text import require_unicode
-from cocoa_engine.report import Part, RiskReport, RivalReport, SpanReport, finite
+from cocoa_engine.report import Part, RiskReport, SpanReport
 from cocoa_integrations._shared.async_stream import AsyncStream
 from cocoa_integrations._shared.chat_template import text_ends_inside_reasoning
 from cocoa_integrations._shared.loading import LazyEngine
@@ -270,13 +270,10 @@ class PreparedCall:
 
     def entry(self, span: Span, number: int, part: Part | None) -> SpanReport:
         """The report of a span."""
-        entry = SpanReport.of(span, number, part)
-        return entry.with_values(rivals=rivals_of(span)) if self.call.candidates else entry
+        return SpanReport.of(span, number, part, rivals=self.call.candidates)
 
     def _report(self, generation: Generation, split: Split, calls: Sequence[Call]) -> RiskReport:
-        report = split.report(generation)
-        if self.call.candidates:
-            report = with_rivals(report, generation)
+        report = split.report(generation, rivals=self.call.candidates)
         return report.with_values(**parts_of_report(generation, self.plan, split, calls))
 
     @property
@@ -367,12 +364,14 @@ class LocalStream:
         tokens = prepared.tokens() if prepared.call.logprobs else None
         growing = GrowingAnswer(prepared.plan, splits=prepared.is_chat, entry_of=prepared.entry, tokens=tokens)
 
+        begun = False
+
         def first_span() -> tuple[SpanStream, Span | None]:
-            spans = self._spans or prepared.open(self._config, self._timeline)
-            self._spans = None  # another one, if it runs out of memory
-            first = next(spans, None)
-            self._spans = spans
-            return spans, first
+            nonlocal begun
+            if begun or self._spans is None:  # it ran out of memory
+                self._spans = prepared.open(self._config, self._timeline)
+            begun = True
+            return self._spans, next(self._spans, None)
 
         spans, span = self._retrying(first_span)
         with spans:
@@ -423,10 +422,10 @@ class GrowingAnswer:
         plan: Plan,
         *,
         splits: bool = True,
-        entry_of: Callable[[Span, int, Part | None], SpanReport] = SpanReport.of,
+        entry_of: Callable[[Span, int, Part | None], SpanReport] | None = None,
         tokens: TokenLogprobs | None = None,
     ) -> None:
-        self._plan, self._entry_of = plan, entry_of
+        self._plan, self._entry_of = plan, entry_of or SpanReport.of
         self._splitter = plan.splitter() if splits else None
         self._tokens = tokens
         self.ids: list[str] = []
@@ -526,27 +525,6 @@ class TimeLimit:
                 f"no complete answer within {self.seconds:g} s; raise timeout or lower max_new_tokens"
             )
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
-
-
-def with_rivals(report: RiskReport, generation: Generation) -> RiskReport:
-    """The report with the candidates that competed in each span."""
-    pairs = zip(report.spans, generation.spans, strict=True)
-    return report.with_values(spans=[entry.with_values(rivals=rivals_of(span)) for entry, span in pairs])
-
-
-def rivals_of(span: Span) -> list[RivalReport]:
-    """The reports of the candidates that competed in a span."""
-    return [
-        RivalReport(
-            text=candidate.text,
-            log_prob=finite(candidate.log_prob),
-            con_mlds=finite(candidate.con_mlds),
-            f_mlds=finite(candidate.f_mlds),
-            score=finite(candidate.score),
-            is_greedy=candidate.is_greedy,
-        )
-        for candidate in span.candidates
-    ]
 
 
 def _require_text(call: ChatCall) -> None:

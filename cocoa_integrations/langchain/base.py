@@ -20,7 +20,7 @@ from cocoa_engine import CocoaConfig, CocoaEngine, __version__
 from cocoa_engine.errors import ConfigError, UnsupportedFeatureError
 from cocoa_engine.messages import explain
 from cocoa_engine.model.load_options import changed_options
-from cocoa_integrations._shared.detail import require_detail
+from cocoa_engine.report import require_detail
 from cocoa_integrations._shared.load_options import one_model_name, refuse_beside, with_field_names
 from cocoa_integrations._shared.loading import settings_digest
 from cocoa_integrations._shared.settings import (

@@ -22,8 +22,8 @@ from cocoa_engine.messages import unknown
 from cocoa_integrations._shared.chat_template import given_options, template_options
 from cocoa_integrations._shared.workers import in_worker
 from cocoa_integrations.chat_service import Answer, ChatCall, LocalChat
+from cocoa_integrations.langchain.answers import ReducedStream, reduced_result
 from cocoa_integrations.langchain.base import CocoaModel
-from cocoa_integrations.langchain.detail import ReducedStream, reduced_result
 from cocoa_integrations.langchain.messages import MessageWriter, answer_message, answer_metadata, to_chat, to_entries
 from cocoa_integrations.langchain.options import PER_CALL, TOOL_DETAILS, TOOLS, ChatCallOptions
 from cocoa_integrations.langchain.structured import (

@@ -22,7 +22,7 @@ from langchain_core.utils.json import parse_partial_json
 
 from cocoa_engine.errors import PromptError
 from cocoa_engine.model.text import block_text, require_unicode
-from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY
+from cocoa_engine.report import RISK_KEY, SPANS_KEY
 from cocoa_integrations.chat_service import Answer, Piece
 from cocoa_integrations.tool_calling import CallDelta, invalid_call_text
 
@@ -155,10 +155,15 @@ def answer_message(answer: Answer, metadata: dict[str, Any]) -> AIMessage:
         content=message_content(answer.reasoning, answer.content),
         tool_calls=calls,
         invalid_tool_calls=invalid,
-        additional_kwargs={SPANS_KEY: [span.to_dict() for span in answer.spans]},
+        additional_kwargs={SPANS_KEY: span_entries(answer)},
         response_metadata=metadata,
         usage_metadata=usage_metadata(answer),
     )
+
+
+def span_entries(answer: Answer) -> list[dict[str, Any]]:
+    """``cocoa_spans`` of a whole answer."""
+    return [] if answer.report is None else [span.to_dict() for span in answer.report.spans]
 
 
 def answer_metadata(answer: Answer) -> dict[str, Any]:

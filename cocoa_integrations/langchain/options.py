@@ -15,8 +15,8 @@ from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import ConfigError, UnsupportedFeatureError
 from cocoa_engine.model.embedded import MODEL_NAME
 from cocoa_engine.model.load_options import DeviceMap, LoadOptions, changed_options, loading_arguments
+from cocoa_engine.report import Detail
 from cocoa_integrations._shared.chat_template import ChatTemplateOptions
-from cocoa_integrations._shared.detail import Detail
 from cocoa_integrations._shared.load_options import checked_option, one_model_name, refuse_beside, require_picklable
 from cocoa_integrations._shared.loading import LazyEngine, lazy_engine
 from cocoa_integrations._shared.settings import FIELD_SYNONYMS, DecodeSettings

@@ -4,7 +4,7 @@
 
     with collect_risk() as reports:
         response = query_engine.query("...")
-    reports[-1]["max_risk"]
+    reports[-1].max_risk
 
 LlamaIndex suppresses exceptions of event handlers, so a handler can observe an answer but not stop it.
 """
@@ -12,10 +12,8 @@ LlamaIndex suppresses exceptions of event handlers, so a handler can observe an 
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from copy import deepcopy
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -27,12 +25,9 @@ from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.instrumentation.span import active_span_id
 
 from cocoa_engine import CocoaEngine, Generation, Span, SpanStream
-from cocoa_engine.forks import free_in_child
-from cocoa_integrations._shared.finite import severity
-from cocoa_integrations._shared.metadata import risk_report
+from cocoa_engine.report import RiskReport
 from cocoa_integrations._shared.reasoning import Split
-from cocoa_integrations._shared.recent_reports import MAX_REPORTS, add_reports, require_max_reports
-from cocoa_integrations.tracing import SCORE_NAME, RiskTrace, Scoring, emit_event
+from cocoa_integrations.tracing import MAX_REPORTS, SCORE_NAME, RiskLog, RiskTrace, Scoring, emit_event
 
 if TYPE_CHECKING:
     from opentelemetry._logs import LoggerProvider
@@ -60,6 +55,7 @@ class CocoaSpanEvent(BaseEvent):
 class CocoaRiskEvent(BaseEvent):
     """An answer is complete. There is exactly one event per generation, for every kind of call.
 
+    ``report`` is the dict of its report, as exports of events need it.
     A generation that fails, is cancelled or is abandoned has no complete answer and sends no such event.
     """
 
@@ -90,7 +86,7 @@ class Start:
 
 
 def collect_risk(*, max_reports: int | None = MAX_REPORTS) -> RiskCollector:
-    """Collect the ``cocoa_risk`` report of every answer requested inside the ``with`` block, in order of completion.
+    """Collect the :class:`.RiskReport` of every answer requested inside the ``with`` block, in order of completion.
 
     The collector uses a context variable. Async tasks, ``asyncio.to_thread`` and LlamaIndex's own threads that start
     inside the block are included; other tasks and threads are not. Start a ``threading.Thread`` or an executor job with
@@ -110,7 +106,28 @@ def collect_risk(*, max_reports: int | None = MAX_REPORTS) -> RiskCollector:
     return RiskCollector(max_reports=max_reports)
 
 
-class RiskCollector:
+@dataclass(frozen=True)
+class Collected:
+    """A complete answer, as collectors receive it.
+
+    Attributes:
+        report: its report.
+        generation: the answer.
+        start: repeats the request; ``None`` for an answer of a server.
+        request: the number of the request; later requests have higher numbers.
+        begin: the offset in the generated text at which the answer begins, after any reasoning.
+        node_ids: the retrieved nodes that its ``passage_attention`` is of.
+    """
+
+    report: RiskReport
+    generation: Generation
+    start: Start | None
+    request: int
+    begin: int = 0
+    node_ids: Sequence[str] = ()
+
+
+class RiskCollector(RiskLog):
     """The context manager of :func:`collect_risk`.
 
     Attributes:
@@ -118,14 +135,7 @@ class RiskCollector:
         max_risk: the highest risk of any span of any answer, including those whose report was dropped.
     """
 
-    def __init__(self, *, max_reports: int | None = MAX_REPORTS) -> None:
-        require_max_reports(max_reports)
-        self.reports: list[dict[str, Any]] = []
-        self.max_risk = 0.0
-        self._max_reports = max_reports
-        self._lock = free_in_child(threading.Lock())
-
-    def __enter__(self) -> list[dict[str, Any]]:
+    def __enter__(self) -> list[RiskReport]:
         _collectors.set((*_collectors.get(), self))
         return self.reports
 
@@ -135,40 +145,9 @@ class RiskCollector:
         # Not reset(token): the block may be left in a different context than it was entered in (async fixtures).
         _collectors.set(tuple(collector for collector in _collectors.get() if collector is not self))
 
-    def take(
-        self,
-        generation: Generation,
-        start: Start | None,
-        *,
-        request: int,
-        run_id: str | None = None,
-        split: Split | None = None,
-        report: Mapping[str, Any] | None = None,
-        node_ids: Sequence[str] = (),
-    ) -> dict[str, Any]:
-        """Add an answer and return its report.
-
-        Args:
-            generation: the answer.
-            start: repeats the request; ``None`` for an answer of a server.
-            request: the number of the request; later requests have higher numbers.
-            run_id: the id of LlamaIndex's span of the call.
-            split: separates the reasoning of the answer.
-            report: the report of a server. Default: that of the generation.
-            node_ids: the retrieved nodes that its ``passage_attention`` is of.
-        """
-        report = _report(generation, split, run_id, report)  # one for each collector, which may change it
-        with self._lock:
-            add_reports(self.reports, [report], self._max_reports)
-            self.max_risk = max(self.max_risk, severity(report["max_risk"]))
-        return report
-
-
-def _report(
-    generation: Generation, split: Split | None, run_id: str | None, report: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    report = risk_report(generation, split) if report is None else deepcopy(dict(report))
-    return {**report, **({} if run_id is None else {"run_id": run_id})}
+    def take(self, answer: Collected) -> None:
+        """Add an answer."""
+        self.add([answer.report])
 
 
 class Observers:
@@ -198,7 +177,7 @@ class Observers:
         generation: Generation,
         split: Split | None = None,
         parts: Mapping[str, Any] | None = None,
-        report: Mapping[str, Any] | None = None,
+        report: RiskReport | None = None,
         node_ids: Sequence[str] = (),
     ) -> None:
         """Report the complete answer.
@@ -210,22 +189,19 @@ class Observers:
             report: the report of a server. Default: that of the generation.
             node_ids: the retrieved nodes that its ``passage_attention`` is of.
         """
-        run_id, added = self._llama_index_span, dict(parts or {})
-        self._trace.record(generation if split is None else split.answered)
+        if report is None:
+            report = RiskReport.of(generation) if split is None else split.report(generation)
+        run_id = {} if self._llama_index_span is None else {"run_id": self._llama_index_span}
+        report = report.with_values(**run_id, **(parts or {}))
+        begin = 0 if split is None else split.answer_start
+        answer = Collected(report, generation, self._start, self._request, begin, tuple(node_ids))
+        self._trace.record(answer)
         for collector in self._collectors:
-            taken = collector.take(
-                generation,
-                self._start,
-                request=self._request,
-                run_id=run_id,
-                split=split,
-                report=report,
-                node_ids=node_ids,
-            )
-            taken.update(deepcopy(added))
-        told = {**_report(generation, split, run_id, report), **deepcopy(added)}
+            collector.take(answer)
         with self._trace.current():
-            _dispatcher.event(CocoaRiskEvent(report=told, generation=generation, span_id=run_id))
+            _dispatcher.event(
+                CocoaRiskEvent(report=report.to_dict(), generation=generation, span_id=self._llama_index_span)
+            )
 
 
 class RiskScores(BaseEventHandler):
@@ -271,4 +247,5 @@ class RiskScores(BaseEventHandler):
     def handle(self, event: BaseEvent, **kwargs: Any) -> None:
         """Emit the score of a complete answer."""
         if isinstance(event, CocoaRiskEvent):
-            emit_event(self._scoring, event.report, response_id=None, provider=self._logger_provider)
+            report = RiskReport.from_wire(event.report)
+            emit_event(self._scoring, report, response_id=None, provider=self._logger_provider)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cocoa_engine import CocoaEngine, Generation, Span
-from cocoa_engine.report import CallReport, ValueReport, finite, severity
+from cocoa_engine.report import CallReport, RiskReport, ValueReport, finite, severity
 from cocoa_integrations._shared.logprobs import TokenLogprobs
 from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations.tool_calling.json_values import field_offsets, member_path
@@ -72,13 +72,13 @@ def tool_call_risks(generation: Generation, calls: Sequence[Call], engine: Cocoa
     return reports
 
 
-def fields_of_report(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def fields_of_report(report: RiskReport) -> dict[str, ValueReport]:
     """The risk of every field of a structured answer, by path: of a JSON answer, or of its first tool call."""
-    if "fields" in report:
-        return dict(report["fields"])
-    for call in report.get("tool_calls", ()):
+    if "fields" in report.model_fields_set:
+        return report.fields
+    for call in report.tool_calls:
         # in the order of the text, an object before the values in it
-        arguments = sorted(call["arguments"].items(), key=lambda each: (each[1]["start"], -each[1]["end"]))
+        arguments = sorted(call.arguments.items(), key=lambda each: (each[1].start, -each[1].end))
         return {name if name.startswith(ROOT) else member_path("$", name): value for name, value in arguments}
     return {}
 

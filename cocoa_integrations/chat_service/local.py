@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
@@ -12,10 +12,19 @@ from typing import Any, TypeVar
 
 import torch
 
-from cocoa_engine import CocoaConfig, CocoaEngine, Generation, GrammarProcessor, Span, SpanStream, Timeline
+from cocoa_engine import (
+    Cancellation,
+    CocoaConfig,
+    CocoaEngine,
+    Generation,
+    GrammarProcessor,
+    Span,
+    SpanStream,
+    Timeline,
+)
 from cocoa_engine.errors import GenerationTimeoutError, PromptError
 from cocoa_engine.model.text import require_unicode
-from cocoa_engine.report import Part, RiskReport, RivalReport, SpanReport, finite
+from cocoa_engine.report import Part, RiskReport, SpanReport
 from cocoa_integrations._shared.async_stream import AsyncStream
 from cocoa_integrations._shared.chat_template import text_ends_inside_reasoning
 from cocoa_integrations._shared.loading import LazyEngine
@@ -56,8 +65,7 @@ class LocalChat:
     def answer(self, call: ChatCall, on_piece: Callable[[Piece], None] | None = None) -> Answer:
         """See :meth:`.ChatService.answer`."""
         if on_piece is None:
-            prepared = PreparedCall(self.engine, call)
-            return self._retrying(prepared.answer)
+            return self._retrying(self._prepared(call).answer)
         stream = self.stream(call)
         try:
             for pieces in stream:
@@ -69,9 +77,9 @@ class LocalChat:
 
     def answers(self, calls: Sequence[ChatCall], batch_size: int | None = None) -> list[Answer]:
         """See :meth:`.ChatService.answers`. All calls have the prompt of a text and the other options of the first."""
-        first, engine = calls[0], self.engine
         for call in calls:
-            _require_text(call.prompt)
+            _require_text(call)
+        first, engine = calls[0], self.engine
         prompts: list[Any] = [call.prompt for call in calls]
         options = PreparedCall(engine, first).options
         decode = partial(engine.generate_batch, prompts, config=first.config, batch_size=batch_size, **options)
@@ -79,12 +87,13 @@ class LocalChat:
 
     def stream(self, call: ChatCall) -> LocalStream:
         """See :meth:`.ChatService.stream`."""
-        return LocalStream(lambda: PreparedCall(self.engine, call), retrying=self._retrying)
+        return LocalStream(lambda: self._prepared(call), retrying=self._retrying)
 
     async def aanswer(self, call: ChatCall, on_piece: Callable[[Piece], None] | None = None) -> Answer:
         """See :meth:`.ChatService.aanswer`."""
         if on_piece is None:
-            return await in_worker(self._engine, self.answer, call)
+            with _cancelled_at_end() as cancellation:
+                return await in_worker(self._engine, self.answer, replace(call, cancellation=cancellation))
         async with self.astream(call) as stream:
             async for pieces in stream:
                 for piece in pieces:
@@ -93,13 +102,18 @@ class LocalChat:
 
     async def aanswers(self, calls: Sequence[ChatCall], batch_size: int | None = None) -> list[Answer]:
         """See :meth:`.ChatService.aanswers`."""
-        return await in_worker(self._engine, self.answers, calls, batch_size)
+        with _cancelled_at_end() as cancellation:
+            calls = [replace(call, cancellation=cancellation) for call in calls]
+            return await in_worker(self._engine, self.answers, calls, batch_size)
 
     @asynccontextmanager
     async def astream(self, call: ChatCall) -> AsyncIterator[AsyncLocalStream]:
         """See :meth:`.ChatService.astream`."""
-        async with AsyncLocalStream(self._engine, self.stream(call)) as stream:
-            yield stream
+        with _cancelled_at_end() as cancellation:
+            stream = self.stream(replace(call, cancellation=cancellation))
+            async with AsyncLocalStream(self._engine, stream) as steps:
+                await in_worker(self._engine, stream.open)
+                yield steps
 
     def prompt_ids(self, call: ChatCall) -> list[int]:
         """The token ids of the prompt of a call."""
@@ -110,6 +124,10 @@ class LocalChat:
         """The text of the prompt of a conversation."""
         prepared = PreparedCall(self.engine, call)
         return self.engine.render_chat(prepared.messages, **prepared.template_kwargs)
+
+    def _prepared(self, call: ChatCall) -> PreparedCall:
+        _require_text(call)
+        return PreparedCall(self.engine, call)
 
     def _retrying(self, work: Callable[[], Result]) -> Result:
         for attempt in range(self._max_retries):
@@ -136,7 +154,7 @@ class PreparedCall:
 
     Raises:
         ConfigError: the chat template has no variable ``enable_thinking``, and the option is given.
-        PromptError: the prompt is empty, or the message to be continued is not an assistant's.
+        PromptError: the message to be continued is not an assistant's.
     """
 
     def __init__(self, engine: CocoaEngine, call: ChatCall) -> None:
@@ -146,10 +164,8 @@ class PreparedCall:
         self.template_kwargs: dict[str, Any] = {}
         if call.messages is not None:
             self.messages, self.template_kwargs = self.plan.prompt(call.messages)
-        else:
-            _require_text(call.prompt)
-            if call.splits_reasoning and isinstance(call.prompt, str):
-                self.plan.inside_reasoning = text_ends_inside_reasoning(call.prompt)
+        elif call.splits_reasoning and isinstance(call.prompt, str):
+            self.plan.inside_reasoning = text_ends_inside_reasoning(call.prompt)
         self._ids: list[int] | None = None
         self._constraints: list[GrammarProcessor] | None = None
         self._limit = [] if call.timeout is None else [TimeLimit(call.timeout)]
@@ -254,13 +270,10 @@ class PreparedCall:
 
     def entry(self, span: Span, number: int, part: Part | None) -> SpanReport:
         """The report of a span."""
-        entry = SpanReport.of(span, number, part)
-        return entry.with_values(rivals=rivals_of(span)) if self.call.candidates else entry
+        return SpanReport.of(span, number, part, rivals=self.call.candidates)
 
     def _report(self, generation: Generation, split: Split, calls: Sequence[Call]) -> RiskReport:
-        report = split.report(generation)
-        if self.call.candidates:
-            report = with_rivals(report, generation)
+        report = split.report(generation, rivals=self.call.candidates)
         return report.with_values(**parts_of_report(generation, self.plan, split, calls))
 
     @property
@@ -308,9 +321,19 @@ class LocalStream:
         retrying: Callable[[Callable[[], Any]], Any] = lambda work: work(),
     ) -> None:
         self._prepare, self._config, self._retrying = prepare, config, retrying
+        self._prepared: PreparedCall | None = None
         self._spans: SpanStream | None = None
+        self._timeline = Timeline()
         self._answer: Answer | None = None
         self._steps = self._decoded()
+
+    def open(self) -> PreparedCall:
+        """Render the prompt and compile the grammar, if that has not been done. Nothing is decoded."""
+        if self._prepared is None:
+            prepared = self._prepare()
+            self._spans = prepared.open(self._config, self._timeline)
+            self._prepared = prepared
+        return self._prepared
 
     @property
     def answer(self) -> Answer:
@@ -337,13 +360,18 @@ class LocalStream:
             self._steps.close()
 
     def _decoded(self) -> Generator[list[Piece], None, None]:
-        prepared, timeline = self._prepare(), Timeline()
+        prepared = self.open()
         tokens = prepared.tokens() if prepared.call.logprobs else None
         growing = GrowingAnswer(prepared.plan, splits=prepared.is_chat, entry_of=prepared.entry, tokens=tokens)
 
+        begun = False
+
         def first_span() -> tuple[SpanStream, Span | None]:
-            spans = self._spans = prepared.open(self._config, timeline)
-            return spans, next(spans, None)
+            nonlocal begun
+            if begun or self._spans is None:  # it ran out of memory
+                self._spans = prepared.open(self._config, self._timeline)
+            begun = True
+            return self._spans, next(self._spans, None)
 
         spans, span = self._retrying(first_span)
         with spans:
@@ -355,7 +383,7 @@ class LocalStream:
         if held:
             yield held
         split = prepared.plan.split(spans.generation) if prepared.is_chat else Split("", 0, None, spans.generation)
-        answer = prepared.finished(spans.generation, split, reading, growing.ids, growing.logprobs, timeline)
+        answer = prepared.finished(spans.generation, split, reading, growing.ids, growing.logprobs, self._timeline)
         self._answer = replace(answer, rest=rest)
 
 
@@ -394,10 +422,10 @@ class GrowingAnswer:
         plan: Plan,
         *,
         splits: bool = True,
-        entry_of: Callable[[Span, int, Part | None], SpanReport] = SpanReport.of,
+        entry_of: Callable[[Span, int, Part | None], SpanReport] | None = None,
         tokens: TokenLogprobs | None = None,
     ) -> None:
-        self._plan, self._entry_of = plan, entry_of
+        self._plan, self._entry_of = plan, entry_of or SpanReport.of
         self._splitter = plan.splitter() if splits else None
         self._tokens = tokens
         self.ids: list[str] = []
@@ -499,34 +527,23 @@ class TimeLimit:
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
 
-def with_rivals(report: RiskReport, generation: Generation) -> RiskReport:
-    """The report with the candidates that competed in each span."""
-    pairs = zip(report.spans, generation.spans, strict=True)
-    return report.with_values(spans=[entry.with_values(rivals=rivals_of(span)) for entry, span in pairs])
-
-
-def rivals_of(span: Span) -> list[RivalReport]:
-    """The reports of the candidates that competed in a span."""
-    return [
-        RivalReport(
-            text=candidate.text,
-            log_prob=finite(candidate.log_prob),
-            con_mlds=finite(candidate.con_mlds),
-            f_mlds=finite(candidate.f_mlds),
-            score=finite(candidate.score),
-            is_greedy=candidate.is_greedy,
-        )
-        for candidate in span.candidates
-    ]
-
-
-def _require_text(prompt: str | Sequence[int]) -> None:
-    """Refuse a prompt that cannot be encoded before anything is computed.
+def _require_text(call: ChatCall) -> None:
+    """Refuse a prompt that cannot be encoded before a model is loaded.
 
     Raises:
         PromptError: the prompt is empty, or has a lone surrogate.
     """
-    if not prompt:
+    if call.messages is None and not call.prompt:
         raise PromptError("the prompt is empty; give some text.")
-    if isinstance(prompt, str):
-        require_unicode(prompt, "prompt")
+    if isinstance(call.prompt, str):
+        require_unicode(call.prompt, "prompt")
+
+
+@contextmanager
+def _cancelled_at_end() -> Iterator[Cancellation]:
+    """A cancellation that ends what a task has asked for when the task leaves the context."""
+    cancellation = Cancellation()
+    try:
+        yield cancellation
+    finally:
+        cancellation.cancel()

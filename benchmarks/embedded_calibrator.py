@@ -37,9 +37,9 @@ from cocoa_engine.lab.ranking import Bootstrap, RankedWithin
 from cocoa_engine.lab.signal.segments import force
 from cocoa_engine.methods.retrieval_heads import source_heads
 from cocoa_engine.model.prompts import Prompt
+from cocoa_engine.risk.calibrator import Settings
 from cocoa_engine.risk.features import PROBE_FEATURE, SPAN_FEATURES, span_features
-from cocoa_engine.risk.fitted_risk import FittedRisk
-from cocoa_engine.risk.settings import Settings
+from cocoa_engine.risk.fitted import FittedRisk
 
 GIVEN = {
     "xsum": "xsum_token (Zhou et al., 2021; MIT)",

@@ -25,7 +25,7 @@ from cocoa_engine.rendering.svg import document as picture
 from cocoa_engine.rendering.terminal import report, spans_text
 from cocoa_engine.results import Generation
 from cocoa_engine.risk import MeasuredText, riskiest
-from cocoa_engine.risk.risk_measure import reaches
+from cocoa_engine.risk.policy import reaches
 from cocoa_engine.safe_text import short_repr
 from cocoa_engine.spans import Span
 

@@ -24,7 +24,7 @@ from cocoa_engine.optional import need
 from cocoa_engine.output_files import is_stream
 from cocoa_engine.risk.calibrator import RiskCalibrator
 from cocoa_engine.risk.features import Level
-from cocoa_engine.risk.fitted_risk import Rule
+from cocoa_engine.risk.fitted import Rule
 
 
 @with_options("method", *FITTED_SETTINGS, "max_new_tokens")

@@ -16,10 +16,9 @@ from cocoa_engine.cli.validation_report import ValidationReport, validation_tabl
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import CalibrationError, ConfigError
 from cocoa_engine.lab.data import Question
-from cocoa_engine.risk.calibrator import CalibrationWarning, RiskCalibrator
+from cocoa_engine.risk.calibrator import CalibrationWarning, RiskCalibrator, Settings
 from cocoa_engine.risk.features import Level
-from cocoa_engine.risk.fitted_risk import FittedRisk
-from cocoa_engine.risk.settings import Settings
+from cocoa_engine.risk.fitted import FittedRisk
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine

@@ -21,8 +21,8 @@ from cocoa_engine.lab.data import LabelledText
 from cocoa_engine.lab.ranking import Bootstrap, Interval, Ranked, interval
 from cocoa_engine.lab.signal.segments import TeacherForced, begins_span
 from cocoa_engine.risk.claims import claim_ranges
-from cocoa_engine.risk.measuring import mean_of_riskiest
 from cocoa_engine.risk.sentences import sentence_ranges
+from cocoa_engine.risk.units import mean_of_riskiest
 from cocoa_engine.risk.words import Range
 
 Score = Literal["source attention", "least probable token", "calibrated risk"]

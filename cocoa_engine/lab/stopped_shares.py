@@ -15,7 +15,7 @@ from cocoa_engine.lab.data.own_prompts import MeasuredAnswer, MeasuredSpan, OwnP
 from cocoa_engine.model.prompts import Prompt, chat_of
 from cocoa_engine.rendering.scale import RAW
 from cocoa_engine.results import Generation
-from cocoa_engine.risk.risk_measure import reaches
+from cocoa_engine.risk.policy import reaches
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cocoa_engine.risk.probe import Probe
+from cocoa_engine.risk.fitted import Probe
 
 Floats = NDArray[np.float64]
 Floats32 = NDArray[np.float32]

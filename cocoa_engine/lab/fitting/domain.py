@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cocoa_engine.risk.domain import SHARE_INSIDE, Domain
+from cocoa_engine.risk.fitted import SHARE_INSIDE, Domain
 
 Floats = NDArray[np.float64]
 

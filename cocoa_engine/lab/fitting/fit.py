@@ -21,8 +21,7 @@ from cocoa_engine.lab.fitting.validation import brier, expected_calibration_erro
 from cocoa_engine.lab.ranking import Bootstrap, Interval, RankedWithin
 from cocoa_engine.optional import need
 from cocoa_engine.risk.features import PROBE_FEATURE, Level
-from cocoa_engine.risk.fitted_risk import FittedRisk, Isotonic, Rule
-from cocoa_engine.risk.validation import Baseline, Estimate, Validation
+from cocoa_engine.risk.fitted import Baseline, Estimate, FittedRisk, Isotonic, Rule, Validation
 
 Floats = NDArray[np.float64]
 Floats32 = NDArray[np.float32]

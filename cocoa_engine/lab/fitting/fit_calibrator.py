@@ -15,10 +15,9 @@ from cocoa_engine.lab.fitting.self_made import made_questions, self_made_feature
 from cocoa_engine.lab.signal.segments import force
 from cocoa_engine.methods.retrieval_heads import source_heads
 from cocoa_engine.model.language_model import dtype_name
-from cocoa_engine.risk.calibrator import CalibrationWarning, RiskCalibrator
+from cocoa_engine.risk.calibrator import CalibrationWarning, RiskCalibrator, Settings
 from cocoa_engine.risk.features import SOURCE_FEATURES, Level
-from cocoa_engine.risk.probe import Probe
-from cocoa_engine.risk.settings import Settings
+from cocoa_engine.risk.fitted import Probe
 
 
 def fit_calibrator(

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cocoa_engine.errors import CalibrationError
-from cocoa_engine.risk.fitted_risk import Rule, Threshold
+from cocoa_engine.risk.fitted import Rule, Threshold
 
 
 class Reached(NamedTuple):

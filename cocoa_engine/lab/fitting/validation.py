@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cocoa_engine.risk.validation import ReliabilityBin
+from cocoa_engine.risk.fitted import ReliabilityBin
 
 
 def brier(risks: ArrayLike, labels: ArrayLike) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from cocoa_engine.risk.features import Level
-from cocoa_engine.risk.validation import Validation
+from cocoa_engine.risk.fitted import Validation
 
 Finding = Literal["holds", "ranks", "chance"]
 

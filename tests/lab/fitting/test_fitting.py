@@ -30,7 +30,7 @@ from cocoa_engine.lab.fitting.fit import (
 )
 from cocoa_engine.lab.fitting.validation import brier, ece_if_exact, expected_calibration_error, reliability
 from cocoa_engine.risk.features import SPAN_FEATURES
-from cocoa_engine.risk.fitted_risk import FittedRisk, Isotonic, logistic
+from cocoa_engine.risk.fitted import FittedRisk, Isotonic, logistic
 from tests.helpers.made_up_risk import fitted, labelled_items, risk
 from tests.helpers.processes import python
 

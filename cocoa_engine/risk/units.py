@@ -1,27 +1,167 @@
-"""The words, claims and sentences of an answer, with the risk of each from the spans that it overlaps.
-
-Rules, as measured on labelled answers by ``cocoa claims``: the risk of a word or a claim is the highest of its spans;
-the risk of a sentence is the mean of its three riskiest claims. The highest span alone, and the mean of all spans, each
-rank sentences worse on one of the data sets. A sentence without claims, or with a span whose risk is not a finite
-number, has the highest risk of its spans.
-"""
+"""Words, claims and sentences with their risk: what a person reads of an answer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from functools import cached_property
 from math import inf, isfinite, log
 from statistics import median
-from typing import Literal
+from typing import Literal, Protocol
 
+from pydantic import ConfigDict, Field
+
+from cocoa_engine.arguments import ResultModel
 from cocoa_engine.equations import improbability
 from cocoa_engine.risk.claims import ClaimKind, ClaimRange, claim_ranges
-from cocoa_engine.risk.competing import competing
 from cocoa_engine.risk.sentences import sentence_ranges
-from cocoa_engine.risk.unit import COMPETING, LITTLE_ATTENTION, NOT_IN_SOURCE, UNSURE, Check, Part, Unit
-from cocoa_engine.risk.words import word_ranges
-from cocoa_engine.spans import RAW
+from cocoa_engine.risk.words import Range, word_ranges
+from cocoa_engine.spans import RAW, RiskSource
+
+UnitLevel = Literal["span", "claim", "sentence"]
+"""The parts of an answer that a threshold can apply to."""
+
+NOT_IN_SOURCE = "not in the source"
+LITTLE_ATTENTION = "little attention to the source"
+UNSURE = "the model was unsure"
+COMPETING = "competing"
+DISAGREE = "samples disagree"
+
+
+class Unit(ResultModel):
+    """A word, a claim or a sentence of an answer."""
+
+    model_config = ConfigDict(frozen=True)
+
+    text: str
+    start: int = Field(description="Offset of its first character in the answer's text.")
+    end: int = Field(description="Offset after its last character.")
+    kind: Literal["word", "name", "number", "date", "quote", "sentence"] = "word"
+    risk: float | None = Field(description="Risk of the unit, on the scale of the spans. `None` if they have none.")
+    reasons: list[str] = Field(
+        default_factory=list,
+        description="Why it may be wrong: `not in the source` (little attention to the prompt, and its words are not "
+        "there), `little attention to the source` (its words are there), both only where the prompt may hold a "
+        "passage; `the model was unsure` (a token has a "
+        "probability below 0.5), `competing: ...` (what other candidates say instead); from "
+        ":meth:`.Consistency.check_these` also `samples disagree` (its words are, on average, in less than half of the "
+        "samples).",
+    )
+    spans: list[int] = Field(default_factory=list, description="Numbers of the spans that share a character with it.")
+
+
+class Check(Unit):
+    """A claim that is worth checking first."""
+
+    competing: list[str] = Field(
+        default_factory=list, description="What the other candidates of its spans say in its place, likeliest first."
+    )
+
+
+class Rival(Protocol):
+    """A candidate that competed in a span; :class:`~cocoa_engine.spans.Candidate` is one."""
+
+    @property
+    def text(self) -> str: ...
+
+
+class Part(Protocol):
+    """A span of an answer, as far as units need it; :class:`~cocoa_engine.spans.Span` is one.
+
+    Lists have one value per token, and are empty if it was not measured.
+    """
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def end(self) -> int: ...
+
+    @property
+    def risk(self) -> float | None: ...
+
+    @property
+    def risk_source(self) -> RiskSource | None: ...
+
+    @property
+    def flagged(self) -> bool: ...
+
+    @property
+    def token_ends(self) -> Sequence[int]: ...
+
+    @property
+    def token_log_probs(self) -> Sequence[float]: ...
+
+    @property
+    def token_source_attention(self) -> Sequence[float]: ...
+
+    @property
+    def token_copied(self) -> Sequence[int]: ...
+
+    @property
+    def candidates(self) -> Sequence[Rival]: ...
+
+    @property
+    def chosen(self) -> int | None: ...
+
+
+MOST = 3
+
+
+def competing(text: str, parts: Sequence[Part], claim: Unit, offset: int = 0) -> list[str]:
+    """The words that other candidates have in place of a claim, in the order of their candidates, each once.
+
+    A candidate that says the same there, or nothing, adds none. Words at the end of a candidate may be cut;
+    they are followed by ``…``.
+
+    Args:
+        text: the text of the answer.
+        parts: its spans.
+        claim: a claim with offsets in the text of the spans.
+        offset: the offset of ``text`` in the text of the spans.
+    """
+    found: list[str] = []
+    for number in claim.spans:
+        part = parts[number]
+        begin = min(claim.start, part.start)
+        before = text[begin - offset : part.start - offset]
+        own = before + text[part.start - offset : part.end - offset]
+        claimed = Range(claim.start - begin, min(claim.end, part.end) - begin)
+        for index, rival in enumerate(part.candidates):
+            if index != part.chosen:
+                found += _counterpart(own, before + rival.text, claimed)
+    return list(dict.fromkeys(found))[:MOST]
+
+
+def _counterpart(own: str, other: str, claimed: Range) -> Iterator[str]:
+    """The words of ``other`` that stand for the range ``claimed`` of ``own``, if they differ."""
+    words, others = word_ranges(own), word_ranges(other)
+    inside = [number for number, word in enumerate(words) if word.start < claimed.end and word.end > claimed.start]
+    if not inside:
+        return
+    first, last = inside[0], inside[-1] + 1
+    texts = ([own[word.start : word.end] for word in words], [other[word.start : word.end] for word in others])
+    matcher = SequenceMatcher(None, *texts, autojunk=False)
+    low, high, differs = len(others), 0, False
+    for tag, start, end, other_start, other_end in matcher.get_opcodes():
+        if start >= last or end <= first:
+            continue
+        if tag == "equal":  # the part of the match inside the claim, at the same distance
+            other_start, other_end = other_start + max(first - start, 0), other_end - max(end - last, 0)
+        elif tag == "replace":
+            differs = True
+            if end > last:  # the claim is the beginning of what was replaced
+                other_end = min(other_end, other_start + max(last - start, 1))
+            if start < first:
+                other_start = min(other_start + first - start, other_end)
+        else:
+            continue
+        low, high = min(low, other_start), max(high, other_end)
+    if differs and low < high:
+        cut = others[high - 1].end == len(other)
+        yield other[others[low].start : others[high - 1].end] + ("…" if cut else "")
+
 
 LOW_ATTENTION = 0.8
 """Attention to the source is low below this share of the median of the answer's claims."""

@@ -18,7 +18,7 @@ from cocoa_engine.risk.features import Level
 from cocoa_engine.risk.fitted import Estimate, FittedRisk, Threshold, Validation
 
 if TYPE_CHECKING:
-    from cocoa_engine.lab.fitting.verdict import Verdict
+    from cocoa_engine.lab.fit_calibrator import Verdict
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cocoa_engine import RiskCalibrator
-from cocoa_engine.lab.fitting.fit import FitSettings, LabelledFeatures, fit
+from cocoa_engine.lab.fit import FitSettings, LabelledFeatures, fit
 from cocoa_engine.risk.calibrator import Settings
 from cocoa_engine.risk.features import ANSWER_FEATURES, SOURCE_FEATURES, SPAN_FEATURES
 from cocoa_engine.risk.fitted import FittedRisk

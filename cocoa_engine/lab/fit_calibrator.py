@@ -1,23 +1,57 @@
-"""Fitting a calibrator for an engine's model: measure labelled answers, then fit each level."""
+"""fit_calibrator and fit_self_made: a calibrator for an engine, and the verdict on it."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.engine import CocoaEngine
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.lab.data import LabelledText, Question
-from cocoa_engine.lab.fitting.fit import DEFAULTS, FitSettings, FittedLevels, fit_levels
-from cocoa_engine.lab.fitting.measured import labelled_features, own_answers, probe_layer
-from cocoa_engine.lab.fitting.self_made import made_questions, self_made_features
-from cocoa_engine.lab.signal.segments import force
+from cocoa_engine.lab.fit import DEFAULTS, FitSettings, FittedLevels, fit_levels
+from cocoa_engine.lab.forced import force
+from cocoa_engine.lab.measured import labelled_features, own_answers, probe_layer
+from cocoa_engine.lab.self_made import made_questions, self_made_features
 from cocoa_engine.methods.retrieval_heads import source_heads
 from cocoa_engine.model.language_model import dtype_name
 from cocoa_engine.risk.calibrator import CalibrationWarning, RiskCalibrator, Settings
 from cocoa_engine.risk.features import SOURCE_FEATURES, Level
-from cocoa_engine.risk.fitted import Probe
+from cocoa_engine.risk.fitted import Probe, Validation
+
+Finding = Literal["holds", "ranks", "chance"]
+
+
+class Verdict(NamedTuple):
+    """The finding, and a sentence for people.
+
+    Attributes:
+        finding: ``"holds"``: the risk ranks better than chance, and its Brier score is below that of the base rate.
+            ``"ranks"``: it ranks better than chance, but a constant risk has no higher Brier score. ``"chance"``: the
+            interval of its AUROC reaches 0.5.
+        sentence: the finding with its values.
+    """
+
+    finding: Finding
+    sentence: str
+
+
+def verdict(validation: Validation, level: Level) -> Verdict:
+    """The verdict on a risk of spans or of answers."""
+    auroc = validation.auroc
+    ranking = f"AUROC {auroc.estimate:.3f} ({auroc.low:.3f} – {auroc.high:.3f})"
+    brier = f"Brier {validation.brier:.4f}, base rate {validation.brier_of_base_rate:.4f}"
+    calibrated = validation.brier < validation.brier_of_base_rate
+    if auroc.low <= 0.5:
+        return Verdict("chance", f"Verdict: the risk of {level}s is no better than chance here: {ranking}; {brier}.")
+    if not calibrated:
+        return Verdict(
+            "ranks",
+            f"Verdict: the risk of {level}s ranks but is not calibrated here: it is no better than the base rate as a "
+            f"probability ({brier}; {ranking}).",
+        )
+    return Verdict("holds", f"Verdict: the risk of {level}s holds here: {ranking}; {brier}.")
 
 
 def fit_calibrator(

@@ -1,26 +1,160 @@
-"""The report of the signal study: a record of all values, and the record as Markdown."""
+"""The signal study: its measurements, record, tables and plots."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+import numpy as np
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import SpanLogProb, rule_without_rivals
-from cocoa_engine.lab.ranking import Bootstrap, Interval, Ranked, caution
-from cocoa_engine.lab.record import (
-    About,
-    IntervalRecord,
-    LayerRow,
+from cocoa_engine.lab.indicators import (
+    Floats,
+    Items,
+    Layers,
     Level,
-    LevelRecord,
-    PairedRecord,
-    RankingRow,
-    SignalRecord,
+    composites,
+    indicators,
+    layer_choices,
+    means,
+    pairs,
+    parts,
 )
-from cocoa_engine.lab.signal.indicators import Layers, composites, indicators, layer_choices, means, pairs, parts
-from cocoa_engine.lab.signal.items import Floats, Items
-from cocoa_engine.lab.signal.paired import PairedTest, paired_test
+from cocoa_engine.lab.ranking import (
+    Bootstrap,
+    Interval,
+    IntervalRecord,
+    PairedRecord,
+    PairedTest,
+    Ranked,
+    caution,
+    paired_test,
+)
+from cocoa_engine.optional import need
+from cocoa_engine.output_files import draft_of
 from cocoa_engine.safe_text import safe
+
+if TYPE_CHECKING:
+    from cocoa_engine.model.hidden_states import FinalLayer
+
+
+def plot_names(level: Level) -> list[str]:
+    """The files of a level's plots. The scores of characters are not drawn: there are too many."""
+    return [f"auroc-{level}.svg", *([] if level == "character" else [f"scores-{level}.svg"])]
+
+
+class RankingRow(TypedDict):
+    """How well a score ranks. ``less`` is its AUROC minus that of each baseline."""
+
+    auroc: IntervalRecord
+    auprc: IntervalRecord
+    less: dict[str, IntervalRecord]
+
+
+class LayerRow(TypedDict):
+    """One choice of layers: the AUROC of several scores, and the paired test of -fMLDS."""
+
+    middle_layers: list[int]
+    final_layer: FinalLayer
+    auroc: dict[str, IntervalRecord]
+    paired_f_mlds: PairedRecord | None
+
+
+class LevelRecord(TypedDict):
+    """All values of one level. ``rivals`` are the baselines; ``ranking`` and ``paired`` are by score."""
+
+    items: int
+    prompts: int
+    hallucinated: float
+    supported: float
+    share_hallucinated: float
+    middle_layers: list[int]
+    final_layer: FinalLayer
+    rivals: list[str]
+    ranking: dict[str, RankingRow]
+    paired: dict[str, PairedRecord]
+    layers: dict[str, LayerRow]
+
+
+class About(TypedDict):
+    """What was measured."""
+
+    data: str
+    format: str
+    model: str
+    answers: int
+    prompts: int
+    chat: bool
+    command: str
+
+
+class SignalRecord(TypedDict):
+    """The whole record. ``left_out`` has the reason for each level that cannot be measured."""
+
+    about: About
+    alpha: float
+    span_log_prob: SpanLogProb
+    draws: int
+    seed: int
+    levels: dict[Level, LevelRecord]
+    left_out: dict[Level, str]
+
+
+def draw(record: SignalRecord, items: Mapping[Level, Items], config: CocoaConfig, folder: Path) -> list[Path]:
+    """Draw the plots into a folder, and return their files.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    need("matplotlib", extra="risk", what="drawing")
+    files = []
+    for level, one in record["levels"].items():
+        ranking, *scores = (folder / name for name in plot_names(level))
+        _ranking(level, one, ranking)
+        for path in scores:
+            _scores(items[level], config, path)
+        files += [ranking, *scores]
+    return files
+
+
+def _ranking(level: str, one: LevelRecord, path: Path) -> None:
+    """The AUROC of each score with its bootstrap interval."""
+    from matplotlib.figure import Figure
+
+    rows = list(one["ranking"].items())[::-1]
+    figure = Figure(figsize=(7, 0.32 * len(rows) + 1.2), layout="constrained")
+    axes = figure.subplots()
+    for height, (_, row) in enumerate(rows):
+        low, high = row["auroc"]["low"], row["auroc"]["high"]
+        if low is not None and high is not None:
+            axes.plot([low, high], [height, height], color="tab:blue", linewidth=3)
+        axes.plot(row["auroc"]["estimate"], height, "o", color="black", markersize=4)
+    axes.axvline(0.5, color="grey", linestyle=":")
+    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+    axes.set_xlabel(f"AUROC by {level}, 95 % bootstrap interval over prompts")
+    with draft_of(path) as draft:
+        figure.savefig(draft, format=path.suffix[1:])
+
+
+def _scores(items: Items, config: CocoaConfig, path: Path) -> None:
+    """Histograms of the four composite scores for supported and hallucinated items."""
+    from matplotlib.figure import Figure
+
+    values = composites(items, Layers.of(config, items.num_layers), config.alpha, config.span_log_prob)
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    for axes, (name, score) in zip(figure.subplots(2, 2).flat, values.items(), strict=True):
+        bins = np.linspace(float(np.quantile(score, 0.01)), float(score.max()), 40)
+        for label, weight in (("supported", items.supported), ("hallucinated", items.hallucinated)):
+            axes.hist(score, bins=bins, weights=weight / weight.sum(), alpha=0.5, label=label)
+        axes.set_title(name)
+        axes.set_xlabel("score")
+        axes.set_ylabel(f"share of {items.level}s")
+    figure.axes[0].legend()
+    with draft_of(path) as draft:
+        figure.savefig(draft, format=path.suffix[1:])
+
 
 LENGTH_RULES: tuple[SpanLogProb, ...] = ("sum", "mean")
 

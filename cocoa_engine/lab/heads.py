@@ -1,18 +1,16 @@
-"""Finding a model's retrieval heads: the attention heads that attend to the token that is copied next.
-
-After Wu et al., "Retrieval Head Mechanistically Explains Long-Context Factuality" (2024). A sentence, the needle, is
-hidden in a longer text, and the model is asked for it. While the model answers greedily, a head scores 1 / |needle| at
-each generated token if the position it attends to most is inside the needle and holds that token. Only runs in which
-the model recalls the needle count.
-"""
+"""Retrieval heads: search with needles in haystacks, and the reference distribution of their attention."""
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,12 +22,55 @@ from cocoa_engine.execution.backends.base import Backend, TokenTree
 from cocoa_engine.execution.backends.shared_cache import SharedTree
 from cocoa_engine.execution.forward.observed_attention import observed_attention
 from cocoa_engine.execution.forward.source_attention import Heads, SourceProbe
-from cocoa_engine.lab.answer_cache import AnswerCache, CacheFolder
-from cocoa_engine.lab.haystack import HAY, NEEDLES, Needle
-from cocoa_engine.methods.retrieval_heads import RetrievalHeads, ScoredHead
+from cocoa_engine.lab.cache import AnswerCache, CacheFolder, answered
+from cocoa_engine.lab.self_made import Passage, passages
+from cocoa_engine.methods.retrieval_heads import RetrievalHeads, ScoredHead, heads_of_model, keep, spread_heads_of
 from cocoa_engine.model.ends import eos_token_ids
 from cocoa_engine.model.language_model import attention_heads
+from cocoa_engine.output_files import write_file
+from cocoa_engine.results import Generation
 from cocoa_engine.scoring.text_tree import opened
+
+
+class Needle(NamedTuple):
+    """A sentence that is unrelated to the text around it, and the question that asks for it."""
+
+    text: str
+    question: str
+
+
+NEEDLES = (
+    Needle(
+        "The best thing to do in Harrowgate on a rainy afternoon is to count the brass clocks in the old mill.",
+        "What is the best thing to do in Harrowgate on a rainy afternoon?",
+    ),
+    Needle(
+        "Old Captain Velmor kept his silver compass under the third step of the lighthouse stairs.",
+        "Where did old Captain Velmor keep his silver compass?",
+    ),
+    Needle(
+        "The secret of the baker's black bread is a spoonful of pine honey and two days of patience.",
+        "What is the secret of the baker's black bread?",
+    ),
+)
+
+HAY = (
+    "A garden changes slowly, and most of what happens in it happens where nobody looks.",
+    "In spring the soil warms from the top, and the worms that spent the winter deep below begin to rise.",
+    "People who keep notes from year to year find that the same plants flower a week earlier after a mild winter.",
+    "Water is the first worry of every summer, because a dry week in June does more harm than a dry month in August.",
+    "Some gardeners leave the fallen leaves on the beds, since they keep the ground moist and feed it when they rot.",
+    "Others prefer bare earth, which is easier to weed and warms faster, but which the wind and the rain carry off.",
+    "Trees are planted in autumn, when their roots still have time to settle before the frost.",
+    "A young tree wants a stake for two years and then none, for a stem that never bends never grows strong.",
+    "Fruit is picked when it parts from the branch with a light turn of the hand.",
+    "Roses are cut back hard when the willow catkins open, and again, lightly, after their first bloom.",
+    "A hedge gives shelter to birds, slows the wind, and needs an hour of work in each month of summer.",
+    "Tools last for decades if they are cleaned in the evening and hung up in a dry place.",
+    "Compost is ready when it smells of forest and nothing in it can be recognised any more.",
+    "In winter there is little to do but to sharpen the spade, read the seed lists and wait for the light.",
+)
+
 
 LENGTHS = (256, 512, 1024)
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -220,3 +261,133 @@ def _recall(expected: str, actual: str) -> float:
 
 def _words(text: str) -> Iterator[str]:
     return (word.strip(".,;:!?\"'()").lower() for word in text.split())
+
+
+PROMPTS = 60
+"""The default number of prompts: as many questions as requests to retell a passage."""
+
+MAX_NEW_TOKENS = 48
+
+KNOTS = 101
+"""The number of quantiles that are stored."""
+
+MIN_SPANS = 50
+"""With fewer spans, the distribution would be too rough."""
+
+
+def with_reference(
+    engine: CocoaEngine,
+    found: RetrievalHeads,
+    *,
+    prompts: int = PROMPTS,
+    seed: int = 0,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    cache: CacheFolder | None = None,
+) -> RetrievalHeads:
+    """Measure the reference distribution of a model's source attention.
+
+    Args:
+        engine: the engine with the model. Its settings are used for decoding.
+        found: the model's retrieval heads.
+        prompts: the number of prompts that the model answers.
+        seed: seed of the invented passages.
+        on_progress: called with the number of prompts answered and their total.
+        cache: a :class:`.CacheFolder` that keeps what is measured of every answer; prompts that are in it are not
+            answered again.
+
+    Returns:
+        The heads with ``reference`` and ``reference_spans``.
+
+    Raises:
+        UnsupportedModelError: the model's attention cannot be seen, or its answers have too few spans.
+        ConfigError: the cache is required, and cannot be read or written.
+    """
+    values: list[float] = []
+    with tempfile.TemporaryDirectory(prefix="cocoa-heads-") as folder:
+        file = Path(folder) / "heads.json"
+        write_file(file, found.model_dump_json())
+        config = engine.config.replace(
+            decore_heads=str(file), max_new_tokens=MAX_NEW_TOKENS, max_risk=None, method="cocoa-sig"
+        )
+        asked = [_encoded(engine, request) for request in islice(_requests(seed), prompts)]
+        known = None if cache is None else _cache(cache, engine, config)
+        done = 0
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            on_progress(done, len(asked))
+
+        for _, measured in answered(engine, asked, asked, config, _attention, cache=known, advance=advance):
+            values += measured["source_attention"]
+    if len(values) < MIN_SPANS:
+        invisible = "Its attention may not be visible (see `cocoa info`)"
+        remedy = f"Take more prompts ({PROMPTS} by default)" if values else invisible
+        raise UnsupportedModelError(
+            f"{engine.model_name} wrote {len(values)} spans with a known source attention in {prompts} answers; at "
+            f"least {MIN_SPANS} are needed. {remedy}."
+        )
+    knots = np.quantile(np.array(values), np.linspace(0, 1, KNOTS)).clip(0, 1)
+    rounded = [round(float(knot), 6) for knot in knots]
+    return found.model_copy(update={"reference": rounded, "reference_spans": len(values)})
+
+
+def _attention(answer: Generation) -> dict[str, Any]:
+    """The source attention of the spans with letters or digits, as far as it is known."""
+    found = [span.source_attention for span in answer.spans if any(letter.isalnum() for letter in span.text)]
+    return {"source_attention": [value for value in found if value is not None]}
+
+
+def _cache(folder: CacheFolder, engine: CocoaEngine, config: CocoaConfig) -> AnswerCache:
+    """The cache of the answers. The file of the heads has another name each time, so the heads alone count."""
+    settings = config.model_dump(mode="json", exclude={"decore_heads"})
+    return AnswerCache(folder, "reference", engine, config, {"config": settings})
+
+
+def keep_reference(
+    engine: CocoaEngine,
+    *,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    cache: CacheFolder | None = None,
+) -> Path | None:
+    """Measure the reference distribution of a model that has none, and keep it in the cache directory.
+
+    Its heads are the retrieval heads that are known, or else those of :func:`spread_heads_of`.
+
+    Args:
+        engine: as for :func:`with_reference`.
+        on_progress, cache: likewise.
+
+    Returns:
+        The file; `None` if the model has a reference distribution, or no attention that can be seen.
+
+    Raises:
+        OSError, RuntimeError: the cache directory cannot be written to.
+    """
+    model = engine.session.model
+    found = heads_of_model(None, model) or spread_heads_of(model)
+    if found is None or found.reference is not None:
+        return None
+    named = found.model_copy(update={"model_name": engine.model_name})
+    try:
+        measured = with_reference(engine, named, on_progress=on_progress, cache=cache)
+    except UnsupportedModelError:
+        return None
+    return keep(measured, model)
+
+
+def _requests(seed: int) -> Iterator[str]:
+    """Questions about passages, and requests to retell one, in turn."""
+    for number, passage in enumerate(passages(seed)):
+        yield _question(passage) if number % 2 else f"{passage.text}\n\nSummarise the text in two sentences."
+
+
+def _question(passage: Passage) -> str:
+    task = "Answer the question from the passage, in one sentence."
+    return f"Passage: {passage.text}\n\n{task}\nQuestion: {passage.stated[0].question}"
+
+
+def _encoded(engine: CocoaEngine, request: str) -> list[int]:
+    if engine.has_chat_template:
+        return engine.encode_chat([{"role": "user", "content": request}])
+    return engine.encode(f"{request}\nAnswer:")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cocoa_engine import CalibrationError
-from cocoa_engine.lab.fitting.thresholds import (
+from cocoa_engine.lab.thresholds import (
     choose,
     conformal,
     for_precision,

@@ -9,18 +9,18 @@ import pytest
 
 from cocoa_engine import CocoaConfig, CocoaEngine, FitSettings, fit_self_made
 from cocoa_engine.errors import CalibrationError
+from cocoa_engine.lab import fit
 from cocoa_engine.lab.data import Question
-from cocoa_engine.lab.fitting import fit
-from cocoa_engine.lab.fitting.measured import labelled_features
-from cocoa_engine.lab.fitting.planted import planted_errors
-from cocoa_engine.lab.fitting.self_made import (
+from cocoa_engine.lab.forced import force
+from cocoa_engine.lab.measured import labelled_features
+from cocoa_engine.lab.self_made import (
     MadeQuestion,
     declines,
     made_questions,
+    passages,
+    planted_errors,
     self_made_features,
 )
-from cocoa_engine.lab.invented import passages
-from cocoa_engine.lab.signal.segments import force
 from cocoa_engine.risk.features import answer_features
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 

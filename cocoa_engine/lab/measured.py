@@ -1,4 +1,4 @@
-"""Labelled spans and answers to fit on: from given answers, or from the model's own answers to known questions."""
+"""Features and labels of spans and answers of a model."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import numpy as np
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.answer_history import preceding
 from cocoa_engine.errors import CalibrationError
-from cocoa_engine.lab.answer_cache import AnswerCache
-from cocoa_engine.lab.answering import answered
+from cocoa_engine.lab.cache import AnswerCache, answered
 from cocoa_engine.lab.data import Question
-from cocoa_engine.lab.fitting.fit import Floats32, LabelledFeatures
-from cocoa_engine.lab.signal.indicators import Layers
-from cocoa_engine.lab.signal.segments import Segment, TeacherForced, answer, spans
+from cocoa_engine.lab.fit import Floats32, LabelledFeatures
+from cocoa_engine.lab.forced import Segment, TeacherForced, answer, spans
+from cocoa_engine.lab.indicators import Layers
 from cocoa_engine.methods import METHODS
 from cocoa_engine.model.prompts import Prompt
 from cocoa_engine.results import Generation
@@ -37,7 +36,6 @@ from cocoa_engine.risk.features import (
 
 if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine
-
 
 LEVELS: tuple[Level, ...] = ("span", "answer")
 FEATURES: dict[Level, tuple[str, ...]] = {"span": SPAN_FEATURES, "answer": ANSWER_FEATURES}

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cocoa_engine.equations import middle_layers
-from cocoa_engine.lab.signal.indicators import Layers, layer_choices, shrinking_windows
+from cocoa_engine.lab.indicators import Layers, layer_choices, shrinking_windows
 
 
 def test_of_32_layers_they_are_the_papers() -> None:

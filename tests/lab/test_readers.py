@@ -13,7 +13,8 @@ import pytest
 from cocoa_engine import DataError
 from cocoa_engine.cli.dataset_options import read_documents
 from cocoa_engine.cli.prompting import read_sources
-from cocoa_engine.lab.data import LabelledText, diasumfact, read_labelled, sample
+from cocoa_engine.lab import data
+from cocoa_engine.lab.data import LabelledText, _errors, read_labelled, sample
 
 HEADER = "Type,Category,Question,Best Answer,Correct Answers,Incorrect Answers,Source\n"
 ROW = 'Adversarial,History,Who flew first?,The Wrights,"The Wrights; Orville; ",Lindbergh; Earhart,x\n'
@@ -146,17 +147,17 @@ def test_diasumfact_reads_a_long_summary_once() -> None:
 
     count = 2000
     sentences = [{"sentence": " a.", "annotation": []}] * count + [{"sentence": "a. b c", "annotation": []}]
-    assert diasumfact._spans(Summary("a. " * (count + 1) + "b \n"), sentences, "file") == []
+    assert _errors(Summary("a. " * (count + 1) + "b \n"), sentences, "file") == []
     assert sum(map(len, read)) < 10 * count
 
 
 def test_diasumfact_with_too_many_errors_in_a_long_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     errors = [{"error_class": "EntE", "error_span": f"X{number}"} for number in range(20)]
     sentences = [{"sentence": "a" * 100, "annotation": errors}]
-    assert len(diasumfact._spans("a" * 100, sentences, "file")) == 1
-    monkeypatch.setattr(diasumfact, "SEARCH_LIMIT", 1999)
+    assert len(_errors("a" * 100, sentences, "file")) == 1
+    monkeypatch.setattr(data, "SEARCH_LIMIT", 1999)
     with pytest.raises(DataError, match=r"^file, sentence 0 is too long for its number of errors\.$"):
-        diasumfact._spans("a" * 100, sentences, "file")
+        _errors("a" * 100, sentences, "file")
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -14,21 +14,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cocoa_engine import CalibrationError, RiskCalibrator
-from cocoa_engine.lab.fitting.direction import STRENGTHS, fit_direction
-from cocoa_engine.lab.fitting.domain import fit_domain
-from cocoa_engine.lab.fitting.fit import (
+from cocoa_engine.lab.fit import (
     ENOUGH_RISKS,
     INVERSE_STRENGTHS,
     MAX_REPEATS,
+    STRENGTHS,
     FitSettings,
     LabelledFeatures,
     fit,
+    fit_direction,
+    fit_domain,
     folds_of,
     left_out,
     risks_of,
     validate,
 )
-from cocoa_engine.lab.fitting.validation import brier, ece_if_exact, expected_calibration_error, reliability
+from cocoa_engine.lab.thresholds import brier, ece_if_exact, expected_calibration_error, reliability
 from cocoa_engine.risk.features import SPAN_FEATURES
 from cocoa_engine.risk.fitted import FittedRisk, Isotonic, logistic
 from tests.helpers.made_up_risk import fitted, labelled_items, risk
@@ -94,7 +95,7 @@ def test_few_items_are_divided_again_and_again(monkeypatch: pytest.MonkeyPatch) 
     assert 0.02 < found.auroc.high - found.auroc.low < 0.4  # of 40 prompts, not of 200
     assert (MAX_REPEATS, ENOUGH_RISKS) == (5, 20_000)
     for enough, repeats in ((319, 1), (320, 2), (100, 1)):
-        monkeypatch.setattr("cocoa_engine.lab.fitting.fit.ENOUGH_RISKS", enough)
+        monkeypatch.setattr("cocoa_engine.lab.fit.ENOUGH_RISKS", enough)
         assert risk(items, folds=2).validation.repeats == repeats
 
 

@@ -16,9 +16,9 @@ from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.terminal import output, print_json, print_note
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError, PromptError
+from cocoa_engine.lab.timing import Spread, Turn, measured_rounds, ratio, timed
 from cocoa_engine.rendering.wording import count
 from cocoa_engine.spans import Usage
-from cocoa_engine.studies.timing import Spread, Turn, measured_rounds, ratio, timed
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
@@ -124,7 +124,7 @@ def _encoded(engine: CocoaEngine, question: str) -> list[int]:
 
 
 def _hugging_face(engine: CocoaEngine, tokens: int) -> Callable[[list[int]], int]:
-    from cocoa_engine.studies.hf_generate import generate
+    from cocoa_engine.lab.hf_generate import generate
 
     return lambda ids: len(generate(engine.model, engine.tokenizer, [ids], tokens)[0])
 
@@ -145,7 +145,7 @@ def _record(
     prompts: int,
     rounds: int,
 ) -> dict[str, Any]:
-    from cocoa_engine.studies.machine import describe, one_line
+    from cocoa_engine.lab.machine import describe, one_line
 
     machine, info = describe(), engine.info()
     decoders = {

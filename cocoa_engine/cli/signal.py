@@ -28,11 +28,11 @@ from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.terminal import output
 from cocoa_engine.cli.unfinished import measured_answers
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.datasets import detect_format
 from cocoa_engine.errors import DataError
+from cocoa_engine.lab.data import detect_format
+from cocoa_engine.lab.record import Level, plot_names
 from cocoa_engine.optional import need
 from cocoa_engine.output_files import write_file
-from cocoa_engine.studies.signal.record import Level, plot_names
 
 
 @with_options("alpha", "gamma", "max_candidates", "span_log_prob", "middle_layers", "final_layer")
@@ -72,11 +72,11 @@ def signal(
     with reserved(*files, overwrite=overwrite), measured_answers(context, cache) as kept:
         progress = Progress("signal")
         engine = load_engine(model, loading, progress=progress)
-        from cocoa_engine.studies.signal.indicators import Layers
-        from cocoa_engine.studies.signal.items import collect
-        from cocoa_engine.studies.signal.plots import draw
-        from cocoa_engine.studies.signal.record import About
-        from cocoa_engine.studies.signal.report import measure, to_markdown
+        from cocoa_engine.lab.record import About
+        from cocoa_engine.lab.signal.indicators import Layers
+        from cocoa_engine.lab.signal.items import collect
+        from cocoa_engine.lab.signal.plots import draw
+        from cocoa_engine.lab.signal.report import measure, to_markdown
 
         Layers.of(config, engine.num_layers)  # refuse bad settings before the work
         progress.plan({"feeding answers": len(records), "computing": 0.1 * len(records)})

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from cocoa_engine import ContextLift
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
-from cocoa_engine.units import clauses, content_words, list_marks, word_ranges
+from cocoa_engine.risk import clauses, content_words, list_marks, word_ranges
 from cocoa_integrations._shared.edits import Change, Edit, EditedText, is_machine_read
 
 CITATIONS_KEY = "cocoa_citations"

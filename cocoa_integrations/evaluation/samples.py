@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from cocoa_engine.datasets.files import read_json
 from cocoa_engine.errors import ConfigError, DataError
+from cocoa_engine.lab.files import read_json
 from cocoa_engine.messages import explain
 from cocoa_engine.output_files import LOCK, locked, write_file
 from cocoa_integrations.evaluation.files import json_lines, read_lines

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from cocoa_engine.studies.signal.ranking import FEW_GROUPS, Interval, interval
+from cocoa_engine.lab.ranking import FEW_GROUPS, Interval, interval
 
 DRAWS = 2000
 _AT_ONCE = 100  # draws in memory at once

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cocoa_engine import CocoaConfig
+from cocoa_engine.lab.ranking import FEW_GROUPS
 from cocoa_engine.safe_text import short_repr
-from cocoa_engine.studies.signal.ranking import FEW_GROUPS
 from cocoa_integrations.evaluation.arms import Arm
 from cocoa_integrations.evaluation.paper import NUM_LAYERS, choose_model, paper_results
 from cocoa_integrations.evaluation.statistics import beyond_noise

@@ -15,13 +15,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cocoa_engine import CocoaConfig, CocoaEngine, CocoaError, RiskCalibrator, Runtime
-from cocoa_engine.calibration.settings import Settings
 from cocoa_engine.execution.native import build
 from cocoa_engine.methods import retrieval_heads
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, known_heads
 from cocoa_engine.model import gguf_model, gguf_tokenizer, lean_checks
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_context_window
+from cocoa_engine.risk.settings import Settings
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.model_folders import TEMPLATE, save_model
 from tests.helpers.mutations import broken, broken_json, each_change, fuzz, mutated, mutated_json, outcome
@@ -68,7 +68,7 @@ def calibrator() -> RiskCalibrator:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::cocoa_engine.calibration.CalibrationWarning")
+@pytest.mark.filterwarnings("ignore::cocoa_engine.risk.CalibrationWarning")
 def test_calibrators(tiny: CocoaEngine, folder: Path) -> None:
     """What is read can be used: the answer has a risk, or one error says what is missing."""
     good = json.loads(calibrator().model_dump_json())
@@ -134,7 +134,7 @@ def test_kept_retrieval_heads(tiny: CocoaEngine, folder: Path, monkeypatch: pyte
     check()
 
 
-@pytest.mark.filterwarnings("ignore::cocoa_engine.calibration.CalibrationWarning")
+@pytest.mark.filterwarnings("ignore::cocoa_engine.risk.CalibrationWarning")
 @pytest.mark.parametrize("listed", [False, True])
 def test_each_value_of_a_calibrator(folder: Path, listed: bool) -> None:
     """Of any other type, at any place; with packed numbers written as lists too."""

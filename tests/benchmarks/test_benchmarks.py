@@ -65,7 +65,7 @@ from benchmarks.serving.__main__ import main as measure_serving
 from benchmarks.serving.names import OURS, OURS_SIG, RIVAL, RIVAL_BATCHES
 from benchmarks.settings import DOCS, MEASUREMENTS, RESULTS, Settings
 from cocoa_engine import CocoaEngine, Runtime
-from cocoa_engine.studies.timing import Spread, ratio
+from cocoa_engine.lab.timing import Spread, ratio
 from tests.helpers.tiny_models import tiny_model
 
 PLOTS = ("single_stream", "prompt_length", "batch", "candidates")

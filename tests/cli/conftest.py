@@ -10,8 +10,8 @@ from typer.testing import CliRunner, Result
 from cocoa_engine import CocoaEngine
 from cocoa_engine.cli.app import app
 from cocoa_engine.cli.validation_report import ValidationReport
-from cocoa_engine.studies.fitting import fit
-from cocoa_engine.studies.signal import plots
+from cocoa_engine.lab.fitting import fit
+from cocoa_engine.lab.signal import plots
 
 
 @pytest.fixture

@@ -19,16 +19,16 @@ from typer.testing import CliRunner, Result
 from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
 from cocoa_engine.cli import unfinished
 from cocoa_engine.cli.app import app
-from cocoa_engine.datasets import Question, read_labelled
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.lab import retrieval_heads, source_reference
+from cocoa_engine.lab.answer_cache import AnswerCache, CacheFolder, _tokenizer_digest
+from cocoa_engine.lab.claims import TokenValues
+from cocoa_engine.lab.data import Question, read_labelled
+from cocoa_engine.lab.fitting import fit
+from cocoa_engine.lab.fitting.measured import request_prompt, span_risks
+from cocoa_engine.lab.signal.kept_profile import KeptProfile, ProfileCache
+from cocoa_engine.lab.signal.segments import force
 from cocoa_engine.scoring.text_profile import Profiler
-from cocoa_engine.studies import retrieval_heads, source_reference
-from cocoa_engine.studies.answer_cache import AnswerCache, CacheFolder, _tokenizer_digest
-from cocoa_engine.studies.claims import TokenValues
-from cocoa_engine.studies.fitting import fit
-from cocoa_engine.studies.fitting.measured import request_prompt, span_risks
-from cocoa_engine.studies.signal.kept_profile import KeptProfile, ProfileCache
-from cocoa_engine.studies.signal.segments import force
 from tests.helpers.alike import near
 from tests.helpers.rivals import heads_file
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer

@@ -29,7 +29,7 @@ from cocoa_engine.cli.live_answer import _screen
 from cocoa_engine.cli.progress import Progress, Stage, _duration
 from cocoa_engine.errors import ModelLoadError
 from cocoa_engine.execution.backends import shared_cache
-from cocoa_engine.studies import retrieval_heads, source_reference
+from cocoa_engine.lab import retrieval_heads, source_reference
 from docs._generate.command_line import commands
 from tests.helpers.processes import read_terminal
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer

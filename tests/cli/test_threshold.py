@@ -14,9 +14,9 @@ from typer.testing import CliRunner, Result
 from cocoa_engine import CocoaConfig, CocoaEngine
 from cocoa_engine.cli.app import app
 from cocoa_engine.cli.prompting import require_chat
-from cocoa_engine.datasets.own_prompts import MeasuredAnswer, MeasuredSpan, read_own_prompts
 from cocoa_engine.errors import ConfigError, DataError
-from cocoa_engine.studies.stopped_shares import (
+from cocoa_engine.lab.data.own_prompts import MeasuredAnswer, MeasuredSpan, read_own_prompts
+from cocoa_engine.lab.stopped_shares import (
     SHARES,
     Answer,
     Count,

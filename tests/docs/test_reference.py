@@ -31,7 +31,7 @@ PACKAGES = {
     "cocoa_integrations.ray": "api-server.md",
     "cocoa_integrations.evaluation": "api-more.md",
     "cocoa_integrations.lm_eval": "api-more.md",
-    "cocoa_engine.datasets": "api-more.md",
+    "cocoa_engine.lab.data": "api-more.md",
 }
 
 

@@ -14,11 +14,11 @@ from transformers import AutoModelForCausalLM
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
 from cocoa_engine.errors import ConfigError, PromptError, UnsupportedModelError
+from cocoa_engine.lab import retrieval_heads
+from cocoa_engine.lab.haystack import NEEDLES, Needle
+from cocoa_engine.lab.retrieval_heads import find_retrieval_heads
 from cocoa_engine.methods.dola import early_layers
 from cocoa_engine.methods.retrieval_heads import masked_heads
-from cocoa_engine.studies import retrieval_heads
-from cocoa_engine.studies.haystack import NEEDLES, Needle
-from cocoa_engine.studies.retrieval_heads import find_retrieval_heads
 from tests.helpers.alike import assert_alike, near
 from tests.helpers.backends import made
 from tests.helpers.in_threads import join, start

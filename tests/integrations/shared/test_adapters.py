@@ -40,7 +40,7 @@ ENGINE_MODULES = {
     "cocoa_engine.cli.terminal",
     "cocoa_engine.config",
     "cocoa_engine.confined",  # schemas of strangers are read within limits
-    "cocoa_engine.datasets.files",
+    "cocoa_engine.lab.files",
     "cocoa_engine.decoding.schema_grammars",
     "cocoa_engine.equations",
     "cocoa_engine.errors",
@@ -61,9 +61,9 @@ ENGINE_MODULES = {
     "cocoa_engine.rendering.scale",
     "cocoa_engine.rendering.wording",  # and says the same
     "cocoa_engine.safe_text",
-    "cocoa_engine.studies.signal.ranking",  # `cocoa eval` is a study too
+    "cocoa_engine.lab.ranking",  # `cocoa eval` is a study too
     "cocoa_engine.text_matching",
-    "cocoa_engine.units",  # where a word and a clause end
+    "cocoa_engine.risk",  # where a word and a clause end
 }
 """The modules of the engine that adapters import."""
 

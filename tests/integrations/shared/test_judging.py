@@ -17,7 +17,7 @@ from llama_index.core.schema import NodeWithScore, TextNode
 from pydantic import TypeAdapter
 
 from cocoa_engine import CalibrationWarning, CocoaEngine, ConfigError, PromptError
-from cocoa_engine.calibration.settings import Settings
+from cocoa_engine.risk.settings import Settings
 from cocoa_engine.scoring import given_texts
 from cocoa_integrations._shared.metadata import risk_report
 from cocoa_integrations.judging import AnswerJudge, RagasRisk

@@ -75,7 +75,7 @@ def here_and_there(engine: CocoaEngine, url: str, **options: Any) -> tuple[Cocoa
 
 def assert_same(here: Any, there: Any) -> None:
     """Every key of the reports, and whatever else the responses have in common."""
-    own, remote = get_risk(here), get_risk(there)
+    own, remote = get_risk(here).to_dict(), get_risk(there).to_dict()
     assert list(own) == list(remote)
     for key in own:
         assert close(same_ids(own)[key], same_ids(remote)[key]), key
@@ -119,7 +119,7 @@ async def test_the_report_is_that_of_the_model_in_this_process(
 
 
 async def test_events_and_collectors_receive_everything(quick: CocoaEngine, url: str, heard: Listener) -> None:
-    expected = get_risk(CocoaLLM(engine=quick, max_new_tokens=12, risk_metadata="full").chat(HELLO))
+    expected = get_risk(CocoaLLM(engine=quick, max_new_tokens=12, risk_metadata="full").chat(HELLO)).to_dict()
     heard.events.clear()
     here, there = here_and_there(quick, url, risk_metadata="none")
     with collect_risk() as reports:
@@ -161,9 +161,9 @@ def test_completions_are_answers_to_a_message(quick: CocoaEngine, url: str) -> N
     here, there = here_and_there(quick, url)
     text, answer = HELLO[0].content or "", here.chat(HELLO)
     completed = there.complete(text)
-    assert (completed.text, get_risk(completed)) == (answer.message.content, get_risk(answer))
+    assert (completed.text, get_risk(completed).to_dict()) == (answer.message.content, get_risk(answer).to_dict())
     *_, last = there.stream_complete(text)
-    assert (last.text, get_risk(last)["max_risk"]) == (completed.text, get_risk(answer)["max_risk"])
+    assert (last.text, get_risk(last).max_risk) == (completed.text, get_risk(answer).max_risk)
 
 
 async def test_the_reasoning_is_where_it_is_in_this_process() -> None:
@@ -249,7 +249,7 @@ async def test_calls_of_tools_are_the_same(quick: CocoaEngine) -> None:
         for limit in (30, 50):
             here, hasty = here_and_there(engine, url, max_new_tokens=limit)
             cut = hasty.chat_with_tools([LOOK_UP], user_msg="Where?")
-            written = "".join(span["text"] for span in get_risk(cut)["spans"])
+            written = "".join(span["text"] for span in get_risk(cut).to_dict()["spans"])
             assert cut.message.content == written.removeprefix("<tool_call>\n")  # shown, not dropped
             assert_same(here.chat_with_tools([LOOK_UP], user_msg="Where?"), cut)
             assert not [block for block in cut.message.blocks if isinstance(block, ToolCallBlock)]
@@ -287,7 +287,7 @@ def test_settings_are_sent_by_name_and_those_of_a_call_take_precedence(url: str,
     assert (body["model"], body["max_tokens"]) == ("x", 2)
     assert "temperature" not in body
     answer = llm.chat(HELLO, max_tokens=12, candidates=True, temperature=0.0)
-    assert any(len(span.get("rivals", ())) > 1 for span in get_risk(answer)["spans"])
+    assert any(len(span.get("rivals", ())) > 1 for span in get_risk(answer).to_dict()["spans"])
     logged = llm.chat(HELLO, top_logprobs=2).logprobs
     assert logged is not None
     assert all(len(one) >= 2 for one in logged)
@@ -383,7 +383,7 @@ def test_options_are_checked_before_anything_is_sent(
 
 def test_a_busy_server_is_asked_again_after_its_time(url: str, sent: list[Any], server: Recording) -> None:
     server.refusals = [(429, {"retry-after-ms": "30"}), (429, {"retry-after-ms": "30"})]
-    assert get_risk(CocoaRemote(base_url=url, max_tokens=2).chat(HELLO))
+    assert get_risk(CocoaRemote(base_url=url, max_tokens=2).chat(HELLO)).to_dict()
     assert len(sent) == 3
     server.refusals = [(429, {})]
     with pytest.raises(openai.RateLimitError, match="try later"):
@@ -399,7 +399,7 @@ async def test_errors_of_the_server_are_those_of_openai_with_its_message(quick: 
     with serving(quick, api_keys=("secret",)) as guarded:
         with pytest.raises(openai.AuthenticationError):
             CocoaRemote(base_url=guarded).chat(HELLO)
-        assert get_risk(CocoaRemote(base_url=guarded, api_key="secret", max_tokens=2).chat(HELLO))
+        assert get_risk(CocoaRemote(base_url=guarded, api_key="secret", max_tokens=2).chat(HELLO)).to_dict()
 
 
 def test_context_lift_needs_the_model_in_this_process(url: str) -> None:

@@ -188,6 +188,7 @@ def citations_of(
         is_open = True
     citations = [
         Citation.model_construct(
+            id=None,
             source=source + 1,
             start=spans[numbers[0]].start,
             end=spans[numbers[-1]].end,

@@ -346,7 +346,7 @@ def review(chosen: Chosen, report: RiskReport, limit: Limit) -> Mapping[str, Any
     is_structured = chosen.model_response.structured_response is not None
     decisions: list[DecisionType] = ["accept", "abstain"] if is_structured else ["accept", "edit", "abstain"]
     risky = [
-        (part.to_dict() if isinstance(part, SpanReport) else {**part.model_dump(), "value": value})
+        part.to_dict() if isinstance(part, SpanReport) else {**part.model_dump(), "value": value}
         for part, value in limit.risky(report.spans, report)
     ]
     request = ReviewRequest(

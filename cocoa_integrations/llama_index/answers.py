@@ -14,6 +14,7 @@ from llama_index.core.tools import ToolOutput
 
 from cocoa_engine import ConfigError, Generation, passage_attention
 from cocoa_engine.logs import safe_logger
+from cocoa_engine.report import REPORTS_KEY, RISK_KEY, add_context_lift
 from cocoa_integrations._shared.citations import (
     CANNOT_ATTEND,
     CITATIONS_KEY,
@@ -27,7 +28,6 @@ from cocoa_integrations._shared.citations import (
     spread,
 )
 from cocoa_integrations._shared.edits import EditedText
-from cocoa_integrations._shared.metadata import REPORTS_KEY, RISK_KEY, add_context_lift
 from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations._shared.tries import TRIES_KEY
 from cocoa_integrations.llama_index.callbacks import RiskCollector, Start

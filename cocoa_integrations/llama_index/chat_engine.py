@@ -14,7 +14,7 @@ from llama_index.core.chat_engine.types import (
 )
 
 from cocoa_engine import ConfigError
-from cocoa_integrations._shared.metadata import REPORTS_KEY, RISK_KEY
+from cocoa_engine.report import REPORTS_KEY, RISK_KEY
 from cocoa_integrations.llama_index.answers import Answers
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.response.schema import RESPONSE_TYPE, Response
 
+from cocoa_engine.report import RISK_KEY
 from cocoa_integrations._shared.citations import (
     CITATIONS_KEY,
     CitedBy,
@@ -14,7 +15,6 @@ from cocoa_integrations._shared.citations import (
     with_markers,
 )
 from cocoa_integrations._shared.edits import EditedText
-from cocoa_integrations._shared.metadata import RISK_KEY
 from cocoa_integrations.llama_index.answers import Answers
 from cocoa_integrations.llama_index.query_engine import RiskQueryEngine
 

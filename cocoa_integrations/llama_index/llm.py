@@ -41,10 +41,10 @@ from cocoa_engine.messages import explain
 from cocoa_engine.model.callables import Processor
 from cocoa_engine.model.loading import ACCESS_OPTIONS
 from cocoa_engine.model.text import require_unicode
+from cocoa_engine.report import Detail
 from cocoa_integrations._shared.async_stream import AsyncStream
 from cocoa_integrations._shared.at_exit import closed_at_exit
 from cocoa_integrations._shared.chat_template import ChatTemplateOptions, given_options, text_ends_inside_reasoning
-from cocoa_integrations._shared.detail import Detail
 from cocoa_integrations._shared.load_options import one_model_name, with_field_names
 from cocoa_integrations._shared.settings import DecodeSettings, config_of, fields_of, refuse_unknown, split_settings
 from cocoa_integrations._shared.unsupported import refuse_unsupported

@@ -12,7 +12,7 @@ from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from cocoa_engine import ConfigError
-from cocoa_integrations._shared.metadata import REPORTS_KEY, RISK_KEY
+from cocoa_engine.report import REPORTS_KEY, RISK_KEY
 from cocoa_integrations.llama_index.answers import Answers
 from cocoa_integrations.llama_index.response_modes import require_reportable
 from cocoa_integrations.llama_index.retrieved import add_nodes

@@ -26,10 +26,10 @@ from openai import BadRequestError
 from cocoa_engine import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import explain
+from cocoa_engine.report import Detail, require_detail
 from cocoa_integrations._shared.at_exit import closed_at_exit
 from cocoa_integrations._shared.chat_template import ChatTemplateOptions
 from cocoa_integrations._shared.citations import MOST_PASSAGES
-from cocoa_integrations._shared.detail import Detail, require_detail
 from cocoa_integrations._shared.load_options import one_model_name
 from cocoa_integrations._shared.remote_answers import MODELS, clear_errors, received
 from cocoa_integrations._shared.remote_settings import (

@@ -16,8 +16,7 @@ from llama_index.core.base.llms.types import (
 
 from cocoa_engine.errors import IncompleteAnswerError
 from cocoa_engine.logs import safe_logger
-from cocoa_integrations._shared.detail import Stored
-from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY
+from cocoa_engine.report import RISK_KEY, SPANS_KEY, Stored
 from cocoa_integrations._shared.remote_answers import (
     CHUNK,
     RESPONSE,

@@ -17,9 +17,9 @@ from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from cocoa_engine import CocoaConfig, ConfigError
 from cocoa_engine.messages import unknown
+from cocoa_engine.report import RISK_KEY
 from cocoa_integrations._shared.edits import replacement
 from cocoa_integrations._shared.limits import ABSTENTION, MARK, Mark
-from cocoa_integrations._shared.metadata import RISK_KEY
 from cocoa_integrations._shared.settings import refuse_unknown, split_settings
 from cocoa_integrations._shared.tries import (
     TRIES_KEY,

@@ -8,8 +8,7 @@ from typing import Any
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ChatResponseAsyncGen, ChatResponseGen
 from llama_index.core.llms.structured_llm import StructuredLLM
 
-from cocoa_integrations._shared.detail import Detail, compact_report
-from cocoa_integrations._shared.metadata import RISK_KEY
+from cocoa_engine.report import RISK_KEY, Detail, compact_report
 from cocoa_integrations.llama_index.callbacks import RiskCollector
 
 _END: Any = object()

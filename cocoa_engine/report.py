@@ -18,8 +18,7 @@ from cocoa_engine.arguments import ResultModel
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
 from cocoa_engine.results import Generation
-from cocoa_engine.risk.measuring import MeasuredText
-from cocoa_engine.risk.unit import Unit
+from cocoa_engine.risk.units import MeasuredText, Unit
 from cocoa_engine.spans import RiskSource, Span
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ ENGINE_MODULES = {
     "cocoa_engine.cli.loading",
     "cocoa_engine.cli.options",
     "cocoa_engine.cli.progress",
-    "cocoa_engine.cli.ray_options",
+    "cocoa_engine.cli.plugins",
     "cocoa_engine.cli.score_rows",  # which actors of Ray score too
     "cocoa_engine.cli.terminal",
     "cocoa_engine.config",

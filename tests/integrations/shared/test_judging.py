@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 
 from cocoa_engine import CalibrationWarning, CocoaEngine, ConfigError, PromptError
 from cocoa_engine.report import RiskReport
-from cocoa_engine.risk.settings import Settings
+from cocoa_engine.risk.calibrator import Settings
 from cocoa_engine.scoring import given_texts
 from cocoa_integrations._shared.metadata import risk_report
 from cocoa_integrations.judging import AnswerJudge, RagasRisk

@@ -92,6 +92,10 @@ class PassagesOfCall:
         self.node_ids = [self._nodes[number].node.node_id for number in numbers]
         return [texts[number] for number in numbers] or None
 
+    def forget(self) -> None:
+        """The prompt does not have the texts after all."""
+        self.node_ids = []
+
 
 def texts_in(prompt: str, nodes: Sequence[NodeWithScore], engine: CocoaEngine | None) -> list[str]:
     """The texts of nodes, as they stand in a prompt that has them.

@@ -19,7 +19,7 @@ from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
 from cocoa_engine.results import Generation
 from cocoa_engine.risk.units import MeasuredText, Unit
-from cocoa_engine.spans import RiskSource, Span
+from cocoa_engine.spans import Candidate, RiskSource, Span
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -115,6 +115,18 @@ class RivalReport(ReportEntry):
     f_mlds: float | None = Field(description="fMLDS of the candidate.")
     score: float | None = Field(description="Score by which the method ranks candidates. Higher is better.")
     is_greedy: bool = Field(description="Whether greedy decoding would have taken its first token.")
+
+    @classmethod
+    def of(cls, candidate: Candidate) -> RivalReport:
+        """The report of a candidate."""
+        return cls.model_construct(
+            text=candidate.text,
+            log_prob=finite(candidate.log_prob),
+            con_mlds=finite(candidate.con_mlds),
+            f_mlds=finite(candidate.f_mlds),
+            score=finite(candidate.score),
+            is_greedy=candidate.is_greedy,
+        )
 
 
 class SpanReport(RangeReport):
@@ -234,13 +246,14 @@ class SpanReport(RangeReport):
     )
 
     @classmethod
-    def of(cls, span: Span, number: int, part: Part | None = None) -> SpanReport:
+    def of(cls, span: Span, number: int, part: Part | None = None, *, rivals: bool = False) -> SpanReport:
         """The report of a span.
 
         Args:
             span: the span.
             number: its number in the answer, from 0.
             part: whether it belongs to the reasoning or to the answer; ``None`` if the model did not reason.
+            rivals: whether it lists the candidates that competed.
         """
         risk = finite(span.risk)
         values: dict[str, Any] = {
@@ -269,6 +282,8 @@ class SpanReport(RangeReport):
             values["repeats"] = True
         if part is not None:
             values["part"] = part
+        if rivals:
+            values["rivals"] = [RivalReport.of(candidate) for candidate in span.candidates]
         return cls.model_construct(**values)
 
     @property
@@ -554,6 +569,7 @@ class RiskReport(RiskSummary):
         parts: Sequence[Part] | None = None,
         answer_start: int = 0,
         answered: Generation | None = None,
+        rivals: bool = False,
     ) -> RiskReport:
         """The report of a complete answer.
 
@@ -562,11 +578,12 @@ class RiskReport(RiskSummary):
             parts: the part of each span; ``None`` if the model did not reason.
             answer_start: the offset at which the answer begins, after any reasoning.
             answered: the generation without its reasoning.
+            rivals: whether spans list the candidates that competed.
         """
         answered = answered or generation
         report = cls.of_spans(
             [
-                SpanReport.of(span, number, None if parts is None else parts[number])
+                SpanReport.of(span, number, None if parts is None else parts[number], rivals=rivals)
                 for number, span in enumerate(generation.spans)
             ],
             method=generation.config.method,

@@ -27,9 +27,9 @@ from cocoa_engine.model.model_classes import import_model_classes
 import_model_classes()  # before transformers' own imports, which would show torchao's messages
 
 # isort: split
-import torch
-from torch import Tensor
-from transformers import (
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
+from transformers import (  # noqa: E402
     EosTokenCriteria,
     GenerationConfig,
     LogitsProcessor,
@@ -41,9 +41,9 @@ from transformers import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
-from transformers.generation import GenerateDecoderOnlyOutput, GenerationMixin
-from transformers.generation.streamers import BaseStreamer
-from transformers.generation.utils import ALL_CACHE_NAMES
+from transformers.generation import GenerateDecoderOnlyOutput, GenerationMixin  # noqa: E402
+from transformers.generation.streamers import BaseStreamer  # noqa: E402
+from transformers.generation.utils import ALL_CACHE_NAMES  # noqa: E402
 
 __all__ = ["Cocoa", "CocoaGenerateOutput", "cocoa"]
 

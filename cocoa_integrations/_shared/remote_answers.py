@@ -14,8 +14,7 @@ from typing_extensions import NotRequired, TypedDict
 from cocoa_engine import Candidate, CocoaConfig, Generation, Span, Usage
 from cocoa_engine.errors import DataError
 from cocoa_engine.messages import explain
-from cocoa_engine.report import Part, RiskReport, SpanReport
-from cocoa_integrations._shared.metadata import begin_of, is_reasoning
+from cocoa_engine.report import Part, RiskReport, SpanReport, begin_of, is_reasoning
 from cocoa_integrations._shared.reasoning import Split
 
 _ALWAYS = ("text", "con_mlds", "f_mlds", "score", "flagged", "source_attention", "reaches_max_risk")

@@ -24,7 +24,7 @@ from cocoa_engine import (
 )
 from cocoa_engine.errors import GenerationTimeoutError, PromptError
 from cocoa_engine.model.text import require_unicode
-from cocoa_engine.report import Part, RiskReport, RivalReport, SpanReport, finite
+from cocoa_engine.report import Part, RiskReport, SpanReport
 from cocoa_integrations._shared.async_stream import AsyncStream
 from cocoa_integrations._shared.chat_template import text_ends_inside_reasoning
 from cocoa_integrations._shared.loading import LazyEngine
@@ -270,13 +270,10 @@ class PreparedCall:
 
     def entry(self, span: Span, number: int, part: Part | None) -> SpanReport:
         """The report of a span."""
-        entry = SpanReport.of(span, number, part)
-        return entry.with_values(rivals=rivals_of(span)) if self.call.candidates else entry
+        return SpanReport.of(span, number, part, rivals=self.call.candidates)
 
     def _report(self, generation: Generation, split: Split, calls: Sequence[Call]) -> RiskReport:
-        report = split.report(generation)
-        if self.call.candidates:
-            report = with_rivals(report, generation)
+        report = split.report(generation, rivals=self.call.candidates)
         return report.with_values(**parts_of_report(generation, self.plan, split, calls))
 
     @property
@@ -528,27 +525,6 @@ class TimeLimit:
                 f"no complete answer within {self.seconds:g} s; raise timeout or lower max_new_tokens"
             )
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
-
-
-def with_rivals(report: RiskReport, generation: Generation) -> RiskReport:
-    """The report with the candidates that competed in each span."""
-    pairs = zip(report.spans, generation.spans, strict=True)
-    return report.with_values(spans=[entry.with_values(rivals=rivals_of(span)) for entry, span in pairs])
-
-
-def rivals_of(span: Span) -> list[RivalReport]:
-    """The reports of the candidates that competed in a span."""
-    return [
-        RivalReport(
-            text=candidate.text,
-            log_prob=finite(candidate.log_prob),
-            con_mlds=finite(candidate.con_mlds),
-            f_mlds=finite(candidate.f_mlds),
-            score=finite(candidate.score),
-            is_greedy=candidate.is_greedy,
-        )
-        for candidate in span.candidates
-    ]
 
 
 def _require_text(call: ChatCall) -> None:

@@ -19,8 +19,8 @@ from cocoa_engine.report import SPANS_KEY
 from cocoa_integrations.chat_service import Answer, ChatCall, Piece
 from cocoa_integrations.langchain.answers import reduced_result
 from cocoa_integrations.langchain.base import CocoaModel
-from cocoa_integrations.langchain.messages import answer_metadata, usage_metadata
-from cocoa_integrations.langchain.with_risk import LLMWithRisk
+from cocoa_integrations.langchain.composed import LLMWithRisk
+from cocoa_integrations.langchain.messages import answer_metadata, span_entries, usage_metadata
 from cocoa_integrations.tracing import RiskTrace
 
 
@@ -182,8 +182,8 @@ class CocoaLLM(CocoaModel, BaseLLM):
         made = []
         for answer in answers:
             trace.record(answer)
-            spans = [span.to_dict() for span in answer.spans]
-            made.append(TextGeneration(text=answer.text, generation_info={SPANS_KEY: spans, **_info(answer)}))
+            information = {SPANS_KEY: span_entries(answer), **_info(answer)}
+            made.append(TextGeneration(text=answer.text, generation_info=information))
         return self._result(made)
 
     def _result(self, answers: list[TextGeneration]) -> LLMResult:

@@ -155,10 +155,15 @@ def answer_message(answer: Answer, metadata: dict[str, Any]) -> AIMessage:
         content=message_content(answer.reasoning, answer.content),
         tool_calls=calls,
         invalid_tool_calls=invalid,
-        additional_kwargs={SPANS_KEY: [span.to_dict() for span in answer.spans]},
+        additional_kwargs={SPANS_KEY: span_entries(answer)},
         response_metadata=metadata,
         usage_metadata=usage_metadata(answer),
     )
+
+
+def span_entries(answer: Answer) -> list[dict[str, Any]]:
+    """``cocoa_spans`` of a whole answer."""
+    return [] if answer.report is None else [span.to_dict() for span in answer.report.spans]
 
 
 def answer_metadata(answer: Answer) -> dict[str, Any]:

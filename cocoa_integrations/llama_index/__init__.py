@@ -11,11 +11,14 @@ need("llama_index.core", extra="llama-index", what=__name__)
 
 from cocoa_integrations.llama_index.answers import MissingRiskWarning
 from cocoa_integrations.llama_index.callbacks import CocoaRiskEvent, CocoaSpanEvent, RiskScores, collect_risk
-from cocoa_integrations.llama_index.chat_engine import RiskChatEngine, RiskStreamingChatResponse
-from cocoa_integrations.llama_index.citations import RiskCitationQueryEngine
-from cocoa_integrations.llama_index.evaluator import RiskEvaluator
+from cocoa_integrations.llama_index.evaluation import RiskEvaluator
 from cocoa_integrations.llama_index.llm import CocoaLLM
-from cocoa_integrations.llama_index.query_engine import RiskQueryEngine
+from cocoa_integrations.llama_index.query_engines import (
+    RiskChatEngine,
+    RiskCitationQueryEngine,
+    RiskQueryEngine,
+    RiskStreamingChatResponse,
+)
 from cocoa_integrations.llama_index.retry import RiskRetryQueryEngine
 from cocoa_integrations.llama_index.risk import argument_risks, field_risks, get_risk
 

@@ -9,24 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from llama_index.core.base.llms.types import ChatResponse, CompletionResponse, LogProb
 
 from cocoa_engine import CocoaEngine, Generation, Span
-from cocoa_engine.report import (
-    RISK_KEY,
-    SPANS_KEY,
-    Detail,
-    Part,
-    Stored,
-    compact_report,
-    require_detail,
-    risk_report,
-    span_metadata,
-)
+from cocoa_engine.report import RISK_KEY, SPANS_KEY, Detail, Part, RiskReport, SpanReport, require_detail
 from cocoa_integrations._shared.logprobs import TokenLogprobs
 from cocoa_integrations._shared.reasoning import ReasoningSplitter, Split
 from cocoa_integrations.llama_index.retrieved import PassagesOfCall
@@ -53,20 +42,21 @@ class Delivery:
     def __post_init__(self) -> None:
         require_detail(self.detail)
 
-    def metadata(self, report: dict[str, Any], stored: Stored, *, streamed: bool) -> dict[str, Any]:
-        """The ``additional_kwargs`` of a complete answer with this full report; ``stored`` is what the response has."""
+    def metadata(self, report: RiskReport, text: str, reasoning: str, *, streamed: bool) -> dict[str, Any]:
+        """The ``additional_kwargs`` of a complete answer; ``text`` and ``reasoning`` are what the response has."""
         detail = self._of(streamed)
         if detail == "full" and not streamed:
-            return {SPANS_KEY: [dict(span) for span in report["spans"]], RISK_KEY: report}
-        return _risk(report, stored, detail)
+            return {SPANS_KEY: [span.to_dict() for span in report.spans], RISK_KEY: report.to_dict()}
+        return {} if detail == "none" else {RISK_KEY: _in_detail(report, detail, text, reasoning)}
 
-    def raw(self, report: dict[str, Any]) -> dict[str, Any]:
+    def raw(self, report: RiskReport) -> dict[str, Any]:
         """The part of ``raw`` that has the risk. Agents keep it without the text, so spans have their texts."""
-        return _risk(report, None, self.detail or "compact")
+        detail = self.detail or "compact"
+        return {} if detail == "none" else {RISK_KEY: _in_detail(report, detail)}
 
     def of_span(self, span: Span, number: int, part: Part | None) -> dict[str, Any]:
         """The metadata of the chunk of a span. A compact stream has its report in the last chunk only."""
-        return self.of_entries([span_metadata(span, number, part)])
+        return self.of_entries([SpanReport.of(span, number, part).to_dict()])
 
     def of_entries(self, entries: list[dict[str, Any]]) -> dict[str, Any]:
         """The metadata of a chunk with these entries of ``cocoa_spans``."""
@@ -80,10 +70,8 @@ class Delivery:
         return self.detail or ("full" if streamed else "compact")
 
 
-def _risk(report: dict[str, Any], stored: Stored | None, detail: Detail) -> dict[str, Any]:
-    if detail == "none":
-        return {}
-    return {RISK_KEY: report if detail == "full" else compact_report(report, stored)}
+def _in_detail(report: RiskReport, detail: Detail, text: str | None = None, reasoning: str = "") -> dict[str, Any]:
+    return (report if detail == "full" else report.compact(text, reasoning)).to_dict()
 
 
 @dataclass(frozen=True)
@@ -182,12 +170,10 @@ def complete_answer(
         parts: what is added to the report.
     """
     reasoning = "" if split is None else split.reasoning
-    stored = Stored(generation.text if content is None else content, reasoning)
+    text = generation.text if content is None else content
     usage = {**generation.usage.model_dump(), "total_tokens": generation.usage.total_tokens}
-
-    def report() -> dict[str, Any]:  # not shared by metadata and raw: a change to one must not affect the other
-        return {**risk_report(generation, split), **deepcopy(dict(parts or {}))}
-
+    report = RiskReport.of(generation) if split is None else split.report(generation)
+    report = report.with_values(**(parts or {}))
     logprobs = None
     if delivery.has_logprobs(streamed=streamed):
         tokens = TokenLogprobs(engine)
@@ -195,13 +181,13 @@ def complete_answer(
     return Answer(
         text=generation.text,
         logprobs=logprobs,
-        metadata=delivery.metadata(report(), stored, streamed=streamed),
+        metadata=delivery.metadata(report, text, reasoning, streamed=streamed),
         raw={
             "model": generation.model_name,
             "model_name": generation.model_name,
             "finish_reason": generation.finish_reason,
             "usage": usage,
-            **delivery.raw(report()),
+            **delivery.raw(report),
         },
         delta="" if streamed else None,
         generation=generation,

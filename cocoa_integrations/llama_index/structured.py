@@ -8,7 +8,7 @@ from typing import Any
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ChatResponseAsyncGen, ChatResponseGen
 from llama_index.core.llms.structured_llm import StructuredLLM
 
-from cocoa_engine.report import RISK_KEY, Detail, compact_report
+from cocoa_engine.report import RISK_KEY, Detail
 from cocoa_integrations.llama_index.callbacks import RiskCollector
 
 _END: Any = object()
@@ -93,8 +93,8 @@ class RiskStructuredLLM(StructuredLLM):
         detail = options.get("risk_metadata") or getattr(self.llm, "risk_metadata", None) or default
         if collector.reports and detail != "none":
             report = collector.reports[-1]
-            kept = report if detail == "full" else compact_report(report, None)  # the text is that of the object
-            response.additional_kwargs = {**response.additional_kwargs, RISK_KEY: kept}
+            report = report if detail == "full" else report.compact()  # the text is that of the object
+            response.additional_kwargs = {**response.additional_kwargs, RISK_KEY: report.to_dict()}
         return response
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Timeline, Usage
 from cocoa_engine.errors import ConfigError, IncompleteAnswerError, PromptError
-from cocoa_engine.report import RISK_KEY, SPANS_KEY, RiskReport, SpanReport, finite
+from cocoa_engine.report import RISK_KEY, SPANS_KEY, RiskReport, finite
 from cocoa_integrations._shared.logprobs import TokenLogprobs
 from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations.chat_service.answer import Answer, ChatCall, Piece
@@ -65,11 +65,12 @@ class RiskFields:
 
     def entries(self, piece: Piece) -> Entries:
         """``cocoa_spans`` of a chunk."""
-        return [_indexed(piece.entry).to_dict()] if self.reported and piece.entry is not None else []
+        entry = piece.entry if self.reported else None
+        return [] if entry is None else [entry.with_values(index=entry.span).to_dict()]
 
     def report(self, answer: Answer) -> dict[str, Any]:
         """``cocoa_risk`` of an answer; empty if none was asked for."""
-        if not self.reported or answer.report is None or answer.answered is None:
+        if not self.reported or answer.answered is None or answer.report is None:
             return {}
         return wire_report(answer.report, finish_reason=answer.finish_reason, verdict=answer.answered.verdict)
 
@@ -468,12 +469,9 @@ def _by_text(entry: dict[str, Any]) -> dict[str, float] | None:
 
 
 def wire_report(report: RiskReport, **more: Any) -> dict[str, Any]:
-    """A report on the wire, with further values; clients join lists of spans by their ``index``."""
-    return report.with_values(**more, spans=[_indexed(span) for span in report.spans]).to_dict()
-
-
-def _indexed(span: SpanReport) -> SpanReport:
-    return span.with_values(index=span.span)
+    """A report on the wire, with further keys; clients join lists of spans by their ``index``."""
+    spans = [span.with_values(index=span.span) for span in report.spans]
+    return report.with_values(**more, spans=spans).to_dict()
 
 
 def usage_of(answers: Sequence[Answered], fields: RiskFields, *, n: int | None = None) -> dict[str, Any]:

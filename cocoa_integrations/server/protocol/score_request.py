@@ -14,7 +14,7 @@ from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.report import RISK_KEY, RiskReport
 from cocoa_integrations._shared.chat_template import ChatTemplateOptions
 from cocoa_integrations.chat_service.answer import ChatCall
-from cocoa_integrations.chat_service.local import PreparedCall, with_rivals
+from cocoa_integrations.chat_service.local import PreparedCall
 from cocoa_integrations.server.errors import bad_request, naming
 from cocoa_integrations.server.parameters import REFUSED, SAME_SETTING, Refused, each
 from cocoa_integrations.server.protocol.answers import max_risk_of, score_one, wire_report
@@ -171,17 +171,13 @@ class ScoreJob:
 
     def answer(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """The entries of all texts, and the usage."""
-
-        def report_of(generation: Generation) -> RiskReport:
-            report = RiskReport.of(generation)
-            return with_rivals(report, generation) if self._body.options.candidates else report
-
+        rivals = self._body.options.candidates
         entries = [
             {
                 "object": "cocoa.score",
                 "index": number,
                 "text": text,
-                RISK_KEY: wire_report(report_of(generation), verdict=generation.verdict),
+                RISK_KEY: wire_report(RiskReport.of(generation, rivals=rivals), verdict=generation.verdict),
             }
             for number, (text, generation) in enumerate(zip(self._texts, self._generations, strict=True))
         ]

@@ -174,7 +174,7 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
     def _identifying_params(self) -> Mapping[str, Any]:
         """Everything that an answer depends on. LangChain's caches use it as their key."""
         if self.is_remote:
-            model = {"base_url": self.base_url}
+            model: dict[str, Any] = {"base_url": self.base_url}
         elif self.engine is None:
             model = {name: getattr(self, name) for name in changed_options(self)}
             for kwargs in model.keys() & {"model_kwargs", "tokenizer_kwargs"}:
@@ -223,10 +223,10 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
         framework = {name: value for name, value in options.items() if name in FRAMEWORK}
         others = FRAMEWORK | TOOLS | TOOL_DETAILS
         own = {name: value for name, value in options.items() if name not in others}
-        settings, rest = split_settings(own, self.method or CocoaConfig().method)
+        settings, rest = split_settings(own, self.method or CocoaConfig().method  # type: ignore[unreachable])
         rest = refuse_unsupported(without_unset(self._call_options, rest), what=f"a call of {what}")
         one_model_name(rest)
-        update = {}
+        update: dict[str, Any] = {}
         if (name := rest.pop("model_name", None)) not in (None, self._name):
             if not self.is_remote:
                 raise ConfigError(

@@ -56,7 +56,8 @@ class CocoaRiskEvent(BaseEvent):
     """An answer is complete. There is exactly one event per generation, for every kind of call.
 
     ``report`` is the dict of its report, as exports of events need it. ``generation`` is the answer of the engine, and
-    ``None`` if the model is at a server. A generation that fails, is cancelled or is abandoned has no complete answer and sends no such event.
+    ``None`` if the model is at a server. A generation that fails, is cancelled or is abandoned has no complete answer
+    and sends no such event.
     """
 
     report: dict[str, Any]
@@ -125,6 +126,11 @@ class Collected:
     request: int
     begin: int = 0
     node_ids: Sequence[str] = ()
+
+    @property
+    def text(self) -> str:
+        """The generated text."""
+        return "".join(span.text or "" for span in self.report.spans)
 
 
 class RiskCollector(RiskLog):

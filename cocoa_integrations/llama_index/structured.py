@@ -1,15 +1,33 @@
-"""Structured output whose responses have the risk of every field."""
+"""Structured output whose responses have the risk of every field, and how the LLM calls functions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ChatResponseAsyncGen, ChatResponseGen
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    ChatResponseAsyncGen,
+    ChatResponseGen,
+    MessageRole,
+    ToolCallBlock,
+)
+from llama_index.core.bridge.pydantic import BaseModel, PrivateAttr
+from llama_index.core.llms import CustomLLM
+from llama_index.core.llms.function_calling import FunctionCallingLLM
+from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.llms.structured_llm import StructuredLLM
+from llama_index.core.tools.types import AsyncBaseTool, BaseTool, ToolMetadata, ToolOutput, adapt_to_async_tool
+from typing_extensions import Self
 
 from cocoa_engine.report import RISK_KEY, Detail
 from cocoa_integrations.llama_index.callbacks import RiskCollector
+from cocoa_integrations.llama_index.messages import arguments_of
+from cocoa_integrations.tool_calling.schema_forms import function_of, json_schema
+
+if TYPE_CHECKING:
+    from llama_index.core.chat_engine.types import AgentChatResponse
 
 _END: Any = object()
 
@@ -99,7 +117,7 @@ class RiskStructuredLLM(StructuredLLM):
 
 
 class CallsFunctions(FunctionCallingLLM, CustomLLM):
-    """Base of :class:`CocoaLLM` and :class:`CocoaRemote`."""
+    """The part of :class:`CocoaLLM` that calls functions."""
 
     _tool_required: bool = PrivateAttr(default=False)
 

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from cocoa_integrations._shared.metadata import all_spans, risk_report
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as llama_index_default
 from llama_index.core.chat_engine import SimpleChatEngine
 from llama_index.core.instrumentation.events.llm import LLMChatEndEvent, LLMCompletionEndEvent
 from llama_index.core.llms import ChatMessage, ImageBlock, MessageRole, TextBlock
 
 from cocoa_engine import CocoaConfig, CocoaEngine, PromptError
-from cocoa_integrations._shared.metadata import all_spans, risk_report
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent, CocoaSpanEvent
 from tests.helpers.llama_index_helpers import Listener
 from tests.helpers.reports import without_run

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from cocoa_integrations._shared.metadata import RISK_KEY, risk_report
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.span import active_span_id
@@ -17,7 +18,6 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.types import Thread
 
 from cocoa_engine import ConfigError
-from cocoa_integrations._shared.metadata import RISK_KEY, risk_report
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent, CocoaSpanEvent, RiskScores, collect_risk
 from tests.helpers.in_threads import join, start
 from tests.helpers.llama_index_helpers import PROMPT, Listener

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cocoa_integrations._shared.metadata import all_spans, risk_report
 from llama_index.core import PromptTemplate
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
 from llama_index.core.llms import LLM, ChatMessage, CompletionResponse, CustomLLM
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, PromptError, methods
-from cocoa_integrations._shared.metadata import all_spans, risk_report
 from cocoa_integrations._shared.settings import OF_SAMPLING, config_of
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRemote, CocoaRiskEvent
 from tests.helpers.alike import close, near

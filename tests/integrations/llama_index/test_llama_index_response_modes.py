@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from cocoa_integrations.llama_index.shown_text import merged_report, parts_of
 from llama_index.core import Settings
 from llama_index.core.base.response.schema import AsyncStreamingResponse, Response, StreamingResponse
 from llama_index.core.bridge.pydantic import BaseModel
@@ -34,7 +35,6 @@ from cocoa_integrations.llama_index import (
     RiskQueryEngine,
     RiskRetryQueryEngine,
 )
-from cocoa_integrations.llama_index.shown_text import merged_report, parts_of
 from tests.helpers.alike import near
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 

@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 import pytest
+from cocoa_integrations.llama_index.context_lift import WithoutNodes
 from llama_index.core import Document, MockEmbedding, VectorStoreIndex
 from llama_index.core.base.response.schema import AsyncStreamingResponse, Response, StreamingResponse
 from llama_index.core.chat_engine import (
@@ -41,7 +42,6 @@ from cocoa_integrations.llama_index import (
     RiskStreamingChatResponse,
     collect_risk,
 )
-from cocoa_integrations.llama_index.context_lift import WithoutNodes
 from cocoa_integrations.llama_index.retry import with_top_k
 from tests.helpers.alike import close, near
 from tests.helpers.llama_index_helpers import Listener, Script

@@ -223,7 +223,8 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
         framework = {name: value for name, value in options.items() if name in FRAMEWORK}
         others = FRAMEWORK | TOOLS | TOOL_DETAILS
         own = {name: value for name, value in options.items() if name not in others}
-        settings, rest = split_settings(own, self.method or CocoaConfig().method  # type: ignore[unreachable])
+        before = config_of(self)
+        settings, rest = split_settings(own, before.method)
         rest = refuse_unsupported(without_unset(self._call_options, rest), what=f"a call of {what}")
         one_model_name(rest)
         update: dict[str, Any] = {}
@@ -237,7 +238,6 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
         refuse_unknown(rest, known, what=f"a call of {what}")
         if self.is_remote:
             settings = {name: value for name, value in settings.items() if value is not None}
-        before = config_of(self)
         config = updated(before, {**settings, **({} if stop is None else {"stop": stop})})
         try:
             checked = self._call_options(**rest)

@@ -168,6 +168,9 @@ class AnswerStream(Protocol):
     def answer(self) -> Answer:
         """The whole answer, once the stream has been read to its end."""
 
+    def open(self) -> object:
+        """Check the call, if that has not been done. Nothing is decoded."""
+
     def __iter__(self) -> AnswerStream: ...
 
     def __next__(self) -> list[Piece]: ...

@@ -457,7 +457,7 @@ class GrowingAnswer:
         return held, Piece(None, content, reasoning, calls), reading
 
     def _released(self) -> list[Piece]:
-        pieces = []
+        pieces: list[Piece] = []
         for span in self._held:
             self._end += len(span.text)
             part = None if self._splitter is None else self._splitter.part(span)

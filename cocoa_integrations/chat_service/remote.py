@@ -193,7 +193,14 @@ class RemoteChat:
 
 
 _open: weakref.WeakSet[RemoteChat] = weakref.WeakSet()
-call_in_child(lambda: [service._forget_clients() for service in tuple(_open)])
+
+
+def _forget_clients() -> None:
+    for service in tuple(_open):
+        service._forget_clients()
+
+
+call_in_child(_forget_clients)
 
 
 @lru_cache(maxsize=64)
@@ -223,6 +230,9 @@ class RemoteStream:
     def answer(self) -> Answer:
         """The whole answer, once the stream has been read to its end."""
         return self._request.streamed_answer()
+
+    def open(self) -> None:
+        """Nothing is done before the first piece is asked for."""
 
     def __iter__(self) -> RemoteStream:
         return self
@@ -306,16 +316,17 @@ class _Request:
         chunk = received(sent, Response)
         self._model = chunk.model or self._model
         self._usage = chunk.usage or self._usage
-        pieces = []
+        pieces: list[Piece] = []
         for choice in chunk.choices[:1]:
             added = choice.added
             deltas = self._grow(choice)
-            entry, *others = [span.without("index") for span in added.cocoa_spans or ()] or [None]
+            spans = [span.without("index") for span in added.cocoa_spans or ()]
+            entry = spans[0] if spans else None
             tokens = choice.tokens(self._top) if self._call.logprobs else None
             piece = Piece(entry, added.content or "", added.reasoning_content or "", deltas, None, tokens)
             if entry or piece.content or piece.reasoning or deltas:
                 pieces.append(piece)
-            pieces += [Piece(each) for each in others]
+            pieces += [Piece(each) for each in spans[1:]]
             if choice.finish_reason is not None:
                 self._last = choice
         return pieces
@@ -412,8 +423,9 @@ class _Request:
 
 
 def _told(answer: Answer, on_piece: Callable[[Piece], None] | None) -> Answer:
-    for entry in answer.spans if on_piece is not None else ():
-        on_piece(Piece(entry))
+    if on_piece is not None:
+        for entry in answer.spans:
+            on_piece(Piece(entry))
     return answer
 
 

@@ -174,7 +174,7 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
     def _identifying_params(self) -> Mapping[str, Any]:
         """Everything that an answer depends on. LangChain's caches use it as their key."""
         if self.is_remote:
-            model = {"base_url": self.base_url}
+            model: dict[str, Any] = {"base_url": self.base_url}
         elif self.engine is None:
             model = {name: getattr(self, name) for name in changed_options(self)}
             for kwargs in model.keys() & {"model_kwargs", "tokenizer_kwargs"}:
@@ -223,10 +223,11 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
         framework = {name: value for name, value in options.items() if name in FRAMEWORK}
         others = FRAMEWORK | TOOLS | TOOL_DETAILS
         own = {name: value for name, value in options.items() if name not in others}
-        settings, rest = split_settings(own, self.method or CocoaConfig().method)
+        before = config_of(self)
+        settings, rest = split_settings(own, before.method)
         rest = refuse_unsupported(without_unset(self._call_options, rest), what=f"a call of {what}")
         one_model_name(rest)
-        update = {}
+        update: dict[str, Any] = {}
         if (name := rest.pop("model_name", None)) not in (None, self._name):
             if not self.is_remote:
                 raise ConfigError(
@@ -237,7 +238,6 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
         refuse_unknown(rest, known, what=f"a call of {what}")
         if self.is_remote:
             settings = {name: value for name, value in settings.items() if value is not None}
-        before = config_of(self)
         config = updated(before, {**settings, **({} if stop is None else {"stop": stop})})
         try:
             checked = self._call_options(**rest)

@@ -199,7 +199,7 @@ class Answers(RiskCollector):
         """The report of a text that the model wrote, and its citations."""
         if not answers:
             _warn(
-                "the response has no risk, because no CocoaLLM or CocoaRemote generated it: either another LLM did, or "
+                "the response has no risk, because no CocoaLLM generated it: either another LLM did, or "
                 "nothing was retrieved and no LLM was called."
             )
             return None, None
@@ -326,7 +326,7 @@ def parts_of(text: str, answers: Sequence[Collected]) -> list[Part]:
     """
     for number in reversed(range(len(answers))):
         answer = answers[number]
-        written = answer.generation.text[answer.begin :]
+        written = answer.text[answer.begin :]
         if written.strip() == text.strip() or (text == EMPTY and not written):
             lead = len(text) - len(text.lstrip()) - (len(written) - len(written.lstrip()))
             return [Part(number, answer, 0, len(text) if written else 0, lead - answer.begin)]
@@ -343,7 +343,7 @@ def _accumulated(text: str, answers: Sequence[Collected], numbers: Sequence[int]
     position = 0
     for count, number in enumerate(numbers):
         answer = answers[number]
-        written = answer.generation.text[answer.begin :]
+        written = answer.text[answer.begin :]
         opening = f"{SEPARATOR if count else ''}Response {count + 1}: {written or EMPTY}"
         if not text.startswith(opening, position):
             return []
@@ -360,7 +360,7 @@ def joined(parts: Sequence[Part], text: str) -> RiskReport:
     ``parts``; their claims and sentences are in their own reports.
     """
     reports = [part.answer.report for part in parts]
-    if len(parts) == 1 and parts[0].answer.generation.text == text:
+    if len(parts) == 1 and parts[0].answer.text == text:
         return reports[0]
     spans = [span for part in parts for span in part.spans_in(text)]
     spans = [span.with_values(span=number) for number, span in enumerate(spans)]
@@ -433,7 +433,7 @@ def _attention_by_node(part: Part, nodes: Sequence[NodeWithScore]) -> tuple[list
     answer, numbers = part.answer, part.numbers
     measured = [answer.report.spans[number].passage_attention if answer.node_ids else [] for number in numbers]
     complete = [values or [None] * len(nodes) for values in measured]
-    if answer.start is None:
+    if answer.start is None or answer.generation is None:
         return complete, NOT_FOUND if nodes and measured and not any(measured) else None
     asked = answer.start()
     engine = answer.start.engine

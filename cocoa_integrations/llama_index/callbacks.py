@@ -12,7 +12,7 @@ LlamaIndex suppresses exceptions of event handlers, so a handler can observe an 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
@@ -24,9 +24,9 @@ from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.instrumentation.span import active_span_id
 
-from cocoa_engine import CocoaEngine, Generation, Span, SpanStream
-from cocoa_engine.report import RiskReport
-from cocoa_integrations._shared.reasoning import Split
+from cocoa_engine import CocoaEngine, Generation, SpanStream
+from cocoa_engine.report import RiskReport, SpanReport
+from cocoa_integrations.chat_service import Answer, Piece
 from cocoa_integrations.tracing import MAX_REPORTS, SCORE_NAME, RiskLog, RiskTrace, Scoring, emit_event
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class CocoaSpanEvent(BaseEvent):
     """
 
     number: int
-    span: Span
+    span: SpanReport
 
     @classmethod
     def class_name(cls) -> str:
@@ -55,12 +55,13 @@ class CocoaSpanEvent(BaseEvent):
 class CocoaRiskEvent(BaseEvent):
     """An answer is complete. There is exactly one event per generation, for every kind of call.
 
-    ``report`` is the dict of its report, as exports of events need it.
-    A generation that fails, is cancelled or is abandoned has no complete answer and sends no such event.
+    ``report`` is the dict of its report, as exports of events need it. ``generation`` is the answer of the engine, and
+    ``None`` if the model is at a server. A generation that fails, is cancelled or is abandoned has no complete answer
+    and sends no such event.
     """
 
     report: dict[str, Any]
-    generation: Generation
+    generation: Generation | None
 
     @classmethod
     def class_name(cls) -> str:
@@ -112,7 +113,7 @@ class Collected:
 
     Attributes:
         report: its report.
-        generation: the answer.
+        generation: the answer; ``None`` if it is that of a server.
         start: repeats the request; ``None`` for an answer of a server.
         request: the number of the request; later requests have higher numbers.
         begin: the offset in the generated text at which the answer begins, after any reasoning.
@@ -120,11 +121,16 @@ class Collected:
     """
 
     report: RiskReport
-    generation: Generation
+    generation: Generation | None
     start: Start | None
     request: int
     begin: int = 0
     node_ids: Sequence[str] = ()
+
+    @property
+    def text(self) -> str:
+        """The generated text."""
+        return "".join(span.text or "" for span in self.report.spans)
 
 
 class RiskCollector(RiskLog):
@@ -167,41 +173,29 @@ class Observers:
         self._trace = RiskTrace()
         self._spans = 0
 
-    def span_decided(self, span: Span) -> None:
-        """Report the next span of the answer."""
-        _dispatcher.event(CocoaSpanEvent(number=self._spans, span=span, span_id=self._llama_index_span))
-        self._spans += 1
+    def span_decided(self, piece: Piece) -> None:
+        """Report the next span of the answer, if the piece has one."""
+        if piece.entry is not None:
+            number, self._spans = self._spans, self._spans + 1
+            _dispatcher.event(CocoaSpanEvent(number=number, span=piece.entry, span_id=self._llama_index_span))
 
-    def answer_complete(
-        self,
-        generation: Generation,
-        split: Split | None = None,
-        parts: Mapping[str, Any] | None = None,
-        report: RiskReport | None = None,
-        node_ids: Sequence[str] = (),
-    ) -> None:
+    def answer_complete(self, answer: Answer, node_ids: Sequence[str] = ()) -> None:
         """Report the complete answer.
 
         Args:
-            generation: the answer.
-            split: separates its reasoning.
-            parts: what is added to its reports: the risk of its tool calls or fields.
-            report: the report of a server. Default: that of the generation.
+            answer: the answer. One of a server that measures no risk is not reported.
             node_ids: the retrieved nodes that its ``passage_attention`` is of.
         """
+        report, run_id = answer.report, self._llama_index_span
         if report is None:
-            report = RiskReport.of(generation) if split is None else split.report(generation)
-        run_id = {} if self._llama_index_span is None else {"run_id": self._llama_index_span}
-        report = report.with_values(**run_id, **(parts or {}))
-        begin = 0 if split is None else split.answer_start
-        answer = Collected(report, generation, self._start, self._request, begin, tuple(node_ids))
-        self._trace.record(answer)
+            return
+        report = report if run_id is None else report.with_values(run_id=run_id)
+        collected = Collected(report, answer.generation, self._start, self._request, report.begin, tuple(node_ids))
+        self._trace.record(collected)
         for collector in self._collectors:
-            collector.take(answer)
+            collector.take(collected)
         with self._trace.current():
-            _dispatcher.event(
-                CocoaRiskEvent(report=report.to_dict(), generation=generation, span_id=self._llama_index_span)
-            )
+            _dispatcher.event(CocoaRiskEvent(report=report.to_dict(), generation=answer.generation, span_id=run_id))
 
 
 class RiskScores(BaseEventHandler):

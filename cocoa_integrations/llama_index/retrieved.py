@@ -92,6 +92,10 @@ class PassagesOfCall:
         self.node_ids = [self._nodes[number].node.node_id for number in numbers]
         return [texts[number] for number in numbers] or None
 
+    def forget(self) -> None:
+        """The prompt does not have the texts after all."""
+        self.node_ids = []
+
 
 def texts_in(prompt: str, nodes: Sequence[NodeWithScore], engine: CocoaEngine | None) -> list[str]:
     """The texts of nodes, as they stand in a prompt that has them.
@@ -203,17 +207,17 @@ class WithoutNodes:
 
 
 def lift_of(
-    generation: Generation, start: Start | None, nodes: Sequence[NodeWithScore], *, only: int | None = None
+    generation: Generation | None, start: Start | None, nodes: Sequence[NodeWithScore], *, only: int | None = None
 ) -> list[ContextLift] | None:
     """The context lift of every span of an answer, or ``None`` if its prompt contains no text of the nodes.
 
     Args:
-        generation: the answer.
+        generation: the answer; ``None`` if it is that of a server.
         start: the function that repeats the request.
         nodes: the retrieved nodes.
         only: the index of the only node to leave out. Default: all.
     """
-    if start is None:
+    if start is None or generation is None:
         return None
     without = WithoutNodes(nodes, only=only)
     try:

@@ -22,7 +22,7 @@ from cocoa_integrations._shared.edits import replacement
 from cocoa_integrations._shared.limits import ABSTENTION, MARK, Mark
 from cocoa_integrations._shared.settings import refuse_unknown, split_settings
 from cocoa_integrations._shared.tries import TRIES_KEY, Measure, OnRisk, RetryPlan, Tries
-from cocoa_integrations.llama_index.function_calling import CallsFunctions
+from cocoa_integrations.llama_index.llm import CocoaLLM
 from cocoa_integrations.llama_index.query_engines import RiskQueryEngine, require_llm
 
 
@@ -50,7 +50,7 @@ class RiskRetryQueryEngine(BaseQueryEngine):
 
     Args:
         retriever: the retriever of the first attempt.
-        llm: the LLM, a :class:`CocoaLLM` or a :class:`CocoaRemote`. Its alpha is that of the first attempt.
+        llm: the LLM, a :class:`CocoaLLM`. Its alpha is that of the first attempt.
         threshold: the value, in [0, 1], from which a risk is too high. Default: the threshold in the answer's report.
         max_tries: maximum number of attempts.
         settings: settings of :class:`CocoaConfig` for each further attempt, such as ``[{"alpha": 5.0}]``; the last ones
@@ -82,7 +82,7 @@ class RiskRetryQueryEngine(BaseQueryEngine):
     def __init__(
         self,
         retriever: BaseRetriever,
-        llm: CallsFunctions,
+        llm: CocoaLLM,
         *,
         threshold: float | None = None,
         max_tries: int = 3,
@@ -98,8 +98,8 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         **options: Any,
     ) -> None:
         _require("retriever", retriever, BaseRetriever)
-        if not isinstance(llm, CallsFunctions):
-            raise ConfigError(f"llm must be a CocoaLLM or a CocoaRemote, not a {type(llm).__name__}.")
+        if not isinstance(llm, CocoaLLM):
+            raise ConfigError(f"llm must be a CocoaLLM, not a {type(llm).__name__}.")
         if second_retriever is not None:
             _require("second_retriever", second_retriever, BaseRetriever)
         if options.get("response_synthesizer") is not None:
@@ -284,7 +284,7 @@ def _parameters(function: Callable[..., Any]) -> set[str]:
     return {name for name, one in parameters.items() if one.kind is not inspect.Parameter.VAR_KEYWORD}
 
 
-def _fields(llm: CallsFunctions, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _fields(llm: CocoaLLM, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of an LLM that hold some settings, with their values.
 
     Raises:

@@ -82,9 +82,9 @@ def test_a_stream_left_early_leaves_a_partial_report(
             break
     chat_report, llm_report = risk.reports
     assert chat_report.partial is True
-    assert chat_report.spans == to_dicts(get_spans(quick_answer))[:2]
-    assert chat_report.max_risk == max(span.risk for span in chat_report.spans)
-    assert set(chat_report) == {*get_risk(quick_answer).to_dict(), "partial", "run_id"} - {
+    assert chat_report.spans == get_spans(quick_answer)[:2]
+    assert chat_report.max_risk == max(span.risk or 0.0 for span in chat_report.spans)
+    assert set(chat_report.to_dict()) == {*get_risk(quick_answer).to_dict(), "partial", "run_id"} - {
         *("model_name", "check", "claims", "sentences", "source_heads")
     }
     assert len(llm_report.spans) == 1

@@ -118,7 +118,7 @@ def test_context_as_messages(quick_chat: ChatCocoa) -> None:
 
 def test_bad_input(quick_chat: ChatCocoa) -> None:
     with pytest.raises(
-        ConfigError, match="with_context_lift takes a ChatCocoa in this process, not a FakeListChatModel"
+        ConfigError, match="takes a ChatCocoa in this process, not a FakeListChatModel"
     ):
         with_context_lift(PROMPT, FakeListChatModel(responses=["a"]))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="measured with a ChatCocoa"):

@@ -96,7 +96,7 @@ class ReportEntry(ResultModel):
     def without(self, *names: str) -> Self:
         """A copy in which some fields are not set."""
         kept = self.model_fields_set.difference(names)
-        return type(self).model_construct(**{name: getattr(self, name) for name in kept})  # type: ignore[return-value]
+        return type(self)(**{name: getattr(self, name) for name in kept})
 
 
 class RangeReport(ReportEntry):
@@ -119,7 +119,7 @@ class RivalReport(ReportEntry):
     @classmethod
     def of(cls, candidate: Candidate) -> RivalReport:
         """The report of a candidate."""
-        return cls.model_construct(
+        return cls(
             text=candidate.text,
             log_prob=finite(candidate.log_prob),
             con_mlds=finite(candidate.con_mlds),
@@ -284,7 +284,7 @@ class SpanReport(RangeReport):
             values["part"] = part
         if rivals:
             values["rivals"] = [RivalReport.of(candidate) for candidate in span.candidates]
-        return cls.model_construct(**values)
+        return cls(**values)
 
     @property
     def is_reasoning(self) -> bool:
@@ -353,7 +353,7 @@ class ClaimReport(RangeReport):
     @classmethod
     def of(cls, unit: Unit) -> Self:
         """The entry of a claim or sentence."""
-        return cls.model_construct(start=unit.start, end=unit.end, risk=finite(unit.risk))  # type: ignore[return-value]
+        return cls(start=unit.start, end=unit.end, risk=finite(unit.risk))
 
 
 class SentenceReport(ClaimReport):
@@ -604,8 +604,7 @@ class RiskReport(RiskSummary):
             generation.text, generation.spans, begin=answer_start, has_source=not generation.closed_book
         )
         values["check"] = [
-            CheckReport.model_construct(**{**check.__dict__, "risk": finite(check.risk)})
-            for check in units.check_these()
+            CheckReport(**{**check.__dict__, "risk": finite(check.risk)}) for check in units.check_these()
         ]
         values["claims"] = [ClaimReport.of(claim) for claim in units.claims]
         values["sentences"] = [SentenceReport.of(sentence) for sentence in units.sentences]
@@ -640,8 +639,8 @@ class RiskReport(RiskSummary):
         if any(span.part is not None for span in spans):
             thoughts = [span for span in spans if span.is_reasoning]
             numbers = [span.span for span in thoughts]
-            values["reasoning"] = ReasoningReport.model_construct(**_risk_of(thoughts), spans=numbers)
-        return cls.model_construct(**values)
+            values["reasoning"] = ReasoningReport(**_risk_of(thoughts), spans=numbers)
+        return cls(**values)
 
     @property
     def begin(self) -> int:
@@ -720,7 +719,7 @@ class RiskReport(RiskSummary):
     def summary(self) -> RiskSummary:
         """What the report says about the answer as a whole."""
         names = self.model_fields_set.intersection(RiskSummary.model_fields)
-        return RiskSummary.model_construct(**{name: getattr(self, name) for name in names})
+        return RiskSummary(**{name: getattr(self, name) for name in names})
 
     @property
     def _length(self) -> int:

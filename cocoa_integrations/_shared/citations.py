@@ -187,7 +187,7 @@ def citations_of(
             parts.append((best, list(words)))
         is_open = True
     citations = [
-        Citation.model_construct(
+        Citation(
             id=None,
             source=source + 1,
             start=spans[numbers[0]].start,

@@ -50,7 +50,7 @@ class Edit:
     def entry(self) -> EditReport:
         """Its entry in a report."""
         values = {key: value for key, value in asdict(self).items() if value is not None}
-        return EditReport.model_construct(**{key: value for key, value in values.items() if value or key in _KEPT})
+        return EditReport(**{key: value for key, value in values.items() if value or key in _KEPT})
 
 
 class Mover(Protocol):

@@ -372,7 +372,7 @@ def reduced_result(result: LLMResult, detail: Detail, *, logprobs: bool) -> LLMR
 
 def _reduced(answer: Any, detail: Detail, logprobs: bool) -> Any:
     if isinstance(answer, ChatGeneration) and isinstance(answer.message, AIMessage):
-        message = _reduced_message(answer.message, detail, logprobs, *_texts_of(answer.message))
+        message = reduced_message(answer.message, detail, logprobs=logprobs)
         return type(answer)(message=message, generation_info=answer.generation_info)
     if isinstance(answer, Generation) and not isinstance(answer, ChatGeneration):
         info = _reduced_metadata(answer.generation_info or {}, detail, logprobs, answer.text)
@@ -380,9 +380,19 @@ def _reduced(answer: Any, detail: Detail, logprobs: bool) -> Any:
     return answer
 
 
-def _reduced_message(message: Message, detail: Detail, logprobs: bool, text: str, reasoning: str) -> Message:
+def reduced_message(
+    message: Message, detail: Detail, *, logprobs: bool, texts: tuple[str, str] | None = None
+) -> Message:
+    """A message with the given detail; see :func:`reduced_result`.
+
+    Args:
+        message: the message, or a chunk.
+        detail: the level of detail.
+        logprobs: whether it keeps its log-probabilities.
+        texts: the text and the reasoning of the whole answer, if the message is a chunk.
+    """
     kwargs = {key: value for key, value in message.additional_kwargs.items() if key != SPANS_KEY}
-    metadata = _reduced_metadata(message.response_metadata, detail, logprobs, text, reasoning)
+    metadata = _reduced_metadata(message.response_metadata, detail, logprobs, *(texts or _texts_of(message)))
     return message.model_copy(update={"additional_kwargs": kwargs, "response_metadata": metadata})
 
 
@@ -413,4 +423,4 @@ class ReducedStream:
         """The next chunk with the detail of the stream."""
         text, reasoning = _texts_of(chunk)
         self._text, self._reasoning = self._text + text, self._reasoning + reasoning
-        return _reduced_message(chunk, self._detail, self._logprobs, self._text, self._reasoning)
+        return reduced_message(chunk, self._detail, logprobs=self._logprobs, texts=(self._text, self._reasoning))

@@ -14,6 +14,7 @@ from langchain_core.outputs import LLMResult
 from cocoa_engine import CocoaEngine
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_spans
 from tests.helpers.remote import serving
+from tests.helpers.reports import to_dicts
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 QUESTION = "Who invented the telephone?"
@@ -124,7 +125,7 @@ class LiveHandler(BaseCallbackHandler):
 
     def on_llm_new_token(self, token: Any, *, chunk: Any = None, **kwargs: Any) -> None:
         self.tokens.append(token)
-        self.spans += get_spans(chunk)
+        self.spans += to_dicts(get_spans(chunk))
 
     def on_llm_end(self, response: LLMResult, **kwargs: Any) -> None:
         self.ends += 1

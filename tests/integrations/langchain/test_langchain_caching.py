@@ -74,7 +74,7 @@ def test_a_cached_answer_carries_its_risk(kind: Any, quick_engine: CocoaEngine, 
     first, second = answer(model), answer(model)
     assert len(spy.calls) == 1
     assert second.text == first.text
-    assert get_risk(second) == get_risk(first)
+    assert get_risk(second).to_dict() == get_risk(first).to_dict()
 
 
 def test_every_setting_is_tried() -> None:
@@ -211,7 +211,7 @@ def test_risk_survives_a_cache_that_keeps_text(kind: Any, quick_engine: CocoaEng
     first, second = answer(model), answer(model)
     assert len(spy.calls) == 1
     assert second.text == first.text
-    assert get_risk(second) == get_risk(first)
+    assert get_risk(second).to_dict() == get_risk(first).to_dict()
 
 
 @pytest.mark.parametrize("kind", MODELS)

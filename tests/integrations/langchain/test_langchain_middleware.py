@@ -12,16 +12,15 @@ from langchain_core.messages import AIMessage
 from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import ConfigError, MissingExtraError
 from cocoa_integrations import langchain as cocoa_langchain
-from cocoa_integrations._shared.metadata import risk_report
 from cocoa_integrations.langchain import ChatCocoa, HallucinationRiskError, get_risk, get_risk_callback, max_risk
 from tests.helpers.made_up_answers import generation
-from tests.helpers.reports import without_offsets
+from tests.helpers.reports import risk_report, without_offsets
 
 agents = pytest.importorskip("langchain.agents")
 
 from langchain.agents.structured_output import ToolStrategy  # noqa: E402
 
-from cocoa_integrations.langchain.middleware import RiskMiddleware  # noqa: E402  # it needs the package
+from cocoa_integrations.langchain.agents import RiskMiddleware  # noqa: E402  # it needs the package
 
 pytestmark = pytest.mark.also_remote
 
@@ -56,7 +55,7 @@ async def test_the_state_tells_of_every_call(
 ) -> None:
     agent = agent_of(quick_chat, RiskMiddleware(threshold))
     expected = {
-        "report": get_risk(quick_answer),
+        "report": get_risk(quick_answer).to_dict(),
         "value": max_risk(quick_answer),
         "action": "keep" if threshold == 0.0 else "none",
         "attempts": [max_risk(quick_answer)],
@@ -80,7 +79,7 @@ async def test_settings_are_tried_in_turn(
         assert state["messages"][-1].text == safer_answer.text
         [entry] = state["cocoa_risks"]
         assert entry["attempts"] == [risky, risky, safer]  # not the last one: the third passed
-        assert (entry["value"], entry["action"], entry["report"]) == (safer, "none", get_risk(safer_answer))
+        assert (entry["value"], entry["action"], entry["report"]) == (safer, "none", get_risk(safer_answer).to_dict())
 
 
 class Reported(FakeListChatModel):
@@ -181,17 +180,17 @@ def test_of_risky_answers_the_least_risky_is_acted_on(
     state = agent_of(quick_chat, middleware).invoke(asked(question))
     message, [entry] = state["messages"][-1], state["cocoa_risks"]
     assert entry["attempts"] == [max_risk(one) for one in (quick_answer, safer_answer, quick_answer)]
-    assert (entry["action"], entry["report"]) == (on_risk, get_risk(safer_answer))
-    marked = "".join(f"<{span['text']}>" for span in get_risk(safer_answer)["spans"])
+    assert (entry["action"], entry["report"]) == (on_risk, get_risk(safer_answer).to_dict())
+    marked = "".join(f"<{span['text']}>" for span in get_risk(safer_answer).to_dict()["spans"])
     assert message.text == {"keep": safer_answer.text, "mark": marked, "abstain": "I don't know."}[on_risk]
-    assert without_offsets(get_risk(message)) == without_offsets(get_risk(safer_answer))
+    assert without_offsets(get_risk(message).to_dict()) == without_offsets(get_risk(safer_answer).to_dict())
 
 
 async def test_it_raises_if_asked_to(quick_chat: ChatCocoa, quick_answer: AIMessage, question: str) -> None:
     agent = agent_of(quick_chat, RiskMiddleware(0.0, on_risk="raise"))
     with pytest.raises(HallucinationRiskError) as caught:
         agent.invoke(asked(question))
-    assert caught.value.report == get_risk(quick_answer)
+    assert caught.value.report == get_risk(quick_answer).to_dict()
     with pytest.raises(HallucinationRiskError):
         await agent.ainvoke(asked(question))
 
@@ -254,7 +253,7 @@ async def test_nothing_is_streamed_before_it_was_judged(
     assert streamed_texts(agent, question) == ["I don't know."]
     [update] = agent.stream(asked(question), stream_mode="updates")
     assert update["model"]["messages"][-1].text == "I don't know."
-    spans = [span["text"] for span in get_risk(quick_answer)["spans"]]
+    spans = [span["text"] for span in get_risk(quick_answer).to_dict()["spans"]]
     assert streamed_texts(agent_of(quick_chat, RiskMiddleware(between)), question) == [*spans, ""]
 
 

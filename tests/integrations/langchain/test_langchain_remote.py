@@ -47,6 +47,7 @@ from tests.helpers.in_threads import wait_until
 from tests.helpers.inside import sequences_running
 from tests.helpers.reasoning_models import OPENS, READS_REASONING
 from tests.helpers.remote import Recording, listening, same_ids, serving
+from tests.helpers.reports import to_dicts
 from tests.helpers.rivals import heads_file, heads_of
 from tests.helpers.served import speaker
 from tests.helpers.span_handlers import Spans
@@ -91,7 +92,7 @@ def joined(chunks: list[AIMessageChunk]) -> AIMessageChunk:
 
 def assert_same(here: AIMessage, there: AIMessage) -> None:
     """Every key of the reports, and whatever else the messages have in common."""
-    own, remote = get_risk(here), get_risk(there)
+    own, remote = get_risk(here).to_dict(), get_risk(there).to_dict()
     assert list(own) == list(remote)
     for key in own:
         assert close(same_ids(own)[key], same_ids(remote)[key]), key
@@ -116,7 +117,9 @@ async def test_the_report_is_that_of_the_model_in_this_process(
     assert_same(here.invoke(QUESTION), there.invoke(QUESTION))
     assert_same(await here.ainvoke(QUESTION), await there.ainvoke(QUESTION))
     chunks, own = list(there.stream(QUESTION)), list(here.stream(QUESTION))
-    assert [(one.text, get_spans(one)) for one in chunks] == [(one.text, get_spans(one)) for one in own]
+    assert [(one.text, to_dicts(get_spans(one))) for one in chunks] == [
+        (one.text, to_dicts(get_spans(one))) for one in own
+    ]
     assert_same(joined(own), joined(chunks))
     assert chunks[-1].chunk_position == "last"
     assert_same(joined(own), joined([chunk async for chunk in there.astream(QUESTION)]))
@@ -126,7 +129,7 @@ def test_an_answer_that_is_too_risky_ends_there_too(engine: CocoaEngine, url: st
     here, there = here_and_there(engine, url, max_risk=0.3, max_tokens=40)
     answer = there.invoke(QUESTION)
     assert answer.response_metadata["finish_reason"] == "risk"
-    assert get_spans(answer)[-1]["reaches_max_risk"]
+    assert to_dicts(get_spans(answer))[-1]["reaches_max_risk"]
     assert_same(here.invoke(QUESTION), answer)
 
 
@@ -140,7 +143,7 @@ def test_returned_answers_have_the_detail_and_callbacks_everything(engine: Cocoa
         for place, key in (("response_metadata", "cocoa_risk"), ("additional_kwargs", "cocoa_spans")):
             assert close(getattr(own, place).get(key), getattr(remote, place).get(key))
     full = here.invoke(QUESTION)
-    assert all(close({**get_risk(full), "run_id": one["run_id"]}, one) for one in risk.reports)
+    assert all(close({**get_risk(full).to_dict(), "run_id": one["run_id"]}, one) for one in risk.reports)
     assert len(risk.reports) == 4
     with pytest.raises(ConfigError, match="did you mean 'full'"):
         there.invoke(QUESTION, risk_metadata="fulll")
@@ -202,7 +205,7 @@ def test_a_call_that_was_cut_off_is_invalid_for_the_same_reason(written: str) ->
         streamed = joined(list(remote.stream("Where?")))
     assert streamed.tool_calls == []
     assert len(streamed.invalid_tool_calls) == 1
-    assert get_risk(streamed)["tool_calls"][0]["error"] == answer.invalid_tool_calls[0]["error"]
+    assert get_risk(streamed).to_dict()["tool_calls"][0]["error"] == answer.invalid_tool_calls[0]["error"]
 
 
 @pytest.mark.slow
@@ -290,7 +293,7 @@ def test_settings_are_sent_by_name_and_those_of_a_call_take_precedence(url: str,
         "stop": ["z"], "candidates": True, "report": "message",
     }  # fmt: skip
     answer = chat.invoke("Hi", candidates=True, max_tokens=12, risk_metadata="full", method="cocoa-sig")
-    assert any(len(span["rivals"]) == span["candidates"] > 1 for span in get_spans(answer))
+    assert any(len(span["rivals"]) == span["candidates"] > 1 for span in to_dicts(get_spans(answer)))
     logged = chat.invoke("Hi", top_logprobs=2)
     assert [len(one["top_logprobs"]) for one in logged.response_metadata["logprobs"]["content"]] == [2, 2, 2]
 
@@ -324,7 +327,7 @@ def test_models_with_other_settings_do_not_share_cached_answers(engine: CocoaEng
     cache = InMemoryCache()
     for alpha in (1.0, 2.0, 1.0):
         chat = ChatCocoa(base_url=url, max_tokens=2, alpha=alpha, cache=cache)
-        assert get_risk(chat.invoke("Hi"))["spans"]
+        assert get_risk(chat.invoke("Hi")).to_dict()["spans"]
     assert len(sent) == 2
 
 
@@ -400,7 +403,7 @@ def test_an_error_in_mid_stream_is_raised_with_its_message(url: str, monkeypatch
 
     monkeypatch.setattr(GrowingAnswer, "add", failing)
     stream = ChatCocoa(base_url=url, max_tokens=100).stream(QUESTION)
-    assert get_spans(next(stream))
+    assert to_dicts(get_spans(next(stream)))
     with pytest.raises(openai.APIError, match="too slow"):
         list(stream)
 
@@ -443,14 +446,18 @@ async def test_a_text_model_continues_a_prompt_at_the_server(engine: CocoaEngine
     prompts = ["The capital of France is", "It is"]
     own, remote = here.generate(prompts), there.generate(prompts)
     for [a], [b] in zip(own.generations, remote.generations, strict=True):
+        infos = [without_reuse(each.generation_info or {}) for each in (a, b)]
+        tokens = [[token["token"] for token in info.pop("logprobs")["content"]] for info in infos]
         assert a.text == b.text
-        assert close(without_reuse(a.generation_info or {}), without_reuse(b.generation_info or {}))
+        assert close(*infos)
+        assert tokens[0] == tokens[1]
     assert own.llm_output == remote.llm_output
-    assert (await there.agenerate(prompts)).flatten() == remote.flatten()
-    answer = here.with_risk().invoke("It is")
-    assert close(there.with_risk().invoke("It is"), answer)
+    assert [answer[0].text for answer in (await there.agenerate(prompts)).generations] == [
+        answer[0].text for answer in own.generations
+    ]
     assert list(there.stream("It is")) == list(here.stream("It is"))
     assert [text async for text in there.astream("It is")] == list(here.stream("It is"))
+    assert close(*(to_dicts([model.with_risk().invoke("It is")["risk"]]) for model in (here, there)))
 
 
 # With the rest.
@@ -475,14 +482,14 @@ async def test_passages_are_attended_to_at_the_server(seeing: tuple[ChatCocoa, C
     cited = remote.invoke(values)
     assert cited.text == own.invoke(values).text == (await remote.ainvoke(values)).text
     assert cited.response_metadata["cocoa_citations"]
-    assert close(get_risk(own.invoke(values)), get_risk(cited))
+    assert close(get_risk(own.invoke(values)).to_dict(), get_risk(cited).to_dict())
     with pytest.raises(ConfigError, match="give by='attention'"):
         with_citations(prompt, seeing[1], by="lift")
     default = with_citations(prompt, seeing[1], min_attention=0.0, min_lift=0.0).invoke(values)
     assert default.response_metadata["cocoa_citations"] == cited.response_metadata["cocoa_citations"]
     retried = with_risk_retry(RunnableLambda(lambda _: documents), prompt, seeing[1], threshold=0.0, top_k_growth=1)
     for message in (retried.invoke("Who is it?"), await retried.ainvoke("Who is it?")):
-        assert all(len(span["passage_attention"]) == 3 for span in get_spans(message))
+        assert all(len(span["passage_attention"]) == 3 for span in to_dicts(get_spans(message)))
 
 
 def test_sources_that_the_server_cannot_see_are_not_cited(

@@ -55,8 +55,8 @@ DECISIONS = [
 def _shown(request: dict[str, Any], answer: AIMessage) -> None:
     assert request["type"] == "risky_answer"
     assert request["answer"] == answer.text
-    assert request["report"] == get_risk(answer)
-    assert request["spans"] == [span for span in get_risk(answer)["spans"] if span["text"].strip()]
+    assert request["report"] == get_risk(answer).to_dict()
+    assert request["spans"] == [span for span in get_risk(answer).to_dict()["spans"] if span["text"].strip()]
     assert (request["metric"], request["threshold"], request["value"]) == ("risk", 0.0, max_risk(answer))
     assert request["decisions"] == ["accept", "edit", "abstain"]
     assert json.loads(json.dumps(request)) == request  # plain values
@@ -68,9 +68,9 @@ def _decided(state: dict[str, Any], decision: dict[str, Any], text: str) -> None
     assert len(state["messages"]) == 2
     [entry] = state["cocoa_risks"]
     assert entry["action"] == decision["type"]
-    assert without_offsets(entry["report"]) == without_offsets(get_risk(answer))
+    assert without_offsets(entry["report"]) == without_offsets(get_risk(answer).to_dict())
     if decision["type"] != "accept":
-        assert get_risk(answer)["gate"]["action"] == decision["type"]
+        assert get_risk(answer).to_dict()["gate"]["action"] == decision["type"]
 
 
 @pytest.mark.parametrize(("decision", "text"), DECISIONS)

@@ -15,7 +15,7 @@ from llama_index.core.llms import ChatMessage, ImageBlock, MessageRole, TextBloc
 from cocoa_engine import CocoaConfig, CocoaEngine, PromptError
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent, CocoaSpanEvent
 from tests.helpers.llama_index_helpers import Listener
-from tests.helpers.reports import without_run
+from tests.helpers.reports import all_spans, risk_report, without_run
 
 QUESTION = [ChatMessage("Name a colour.")]
 AS_DICTS = [{"role": "user", "content": "Name a colour."}]

@@ -19,6 +19,7 @@ from cocoa_integrations._shared.settings import OF_SAMPLING, config_of
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRemote, CocoaRiskEvent
 from tests.helpers.alike import close, near
 from tests.helpers.llama_index_helpers import PROMPT, Listener
+from tests.helpers.reports import all_spans, risk_report
 
 
 @pytest.fixture(scope="module")

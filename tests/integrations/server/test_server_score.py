@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Runtime, __version__
-from cocoa_integrations._shared.metadata import risk_report
 from cocoa_integrations.server import ServerSettings, create_app
 from tests.helpers.alike import near
+from tests.helpers.reports import risk_report
 from tests.helpers.served import HELLO, PATIENCE, Speaker, client_of, error_of, happens, post, speaker
 
 PATH = "/v1/cocoa/score"

@@ -15,9 +15,9 @@ from langchain_core.runnables.utils import add
 
 from cocoa_engine.risk import clauses, list_marks, marked_stretches
 from cocoa_engine.risk.words import word_ranges
-from cocoa_integrations._shared.metadata import all_spans, risk_report
 from cocoa_integrations.langchain import risk_gate
 from tests.helpers.made_up_answers import generation
+from tests.helpers.reports import all_spans, risk_report
 
 LINES = ("\n", "\n\n", "\n- ", "\n1. ", "\n# ", "\n```python\nx = 1\n```\n", "\n| a. b | c |\n|---|---|\n", "> ")
 TEXTS = st.lists(

@@ -169,7 +169,7 @@ async def test_tasks_write_to_spans_of_their_own(chat: ChatCocoa, tracer: Tracer
 
     async def ask(prompt: str) -> Any:
         with tracer.span(prompt):
-            return get_risk(await chat.ainvoke(prompt))
+            return get_risk(await chat.ainvoke(prompt)).to_dict()
 
     reports = await asyncio.gather(*map(ask, prompts))
     assert [tracer.attributes(prompt) for prompt in prompts] == [expected_of(report) for report in reports]
@@ -235,7 +235,7 @@ def test_a_callback_handler_can_write_to_another_span(chat: ChatCocoa, tracer: T
             self.spans = spans
 
         def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
-            report = get_risk(response.generations[0][0])
+            report = get_risk(response.generations[0][0]).to_dict()
             self.spans[run_id].set_attribute("cocoa.max_risk", report["max_risk"])
 
     run_id = uuid4()
@@ -287,7 +287,7 @@ def test_opentelemetry_is_not_needed(
 def test_the_report_is_in_the_outputs_of_runs(chat: ChatCocoa, text_model: CocoaLLM) -> None:
     """What LangSmith is sent."""
     runs = RunCollectorCallbackHandler()
-    report = get_risk(chat.invoke("a", {"callbacks": [runs]}, risk_metadata="full"))
+    report = get_risk(chat.invoke("a", {"callbacks": [runs]}, risk_metadata="full")).to_dict()
     list(chat.stream("a", {"callbacks": [runs]}))
     text_report = text_model.with_risk().invoke("a", {"callbacks": [runs]})["risk"]
     *chat_runs, text_run = [run.outputs["generations"][0][0] for run in runs.traced_runs if run.outputs]
@@ -301,7 +301,7 @@ def test_the_risk_of_reasoning_does_not_count(tracer: Tracer) -> None:
     thinker = reasoning_engine()
     options = saying(thinker, "Well, well.</think>\n\nHello!")
     chat, llm = ChatCocoa(engine=thinker), LlamaIndexLLM(engine=thinker)
-    expected = get_risk(chat.invoke(PROMPT, **options))
+    expected = get_risk(chat.invoke(PROMPT, **options)).to_dict()
     of_all = [span["risk"] for span in expected["spans"]]
     assert expected["mean_risk"] != pytest.approx(sum(of_all) / len(of_all), rel=1e-3)
     with tracer.span("invoked"):

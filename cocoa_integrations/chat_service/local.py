@@ -331,7 +331,7 @@ class LocalStream:
         """Render the prompt and compile the grammar, if that has not been done. Nothing is decoded."""
         if self._prepared is None:
             prepared = self._prepare()
-            self._spans = prepared.open(self._config, self._timeline)
+            self._spans = self._retrying(lambda: prepared.open(self._config, self._timeline))
             self._prepared = prepared
         return self._prepared
 

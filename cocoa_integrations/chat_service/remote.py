@@ -13,6 +13,7 @@ from contextvars import copy_context
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from cocoa_engine import CocoaConfig
 from cocoa_engine.errors import ConfigError, DataError, GenerationTimeoutError
 from cocoa_engine.forks import call_in_child
 from cocoa_engine.optional import need
@@ -219,6 +220,17 @@ def remote_chat(
     )
 
 
+def sent_settings(config: CocoaConfig) -> dict[str, Any]:
+    """The settings of a request: those that were set.
+
+    Raises:
+        ConfigError: one of them names a file on the server's machine.
+    """
+    if wrong := [name for name in OF_THE_SERVER if name in config.model_fields_set]:
+        raise ConfigError(f"{wrong[0]} names a file of the server's machine; give it to `cocoa serve`")
+    return config.model_dump(mode="json", include=config.model_fields_set)
+
+
 class RemoteStream:
     """An :class:`.AnswerStream` of a server. The request is sent when the first piece is asked for."""
 
@@ -384,10 +396,7 @@ class _Request:
         call = self._call
         if call.logits_processor or call.stopping_criteria:
             raise ConfigError("logits_processor and stopping_criteria cannot be sent to a server; leave them out")
-        settings = call.config.model_dump(mode="json", include=call.config.model_fields_set)
-        if wrong := [name for name in OF_THE_SERVER if name in settings]:
-            raise ConfigError(f"{wrong[0]} names a file of the server's machine; give it to `cocoa serve`")
-        cocoa: dict[str, Any] = {**settings, "report": "message"}
+        cocoa: dict[str, Any] = {**sent_settings(call.config), "report": "message"}
         if call.candidates:
             cocoa["candidates"] = True
         if source := self._passages():

@@ -228,4 +228,4 @@ def _ranked(log_probs: Mapping[str, float]) -> list[tuple[str, float]]:
 
 
 def _likely(token: str, log_prob: float) -> dict[str, Any]:
-    return {"token": token, "logprob": log_prob, "bytes": list(token.encode())}
+    return {"token": token, "logprob": log_prob, "bytes": list(token.encode(errors="replace"))}

@@ -35,6 +35,7 @@ from cocoa_integrations._shared.settings import (
 from cocoa_integrations._shared.unsupported import refuse_unsupported
 from cocoa_integrations._shared.workers import in_worker
 from cocoa_integrations.chat_service import Answer, ChatCall, Piece
+from cocoa_integrations.chat_service.remote import sent_settings
 from cocoa_integrations.langchain.composed import Composable
 from cocoa_integrations.langchain.options import (
     FRAMEWORK,
@@ -124,6 +125,7 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
         if url is not None:
             refuse_beside("base_url", [name for name in changed if name != named])
             config = updated(base, {name: value for name, value in settings.items() if value is not None})
+            sent_settings(config)  # refuses those of the server's machine
             fields = {**dict.fromkeys(CocoaConfig.model_fields), **fields_of(config)}
         else:
             fields = fields_of(base.replace(**settings))

@@ -50,7 +50,7 @@ from cocoa_integrations._shared.settings import (
 from cocoa_integrations._shared.unsupported import refuse_unsupported
 from cocoa_integrations.chat_service import Answer, ChatCall, ChatService, RemoteChat
 from cocoa_integrations.chat_service.local import PreparedCall
-from cocoa_integrations.chat_service.remote import DEFAULT_MODEL
+from cocoa_integrations.chat_service.remote import DEFAULT_MODEL, sent_settings
 from cocoa_integrations.llama_index.callbacks import Observers, Start
 from cocoa_integrations.llama_index.messages import (
     ChatWriter,
@@ -218,6 +218,7 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, ModelOptions, CallsFunctions
         if url is not None:
             settings = {name: value for name, value in settings.items() if value is not None}
             base, unset = updated(base, settings), dict.fromkeys(CocoaConfig.model_fields)
+            sent_settings(base)  # refuses those of the server's machine
         else:
             base, unset = base.replace(**settings), {}
         decode = DecodeOptions(base).updated(of_every_call)

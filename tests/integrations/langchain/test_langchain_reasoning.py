@@ -203,8 +203,8 @@ def test_a_template_may_read_the_reasoning_of_the_history() -> None:
         AIMessage([{"type": "thinking", "thinking": "Well."}, {"type": "text", "text": "Hello!"}]),
         AIMessage("Hello!", additional_kwargs={"reasoning_content": "Well."}),
     ):
-        _, told, options = chat._prepare([HumanMessage("Hi"), said, HumanMessage("Again")])
-        assert "<think>Well.</think>Hello!" in engine.render_chat(told, **options["template_kwargs"])
+        prompt = chat.prompt_text([HumanMessage("Hi"), said, HumanMessage("Again")])
+        assert "<think>Well.</think>Hello!" in prompt
 
 
 def test_thinking_is_switched_off_by_the_constructor_or_a_call() -> None:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from cocoa_integrations._shared.metadata import all_spans, risk_report
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as llama_index_default
 from llama_index.core.chat_engine import SimpleChatEngine
 from llama_index.core.instrumentation.events.llm import LLMChatEndEvent, LLMCompletionEndEvent

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cocoa_integrations._shared.metadata import all_spans, risk_report
 from llama_index.core import PromptTemplate
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
 from llama_index.core.llms import LLM, ChatMessage, CompletionResponse, CustomLLM

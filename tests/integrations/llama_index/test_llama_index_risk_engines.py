@@ -8,7 +8,6 @@ import math
 from typing import Any
 
 import pytest
-from cocoa_integrations.llama_index.context_lift import WithoutNodes
 from llama_index.core import Document, MockEmbedding, VectorStoreIndex
 from llama_index.core.base.response.schema import AsyncStreamingResponse, Response, StreamingResponse
 from llama_index.core.chat_engine import (

@@ -28,9 +28,10 @@ def to_dicts(entries: Iterable[ReportEntry]) -> list[dict[str, Any]]:
     return [entry.to_dict() for entry in entries]
 
 
-def without_run(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The reports without the id of their run, which only callbacks, collectors and events know."""
-    return [{name: value for name, value in report.items() if name != "run_id"} for report in reports]
+def without_run(reports: Iterable[RiskReport | Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The dicts of reports without the id of their run, which only callbacks, collectors and events know."""
+    dicts = [report.to_dict() if isinstance(report, RiskReport) else report for report in reports]
+    return [{name: value for name, value in report.items() if name != "run_id"} for report in dicts]
 
 
 def wire_report(generation: Generation) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def test_an_agent_calls_a_tool_and_answers(engine: CocoaEngine, asked: dict[str,
 
 async def test_a_risky_call_is_not_run(engine: CocoaEngine, asked: dict[str, Any]) -> None:
     _, call, result, _ = agent_of(engine).invoke(asked)["messages"]
-    measured = argument_risks(call)[call.tool_calls[0]["id"]]["number"]["risk"]
+    measured = argument_risks(call)[call.tool_calls[0]["id"]]["number"].risk
     low = 0.9 * measured
     refused = agent_of(engine, ToolRiskMiddleware(low))
     for messages in (refused.invoke(asked)["messages"], (await refused.ainvoke(asked))["messages"]):

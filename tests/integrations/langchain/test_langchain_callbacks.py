@@ -35,7 +35,7 @@ def test_it_collects_answers_of_both_models(
     [first, second, third] = without_run(risk.reports)
     assert first == get_risk(message).to_dict() == get_risk(quick_answer).to_dict()
     assert second == third
-    assert risk.max_risk == max(report["max_risk"] for report in risk.reports)
+    assert risk.max_risk == max(report.max_risk for report in risk.reports)
     quick_chat.invoke("Hello", max_tokens=1)
     assert len(risk.reports) == 3  # nothing after the block
 
@@ -81,14 +81,14 @@ def test_a_stream_left_early_leaves_a_partial_report(
         for _ in quick_llm.stream("Once"):
             break
     chat_report, llm_report = risk.reports
-    assert chat_report["partial"] is True
-    assert chat_report["spans"] == to_dicts(get_spans(quick_answer))[:2]
-    assert chat_report["max_risk"] == max(span["risk"] for span in chat_report["spans"])
-    assert set(chat_report) == {*get_risk(quick_answer).to_dict(), "partial", "run_id"} - {
+    assert chat_report.partial is True
+    assert chat_report.spans == get_spans(quick_answer)[:2]
+    assert chat_report.max_risk == max(span.risk or 0.0 for span in chat_report.spans)
+    assert set(chat_report.to_dict()) == {*get_risk(quick_answer).to_dict(), "partial", "run_id"} - {
         *("model_name", "check", "claims", "sentences", "source_heads")
     }
-    assert len(llm_report["spans"]) == 1
-    assert risk.max_risk == max(chat_report["max_risk"], llm_report["max_risk"])
+    assert len(llm_report.spans) == 1
+    assert risk.max_risk == max(chat_report.max_risk, llm_report.max_risk)
 
 
 async def test_an_async_stream_left_early_leaves_a_partial_report(quick_chat: ChatCocoa, question: str) -> None:
@@ -97,7 +97,7 @@ async def test_an_async_stream_left_early_leaves_a_partial_report(quick_chat: Ch
         await anext(stream)
         await stream.aclose()
     [report] = risk.reports
-    assert report["partial"] is True
+    assert report.partial is True
 
 
 @pytest.mark.also_remote(False)
@@ -113,7 +113,7 @@ def test_an_error_in_mid_stream_leaves_a_partial_report(
             with pytest.raises(RuntimeError, match="broken"):
                 quick_chat.invoke(question)  # nothing was decided: nothing to report
     [report] = risk.reports
-    assert len(report["spans"]) == 1
+    assert len(report.spans) == 1
 
 
 def test_an_outer_block_sees_what_an_inner_one_sees_once(quick_chat: ChatCocoa) -> None:
@@ -187,9 +187,9 @@ def test_reports_are_nobodys_but_the_handlers(quick_chat: ChatCocoa) -> None:
     with get_risk_callback() as outer, get_risk_callback() as inner:
         message = quick_chat.invoke("a", max_tokens=4)
     expected = copy.deepcopy(get_risk(message).to_dict())
-    inner.reports[0]["spans"].clear()
+    inner.reports[0].spans.clear()
     assert without_run(outer.reports) == [expected]
-    outer.reports[0]["spans"][0]["risk"] = None
+    outer.reports[0].spans[0].risk = None
     assert get_risk(message).to_dict() == expected
 
 

@@ -75,7 +75,7 @@ def test_an_answer_passes_or_raises_with_its_report(quick_chat: ChatCocoa, quest
         (quick_chat | risk_gate(between)).invoke(question)
     error = caught.value
     assert isinstance(error, CocoaError)
-    assert error.report == get_risk(answer).to_dict()
+    assert error.report == get_risk(answer)
     assert (error.value, error.threshold, error.metric) == (error.report["max_risk"], between, "risk")
     assert repr(max(to_dicts(get_spans(answer)), key=lambda span: span["risk"])["text"]) in str(error)
     again = pickle.loads(pickle.dumps(error))
@@ -152,7 +152,7 @@ def test_marks_stand_around_risky_spans(
         assert [marked.text[span["start"] : span["end"]] for span in spans] == [span["text"] for span in spans]
     html = risk_gate(between, on_risk="mark", mark="<i title='{value:.3f}'>{text}</i>").invoke(before)
     assert html.text == with_riskiest_marked(quick_answer, f"<i title='{value:.3f}'>", "</i>")
-    own = risk_gate(between, on_risk="mark", mark=lambda text, span: f"{text}^{span['span']}").invoke(before)
+    own = risk_gate(between, on_risk="mark", mark=lambda text, span: f"{text}^{span.span}").invoke(before)
     worst = max(to_dicts(get_spans(quick_answer)), key=lambda span: span["risk"])
     assert own.text == with_riskiest_marked(quick_answer, "", f"^{worst['span']}")
     assert risk_gate(1.0, on_risk="mark").invoke(before) is before

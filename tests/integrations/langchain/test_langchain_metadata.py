@@ -54,7 +54,7 @@ REPORT = {
 
 def assert_shape(value: dict[str, Any], shape: dict[str, Any]) -> None:
     """Exactly these fields, of exactly these types: a numpy float is a float to isinstance, and breaks on the way."""
-    assert list(value) == list(shape)
+    assert value.keys() == shape.keys()
     for name, kind in shape.items():
         assert type(value[name]) in (kind if isinstance(kind, tuple) else (kind,)), name
 

@@ -190,7 +190,7 @@ async def test_it_raises_if_asked_to(quick_chat: ChatCocoa, quick_answer: AIMess
     agent = agent_of(quick_chat, RiskMiddleware(0.0, on_risk="raise"))
     with pytest.raises(HallucinationRiskError) as caught:
         agent.invoke(asked(question))
-    assert caught.value.report == get_risk(quick_answer).to_dict()
+    assert caught.value.report == get_risk(quick_answer)
     with pytest.raises(HallucinationRiskError):
         await agent.ainvoke(asked(question))
 
@@ -260,7 +260,7 @@ async def test_nothing_is_streamed_before_it_was_judged(
 def test_callbacks_hear_of_every_attempt(quick_chat: ChatCocoa, question: str, between: float) -> None:
     with get_risk_callback() as risk:
         state = agent_of(quick_chat, RiskMiddleware(between, retry_with=SAFER)).invoke(asked(question))
-    assert [report["max_risk"] for report in risk.reports] == state["cocoa_risks"][0]["attempts"]
+    assert [report.max_risk for report in risk.reports] == state["cocoa_risks"][0]["attempts"]
 
 
 def test_two_of_them_agree_on_the_state(quick_chat: ChatCocoa, question: str) -> None:
@@ -293,7 +293,7 @@ def test_settings_that_make_no_sense_are_refused_by_the_model(quick_chat: ChatCo
         agent_of(quick_chat, RiskMiddleware(0.0, retry_with={"alpha": -1.0})).invoke(asked(question))
 
 
-@pytest.mark.parametrize(("name", "module"), [("RiskMiddleware", "middleware"), ("ToolRiskMiddleware", "tool_risk")])
+@pytest.mark.parametrize(("name", "module"), [("RiskMiddleware", "agents"), ("ToolRiskMiddleware", "agents")])
 def test_without_the_package_it_says_what_to_install(name: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cocoa_langchain.RiskMiddleware is RiskMiddleware
     monkeypatch.delitem(sys.modules, f"cocoa_integrations.langchain.{module}", raising=False)

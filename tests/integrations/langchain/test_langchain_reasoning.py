@@ -282,7 +282,7 @@ def test_a_schema_holds_after_the_reasoning(engines: dict[str, CocoaEngine], tag
         assert json.loads(answer["raw"].text).keys() == {"up"}
     [(path, field)] = field_risks(answer["raw"]).items()
     text = "".join(span["text"] for span in get_risk(answer["raw"]).to_dict()["spans"])
-    assert (path, json.loads(text[field["start"] : field["end"]])) == ("$.up", answer["parsed"].up)
+    assert (path, json.loads(text[field.start : field.end])) == ("$.up", answer["parsed"].up)
 
 
 @pytest.mark.parametrize("tags", TAGS)

@@ -143,7 +143,7 @@ def test_returned_answers_have_the_detail_and_callbacks_everything(engine: Cocoa
         for place, key in (("response_metadata", "cocoa_risk"), ("additional_kwargs", "cocoa_spans")):
             assert close(getattr(own, place).get(key), getattr(remote, place).get(key))
     full = here.invoke(QUESTION)
-    assert all(close({**get_risk(full).to_dict(), "run_id": one["run_id"]}, one) for one in risk.reports)
+    assert all(close({**get_risk(full).to_dict(), "run_id": one.run_id}, one.to_dict()) for one in risk.reports)
     assert len(risk.reports) == 4
     with pytest.raises(ConfigError, match="did you mean 'full'"):
         there.invoke(QUESTION, risk_metadata="fulll")
@@ -388,7 +388,7 @@ def test_an_answer_that_is_left_has_a_partial_report_and_ends_at_the_server(engi
         next(stream)
         stream.close()
     [report] = risk.reports
-    assert report["partial"]
+    assert report.partial
     assert report["spans"]
     wait_until(lambda: sequences_running(engine) == 0)
 
@@ -544,7 +544,7 @@ def test_an_agent_refuses_a_risky_call_of_a_tool(engine: CocoaEngine, url: str) 
     _, call, result, answer = agents.create_agent(chat, tools=[pick]).invoke(asked)["messages"]
     assert result.content.startswith("picked")
     assert not answer.tool_calls
-    measured = argument_risks(call)[call.tool_calls[0]["id"]]["number"]["risk"]
+    measured = argument_risks(call)[call.tool_calls[0]["id"]]["number"].risk
     refused = agents.create_agent(chat, tools=[pick], middleware=[ToolRiskMiddleware(0.9 * measured)]).invoke(asked)
     assert refused["messages"][2].status == "error"
     assert "pick was not run" in refused["messages"][2].content

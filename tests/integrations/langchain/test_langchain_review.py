@@ -203,7 +203,7 @@ async def test_an_agent_stops_at_a_risky_argument_and_goes_on_after_an_edit(engi
         state = await agent.ainvoke(DOUBLE, THREAD)
         [interrupt] = state["__interrupt__"]
         call = state["messages"][-1]
-        measured = argument_risks(call)[call.tool_calls[0]["id"]]["number"]["risk"]
+        measured = argument_risks(call)[call.tool_calls[0]["id"]]["number"].risk
         request = interrupt.value if mode == "per_call" else interrupt.value["action_requests"][0]
         number = call.tool_calls[0]["args"]["number"]
         assert request["description"] == f"the risk of these arguments reaches 0: number={number} ({measured:.2f})"

@@ -122,7 +122,7 @@ def test_every_argument_has_a_risk(message: AIMessage) -> None:
     figures = argument_risks(message)[call["id"]]
     assert figures.keys() == call["args"].keys()
     for name, measured in figures.items():
-        assert text[measured["start"] : measured["end"]] == str(call["args"][name])
+        assert text[measured.start : measured.end] == str(call["args"][name])
         within = [span for span in spans if span["start"] < measured["end"] and span["end"] > measured["start"]]
         assert measured["spans"] == [span["span"] for span in within]
         assert measured["risk"] == max(span["risk"] for span in within)

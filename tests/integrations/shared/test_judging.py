@@ -230,7 +230,7 @@ def test_langsmith_takes_it(quick: CocoaEngine, expected: float, monkeypatch: py
     run: Any = SimpleNamespace(inputs={}, outputs={"answer": ANSWER, "context": CONTEXTS}, id=None, trace_id=None)
     example: Any = SimpleNamespace(inputs={"question": QUESTION}, outputs={}, attachments=None, id=None)
     result: Any = wrapped.func(run, example) if hasattr(wrapped, "func") else wrapped.evaluate_run(run, example)
-    assert (result.score if isinstance(result, dict) else result.score) == expected
+    assert (result["score"] if isinstance(result, dict) else result.score) == expected
 
 
 async def test_ragas(quick: CocoaEngine, expected: float) -> None:

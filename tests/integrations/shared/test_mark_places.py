@@ -288,7 +288,7 @@ def test_marks_that_touch_have_the_highest_value() -> None:
     assert marked(spans, mark="<{text} {value:.1f}>") == "Marta <Lindqvist 0.9> <did 0.7>"
     seen: list[Any] = []
     assert marked(spans, mark=lambda text, span: seen.append(span) or f"<{text}>") == "Marta <Lindqvist> <did>"
-    assert [(one["span"], one["text"], one["risk"]) for one in seen] == [(2, "Lindqvist", 0.9), (3, "did", 0.7)]
+    assert [(one.span, one.text, one.risk) for one in seen] == [(2, "Lindqvist", 0.9), (3, "did", 0.7)]
 
 
 @pytest.mark.parametrize("unit", ["claim", "sentence"])

@@ -19,6 +19,7 @@ from llama_index.core.llms import ChatMessage
 from opentelemetry import trace
 
 from cocoa_engine import CocoaEngine
+from cocoa_engine.report import RiskReport
 from cocoa_integrations import tracing
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_risk, get_risk_callback, max_risk
 from cocoa_integrations.llama_index import CocoaLLM as LlamaIndexLLM
@@ -71,13 +72,13 @@ def tracer() -> Tracer:
     return Tracer()
 
 
-def expected_of(*reports: dict[str, Any]) -> dict[str, Any]:
+def expected_of(*reports: RiskReport) -> dict[str, Any]:
     """The attributes of a span under which these answers were given."""
-    risks = [span["risk"] for report in reports for span in report["spans"]]
+    risks = [span.risk or 0.0 for report in reports for span in report.spans]
     return {
         "cocoa.max_risk": max(risks),
         "cocoa.mean_risk": pytest.approx(sum(risks) / len(risks)),
-        "cocoa.risk_points": sum(report["risk_points"] for report in reports),
+        "cocoa.risk_points": sum(report.risk_points for report in reports),
         "cocoa.calibrated": False,
         "cocoa.answers": len(reports),
     }
@@ -169,7 +170,7 @@ async def test_tasks_write_to_spans_of_their_own(chat: ChatCocoa, tracer: Tracer
 
     async def ask(prompt: str) -> Any:
         with tracer.span(prompt):
-            return get_risk(await chat.ainvoke(prompt)).to_dict()
+            return get_risk(await chat.ainvoke(prompt))
 
     reports = await asyncio.gather(*map(ask, prompts))
     assert [tracer.attributes(prompt) for prompt in prompts] == [expected_of(report) for report in reports]

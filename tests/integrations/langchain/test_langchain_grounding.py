@@ -117,9 +117,7 @@ def test_context_as_messages(quick_chat: ChatCocoa) -> None:
 
 
 def test_bad_input(quick_chat: ChatCocoa) -> None:
-    with pytest.raises(
-        ConfigError, match="takes a ChatCocoa in this process, not a FakeListChatModel"
-    ):
+    with pytest.raises(ConfigError, match="takes a ChatCocoa in this process, not a FakeListChatModel"):
         with_context_lift(PROMPT, FakeListChatModel(responses=["a"]))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="measured with a ChatCocoa"):
         context_lift(FakeListChatModel(responses=["a"]), AIMessage("a"), "b", "c")  # type: ignore[arg-type]

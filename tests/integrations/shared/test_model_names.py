@@ -62,7 +62,7 @@ def test_an_empty_name_is_refused(make: Any, name: str) -> None:
 @pytest.mark.parametrize("make", HERE)
 @pytest.mark.parametrize("address", ["", " ", "localhost:8000", "http://", "ftp://host/v1"])
 def test_what_is_no_address_is_refused(make: Any, address: str) -> None:
-    with pytest.raises(ConfigError, match="^base_url takes the address of a server, such as http://"):
+    with pytest.raises(ConfigError, match=r"^base_url takes the address of a server, such as http://"):
         make(base_url=address)
 
 

@@ -119,7 +119,7 @@ class RiskLog:
         """Append reports, and drop the oldest ones that are too many."""
         with self._lock:
             for report in reports:
-                self.reports.append(report)
+                self.reports.append(report.with_values(spans=list(report.spans)))  # its own list
                 self.max_risk = max(self.max_risk, severity(report.max_risk))
             if self.max_reports is not None:
                 del self.reports[: -self.max_reports]

@@ -27,7 +27,7 @@ def book_table(restaurant: str, people: int, time: str) -> str:
     return f"Booked: {restaurant}, {people} people, {time}."
 
 
-@before_model(can_jump_to=["end"])
+@before_model(can_jump_to=.end)
 def end_after_tool(state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
     """End the agent after a tool result. The embedded model is too small to summarise it."""
     return {"jump_to": "end"} if isinstance(state["messages"][-1], ToolMessage) else None
@@ -48,7 +48,7 @@ def main() -> None:
                 (call,) = message.tool_calls
                 risks = argument_risks(message)[call["id"] or ""]
                 for name, value in call["args"].items():
-                    print(f"  {name}={value!r}  risk {risks[name]['risk']:.3f}")
+                    print(f"  {name}={value!r}  risk {risks[name].risk:.3f}")
         print()
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from cocoa_engine.optional import need
 
-need("langchain.agents", extra="agents", what="RiskMiddleware")
+need("langchain.agents", extra="agents", what=__name__)
 
 from langchain.agents.middleware import AgentMiddleware, AgentState, ExtendedModelResponse, ModelRequest, ModelResponse
 from langchain_core.language_models import BaseChatModel

@@ -21,12 +21,15 @@ def get_risk(answer: Any) -> RiskReport:
 
     Args:
         answer: a ``ChatResponse`` or ``CompletionResponse`` (for a stream, the last one), the ``AgentOutput`` of an
-            agent, a response of :class:`RiskQueryEngine` or :class:`RiskChatEngine`, or the dict of a report.
+            agent, a response of :class:`RiskQueryEngine` or :class:`RiskChatEngine`, or a report, such as one of
+            :func:`collect_risk`.
 
     Raises:
         ConfigError: the answer has no report.
         DataError: the metadata of the answer holds something else than a report.
     """
+    if isinstance(answer, RiskReport):
+        return answer
     report = answer if isinstance(answer, Mapping) and "spans" in answer else _wire_of(answer)
     if report is None:
         raise ConfigError(

@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from cocoa_engine import CocoaEngine
+from cocoa_engine.report import RiskReport, ValueReport
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 
@@ -61,7 +62,7 @@ def value_at(value: Any, path: str) -> Any:
     return value
 
 
-def check_fields(fields: dict[str, dict[str, Any]], order: Order, report: dict[str, Any], text: str) -> None:
+def check_fields(fields: dict[str, ValueReport], order: Order, report: RiskReport, text: str) -> None:
     """Every field has the risk of the spans that contain it, under its path and at its offsets in the text."""
     assert list(fields) == PATHS
     for path, measured in fields.items():

@@ -78,7 +78,7 @@ async def test_a_risky_call_is_not_run(engine: CocoaEngine, asked: dict[str, Any
     several = agent_of(engine, ToolRiskMiddleware(0, tools=["other"]), ToolRiskMiddleware(low, tools=["double"]))
     assert several.invoke(asked)["messages"][2].status == "error"
     figures = argument_risks(call)[call.tool_calls[0]["id"]]["number"]
-    for metric, value in (("f_mlds", figures["f_mlds"]), ("self_information", -figures["log_prob"])):
+    for metric, value in (("f_mlds", figures.f_mlds), ("self_information", -figures.log_prob)):
         both = agent_of(engine, *(ToolRiskMiddleware(part * value, metric=metric) for part in (1.1, 0.9)))
         (refusal,) = both.invoke(asked)["messages"][2:3]
         assert refusal.status == "error"

@@ -76,7 +76,7 @@ def test_an_answer_passes_or_raises_with_its_report(quick_chat: ChatCocoa, quest
     error = caught.value
     assert isinstance(error, CocoaError)
     assert error.report == get_risk(answer)
-    assert (error.value, error.threshold, error.metric) == (error.report["max_risk"], between, "risk")
+    assert (error.value, error.threshold, error.metric) == (error.report.max_risk, between, "risk")
     assert repr(max(to_dicts(get_spans(answer)), key=lambda span: span["risk"])["text"]) in str(error)
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.report, again.value) == (str(error), error.report, error.value)

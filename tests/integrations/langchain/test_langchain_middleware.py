@@ -298,5 +298,5 @@ def test_without_the_package_it_says_what_to_install(name: str, module: str, mon
     assert cocoa_langchain.RiskMiddleware is RiskMiddleware
     monkeypatch.delitem(sys.modules, f"cocoa_integrations.langchain.{module}", raising=False)
     monkeypatch.setitem(sys.modules, "langchain.agents", None)
-    with pytest.raises(MissingExtraError, match=rf"^{name} needs langchain: .*'cocoa-integrations\[agents\]'"):
+    with pytest.raises(MissingExtraError, match=r"agents needs langchain: .*'cocoa-integrations\[agents\]'"):
         getattr(cocoa_langchain, name)

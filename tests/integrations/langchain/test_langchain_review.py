@@ -23,7 +23,10 @@ from langgraph.checkpoint.memory import InMemorySaver  # noqa: E402
 from langgraph.types import Command  # noqa: E402
 
 from cocoa_integrations.langchain import RiskMiddleware, RiskyToolCalls, ToolRiskMiddleware  # noqa: E402
-from tests.helpers.reports import without_offsets  # noqa: E402
+from tests.helpers.reports import (
+    made_report,
+    without_offsets,
+)
 
 THREAD: Any = {"configurable": {"thread_id": "1"}}
 TEXT = "Alexander Graham Bell."
@@ -247,5 +250,5 @@ def test_invalid_conditions_are_refused(options: Any) -> None:
 def test_the_default_threshold_of_arguments(
     given: float | None, model: str, source: str, chosen: float, expected: float
 ) -> None:
-    report = {"risk_source": source, "threshold": chosen, "spans": [{}], "model_name": model}
+    report = made_report([0.1], risk_source=source, threshold=chosen, model_name=model)
     assert RiskyToolCalls(given).threshold_for(report) == expected

@@ -123,16 +123,16 @@ def test_every_argument_has_a_risk(message: AIMessage) -> None:
     assert figures.keys() == call["args"].keys()
     for name, measured in figures.items():
         assert text[measured.start : measured.end] == str(call["args"][name])
-        within = [span for span in spans if span["start"] < measured["end"] and span["end"] > measured["start"]]
-        assert measured["spans"] == [span["span"] for span in within]
-        assert measured["risk"] == max(span["risk"] for span in within)
-        assert measured["f_mlds"] == pytest.approx(sum(span["f_mlds"] for span in within) / len(within))
-        assert measured["log_prob"] < 0
+        within = [span for span in spans if span["start"] < measured.end and span["end"] > measured.start]
+        assert measured.spans == [span["span"] for span in within]
+        assert measured.risk == max(span["risk"] for span in within)
+        assert measured.f_mlds == pytest.approx(sum(span["f_mlds"] for span in within) / len(within))
+        assert measured.log_prob < 0
     [report] = get_risk(message).to_dict()["tool_calls"]
     assert report["error"] is None
-    assert report["risk"] >= max(measured["risk"] for measured in figures.values())
+    assert report["risk"] >= max(measured.risk for measured in figures.values())
     logprobs = message.response_metadata["logprobs"]["content"]
-    assert sum(measured["log_prob"] for measured in figures.values()) >= sum(each["logprob"] for each in logprobs)
+    assert sum(measured.log_prob for measured in figures.values()) >= sum(each["logprob"] for each in logprobs)
 
 
 def test_any_calls_one_of_them_and_none_tells_of_none(caller: ChatCocoa) -> None:

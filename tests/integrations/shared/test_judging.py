@@ -217,7 +217,7 @@ def test_langsmith(inputs: dict[str, Any], outputs: dict[str, Any], quick: Cocoa
     keys = {"question": "q", "answer": "a", "context": "docs"} if "q" in inputs else {}
     evaluator = risk_evaluator(ChatCocoa(engine=quick), threshold=expected, **keys)
     result = evaluator(inputs, outputs)
-    assert (result["key"], result.score, result.value) == ("cocoa_risk", expected, "fail")
+    assert (result["key"], result["score"], result["value"]) == ("cocoa_risk", expected, "fail")
     assert "riskiest" in result["comment"]
     run, example = SimpleNamespace(inputs=inputs, outputs=outputs), SimpleNamespace(inputs=inputs, outputs={})
     assert evaluator(run, example) == result
@@ -273,7 +273,7 @@ def test_langsmith_without_the_named_context(quick: CocoaEngine) -> None:
     evaluator = risk_evaluator(quick, context="docs")
     with pytest.raises(ConfigError, match=r"no context found .*context="):
         evaluator({"question": QUESTION, "contexts": CONTEXTS}, {"answer": ANSWER})
-    assert evaluator({"question": QUESTION, "docs": []}, {"answer": ANSWER}).score is not None
+    assert evaluator({"question": QUESTION, "docs": []}, {"answer": ANSWER})["score"] is not None
 
 
 @pytest.mark.parametrize("answer", ["", " \n", AIMessage("")])

@@ -25,7 +25,7 @@ def main() -> None:
         answer = chain.invoke({"question": question})
         report = get_risk(answer)
         print(f"{question}\n  {answer.text}   (highest risk {report.max_risk:.3f})")
-        if "gate" in report:
+        if report.gate is not None:
             print("  withheld: " + "".join(span.text or "" for span in report.spans))
 
 

@@ -7,12 +7,11 @@ It uses the embedded model. For another one: ``ChatCocoa(model="Qwen/Qwen2.5-7B-
 
 from __future__ import annotations
 
-from typing import Any
-
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda, RunnableParallel
 
+from cocoa_engine.report import RiskReport
 from cocoa_integrations.langchain import ChatCocoa, get_risk
 
 QUESTION = "What is the boiling point of water?"
@@ -26,7 +25,7 @@ def main() -> None:
     text_and_risk = RunnableParallel(text=StrOutputParser(), risk=RunnableLambda(get_risk))
     chain = prompt | chat | text_and_risk
 
-    risk: dict[str, Any] = {}
+    risk: RiskReport = {}
     for part in chain.stream({"question": QUESTION}):
         print(part.get("text", ""), end="", flush=True)
         risk = part.get("risk", risk)

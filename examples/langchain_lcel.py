@@ -25,11 +25,12 @@ def main() -> None:
     text_and_risk = RunnableParallel(text=StrOutputParser(), risk=RunnableLambda(get_risk))
     chain = prompt | chat | text_and_risk
 
-    risk: RiskReport = {}
+    risk: RiskReport | None = None
     for part in chain.stream({"question": QUESTION}):
         print(part.get("text", ""), end="", flush=True)
         risk = part.get("risk", risk)
 
+    assert risk is not None
     print(f"\n\n{risk.method}, {risk.risk_points} risk points, highest risk {risk.max_risk:.3f}")
     for span in sorted(risk.spans, key=lambda span: -(span.risk or 0.0)):
         print(f"{span.risk:.3f}  {span.kind:<10}  {span.text!r}")

@@ -82,7 +82,7 @@ class AnswerCache:
     ) -> None:
         from cocoa_engine.methods.retrieval_heads import source_heads
         from cocoa_engine.model.language_model import dtype_name
-        from cocoa_engine.model.weight_samples import model_digest
+        from cocoa_engine.model.weight_identity import model_digest
 
         model, calibrator = engine.session.model, engine.calibrator_for(config)
         conditions = {

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.lab.answer_cache import AnswerCache, CacheFolder
-from cocoa_engine.model.passages import Source
-from cocoa_engine.model.prompts import Prompt
+from cocoa_engine.model.prompts import Prompt, Source
 from cocoa_engine.results import Generation
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from cocoa_engine.execution.forward.source_attention import Heads, SourceProbe
 from cocoa_engine.lab.answer_cache import AnswerCache, CacheFolder
 from cocoa_engine.lab.haystack import HAY, NEEDLES, Needle
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, ScoredHead
-from cocoa_engine.model.ends import eos_token_ids
-from cocoa_engine.model.language_model import attention_heads
+from cocoa_engine.model.configs import attention_heads
+from cocoa_engine.model.generation_config import eos_token_ids
 from cocoa_engine.scoring.text_tree import opened
 
 LENGTHS = (256, 512, 1024)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import cocoa_engine
-from cocoa_engine.lab.data import files
+from cocoa_engine.lab import files
 
 READ_WITH = {
     *(name for name in vars(files) if name.startswith("read_")),
@@ -43,12 +43,12 @@ TARGETS = {
     "cocoa_engine/model/gguf_model.py": ["test_gguf_files_in_blocks", "test_gguf_files_that_are_unpacked"],
     "cocoa_engine/model/gguf_tokenizer.py": ["test_kept_tokenizers"],
     "cocoa_engine/model/gguf_reader.py": ["test_gguf_files_in_blocks", "test_context_windows_of_gguf_files"],
-    "cocoa_engine/model/lean_checks.py": ["test_notes_of_compared_weights"],
+    "cocoa_engine/model/weight_identity.py": ["test_notes_of_compared_weights"],
     "cocoa_engine/model/loading.py": [
         *("test_configs_of_models", "test_weights", "test_indexes_of_divided_weights", "test_tokenizer_files"),
         *("test_chat_templates", "test_gguf_files_that_are_unpacked"),
     ],
-    "cocoa_engine/model/tokenizer_files.py": ["test_tokenizer_files", "test_each_value_of_a_tokenizer_s_files"],
+    "cocoa_engine/model/checkpoint_files.py": ["test_tokenizer_files", "test_each_value_of_a_tokenizer_s_files"],
     "cocoa_engine/model/quantised_weights.py": ["test_weights", "test_indexes_of_divided_weights"],
     "cocoa_engine/lab/answer_cache.py": ["test_caches_of_answers"],
     "cocoa_integrations/evaluation/agreement.py": ["test_labels_of_people"],

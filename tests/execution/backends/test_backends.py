@@ -29,7 +29,7 @@ from cocoa_engine.execution.forward.windows import Windows
 from cocoa_engine.execution.native import operators, trial
 from cocoa_engine.model.hidden_states import CaptureSpec, FinalLayer
 from cocoa_engine.model.language_model import LanguageModel
-from cocoa_engine.model.weight_fingerprint import weight_fingerprint
+from cocoa_engine.model.weight_identity import weight_fingerprint
 from tests.helpers import in_threads
 from tests.helpers.alike import near
 from tests.helpers.backends import PROMPTS, WANTED, made, plain, same

@@ -27,19 +27,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, RiskCalibrator
-from cocoa_engine.lab.answering import generated
+from cocoa_engine.lab.cache import generated
 from cocoa_engine.lab.data import LabelledText, Question, read_labelled, read_questions, sample
-from cocoa_engine.lab.fitting.fit import FitSettings, LabelledFeatures, fit, fit_only, left_out
-from cocoa_engine.lab.fitting.measured import answer_values, labelled_answers, labelled_features, question_prompts
-from cocoa_engine.lab.fitting.thresholds import choose
-from cocoa_engine.lab.fitting.validation import expected_calibration_error, reliability
+from cocoa_engine.lab.fit import FitSettings, LabelledFeatures, fit, fit_only, left_out
+from cocoa_engine.lab.forced import force
+from cocoa_engine.lab.measured import answer_values, labelled_answers, labelled_features, question_prompts
 from cocoa_engine.lab.ranking import Bootstrap, RankedWithin
-from cocoa_engine.lab.signal.segments import force
+from cocoa_engine.lab.thresholds import choose, expected_calibration_error, reliability
 from cocoa_engine.methods.retrieval_heads import source_heads
 from cocoa_engine.model.prompts import Prompt
+from cocoa_engine.risk.calibrator import Settings
 from cocoa_engine.risk.features import PROBE_FEATURE, SPAN_FEATURES, span_features
-from cocoa_engine.risk.fitted_risk import FittedRisk
-from cocoa_engine.risk.settings import Settings
+from cocoa_engine.risk.fitted import FittedRisk
 
 GIVEN = {
     "xsum": "xsum_token (Zhou et al., 2021; MIT)",

@@ -17,9 +17,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedC
 
 from benchmarks.settings import Settings
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
-from cocoa_engine.lab.hf_generate import generate
-from cocoa_engine.lab.machine import describe
-from cocoa_engine.lab.timing import Turn, interleave, ratio, timed
+from cocoa_engine.lab.timing import Turn, describe, generate, interleave, ratio, timed
 
 Prompts = Sequence[list[int]]
 """One unit of work: the token ids of one prompt, or of several prompts that are answered together."""

@@ -19,8 +19,7 @@ from benchmarks.markdown import comparison, cost, milliseconds, ratio_of, spread
 from benchmarks.measure import BASE, BLOCKS, COCOA_SIG, GREEDY, LEAN, MODULES, RATIO_SETUPS
 from benchmarks.serving import tables as serving
 from benchmarks.settings import DOCS, MEASUREMENTS, RESULTS, ROOT
-from cocoa_engine.lab.machine import one_line
-from cocoa_engine.lab.timing import Spread, ratio
+from cocoa_engine.lab.timing import Spread, one_line, ratio
 
 Records = Mapping[str, Record]
 

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from cocoa_engine.decoding.schema_grammars import json_rule, unenforced
     from cocoa_engine.engine import CocoaEngine
     from cocoa_engine.info import ModelInfo
-    from cocoa_engine.lab.fitting.fit import FitSettings
-    from cocoa_engine.lab.fitting.fit_calibrator import fit_calibrator, fit_self_made
+    from cocoa_engine.lab.fit import FitSettings
+    from cocoa_engine.lab.fit_calibrator import fit_calibrator, fit_self_made
     from cocoa_engine.model.detokenizer import Detokenizer
     from cocoa_engine.scoring.context_lift import ContextLift, context_lift, context_lift_of_text
     from cocoa_engine.scoring.passage_attention import passage_attention
@@ -117,7 +117,7 @@ _LAZY = {
     "Consistency": "consistency",
     "ContextLift": "scoring.context_lift",
     "Detokenizer": "model.detokenizer",
-    "FitSettings": "lab.fitting.fit",
+    "FitSettings": "lab.fit",
     "GrammarProcessor": "decoding.grammar",
     "ModelInfo": "info",
     "PerPrompt": "decoding.request",
@@ -125,8 +125,8 @@ _LAZY = {
     "context_lift": "scoring.context_lift",
     "context_lift_of_text": "scoring.context_lift",
     "json_rule": "decoding.schema_grammars",
-    "fit_calibrator": "lab.fitting.fit_calibrator",
-    "fit_self_made": "lab.fitting.fit_calibrator",
+    "fit_calibrator": "lab.fit_calibrator",
+    "fit_self_made": "lab.fit_calibrator",
     "passage_attention": "scoring.passage_attention",
     "rescore": "scoring.rescoring",
     "unenforced": "decoding.schema_grammars",

@@ -11,7 +11,7 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.results import Generation
 from cocoa_engine.risk import Check
-from cocoa_engine.risk.unit import DISAGREE
+from cocoa_engine.risk.units import DISAGREE
 from cocoa_engine.safe_text import short_repr
 from cocoa_engine.text_matching import normalized, support, token_f1
 

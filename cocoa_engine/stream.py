@@ -18,7 +18,7 @@ from cocoa_engine.errors import RequestCancelledError
 from cocoa_engine.execution.session import Session
 from cocoa_engine.process_exit import at_work
 from cocoa_engine.results import Generation
-from cocoa_engine.risk.risk_measure import RiskMeasure
+from cocoa_engine.risk.policy import RiskMeasure
 from cocoa_engine.spans import Span
 
 

@@ -52,7 +52,7 @@ def alpha(
         progress = Progress("alpha")
         engine = load_engine(model, loading, progress=progress)
         from cocoa_engine.lab.alpha import collect, draw, suggest
-        from cocoa_engine.lab.answering import answers_cache
+        from cocoa_engine.lab.cache import answers_cache
 
         asked: Sequence[str | Sequence[int]] = [
             engine.encode_chat([{"role": "user", "content": one.question}]) if chat else one.prompt for one in questions

@@ -25,7 +25,6 @@ from cocoa_engine.rendering.svg import document as picture
 from cocoa_engine.rendering.terminal import report, spans_text
 from cocoa_engine.results import Generation
 from cocoa_engine.risk import MeasuredText, riskiest
-from cocoa_engine.risk.risk_measure import reaches
 from cocoa_engine.safe_text import short_repr
 from cocoa_engine.spans import Span
 
@@ -132,8 +131,8 @@ def ask(
         raise interrupt
     if limit == AUTO:
         limit = threshold_of(generation)
-    if isinstance(limit, float) and reaches(found := risk_of(generation), limit):
-        print_note(f"the risk of the answer, {found:.3f}, reaches --fail-on-risk {limit:g}")
+    if isinstance(limit, float) and not (risk := risk_of(generation)) < limit:
+        print_note(f"the risk of the answer, {risk:.3f}, reaches --fail-on-risk {limit:g}")
         raise typer.Exit(TOO_RISKY)
 
 

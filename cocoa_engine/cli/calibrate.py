@@ -24,7 +24,7 @@ from cocoa_engine.optional import need
 from cocoa_engine.output_files import is_stream
 from cocoa_engine.risk.calibrator import RiskCalibrator
 from cocoa_engine.risk.features import Level
-from cocoa_engine.risk.fitted_risk import Rule
+from cocoa_engine.risk.fitted import Rule
 
 
 @with_options("method", *FITTED_SETTINGS, "max_new_tokens")
@@ -148,7 +148,7 @@ def calibrate(
     if known is not None:
         config = as_fitted(config, known.settings, check)
     need("sklearn", extra="risk", what="cocoa calibrate")
-    from cocoa_engine.lab.fitting.fit import FitSettings  # torch: not for every `cocoa --help`
+    from cocoa_engine.lab.fit import FitSettings  # torch: not for every `cocoa --help`
 
     if plot is None and out is not None and not is_stream(out):
         plot = out.with_suffix(".svg")
@@ -192,7 +192,7 @@ def calibrate(
 def _threshold(
     precision: float | None, recall: float | None, specificity: float | None, miss: float | None
 ) -> tuple[Rule, float] | None:
-    from cocoa_engine.lab.fitting.thresholds import require  # numpy: not for every `cocoa --help`
+    from cocoa_engine.lab.thresholds import require  # numpy: not for every `cocoa --help`
 
     given: list[tuple[Rule, float]] = []
     if precision is not None:

@@ -23,8 +23,8 @@ from cocoa_engine.model.embedded import MODEL_NAME
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
-    from cocoa_engine.lab.answer_cache import CacheFolder
-    from cocoa_engine.lab.signal.segments import TeacherForced
+    from cocoa_engine.lab.cache import CacheFolder
+    from cocoa_engine.lab.forced import TeacherForced
 
 DataPath = Annotated[Path, typer.Option("--data", help="A labelled data set: a file or a folder.")]
 Format = Annotated[
@@ -87,12 +87,11 @@ def teacher_forced(
     cache: CacheFolder | None = None,
     progress: Progress,
 ) -> Iterator[Iterator[TeacherForced]]:
-    """Feed answers as :func:`~cocoa_engine.lab.signal.segments.force` does, as the stage ``feeding answers``.
+    """Feed answers as :func:`~cocoa_engine.lab.forced.force` does, as the stage ``feeding answers``.
 
     ``cache`` is a folder in which they are kept, with the mean states of their spans at a ``layer``.
     """
-    from cocoa_engine.lab.signal.kept_profile import ProfileCache
-    from cocoa_engine.lab.signal.segments import force
+    from cocoa_engine.lab.forced import ProfileCache, force
 
     options: dict[str, Any] = {"chat": chat, "without_source": without_source}
     fed = None if cache is None else ProfileCache(cache, engine, config, layer=layer, **options)

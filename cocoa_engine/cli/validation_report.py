@@ -15,11 +15,10 @@ from rich.text import Text
 from cocoa_engine.cli.terminal import output
 from cocoa_engine.output_files import draft_of
 from cocoa_engine.risk.features import Level
-from cocoa_engine.risk.fitted_risk import FittedRisk, Threshold
-from cocoa_engine.risk.validation import Estimate, Validation
+from cocoa_engine.risk.fitted import Estimate, FittedRisk, Threshold, Validation
 
 if TYPE_CHECKING:
-    from cocoa_engine.lab.fitting.verdict import Verdict
+    from cocoa_engine.lab.fit_calibrator import Verdict
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from cocoa_engine.execution.backends import TokenTree
 from cocoa_engine.model.detokenizer import SpanTexts
 from cocoa_engine.results import Generation
 from cocoa_engine.risk import RiskCalibrator
-from cocoa_engine.risk.risk_measure import RiskMeasure, reaches
+from cocoa_engine.risk.policy import RiskMeasure, reaches
 from cocoa_engine.spans import Span, Usage
 
 LOOP = 24

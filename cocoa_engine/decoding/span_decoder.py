@@ -27,7 +27,7 @@ from cocoa_engine.equations import may_be_kept
 from cocoa_engine.execution.backends import FeedRequest, Path, StepOutput, TokenTree
 from cocoa_engine.methods import METHODS
 from cocoa_engine.model.detokenizer import Detokenizer
-from cocoa_engine.risk.risk_measure import RiskMeasure, reaches
+from cocoa_engine.risk.policy import RiskMeasure, reaches
 from cocoa_engine.spans import Candidate, FinishReason
 
 

@@ -19,8 +19,7 @@ from cocoa_engine.model.detokenizer import Detokenizer
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.results import Generation
 from cocoa_engine.risk import RiskCalibrator
-from cocoa_engine.risk.policy import measures_source
-from cocoa_engine.risk.risk_measure import RiskMeasure
+from cocoa_engine.risk.policy import RiskMeasure, measures_source
 from cocoa_engine.spans import Span
 
 

@@ -18,11 +18,11 @@ import numpy as np
 from cocoa_engine.equations import improbability
 from cocoa_engine.errors import DataError
 from cocoa_engine.lab.data import LabelledText
+from cocoa_engine.lab.forced import TeacherForced, begins_span
 from cocoa_engine.lab.ranking import Bootstrap, Interval, Ranked, interval
-from cocoa_engine.lab.signal.segments import TeacherForced, begins_span
 from cocoa_engine.risk.claims import claim_ranges
-from cocoa_engine.risk.measuring import mean_of_riskiest
 from cocoa_engine.risk.sentences import sentence_ranges
+from cocoa_engine.risk.units import mean_of_riskiest
 from cocoa_engine.risk.words import Range
 
 Score = Literal["source attention", "least probable token", "calibrated risk"]
@@ -58,7 +58,7 @@ class TokenValues:
         Args:
             forced: the answer.
             risks: the calibrated risk of each visible span, by its first token. See
-                :func:`~cocoa_engine.lab.fitting.measured.span_risks`.
+                :func:`~cocoa_engine.lab.measured.span_risks`.
         """
         profile = forced.profile
         starts = [at for at in range(len(forced.ends)) if at == 0 or begins_span(profile, at)]

@@ -109,7 +109,7 @@ class ReliabilityBin(Protocol):
 
 
 class Reliability(Protocol):
-    """How well a risk is calibrated; :class:`~cocoa_engine.risk.validation.Validation` is one."""
+    """How well a risk is calibrated; :class:`~cocoa_engine.risk.fitted.Validation` is one."""
 
     @property
     def items(self) -> int: ...

@@ -7,11 +7,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar, Literal, TypeVar
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from cocoa_engine.arguments import SettingsModel
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.equations import middle_layers
 from cocoa_engine.errors import CalibrationError, CocoaError, ConfigError
+from cocoa_engine.methods import METHODS
 from cocoa_engine.output_files import locked, require_writable, write_file
 from cocoa_engine.risk.features import (
     ANSWER_FEATURES,
@@ -20,47 +22,49 @@ from cocoa_engine.risk.features import (
     SOURCE_FEATURES,
     SPAN_FEATURES,
     AnswerStatistics,
-    Level,
     SpanStatistics,
     answer_features,
     span_features,
 )
-from cocoa_engine.risk.fitted_risk import (
-    PROBABILITY_THRESHOLD,
+from cocoa_engine.risk.fitted import (
     FittedRisk,
-    Isotonic,
-    Rule,
-    Threshold,
-    logistic,
+    Part,
+    Probe,
     threshold_of,
 )
-from cocoa_engine.risk.part import Part
-from cocoa_engine.risk.probe import Probe
-from cocoa_engine.risk.settings import Settings
-from cocoa_engine.risk.validation import Baseline, Estimate, ReliabilityBin, Validation
 from cocoa_engine.safe_text import bounded
+
+
+class Settings(Part):
+    """The settings that a calibrator is valid for: the layers, which tokens compete, and where spans end.
+
+    Given texts are always divided where tokens compete, whatever ``span_boundary`` is.
+    """
+
+    final_layer: Literal["post_norm", "pre_norm"]
+    middle_layers: tuple[int, int]
+    gamma: float
+    max_candidates: int
+    max_span_tokens: int = 16
+    span_boundary: Literal["right", "left", "own", "fixed"] = "right"
+    branches: bool = Field(True, description="Whether the decoding method grows candidates at risk points.")
+
+    @classmethod
+    def of(cls, config: CocoaConfig, num_layers: int) -> Settings:
+        """The settings of a config, for a model with ``num_layers`` layers."""
+        return cls(
+            final_layer=config.final_layer,
+            middle_layers=config.middle_layers or middle_layers(num_layers),
+            gamma=config.gamma,
+            max_candidates=config.max_candidates,
+            max_span_tokens=config.max_span_tokens,
+            span_boundary=config.span_boundary,
+            branches=METHODS[config.method].branches,
+        )
+
 
 AnswerT = TypeVar("AnswerT", bound=AnswerStatistics)
 
-__all__ = [
-    "EMBEDDED",
-    "PROBABILITY_THRESHOLD",
-    "Baseline",
-    "CalibrationWarning",
-    "Estimate",
-    "FittedRisk",
-    "Isotonic",
-    "Level",
-    "ReliabilityBin",
-    "RiskCalibrator",
-    "Rule",
-    "Settings",
-    "Threshold",
-    "Validation",
-    "embedded_calibrator",
-    "logistic",
-    "threshold_of",
-]
 
 EMBEDDED = Path(__file__).parent / "embedded.json"
 """The embedded model's calibrator. The file and docs/explanation/signal.md describe its data and validation."""

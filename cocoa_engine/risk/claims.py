@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from cocoa_engine.risk.function_words import FunctionWords
 from cocoa_engine.risk.sentences import list_marks, sentence_ranges
-from cocoa_engine.risk.words import Range, word_ranges, words_of
+from cocoa_engine.risk.words import FunctionWords, Range, word_ranges, words_of
 
 ClaimKind = Literal["name", "number", "date", "quote", "word"]
 

@@ -6,8 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from cocoa_engine.risk.function_words import ENGLISH
-from cocoa_engine.risk.words import Range, words_of
+from cocoa_engine.risk.words import ENGLISH, Range, words_of
 
 # abbreviations that a name, a number or the rest of the sentence follows
 _ABBREVIATIONS = words_of(

@@ -32,7 +32,7 @@ from cocoa_engine.model.prompts import (
 from cocoa_engine.process_exit import at_work
 from cocoa_engine.results import Generation
 from cocoa_engine.risk import RiskCalibrator
-from cocoa_engine.risk.risk_measure import RiskMeasure
+from cocoa_engine.risk.policy import RiskMeasure
 from cocoa_engine.scoring.candidates import CandidateGrower
 from cocoa_engine.scoring.rescoring import rescored
 from cocoa_engine.scoring.shared_prompt import GivenText, ScoredText, score_texts

@@ -15,7 +15,7 @@ from cocoa_engine.errors import ConfigError
 from cocoa_engine.execution.backends import Backend
 from cocoa_engine.methods import METHODS, ContrastingMethod
 from cocoa_engine.model.hidden_states import CaptureSpec
-from cocoa_engine.risk.risk_measure import reaches
+from cocoa_engine.risk.policy import reaches
 from cocoa_engine.scoring.shared_prompt import GivenText, ScoredText, score_texts
 from cocoa_engine.scoring.text_tree import TextTree
 from cocoa_engine.spans import Span

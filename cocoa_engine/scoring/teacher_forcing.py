@@ -90,7 +90,7 @@ def score_divided(
     """Score a text divided at its risk points, in one forward pass; see :func:`score_spans`.
 
     A span begins where several tokens compete by ``config.gamma``, and before a token that is not the most probable
-    one, as in :func:`cocoa_engine.lab.signal.segments.spans`. The spans' ``text_end`` is their number of tokens.
+    one, as in :func:`cocoa_engine.lab.forced.spans`. The spans' ``text_end`` is their number of tokens.
     """
 
     def lengths(statistics: TokenStatistics, predicting: Tensor) -> list[int]:

@@ -11,8 +11,8 @@ import typer
 from cocoa_engine import Runtime
 from cocoa_engine.cli.loading import declared_options, load_engine
 from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, with_options
+from cocoa_engine.cli.plugins import Runner
 from cocoa_engine.cli.progress import Progress
-from cocoa_engine.cli.ray_options import PANEL, NumCpus, NumGpus, runner_of
 from cocoa_engine.cli.terminal import print_note
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import CocoaError, ConfigError
@@ -139,42 +139,7 @@ def serve(
     max_body_bytes: Annotated[
         int, typer.Option(min=1, max=2**30, help="Maximum size of a request.", rich_help_panel=LIMITS)
     ] = 4 * 2**20,
-    ray: Annotated[
-        bool,
-        typer.Option(
-            "--ray",
-            help="Serve replicas on a Ray cluster: that of RAY_ADDRESS, the one of this machine, or a new one.",
-            rich_help_panel=PANEL,
-        ),
-    ] = False,
-    replicas: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=10_000, help="Number of replicas. Default: 1.", show_default=False, rich_help_panel=PANEL
-        ),
-    ] = None,
-    min_replicas: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=10_000,
-            help="Least number of replicas, if the load decides.",
-            show_default=False,
-            rich_help_panel=PANEL,
-        ),
-    ] = None,
-    max_replicas: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=10_000,
-            help="Largest number of replicas, if the load decides.",
-            show_default=False,
-            rich_help_panel=PANEL,
-        ),
-    ] = None,
-    num_cpus: NumCpus = None,
-    num_gpus: NumGpus = None,
+    runner: Runner = None,
 ) -> None:
     """Serve a model with OpenAI's protocol: any OpenAI client gets its answers, and the risk of every span.
 
@@ -182,14 +147,6 @@ def serve(
     """
     need("uvicorn", extra="serve", what="cocoa serve")
     keep_one_arena()  # before there are threads
-    of_ray = {
-        "replicas": replicas,
-        "min_replicas": min_replicas,
-        "max_replicas": max_replicas,
-        "num_cpus": num_cpus,
-        "num_gpus": num_gpus,
-    }
-    runner = runner_of("serve", ray, **of_ray)
     from cocoa_integrations.server.app import create_app
     from cocoa_integrations.server.draining import DrainingServer, listening
     from cocoa_integrations.server.log_lines import unhandled_logged
@@ -213,7 +170,7 @@ def serve(
     runtime = {"max_batch_size": max_batch_size, **({} if max_queue is None else {"max_queue": max_queue})}
     if runner is not None:
         declared = declared_options(model, loading, calibrator, **runtime)
-        runner(declared, config, settings, threads=loading.threads, **of_ray)
+        runner(declared, config, settings, threads=loading.threads)
         return
 
     def load() -> CocoaEngine:

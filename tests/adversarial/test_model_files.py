@@ -21,7 +21,7 @@ from cocoa_engine.methods.retrieval_heads import RetrievalHeads, known_heads
 from cocoa_engine.model import gguf_model, gguf_tokenizer, weight_identity
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_context_window
-from cocoa_engine.risk.settings import Settings
+from cocoa_engine.risk.calibrator import Settings
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.model_folders import TEMPLATE, save_model
 from tests.helpers.mutations import broken, broken_json, each_change, fuzz, mutated, mutated_json, outcome

@@ -56,7 +56,7 @@ from cocoa_engine.decoding.grammar import GrammarProcessor, regex_grammar
 from cocoa_engine.errors import safe_cause
 from cocoa_engine.lab import files
 from cocoa_engine.lab.data import read_labelled
-from cocoa_engine.lab.data.records import LabelledSpan, LabelledText, checked
+from cocoa_engine.lab.records import LabelledSpan, LabelledText, checked
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.messages import unknown
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads

@@ -14,8 +14,8 @@ from typer.testing import Result
 from cocoa_engine import CocoaConfig, CocoaEngine, DataError
 from cocoa_engine.lab.claims import Row, TokenValues, measure_claims, to_csv, to_markdown
 from cocoa_engine.lab.data import LabelledSpan, LabelledText
-from cocoa_engine.lab.fitting.measured import span_risks
-from cocoa_engine.lab.signal.segments import force
+from cocoa_engine.lab.forced import force
+from cocoa_engine.lab.measured import span_risks
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 WORDS = ("Rome", " shines", ".", " Boats", " sail", " slowly", " home", " again", ".")

@@ -11,9 +11,9 @@ import pytest
 from cocoa_engine import CocoaEngine
 from cocoa_engine.cache_directory import CACHE_VARIABLE
 from cocoa_engine.errors import UnsupportedModelError
-from cocoa_engine.lab import source_reference
-from cocoa_engine.lab.invented import STATED, passages
-from cocoa_engine.lab.source_reference import KNOTS, PROMPTS, keep_reference, with_reference
+from cocoa_engine.lab import heads as lab_heads
+from cocoa_engine.lab.heads import KNOTS, PROMPTS, keep_reference, with_reference
+from cocoa_engine.lab.self_made import STATED, passages
 from cocoa_engine.methods.retrieval_heads import (
     SOURCE_HEADS,
     RetrievalHeads,
@@ -60,7 +60,7 @@ def tiny(folder: Path, kind: str = "lean") -> tuple[CocoaEngine, RetrievalHeads]
 
 @pytest.mark.slow
 def test_the_reference_is_that_of_the_models_own_spans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_reference, "MIN_SPANS", 5)
+    monkeypatch.setattr(lab_heads, "MIN_SPANS", 5)
     engine, heads = tiny(tmp_path)
     done: list[tuple[int, int]] = []
     found = with_reference(engine, heads, prompts=4, on_progress=lambda *at: done.append(at))
@@ -92,7 +92,7 @@ def test_an_attention_that_cannot_be_seen_has_no_reference(tmp_path: Path) -> No
 
 
 def test_too_few_prompts_are_named_as_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_reference, "MIN_SPANS", 1000)
+    monkeypatch.setattr(lab_heads, "MIN_SPANS", 1000)
     engine, heads = tiny(tmp_path)
     with pytest.raises(
         UnsupportedModelError, match=r"at least 1000 are needed\. Take more prompts \(60 by default\)\."
@@ -103,8 +103,8 @@ def test_too_few_prompts_are_named_as_the_cause(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.slow
 def test_a_reference_is_kept_for_models_that_have_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
-    monkeypatch.setattr(source_reference, "MIN_SPANS", 5)
-    monkeypatch.setattr(source_reference, "MAX_NEW_TOKENS", 4)
+    monkeypatch.setattr(lab_heads, "MIN_SPANS", 5)
+    monkeypatch.setattr(lab_heads, "MAX_NEW_TOKENS", 4)
     engine = tiny(tmp_path)[0]
     done: list[tuple[int, int]] = []
     file = keep_reference(engine, on_progress=lambda *at: done.append(at))

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from cocoa_engine import DataError
-from cocoa_engine.lab.ranking import Bootstrap, Interval, Ranked, RankedWithin, caution, interval
-from cocoa_engine.lab.signal.paired import paired_test
+from cocoa_engine.lab.ranking import Bootstrap, Interval, Ranked, RankedWithin, caution, interval, paired_test
 
 SCORES = st.integers(-3, 3).map(float)  # ties are common
 ITEMS = st.lists(st.tuples(SCORES, st.integers(0, 3), st.integers(0, 3)), min_size=2, max_size=30).filter(

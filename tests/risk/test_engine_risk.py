@@ -11,8 +11,8 @@ from langchain_core.messages import HumanMessage
 
 from cocoa_engine import CalibrationError, CalibrationWarning, CocoaConfig, CocoaEngine, ConfigError, RiskCalibrator
 from cocoa_engine.lab.data import LabelledSpan, LabelledText
-from cocoa_engine.lab.fitting.measured import labelled_features
-from cocoa_engine.lab.signal.segments import TeacherForced
+from cocoa_engine.lab.forced import TeacherForced
+from cocoa_engine.lab.measured import labelled_features
 from cocoa_engine.results import Generation
 from cocoa_engine.risk.features import (
     ANSWER_FEATURES,

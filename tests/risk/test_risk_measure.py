@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation, RiskCalibrator
 from cocoa_engine.methods.retrieval_heads import known_heads
 from cocoa_engine.risk import embedded_calibrator
-from cocoa_engine.risk.fitted_risk import PROBABILITY_THRESHOLD, threshold_of
-from cocoa_engine.risk.risk_measure import RANK_THRESHOLD, TOKEN_THRESHOLD, reaches, risk_measure, token_risk
+from cocoa_engine.risk.fitted import PROBABILITY_THRESHOLD, threshold_of
+from cocoa_engine.risk.policy import RANK_THRESHOLD, TOKEN_THRESHOLD, reaches, risk_measure, token_risk
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 

@@ -35,7 +35,7 @@ ENGINE_MODULES = {
     "cocoa_engine.cli.loading",
     "cocoa_engine.cli.options",
     "cocoa_engine.cli.progress",
-    "cocoa_engine.cli.ray_options",
+    "cocoa_engine.cli.plugins",
     "cocoa_engine.cli.score_rows",  # which actors of Ray score too
     "cocoa_engine.cli.terminal",
     "cocoa_engine.config",
@@ -57,6 +57,7 @@ ENGINE_MODULES = {
     "cocoa_engine.optional",
     "cocoa_engine.model.text",
     "cocoa_engine.output_files",
+    "cocoa_engine.report",  # what every adapter reads and writes
     "cocoa_engine.rendering.html",  # the server's page looks like the document
     "cocoa_engine.rendering.scale",
     "cocoa_engine.rendering.wording",  # and says the same

@@ -39,7 +39,7 @@ from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation, Prom
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.messages import explain
 from cocoa_engine.model.callables import Processor
-from cocoa_engine.model.loading import ACCESS_OPTIONS
+from cocoa_engine.model.checkpoint_files import ACCESS_OPTIONS
 from cocoa_engine.model.text import require_unicode
 from cocoa_integrations._shared.async_stream import AsyncStream
 from cocoa_integrations._shared.at_exit import closed_at_exit

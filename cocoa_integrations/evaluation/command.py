@@ -64,13 +64,9 @@ def evaluate(
     num_gpus: NumGpus = None,
 ) -> None:
     """Evaluate decoding methods on a benchmark's data file, with a table like those of the paper."""
-    from cocoa_integrations.evaluation.arms import make_arms
-    from cocoa_integrations.evaluation.data import describe_data, load_samples
     from cocoa_integrations.evaluation.harness import evaluate as run
-    from cocoa_integrations.evaluation.paper import choose_model
-    from cocoa_integrations.evaluation.table import report
-    from cocoa_integrations.evaluation.table_text import show
-    from cocoa_integrations.evaluation.tasks import find_task
+    from cocoa_integrations.evaluation.table import choose_model, report, show
+    from cocoa_integrations.evaluation.tasks import describe_data, find_task, load_samples, make_arms
 
     share = {"actors": actors, "num_cpus": num_cpus, "num_gpus": num_gpus}
     runner = runner_of("eval", ray, **share)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -60,9 +60,8 @@ def judge(
     markdown: Markdown = False,
 ) -> None:
     """Judge the answers of an evaluation with an LLM and the paper's prompts. Stored verdicts are reused."""
-    from cocoa_integrations.evaluation.factscore import factscore_report, factscore_run
-    from cocoa_integrations.evaluation.judge import judge_run, judged_report
-    from cocoa_integrations.evaluation.table_text import show
+    from cocoa_integrations.evaluation.judge import factscore_report, factscore_run, judge_run, judged_report
+    from cocoa_integrations.evaluation.table import show
 
     if factscore and labels is not None:
         raise ConfigError("--labels is for judged answers, not for --factscore")
@@ -70,44 +69,26 @@ def judge(
         raise ConfigError("--gamma is the length penalty of --factscore")
     model = chat_model(judge)
     progress = Progress("judge")
-    kept = on_interrupt(f"the verdicts so far are kept in {folder}: repeat the command to resume")
+    stages = [("judging", "prompts")]
     if factscore:
+        stages = [("splitting", "summaries"), ("checking", "facts")]
         progress.plan({"splitting": 1.0, "checking": FACTS})
-        parts = iter((("splitting", "summaries"), ("checking", "facts")))
-        with kept, ExitStack() as running:
-            begun: list[Stage] = []
+    calls = {"name": judge, "attempts": attempts, "timeout": timeout, "concurrency": concurrency}
+    kept = on_interrupt(f"the verdicts so far are kept in {folder}: repeat the command to resume")
+    with kept, ExitStack() as running:
+        begun: list[Stage] = []
 
-            def begin(done: int, total: int) -> None:
-                running.close()  # the part before
-                begun.append(running.enter_context(progress.stage(*next(parts), total)))
+        def begin(total: int) -> None:
+            running.close()  # the stage before
+            begun.append(running.enter_context(progress.stage(*stages[len(begun)], total)))
 
-            found = factscore_run(
-                folder,
-                model,
-                name=judge,
-                gamma=gamma,
-                attempts=attempts,
-                timeout=timeout,
-                concurrency=concurrency,
-                begin=begin,
-                advance=lambda count: begun[-1].advance(count),
-            )
-        show(factscore_report(found), as_markdown=markdown)
-        return
-    with kept, progress.stage("judging", "prompts") as stage:
-        results = judge_run(
-            folder,
-            model,
-            name=judge,
-            labels=labels,
-            attempts=attempts,
-            timeout=timeout,
-            concurrency=concurrency,
-            paper_model=paper_model,
-            begin=lambda total: stage.at(0, total),
-            advance=stage.advance,
-        )
-    show(judged_report(results, paper_model), as_markdown=markdown)
+        told: Any = {"begin": begin, "advance": lambda count: begun[-1].advance(count), **calls}
+        if factscore:
+            shown = factscore_report(factscore_run(folder, model, gamma=gamma, **told))
+        else:
+            results = judge_run(folder, model, labels=labels, paper_model=paper_model, **told)
+            shown = judged_report(results, paper_model)
+    show(shown, as_markdown=markdown)
 
 
 def chat_model(name: str) -> BaseChatModel:

@@ -15,13 +15,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cocoa_integrations.ray.drain import Drain
-from cocoa_integrations.ray.relay import Ask, Relay
-from cocoa_integrations.server.body import Bodies
+from cocoa_integrations.ray.relay import Ask, Drain, Relay
 from cocoa_integrations.server.errors import SERVER, ApiError, response_of
-from cocoa_integrations.server.middleware import BodyLimit, Keys, OnlyPaths, TrustedHosts, UnexpectedErrors
+from cocoa_integrations.server.middleware import Bodies, BodyLimit, Keys, OnlyPaths, TrustedHosts, UnexpectedErrors
 from cocoa_integrations.server.routes import METRICS, OPEN_PATHS
-from cocoa_integrations.server.routes.health import LIVE, READY
+from cocoa_integrations.server.routes.info import LIVE, READY
 from cocoa_integrations.server.settings import ServerSettings, is_loopback
 
 LABEL = "replica"

@@ -12,9 +12,9 @@ from cocoa_integrations.server import errors
 from cocoa_integrations.server.lifecycle import ServerState
 from cocoa_integrations.server.middleware import BodyLimit, Heads, Keys, OnlyPaths, TrustedHosts, UnexpectedErrors
 from cocoa_integrations.server.openapi import RESPONSES, describe
+from cocoa_integrations.server.record import Traced, can_trace
 from cocoa_integrations.server.routes import BODIES, METRICS, OPEN_PATHS, OPENAI, OWN
 from cocoa_integrations.server.settings import ServerSettings
-from cocoa_integrations.server.tracing import Traced, can_trace
 
 
 def create_app(

@@ -18,7 +18,6 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import CocoaError, ConfigError
 from cocoa_engine.model.embedded import MODEL_NAME
 from cocoa_engine.optional import need
-from cocoa_integrations.server.allocator import keep_one_arena
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
@@ -181,6 +180,8 @@ def serve(
     The decoding settings are the defaults of requests, which can change them.
     """
     need("uvicorn", extra="serve", what="cocoa serve")
+    from cocoa_integrations.server.lifecycle import keep_one_arena
+
     keep_one_arena()  # before there are threads
     of_ray = {
         "replicas": replicas,
@@ -191,8 +192,8 @@ def serve(
     }
     runner = runner_of("serve", ray, **of_ray)
     from cocoa_integrations.server.app import create_app
-    from cocoa_integrations.server.draining import DrainingServer, listening
-    from cocoa_integrations.server.log_lines import unhandled_logged
+    from cocoa_integrations.server.errors import unhandled_logged
+    from cocoa_integrations.server.process import DrainingServer, listening
     from cocoa_integrations.server.settings import ServerSettings
 
     settings = ServerSettings(

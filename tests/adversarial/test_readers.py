@@ -57,10 +57,10 @@ TARGETS = {
     "cocoa_engine/model/quantised_weights.py": ["test_weights", "test_indexes_of_divided_weights"],
     "cocoa_engine/studies/answer_cache.py": ["test_caches_of_answers"],
     "cocoa_integrations/evaluation/agreement.py": ["test_labels_of_people"],
-    "cocoa_integrations/evaluation/data.py": ["test_data_of_tasks"],
+    "cocoa_integrations/evaluation/tasks.py": ["test_data_of_tasks"],
     "cocoa_integrations/evaluation/files.py": ["test_data_of_tasks", "test_data_of_tables", "test_data_in_parquet"],
-    "cocoa_integrations/evaluation/judge_calls.py": ["test_replies_of_a_judge"],
-    "cocoa_integrations/evaluation/samples.py": ["test_samples_of_a_run", "test_settings_of_a_run"],
+    "cocoa_integrations/evaluation/judge.py": ["test_replies_of_a_judge"],
+    "cocoa_integrations/evaluation/harness.py": ["test_samples_of_a_run", "test_settings_of_a_run"],
     "cocoa_integrations/ray/score_runner.py": ["test_finished_rows_of_a_cluster"],
     "cocoa_integrations/server/command.py": ["test_files_of_api_keys"],
 }
@@ -72,7 +72,7 @@ WITHOUT = {
     "cocoa_engine/studies/invented.py": "a file of the package",
     "cocoa_engine/studies/machine.py": "/proc/cpuinfo",
     "cocoa_integrations/evaluation/command.py": "only the digest of the bytes",
-    "cocoa_integrations/evaluation/paper.py": "a file of the package",
+    "cocoa_integrations/evaluation/table.py": "a file of the package",
     "cocoa_integrations/server/routes/page.py": "files of the package",
 }
 

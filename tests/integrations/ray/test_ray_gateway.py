@@ -14,11 +14,8 @@ from starlette.datastructures import Headers
 from starlette.types import Message
 
 from cocoa_engine.errors import EngineBusyError
-from cocoa_integrations.ray.drain import Drain
 from cocoa_integrations.ray.gateway import Board, Replicas, gateway
-from cocoa_integrations.ray.relay import Forwarded, Relay, ReplicaLostError
-from cocoa_integrations.ray.replica import Replica
-from cocoa_integrations.ray.session import session_of
+from cocoa_integrations.ray.relay import Drain, Forwarded, Relay, Replica, ReplicaLostError, session_of
 from cocoa_integrations.server import ServerSettings
 from cocoa_integrations.server.errors import ApiError
 from tests.helpers.inside import sequences_running

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, MutableMapping
+from collections.abc import AsyncGenerator, Callable, Mapping, MutableMapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -84,7 +84,7 @@ class Drain:
     """
 
     def __init__(self, retry_after: int = 1) -> None:
-        self._retry_after = max(1, retry_after)
+        self.retry_after = max(1, retry_after)
         self._running: set[asyncio.Future[None]] = set()
         self._begun = False
 
@@ -105,30 +105,12 @@ class Drain:
             ApiError: the gateway stops.
         """
         if self._begun:
-            raise shutting_down(self._retry_after)
+            raise shutting_down(self.retry_after)
 
-    async def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do the work of a request. If the caller is cancelled, so is the work.
-
-        Raises:
-            ApiError: the gateway ended it.
-        """
-        if self._begun:  # it was being received when the gateway was told to stop
-            work.close()
-            self.require_open()
-        task = asyncio.ensure_future(work)
-        self._running.add(task)
-        try:
-            await asyncio.wait({task})
-        finally:
-            self._running.discard(task)
-            if not task.done():  # the client has gone
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
-        if task.cancelled() and self._begun:
-            raise shutting_down(self._retry_after)
-        task.result()
+    def hold(self, work: asyncio.Future[None]) -> None:
+        """Count the work of a request until it is done."""
+        self._running.add(work)
+        work.add_done_callback(self._running.discard)
 
     def __len__(self) -> int:
         return len(self._running)
@@ -251,30 +233,25 @@ class Relay:
             async with self._bodies.read(receive) as body, self._bodies.turn(body):
                 request = Forwarded(_plain(scope), body)
                 session = await asyncio.to_thread(session_of, Headers(raw=request.scope["headers"]), body)
+            self._drain.require_open()  # it may have been told to stop meanwhile
         except ApiError as error:
             await response_of(error)(scope, receive, send)
             return
-        work = asyncio.ensure_future(self._until_the_end(request, session, scope, receive, send))
+        shown = _Shown(scope, receive, send)
+        work = asyncio.ensure_future(self._answer(request, session, shown))
+        self._drain.hold(work)
         left = asyncio.ensure_future(_gone(receive))
         try:
             await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
+            has_gone = not work.done()
         finally:
             left.cancel()
-            if not work.done():
-                work.cancel()
-                with suppress(asyncio.CancelledError):
-                    await work
-
-    async def _until_the_end(
-        self, request: Forwarded, session: str | None, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        shown = _Shown(scope, receive, send)
-        try:
-            await self._drain.run(self._answer(request, session, shown))
-        except ApiError as error:
-            await shown.fail(error)
+            work.cancel()
+            await asyncio.wait({work})
+        if not work.cancelled():
+            work.result()
+        elif not has_gone:
+            await shown.fail(shutting_down(self._drain.retry_after))
 
     async def _answer(self, request: Forwarded, session: str | None, shown: _Shown) -> None:
         for attempt in range(self._retries + 1):

@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 
 from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_engine.cli.app import OneLineErrors
-from cocoa_integrations.server import ServerSettings, command, create_app, process
+from cocoa_integrations.server import ServerSettings, create_app, lifecycle, process
 from cocoa_integrations.server.command import given_keys, serve
 from tests.helpers.in_threads import start, wait_until
 from tests.helpers.served import CHAT, HELLO, PATIENCE, speaker
@@ -117,7 +117,7 @@ def test_one_arena_is_kept_before_the_model_is_loaded(
 ) -> None:
     order: list[str] = []
     load = CocoaEngine.from_pretrained
-    monkeypatch.setattr(command, "keep_one_arena", lambda: order.append("arena"))
+    monkeypatch.setattr(lifecycle, "keep_one_arena", lambda: order.append("arena"))
     monkeypatch.setattr(
         CocoaEngine, "from_pretrained", lambda *args, **options: order.append("load") or load(*args, **options)
     )

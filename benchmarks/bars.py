@@ -18,7 +18,7 @@ from benchmarks.measure import (
     RATIO_SETUPS,
 )
 from benchmarks.serving.names import AT_ONCE, OURS, OURS_SIG, RIVAL, RIVAL_BATCHES
-from cocoa_engine.studies.timing import Spread, ratio
+from cocoa_engine.lab.timing import Spread, ratio
 
 Record = Mapping[str, Any]
 

@@ -26,7 +26,7 @@ from benchmarks.measure import (
 )
 from benchmarks.probe import probe
 from benchmarks.prompts import questions
-from cocoa_engine.studies.timing import Spread, Turn, interleave, ratio
+from cocoa_engine.lab.timing import Spread, Turn, interleave, ratio
 
 BUSY_PROCESSES = 2
 STATES = ("idle", "busy")

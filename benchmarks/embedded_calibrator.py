@@ -1,7 +1,7 @@
 """Fit the embedded calibrator, and measure how risks carry over between data sets.
 
     python -m benchmarks.embedded_calibrator measure --cache CACHE --xsum xsum_token --diasumfact annotations.json ...
-    python -m benchmarks.embedded_calibrator fit --cache CACHE --out cocoa_engine/calibration/embedded.json
+    python -m benchmarks.embedded_calibrator fit --cache CACHE --out cocoa_engine/risk/embedded.json
     python -m benchmarks.embedded_calibrator compare --cache CACHE --out docs/explanation/signal/data
     python -m benchmarks.embedded_calibrator parts --cache CACHE --xsum xsum_token
     python -m benchmarks.embedded_calibrator answers --cache CACHE
@@ -27,19 +27,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, RiskCalibrator
-from cocoa_engine.calibration.features import PROBE_FEATURE, SPAN_FEATURES, span_features
-from cocoa_engine.calibration.fitted_risk import FittedRisk
-from cocoa_engine.calibration.settings import Settings
-from cocoa_engine.datasets import LabelledText, Question, read_labelled, read_questions, sample
+from cocoa_engine.lab.cache import generated
+from cocoa_engine.lab.data import LabelledText, Question, read_labelled, read_questions, sample
+from cocoa_engine.lab.fit import FitSettings, LabelledFeatures, fit, fit_only, left_out
+from cocoa_engine.lab.forced import force
+from cocoa_engine.lab.measured import answer_values, labelled_answers, labelled_features, question_prompts
+from cocoa_engine.lab.ranking import Bootstrap, RankedWithin
+from cocoa_engine.lab.thresholds import choose, expected_calibration_error, reliability
 from cocoa_engine.methods.retrieval_heads import source_heads
 from cocoa_engine.model.prompts import Prompt
-from cocoa_engine.studies.answering import generated
-from cocoa_engine.studies.fitting.fit import FitSettings, LabelledFeatures, fit, fit_only, left_out
-from cocoa_engine.studies.fitting.measured import answer_values, labelled_answers, labelled_features, question_prompts
-from cocoa_engine.studies.fitting.thresholds import choose
-from cocoa_engine.studies.fitting.validation import expected_calibration_error, reliability
-from cocoa_engine.studies.signal.ranking import Bootstrap, RankedWithin
-from cocoa_engine.studies.signal.segments import force
+from cocoa_engine.risk.calibrator import Settings
+from cocoa_engine.risk.features import PROBE_FEATURE, SPAN_FEATURES, span_features
+from cocoa_engine.risk.fitted import FittedRisk
 
 GIVEN = {
     "xsum": "xsum_token (Zhou et al., 2021; MIT)",

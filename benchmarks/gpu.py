@@ -35,10 +35,9 @@ from cocoa_engine.decoding import distributions
 from cocoa_engine.decoding.next_tokens import NextTokens, next_tokens
 from cocoa_engine.equations import middle_layers
 from cocoa_engine.execution.backends import TokenTree, choose
+from cocoa_engine.lab.timing import Spread, describe, one_line
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
-from cocoa_engine.studies.machine import describe, one_line
-from cocoa_engine.studies.timing import Spread
 
 LLAMA_3_8B = {
     "vocab_size": 128256,

@@ -9,7 +9,7 @@ from benchmarks.command import main
 from benchmarks.measure import Bench
 from benchmarks.steps import MAX_LEAVES, Steps
 from cocoa_engine import Runtime
-from cocoa_engine.studies.timing import interleave, ratio, timed
+from cocoa_engine.lab.timing import interleave, ratio, timed
 
 
 def measure(bench: Bench) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from benchmarks.bars import Record
-from cocoa_engine.studies.timing import Spread
+from cocoa_engine.lab.timing import Spread
 
 
 def table(headings: Sequence[str], rows: Iterator[Sequence[str]]) -> str:

@@ -17,9 +17,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedC
 
 from benchmarks.settings import Settings
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
-from cocoa_engine.studies.hf_generate import generate
-from cocoa_engine.studies.machine import describe
-from cocoa_engine.studies.timing import Turn, interleave, ratio, timed
+from cocoa_engine.lab.timing import Turn, describe, generate, interleave, ratio, timed
 
 Prompts = Sequence[list[int]]
 """One unit of work: the token ids of one prompt, or of several prompts that are answered together."""
@@ -39,13 +37,15 @@ Competitor = Callable[[Prompts], Turn]
 
 
 class Bench:
-    """The loaded model and the settings, which every measurement receives."""
+    """The loaded model and the settings, which every measurement receives. The embedded model is unpacked."""
 
     def __init__(self, settings: Settings, progress: Progress) -> None:
         torch.set_num_threads(settings.threads)
         self.settings = settings
         self.progress = progress
-        self.loaded = CocoaEngine.from_pretrained(settings.model, runtime=Runtime(prefix_cache_mb=0))
+        self.loaded = CocoaEngine.from_pretrained(
+            settings.model, runtime=Runtime(weights="stored" if settings.model else FLOAT32, prefix_cache_mb=0)
+        )
 
     def engine(self, **runtime: Any) -> CocoaEngine:
         """An engine around the model. The prefix cache is off unless ``prefix_cache_mb`` is given."""

@@ -16,7 +16,7 @@ from benchmarks.peak import peak_bytes
 from benchmarks.prompts import long_prompt
 from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.execution.forward.kv_store import KeyValues
-from cocoa_engine.studies.timing import ratio
+from cocoa_engine.lab.timing import ratio
 
 METHODS = ("greedy", "cocoa-sig")
 KINDS = ("key_value_bytes", "peak_bytes")

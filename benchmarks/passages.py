@@ -14,7 +14,7 @@ from benchmarks.measure import Bench, progress
 from benchmarks.settings import Settings
 from benchmarks.steps import Steps
 from cocoa_engine import Runtime
-from cocoa_engine.studies.timing import interleave, ratio, timed
+from cocoa_engine.lab.timing import interleave, ratio, timed
 
 COUNTS = (5, 20)
 STEPS = 4  # per unit of work

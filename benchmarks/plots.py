@@ -17,7 +17,7 @@ from benchmarks.bars import Record
 from benchmarks.measure import BASE, COCOA_SIG, GREEDY
 from benchmarks.report import read
 from benchmarks.settings import DOCS, RESULTS
-from cocoa_engine.studies.timing import Spread
+from cocoa_engine.lab.timing import Spread
 
 matplotlib.use("Agg")
 # text stays text, and equal data gives equal bytes

@@ -20,8 +20,7 @@ from benchmarks.measure import BASE, COCOA_SIG, GREEDY, Bench, Competitor, Engin
 from benchmarks.memory import peaks
 from benchmarks.prompts import long_context_questions
 from cocoa_engine import Span
-from cocoa_engine.studies.hf_generate import generate
-from cocoa_engine.studies.timing import Turn, ratio
+from cocoa_engine.lab.timing import Turn, generate, ratio
 
 
 def measure(bench: Bench) -> dict[str, Any]:

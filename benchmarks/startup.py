@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.command import main
 from benchmarks.measure import Bench, child
 from benchmarks.prompts import QUESTIONS, encode_question
-from cocoa_engine.studies.timing import Spread
+from cocoa_engine.lab.timing import Spread
 
 STEPS = (
     "import cocoa_engine",

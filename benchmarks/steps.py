@@ -13,8 +13,8 @@ from cocoa_engine import CocoaConfig, Runtime
 from cocoa_engine.decoding.request import capture_spec
 from cocoa_engine.execution.backends import choose
 from cocoa_engine.execution.backends.shared_cache import SharedCache, SharedTree
+from cocoa_engine.lab.timing import interleave, ratio, timed
 from cocoa_engine.model.language_model import LanguageModel
-from cocoa_engine.studies.timing import interleave, ratio, timed
 
 MAX_LEAVES = 8
 

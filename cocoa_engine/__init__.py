@@ -34,26 +34,25 @@ from cocoa_engine.garbage import collector_paused
 from cocoa_engine.methods import METHODS
 from cocoa_engine.optional import quiet_torchao
 from cocoa_engine.results import Generation, LayerCurve
+from cocoa_engine.risk import CalibrationWarning, Check, MeasuredText, RiskCalibrator, Unit, UnitLevel
 from cocoa_engine.runtime import Runtime
 from cocoa_engine.spans import Candidate, Competition, Preceding, RiskSource, Span, Usage
 from cocoa_engine.timeline import Timeline
-from cocoa_engine.units import Check, MeasuredText, Unit, UnitLevel
 
 if TYPE_CHECKING:
-    from cocoa_engine.calibration import CalibrationWarning, RiskCalibrator
     from cocoa_engine.consistency import Consistency
     from cocoa_engine.decoding.grammar import GrammarProcessor
     from cocoa_engine.decoding.request import PerPrompt
     from cocoa_engine.decoding.schema_grammars import json_rule, unenforced
     from cocoa_engine.engine import CocoaEngine
     from cocoa_engine.info import ModelInfo
+    from cocoa_engine.lab.fit import FitSettings
+    from cocoa_engine.lab.fit_calibrator import fit_calibrator, fit_self_made
     from cocoa_engine.model.detokenizer import Detokenizer
     from cocoa_engine.scoring.context_lift import ContextLift, context_lift, context_lift_of_text
     from cocoa_engine.scoring.passage_attention import passage_attention
     from cocoa_engine.scoring.rescoring import rescore
     from cocoa_engine.stream import SpanStream
-    from cocoa_engine.studies.fitting.fit import FitSettings
-    from cocoa_engine.studies.fitting.fit_calibrator import fit_calibrator, fit_self_made
 
 __version__ = "0.1.0"
 
@@ -114,22 +113,20 @@ __all__ = [
 
 # torch and transformers take seconds to import: settings and results are imported without them
 _LAZY = {
-    "CalibrationWarning": "calibration",
     "CocoaEngine": "engine",
     "Consistency": "consistency",
     "ContextLift": "scoring.context_lift",
     "Detokenizer": "model.detokenizer",
-    "FitSettings": "studies.fitting.fit",
+    "FitSettings": "lab.fit",
     "GrammarProcessor": "decoding.grammar",
     "ModelInfo": "info",
     "PerPrompt": "decoding.request",
-    "RiskCalibrator": "calibration",
     "SpanStream": "stream",
     "context_lift": "scoring.context_lift",
     "context_lift_of_text": "scoring.context_lift",
     "json_rule": "decoding.schema_grammars",
-    "fit_calibrator": "studies.fitting.fit_calibrator",
-    "fit_self_made": "studies.fitting.fit_calibrator",
+    "fit_calibrator": "lab.fit_calibrator",
+    "fit_self_made": "lab.fit_calibrator",
     "passage_attention": "scoring.passage_attention",
     "rescore": "scoring.rescoring",
     "unenforced": "decoding.schema_grammars",

@@ -10,10 +10,10 @@ from cocoa_engine.arguments import ResultModel
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.results import Generation
+from cocoa_engine.risk import Check
+from cocoa_engine.risk.units import DISAGREE
 from cocoa_engine.safe_text import short_repr
 from cocoa_engine.text_matching import normalized, support, token_f1
-from cocoa_engine.units import Check
-from cocoa_engine.units.unit import DISAGREE
 
 MAX_SAMPLES = 10_000
 """Maximum number of sampled answers. All of them are kept."""

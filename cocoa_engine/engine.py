@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 from typing_extensions import Self
 
 from cocoa_engine.arguments import given_or_new, of_type
-from cocoa_engine.calibration import RiskCalibrator
 from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.consistency import Consistency, Match, compare, sample_configs
@@ -30,7 +29,8 @@ from cocoa_engine.model.passages import Passages, Source, passage_positions
 from cocoa_engine.model.prompts import Messages, Prompt, Texts, chat_ids, is_chat, require_room
 from cocoa_engine.model.tokenizer import not_shared
 from cocoa_engine.results import Generation, LayerCurve
-from cocoa_engine.risk_policy import RiskPolicy
+from cocoa_engine.risk import RiskCalibrator
+from cocoa_engine.risk.policy import RiskPolicy
 from cocoa_engine.runtime import Runtime
 from cocoa_engine.scoring import given_texts, layer_curve
 from cocoa_engine.spans import Span
@@ -79,7 +79,8 @@ class CocoaEngine:
         calibrator: RiskCalibrator | str | Path | None = "auto",
     ) -> None:
         runtime = given_or_new(runtime, Runtime, "runtime")
-        if runtime.weights != "stored" and not any(isinstance(weight, BlockTensor) for weight in model.parameters()):
+        in_blocks = any(isinstance(weight, BlockTensor) for weight in model.parameters())
+        if runtime.weights != "stored" and in_blocks == (runtime.weights == "float32"):
             raise ConfigError(f"weights={runtime.weights!r} applies to from_pretrained, not to a model that is loaded")
         self._session = Session(model, tokenizer, runtime, model_name)
         self.config = given_or_new(config, CocoaConfig, "config")
@@ -370,7 +371,7 @@ class CocoaEngine:
         controls = Controls(logits_processor, stopping_criteria, generation_config, cancellation)
         request = self._request(prompt, config, controls, source, timeline)
         (generation,) = self._generations([request], [config])
-        self._risk.warn_of_domain(generation)
+        self._risk.warn_of_domain(generation.out_of_domain)
         return generation
 
     def stream(
@@ -396,7 +397,9 @@ class CocoaEngine:
         request = self._request(prompt, config, controls, source, timeline)
         self._risk.check(config)
         measure = partial(self._risk.measure, config, request.passages)
-        return SpanStream(self.session, request, config, measure, self._risk.warn_of_domain)
+        return SpanStream(
+            self.session, request, config, measure, lambda answer: self._risk.warn_of_domain(answer.out_of_domain)
+        )
 
     @overload
     def generate_batch(
@@ -473,7 +476,7 @@ class CocoaEngine:
         )
         valid = [request for request in requests if isinstance(request, Request)]
         answers = self._decode(valid, [config] * len(valid), batch_size, keep_errors=return_exceptions)
-        self._risk.warn_of_domain(*answers)
+        self._risk.warn_of_domain(any(isinstance(answer, Generation) and answer.out_of_domain for answer in answers))
         of_valid = iter(answers)
         return [next(of_valid) if isinstance(request, Request) else request for request in requests]
 
@@ -546,7 +549,7 @@ class CocoaEngine:
         scored = given_texts.score(
             self.session, prompt, text, settled, measure, source, divide=divide, cancellation=cancellation
         )
-        self._risk.warn_of_domain(*(scored if isinstance(scored, list) else [scored]))
+        self._risk.warn_of_domain(any(one.out_of_domain for one in (scored if isinstance(scored, list) else [scored])))
         return scored
 
     def consistency(

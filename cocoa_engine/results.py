@@ -13,8 +13,8 @@ from typing_extensions import Self
 from cocoa_engine.arguments import ResultModel
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import con_mlds_of, f_mlds_of
+from cocoa_engine.risk import Check, MeasuredText, Unit
 from cocoa_engine.spans import CLOSED_BOOK_TOKENS, Competition, FinishReason, RiskSource, Span, Usage
-from cocoa_engine.units import Check, MeasuredText, Unit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

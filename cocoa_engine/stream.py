@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from types import GeneratorType, TracebackType
 from typing import cast
 
-from cocoa_engine.calibration.risk_measure import RiskMeasure
 from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.request import Request
@@ -19,6 +18,7 @@ from cocoa_engine.errors import RequestCancelledError
 from cocoa_engine.execution.session import Session
 from cocoa_engine.process_exit import at_work
 from cocoa_engine.results import Generation
+from cocoa_engine.risk.policy import RiskMeasure
 from cocoa_engine.spans import Span
 
 

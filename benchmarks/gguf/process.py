@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.measure import Bench, child
 from benchmarks.probe import probe
 from benchmarks.prompts import QUESTIONS, encode_question
-from cocoa_engine.studies.timing import Spread
+from cocoa_engine.lab.timing import Spread
 
 MEMORY = """
 import re

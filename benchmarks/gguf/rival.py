@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from benchmarks.measure import Prompts
-from cocoa_engine.studies.timing import Turn
+from cocoa_engine.lab.timing import Turn
 
 WORKER = Path(__file__).with_name("llama_cpp_worker.py")
 SLOTS = 2048

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.markdown import comparison, state, table
 from benchmarks.measure import BLOCKS, FLOAT32
-from cocoa_engine.studies.timing import Spread
+from cocoa_engine.lab.timing import Spread
 
 Records = Mapping[str, Any]
 

@@ -15,7 +15,7 @@ from benchmarks.probe import probe
 from benchmarks.report import write_report
 from benchmarks.serving import faults, first_text, load, memory, rival
 from benchmarks.settings import RESULTS
-from cocoa_engine.studies.machine import describe
+from cocoa_engine.lab.timing import describe
 
 PARTS = ("load", "load_memory", "rival", "first_text", "memory", "kill", "readers")
 

@@ -27,7 +27,7 @@ from benchmarks.serving.processes import (
     running,
 )
 from benchmarks.serving.requests import bodies
-from cocoa_engine.studies.timing import Spread, ratio
+from cocoa_engine.lab.timing import Spread, ratio
 
 STREAMS = 64
 GLIBC = {"MALLOC_ARENA_MAX": "0"}

@@ -8,8 +8,7 @@ from typing import Any
 
 from benchmarks.markdown import spread, state, table
 from benchmarks.serving.names import OURS, OURS_SIG, RIVAL, RIVAL_BATCHES
-from cocoa_engine.studies.machine import one_line
-from cocoa_engine.studies.timing import Spread
+from cocoa_engine.lab.timing import Spread, one_line
 
 Records = Mapping[str, Any]
 

@@ -19,7 +19,7 @@ from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.terminal import output, print_json
 from cocoa_engine.cli.unfinished import fate, measured_answers
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.datasets import read_labelled, sample
+from cocoa_engine.lab.data import read_labelled, sample
 
 
 @with_options("metric", "gamma", "max_candidates", "max_span_tokens", "span_boundary", "span_log_prob",
@@ -51,8 +51,8 @@ def alpha(
     with reserved(*([plot] if plot else []), overwrite=overwrite), measured_answers(context, cache) as kept:
         progress = Progress("alpha")
         engine = load_engine(model, loading, progress=progress)
-        from cocoa_engine.studies.alpha import collect, draw, suggest
-        from cocoa_engine.studies.answering import answers_cache
+        from cocoa_engine.lab.alpha import collect, draw, suggest
+        from cocoa_engine.lab.cache import answers_cache
 
         asked: Sequence[str | Sequence[int]] = [
             engine.encode_chat([{"role": "user", "content": one.question}]) if chat else one.prompt for one in questions

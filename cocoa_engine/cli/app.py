@@ -18,7 +18,6 @@ import typer
 from typer.core import TyperGroup
 
 from cocoa_engine import __version__
-from cocoa_engine.calibration import CalibrationWarning
 from cocoa_engine.cli.alpha import alpha
 from cocoa_engine.cli.ask import ask
 from cocoa_engine.cli.bench import bench
@@ -33,6 +32,7 @@ from cocoa_engine.cli.score import score
 from cocoa_engine.cli.signal import signal
 from cocoa_engine.cli.terminal import Terminated, describe_error, print_note
 from cocoa_engine.cli.threshold import threshold
+from cocoa_engine.risk import CalibrationWarning
 from cocoa_engine.safe_text import safe
 
 INTERRUPTED = 130  # what a shell reports for a program that Ctrl-C ended

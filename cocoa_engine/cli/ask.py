@@ -9,7 +9,6 @@ from typing import Annotated, Final, Literal
 
 import typer
 
-from cocoa_engine.calibration.risk_measure import reaches
 from cocoa_engine.cli.answer_json import answer_json
 from cocoa_engine.cli.export import Html, Svg, check_writable, write
 from cocoa_engine.cli.live_answer import decode_live
@@ -25,9 +24,9 @@ from cocoa_engine.rendering.scale import RAW
 from cocoa_engine.rendering.svg import document as picture
 from cocoa_engine.rendering.terminal import report, spans_text
 from cocoa_engine.results import Generation
+from cocoa_engine.risk import MeasuredText, riskiest
 from cocoa_engine.safe_text import short_repr
 from cocoa_engine.spans import Span
-from cocoa_engine.units import MeasuredText, riskiest
 
 TOO_RISKY = 3
 """The exit code of ``--fail-on-risk``."""
@@ -132,8 +131,8 @@ def ask(
         raise interrupt
     if limit == AUTO:
         limit = threshold_of(generation)
-    if isinstance(limit, float) and reaches(found := risk_of(generation), limit):
-        print_note(f"the risk of the answer, {found:.3f}, reaches --fail-on-risk {limit:g}")
+    if isinstance(limit, float) and not (risk := risk_of(generation)) < limit:
+        print_note(f"the risk of the answer, {risk:.3f}, reaches --fail-on-risk {limit:g}")
         raise typer.Exit(TOO_RISKY)
 
 

@@ -18,10 +18,10 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.rendering.wording import count
 from cocoa_engine.spans import Usage
-from cocoa_engine.studies.timing import Spread, Turn, measured_rounds, ratio, timed
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
+    from cocoa_engine.lab.timing import Turn
 
 QUESTIONS = (
     "What is the capital of Australia, and when was it founded?",
@@ -59,6 +59,8 @@ def bench(
     questions = list(prompt or QUESTIONS)
     if not all(question.strip() for question in questions):
         raise PromptError("a --prompt is empty")
+    from cocoa_engine.lab.timing import measured_rounds, timed
+
     ours = _by_name(config.replace(max_new_tokens=tokens), methods)
     progress = Progress("bench")
     engine = _without_prefix_cache(load_engine(model, loading, progress=progress))
@@ -124,7 +126,7 @@ def _encoded(engine: CocoaEngine, question: str) -> list[int]:
 
 
 def _hugging_face(engine: CocoaEngine, tokens: int) -> Callable[[list[int]], int]:
-    from cocoa_engine.studies.hf_generate import generate
+    from cocoa_engine.lab.timing import generate
 
     return lambda ids: len(generate(engine.model, engine.tokenizer, [ids], tokens)[0])
 
@@ -145,7 +147,7 @@ def _record(
     prompts: int,
     rounds: int,
 ) -> dict[str, Any]:
-    from cocoa_engine.studies.machine import describe, one_line
+    from cocoa_engine.lab.timing import describe, one_line, ratio
 
     machine, info = describe(), engine.info()
     decoders = {
@@ -177,6 +179,8 @@ def _per_kept_token(usages: Sequence[Usage]) -> dict[str, float]:
 
 
 def _table(record: dict[str, Any]) -> Table:
+    from cocoa_engine.lab.timing import Spread
+
     finished, asked = len(record["decoders"][BASE]["seconds_per_token"]), record["rounds"]
     rounds = asked if finished == asked else f"{finished} of {asked}, incomplete"
     title = f"Per kept token, median (prompts: {record['prompts']}, new tokens: {record['tokens']}, rounds: {rounds})"

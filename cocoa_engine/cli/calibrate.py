@@ -8,9 +8,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from cocoa_engine.calibration.calibrator import RiskCalibrator
-from cocoa_engine.calibration.features import Level
-from cocoa_engine.calibration.fitted_risk import Rule
 from cocoa_engine.cli.calibrator_check import FITTED_SETTINGS, as_fitted, check_calibrator
 from cocoa_engine.cli.calibrator_fit import fit_and_save
 from cocoa_engine.cli.dataset_options import Cache, Chat, Draws, Format, Prompts, Seed
@@ -25,6 +22,9 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.optional import need
 from cocoa_engine.output_files import is_stream
+from cocoa_engine.risk.calibrator import RiskCalibrator
+from cocoa_engine.risk.features import Level
+from cocoa_engine.risk.fitted import Rule
 
 
 @with_options("method", *FITTED_SETTINGS, "max_new_tokens")
@@ -148,7 +148,7 @@ def calibrate(
     if known is not None:
         config = as_fitted(config, known.settings, check)
     need("sklearn", extra="risk", what="cocoa calibrate")
-    from cocoa_engine.studies.fitting.fit import FitSettings  # torch: not for every `cocoa --help`
+    from cocoa_engine.lab.fit import FitSettings  # torch: not for every `cocoa --help`
 
     if plot is None and out is not None and not is_stream(out):
         plot = out.with_suffix(".svg")
@@ -192,7 +192,7 @@ def calibrate(
 def _threshold(
     precision: float | None, recall: float | None, specificity: float | None, miss: float | None
 ) -> tuple[Rule, float] | None:
-    from cocoa_engine.studies.fitting.thresholds import require  # numpy: not for every `cocoa --help`
+    from cocoa_engine.lab.thresholds import require  # numpy: not for every `cocoa --help`
 
     given: list[tuple[Rule, float]] = []
     if precision is not None:

@@ -9,21 +9,20 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from cocoa_engine.calibration.calibrator import CalibrationWarning, RiskCalibrator
-from cocoa_engine.calibration.features import Level
-from cocoa_engine.calibration.fitted_risk import FittedRisk
-from cocoa_engine.calibration.settings import Settings
 from cocoa_engine.cli.labelled_features import LabelledAnswers
 from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.terminal import print_json, print_note
 from cocoa_engine.cli.validation_report import ValidationReport, validation_table
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.datasets import Question
 from cocoa_engine.errors import CalibrationError, ConfigError
+from cocoa_engine.lab.data import Question
+from cocoa_engine.risk.calibrator import CalibrationWarning, RiskCalibrator, Settings
+from cocoa_engine.risk.features import Level
+from cocoa_engine.risk.fitted import FittedRisk
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
-    from cocoa_engine.studies.fitting.fit import LabelledFeatures
+    from cocoa_engine.lab.fit import LabelledFeatures
 
 FITTED_SETTINGS = [name for name in Settings.model_fields if name != "branches"]
 """The settings that a calibrator was fitted with; whether there are branches follows from the method."""
@@ -89,10 +88,9 @@ def check_calibrator(
         CalibrationError: it has no risk of a level that is labelled with both classes.
         Exit: a risk is poor, and ``report.strict``.
     """
-    from cocoa_engine.studies.fitting.direction import direction_of
-    from cocoa_engine.studies.fitting.fit import risks_of, validate
-    from cocoa_engine.studies.fitting.measured import LEVELS
-    from cocoa_engine.studies.fitting.verdict import verdict
+    from cocoa_engine.lab.fit import direction_of, risks_of, validate
+    from cocoa_engine.lab.fit_calibrator import verdict
+    from cocoa_engine.lab.measured import LEVELS
 
     if differences := known.mismatches(engine.model_name, config, engine.num_layers):
         warnings.warn(CalibrationWarning.of(differences), stacklevel=2)

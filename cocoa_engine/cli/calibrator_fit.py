@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
-from cocoa_engine.calibration.features import Level
 from cocoa_engine.cli.labelled_features import ANSWER, LabelledAnswers
 from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.terminal import on_interrupt, print_json, print_note
 from cocoa_engine.cli.validation_report import ValidationReport, risk_table
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.risk.features import Level
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
-    from cocoa_engine.studies.answer_cache import CacheFolder
-    from cocoa_engine.studies.fitting.fit import FitSettings
+    from cocoa_engine.lab.cache import CacheFolder
+    from cocoa_engine.lab.fit import FitSettings
 
 
 def fit_and_save(
@@ -48,10 +48,9 @@ def fit_and_save(
         CalibrationError: too little is labelled.
         Exit: a risk is poor, and ``report.strict``.
     """
-    from cocoa_engine.studies.fitting.fit import fit_levels
-    from cocoa_engine.studies.fitting.fit_calibrator import calibrator_of, notes
-    from cocoa_engine.studies.fitting.verdict import verdict
-    from cocoa_engine.studies.source_reference import PROMPTS
+    from cocoa_engine.lab.fit import fit_levels
+    from cocoa_engine.lab.fit_calibrator import calibrator_of, notes, verdict
+    from cocoa_engine.lab.heads import PROMPTS
 
     engine = engine.without_calibrator()
     shares = answers.shares()
@@ -81,7 +80,7 @@ def fit_and_save(
 
 def _reference_kept(engine: CocoaEngine, out: Path, cache: CacheFolder | None, progress: Progress) -> Path | None:
     """The file of the reference distribution of the model's source attention, if it was made."""
-    from cocoa_engine.studies.source_reference import keep_reference
+    from cocoa_engine.lab.heads import keep_reference
 
     again = "" if cache is None else " to the end; give the same command with --overwrite to continue"
     note = on_interrupt(f"{out} was written; the model's own source attention was not measured{again}")

@@ -17,7 +17,7 @@ from cocoa_engine.cli.unfinished import measured_answers
 from cocoa_engine.config import CocoaConfig
 
 if TYPE_CHECKING:
-    from cocoa_engine.studies.signal.segments import TeacherForced
+    from cocoa_engine.lab.forced import TeacherForced
 
 
 @with_options("gamma", "max_candidates")
@@ -45,8 +45,8 @@ def claims(
     with measured_answers(context, cache) as kept:
         progress = Progress("claims")
         engine = load_engine(model, loading, calibrator, progress=progress)
-        from cocoa_engine.studies.claims import TokenValues, measure_claims, to_csv, to_markdown
-        from cocoa_engine.studies.fitting.measured import span_risks
+        from cocoa_engine.lab.claims import TokenValues, measure_claims, to_csv, to_markdown
+        from cocoa_engine.lab.measured import span_risks
 
         applying = engine.calibrator_for(config)
         fitted = applying if applying is not None and applying.span is not None and applying.probe is None else None

@@ -17,8 +17,8 @@ from cocoa_engine.rendering.scale import RiskScale
 from cocoa_engine.rendering.terminal import answer_text, spans_text
 from cocoa_engine.rendering.verdict import verdict
 from cocoa_engine.rendering.wording import NOT_CALIBRATED, count
+from cocoa_engine.risk import Check, MeasuredText
 from cocoa_engine.spans import Span
-from cocoa_engine.units import Check, MeasuredText
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine

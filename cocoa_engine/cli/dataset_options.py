@@ -16,15 +16,15 @@ import typer
 from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.unfinished import fate
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.datasets import FORMATS, LabelledText, checked, read_labelled, sample
-from cocoa_engine.datasets.files import read_document
 from cocoa_engine.errors import ConfigError, DataError
+from cocoa_engine.lab.data import FORMATS, LabelledText, checked, read_labelled, sample
+from cocoa_engine.lab.files import read_document
 from cocoa_engine.model.embedded import MODEL_NAME
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
-    from cocoa_engine.studies.answer_cache import CacheFolder
-    from cocoa_engine.studies.signal.segments import TeacherForced
+    from cocoa_engine.lab.cache import CacheFolder
+    from cocoa_engine.lab.forced import TeacherForced
 
 DataPath = Annotated[Path, typer.Option("--data", help="A labelled data set: a file or a folder.")]
 Format = Annotated[
@@ -87,12 +87,11 @@ def teacher_forced(
     cache: CacheFolder | None = None,
     progress: Progress,
 ) -> Iterator[Iterator[TeacherForced]]:
-    """Feed answers as :func:`~cocoa_engine.studies.signal.segments.force` does, as the stage ``feeding answers``.
+    """Feed answers as :func:`~cocoa_engine.lab.forced.force` does, as the stage ``feeding answers``.
 
     ``cache`` is a folder in which they are kept, with the mean states of their spans at a ``layer``.
     """
-    from cocoa_engine.studies.signal.kept_profile import ProfileCache
-    from cocoa_engine.studies.signal.segments import force
+    from cocoa_engine.lab.forced import ProfileCache, force
 
     options: dict[str, Any] = {"chat": chat, "without_source": without_source}
     fed = None if cache is None else ProfileCache(cache, engine, config, layer=layer, **options)

@@ -77,9 +77,8 @@ def heads(
     with reserved(*([] if out is None else [out]), overwrite=overwrite), measured_answers(context, cache) as kept:
         progress = Progress("heads")
         engine = load_engine(model, loading, progress=progress)
+        from cocoa_engine.lab.heads import RUNS, find_retrieval_heads, with_reference  # imports torch
         from cocoa_engine.methods.retrieval_heads import keep, spread_heads_of
-        from cocoa_engine.studies.retrieval_heads import RUNS, find_retrieval_heads  # imports torch
-        from cocoa_engine.studies.source_reference import with_reference
 
         needles = 0 if spread else len(sizes) * RUNS
         progress.plan({"needles": needles, "answering": prompts})

@@ -8,18 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cocoa_engine.calibration.features import Level
 from cocoa_engine.cli.dataset_options import read, read_documents, teacher_forced
 from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.unfinished import fate
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.datasets import LabelledText, Question, read_questions, sample
 from cocoa_engine.errors import CalibrationError
+from cocoa_engine.lab.data import LabelledText, Question, read_questions, sample
+from cocoa_engine.risk.features import Level
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
-    from cocoa_engine.studies.answer_cache import CacheFolder
-    from cocoa_engine.studies.fitting.fit import LabelledFeatures
+    from cocoa_engine.lab.cache import CacheFolder
+    from cocoa_engine.lab.fit import LabelledFeatures
 
 ANSWER = 10.0
 """The work of an answer to a question, where that of feeding a text is 1."""
@@ -85,7 +85,7 @@ class LabelledAnswers:
 
     def shares(self) -> dict[str, float]:
         """The stages of :meth:`measured`, and the work of each: that of feeding a text is 1."""
-        from cocoa_engine.studies.fitting.self_made import QUESTIONS
+        from cocoa_engine.lab.self_made import QUESTIONS
 
         made = (self.count or QUESTIONS) if self.self_made else 0
         return {
@@ -109,12 +109,12 @@ class LabelledAnswers:
         Raises:
             CalibrationError: nothing is labelled by this level.
         """
-        from cocoa_engine.studies.answering import answers_cache
-        from cocoa_engine.studies.fitting.fit_calibrator import about_self_made
-        from cocoa_engine.studies.fitting.measured import labelled_features, own_answers, probe_layer
-        from cocoa_engine.studies.fitting.self_made import QUESTIONS, made_questions, self_made_features
-        from cocoa_engine.studies.signal.indicators import Layers
-        from cocoa_engine.studies.signal.kept_profile import ProfileCache
+        from cocoa_engine.lab.cache import answers_cache
+        from cocoa_engine.lab.fit_calibrator import about_self_made
+        from cocoa_engine.lab.forced import ProfileCache
+        from cocoa_engine.lab.indicators import Layers
+        from cocoa_engine.lab.measured import labelled_features, own_answers, probe_layer
+        from cocoa_engine.lab.self_made import QUESTIONS, made_questions, self_made_features
 
         Layers.of(config, engine.num_layers)  # refuse bad settings before the work
         becomes = partial(fate, self.cache)

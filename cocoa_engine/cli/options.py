@@ -13,6 +13,7 @@ import typer
 from pydantic.fields import FieldInfo
 from rich.markup import escape
 
+from cocoa_engine.cli.plugins import Runner, runner_options
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.model import load_options
@@ -84,9 +85,9 @@ class LoadOptions:
     weights: Annotated[
         str,
         typer.Option(
-            metavar="stored|q8_0|q4_k",
-            help="q8_0, q4_k: quantise a safetensors checkpoint while it is loaded, to about 8.5 and 4.5 bits for each "
-            "weight. For a CPU; it changes answers.",
+            metavar="stored|float32|q8_0|q4_k",
+            help="float32: unpack a GGUF file, to four bytes for each weight. q8_0, q4_k: quantise a safetensors "
+            "checkpoint while it is loaded, to about 8.5 and 4.5 bits for each weight. For a CPU; it changes answers.",
             rich_help_panel=LOADING,
         ),
     ] = "stored"
@@ -104,10 +105,12 @@ class LoadOptions:
 
 
 def with_options(*only: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Turn a function into a command; its parameters may be annotated ``CocoaConfig``, ``LoadOptions`` and ``Model``.
+    """Turn a function into a command; its parameters may be annotated ``CocoaConfig``, ``LoadOptions``, ``Model``
+    and ``Runner``.
 
     Each of the first two becomes one option per field, and the function receives the object built from the options. A
-    ``Model`` can be given as an option and as an argument.
+    ``Model`` can be given as an option and as an argument. A parameter ``runner: Runner`` becomes the options of the
+    plug-in that may run the command elsewhere.
     Decoding options are passed on as text, so that bad values raise :class:`~cocoa_engine.errors.ConfigError`.
 
     Args:
@@ -116,11 +119,15 @@ def with_options(*only: str) -> Callable[[Callable[..., None]], Callable[..., No
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         parameters: list[inspect.Parameter] = []
+        elsewhere: Callable[..., Runner] | None = None
         for parameter in inspect.signature(function, eval_str=True).parameters.values():
             if parameter.annotation is CocoaConfig:
                 parameters += _config_options(only)
             elif parameter.annotation is LoadOptions:
                 parameters += _load_options()
+            elif parameter.annotation == Runner:
+                elsewhere = runner_options(function.__name__)
+                parameters += [] if elsewhere is None else _runner_options(elsewhere)
             elif parameter.annotation == Model:
                 parameters += _model_options()
             else:
@@ -135,6 +142,8 @@ def with_options(*only: str) -> Callable[[Callable[..., None]], Callable[..., No
                     given[name] = _config(config)
                 elif kind is LoadOptions:
                     given[name] = LoadOptions(**loading)
+            if elsewhere is not None:
+                given["runner"] = elsewhere(**{one.name: given.pop(one.name) for one in _runner_options(elsewhere)})
             if "positional_model" in given:
                 given["model"] = _one_model(given["model"], given.pop("positional_model"))
             function(**given)
@@ -145,6 +154,11 @@ def with_options(*only: str) -> Callable[[Callable[..., None]], Callable[..., No
         return command
 
     return decorate
+
+
+def _runner_options(elsewhere: Callable[..., Runner]) -> list[inspect.Parameter]:
+    parameters = inspect.signature(elsewhere, eval_str=True).parameters.values()
+    return [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
 
 
 def _load_options() -> Iterator[inspect.Parameter]:

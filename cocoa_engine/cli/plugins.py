@@ -6,19 +6,25 @@ its command is run or listed by ``--help``. A plugin that cannot be imported doe
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.main import get_command
 
-from cocoa_engine.errors import CocoaError, MissingExtraError
+from cocoa_engine.errors import CocoaError
 
 GROUP = "cocoa.commands"
 
-RAY = "cocoa.ray"
-"""The group of entry points that run a command on a Ray cluster. Each is named after its command."""
+RUNNERS = "cocoa.runners"
+"""The group of entry points for running a command elsewhere, as on a cluster. Each is named after the function of its
+command."""
+
+Runner = Annotated[Callable[..., Any] | None, "runner"]
+"""The annotation of a command's parameter for what runs it elsewhere."""
 
 
 @cache
@@ -45,13 +51,14 @@ def load_command(name: str) -> Any:
     return get_command(single)
 
 
-def ray_runner(command: str) -> Any:
-    """The function that runs a command on a Ray cluster.
+def runner_options(command: str) -> Callable[..., Runner] | None:
+    """The function whose parameters are the options of what may run a command elsewhere; `None` if there is none.
 
-    Raises:
-        MissingExtraError: no package provides one.
+    It returns what runs the command; `None` to run it here.
     """
-    for entry in entry_points(group=RAY):
+    for entry in entry_points(group=RUNNERS):
         if entry.name == command:
-            return entry.load()
-    raise MissingExtraError(f"cocoa {command} --ray needs ray: pip install 'cocoa-integrations[ray]'")
+            with suppress(ImportError):
+                options: Callable[..., Runner] = entry.load()
+                return options
+    return None

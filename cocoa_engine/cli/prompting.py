@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.datasets.files import read_document
 from cocoa_engine.errors import ChatTemplateError, ConfigError, DataError, PromptError
+from cocoa_engine.lab.files import read_document
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine, SpanStream

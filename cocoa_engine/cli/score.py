@@ -16,9 +16,9 @@ from cocoa_engine.cli.answer_json import answer_json, answers_json
 from cocoa_engine.cli.export import Html, check_writable, write
 from cocoa_engine.cli.loading import declared_options, load_engine
 from cocoa_engine.cli.options import OTHER_METHODS, Calibrator, Json, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.plugins import Runner
 from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.prompting import Sources, read_sources, with_sources
-from cocoa_engine.cli.ray_options import Actors, NumCpus, NumGpus, Ray, runner_of
 from cocoa_engine.cli.score_rows import divides, score_rows
 from cocoa_engine.cli.terminal import output, print_json, print_note
 from cocoa_engine.config import CocoaConfig
@@ -65,10 +65,7 @@ def score(
             "cannot be scored gets an error.",
         ),
     ] = None,
-    ray: Ray = False,
-    actors: Actors = None,
-    num_cpus: NumCpus = None,
-    num_gpus: NumGpus = None,
+    runner: Runner = None,
 ) -> None:
     """Score a text after a prompt: its log-probability, its layer disagreement and the method's score.
 
@@ -84,11 +81,10 @@ def score(
     if rows is None and (prompt is None or not given):
         raise ConfigError("give --prompt and --text, or --rows and --out")
     sources = read_sources(source)
-    runner = runner_of("score", ray, actors=actors, num_cpus=num_cpus, num_gpus=num_gpus)
-    if ray and rows is None:
-        raise ConfigError("--ray is for many rows: give --rows and --out")
-    if ray and out is not None and is_stream(out):
-        raise ConfigError(f"--ray keeps finished rows beside the file of --out: name a regular file, not {out}")
+    if runner is not None and rows is None:
+        raise ConfigError("sharing the work is for many rows: give --rows and --out")
+    if runner is not None and out is not None and is_stream(out):
+        raise ConfigError(f"finished rows are kept beside the file of --out: name a regular file, not {out}")
     check_writable(rows, html=html, out=out)
     progress = Progress("score")
     engine = None if runner is not None else load_engine(model, loading, calibrator, progress=progress)
@@ -96,8 +92,7 @@ def score(
         replaces = out.is_file() and not is_stream(out)
         if runner is not None:
             load = declared_options(model, loading, calibrator)
-            share = {"actors": actors, "num_cpus": num_cpus, "num_gpus": num_gpus, "threads": loading.threads}
-            failed, total = runner(load, rows, out, config, progress=progress, **share)
+            failed, total = runner(load, rows, out, config, progress=progress, threads=loading.threads)
         else:
             assert engine is not None
             failed, total = score_rows(engine, rows, out, config, progress=progress)

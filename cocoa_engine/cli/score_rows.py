@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.terminal import on_interrupt
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.datasets.files import read_parquet, read_text
 from cocoa_engine.errors import CocoaError, ConfigError, DataError
+from cocoa_engine.lab.files import read_parquet, read_text
 from cocoa_engine.methods import METHODS
 from cocoa_engine.optional import need
 from cocoa_engine.output_files import draft_of, is_stream

@@ -28,11 +28,10 @@ from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.terminal import output
 from cocoa_engine.cli.unfinished import measured_answers
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.datasets import detect_format
 from cocoa_engine.errors import DataError
+from cocoa_engine.lab.data import detect_format
 from cocoa_engine.optional import need
 from cocoa_engine.output_files import write_file
-from cocoa_engine.studies.signal.record import Level, plot_names
 
 
 @with_options("alpha", "gamma", "max_candidates", "span_log_prob", "middle_layers", "final_layer")
@@ -67,17 +66,14 @@ def signal(
     records = read(data, format, prompts, seed)
     if context_lift and (lacking := next((record for record in records if not record.source), None)):
         raise DataError(f"{lacking.id!r} has no source, so its context lift cannot be measured.")
+    from cocoa_engine.lab.indicators import Layers, Level, collect
+    from cocoa_engine.lab.signal_report import About, draw, measure, plot_names, to_markdown
+
     plots = [name for level in get_args(Level) for name in plot_names(level)]
     files = [out / name for name in ("signal.json", "signal.md", *plots)]
     with reserved(*files, overwrite=overwrite), measured_answers(context, cache) as kept:
         progress = Progress("signal")
         engine = load_engine(model, loading, progress=progress)
-        from cocoa_engine.studies.signal.indicators import Layers
-        from cocoa_engine.studies.signal.items import collect
-        from cocoa_engine.studies.signal.plots import draw
-        from cocoa_engine.studies.signal.record import About
-        from cocoa_engine.studies.signal.report import measure, to_markdown
-
         Layers.of(config, engine.num_layers)  # refuse bad settings before the work
         progress.plan({"feeding answers": len(records), "computing": 0.1 * len(records)})
         with teacher_forced(

@@ -21,13 +21,12 @@ from cocoa_engine.cli.prompting import Raw, System, require_chat
 from cocoa_engine.cli.terminal import output, print_json, print_note
 from cocoa_engine.cli.unfinished import fate, measured_answers
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.datasets.own_prompts import read_own_prompts
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.optional import quiet_torchao
 from cocoa_engine.rendering.wording import SOURCES, count
 
 if TYPE_CHECKING:
-    from cocoa_engine.studies.stopped_shares import Answer, Row
+    from cocoa_engine.lab.stopping import Answer, Row
 
 
 @with_options(*(name for name in CocoaConfig.model_fields if name != "max_risk"))
@@ -64,11 +63,11 @@ def threshold(
     """
     require_chat(system, raw=raw)
     thresholds = _numbers(at)
-    lines = read_own_prompts(prompts)
     with quiet_torchao():
-        from cocoa_engine.studies.answering import answers_cache
-        from cocoa_engine.studies.stopped_shares import Answer, common_source, measure, require_scale
+        from cocoa_engine.lab.cache import answers_cache
+        from cocoa_engine.lab.stopping import Answer, common_source, measure, read_own_prompts, require_scale
 
+    lines = read_own_prompts(prompts)
     answers = [Answer.of(one.measured, one.is_right(one.measured.text)) for one in lines if one.measured is not None]
     common_source(answers, thresholds)  # refuse bad thresholds before the work
     with measured_answers(context, cache) as kept:
@@ -100,7 +99,7 @@ def threshold(
 
 def _record(answers: Sequence[Answer], thresholds: Sequence[float]) -> dict[str, Any]:
     """The rows as plain values."""
-    from cocoa_engine.studies.stopped_shares import by_answer, by_default, by_span, common_source
+    from cocoa_engine.lab.stopping import by_answer, by_default, by_span, common_source
 
     default = {
         name: None if row is None else row.record()
@@ -117,7 +116,7 @@ def _record(answers: Sequence[Answer], thresholds: Sequence[float]) -> dict[str,
 
 def _tables(answers: Sequence[Answer], thresholds: Sequence[float]) -> list[Table | Text]:
     """The tables of spans and of whole answers, and what they mean."""
-    from cocoa_engine.studies.stopped_shares import by_answer, by_default, by_span, common_source
+    from cocoa_engine.lab.stopping import by_answer, by_default, by_span, common_source
 
     source, labelled = common_source(answers, thresholds), sum(one.right is not None for one in answers)
     what = f" ({SOURCES[source]})" if source in SOURCES else ""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from filelock import FileLock
@@ -18,7 +19,9 @@ from cocoa_engine.cache_directory import cache_directory, is_private, private_fo
 from cocoa_engine.cli.terminal import print_note
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.rendering.wording import count
-from cocoa_engine.studies.answer_cache import CacheFolder
+
+if TYPE_CHECKING:
+    from cocoa_engine.lab.cache import CacheFolder
 
 logger = safe_logger(__name__)
 
@@ -46,6 +49,8 @@ def measured_answers(context: typer.Context, cache: Path | None) -> Iterator[Cac
     Yields:
         The folder; `None` if it cannot be written, is not private, or another process measures the same.
     """
+    from cocoa_engine.lab.cache import CacheFolder
+
     if cache is not None:
         yield CacheFolder(cache)
         return
@@ -83,6 +88,8 @@ def fate(kept: CacheFolder | None) -> str:
 
 def _begin(context: typer.Context) -> tuple[CacheFolder, FileLock] | None:
     """The folder of a command and its lock, which this process has. Older folders are removed."""
+    from cocoa_engine.lab.cache import CacheFolder
+
     try:
         root = cache_directory() / FOLDER
         folder = root / _name(context)

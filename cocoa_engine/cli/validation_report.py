@@ -12,14 +12,13 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from cocoa_engine.calibration.features import Level
-from cocoa_engine.calibration.fitted_risk import FittedRisk, Threshold
-from cocoa_engine.calibration.validation import Estimate, Validation
 from cocoa_engine.cli.terminal import output
 from cocoa_engine.output_files import draft_of
+from cocoa_engine.risk.features import Level
+from cocoa_engine.risk.fitted import Estimate, FittedRisk, Threshold, Validation
 
 if TYPE_CHECKING:
-    from cocoa_engine.studies.fitting.verdict import Verdict
+    from cocoa_engine.lab.fit_calibrator import Verdict
 
 
 @dataclass(frozen=True)
@@ -44,11 +43,13 @@ class ValidationReport:
 
     def draw(self, found: Mapping[Level, Validation]) -> list[Path]:
         """Write the reliability curve of each level, and return the files."""
+        from cocoa_engine.rendering.plot import reliability_curve
+
         files = []
         for level, validation in found.items():
             for file in self.plot_of(level):
                 with draft_of(file) as draft:
-                    validation.plot(level).savefig(draft, format=file.suffix[1:])
+                    reliability_curve(validation, level).savefig(draft, format=file.suffix[1:])
                 files.append(file)
         return files
 
@@ -69,7 +70,7 @@ class ValidationReport:
 
 def validation_table(found: Validation, unit: str) -> Group:
     """How well a risk ranks and is calibrated, compared with the unfitted baselines."""
-    from cocoa_engine.studies.signal.ranking import caution
+    from cocoa_engine.lab.ranking import caution
 
     table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left", title_style="")
     folds = f"; {found.division}" if found.division else ""
@@ -113,6 +114,6 @@ def _guarantee(threshold: Threshold, unit: str) -> str:
 
 
 def _interval(value: Estimate, form: str = ".3f") -> str:
-    from cocoa_engine.studies.signal.ranking import Interval
+    from cocoa_engine.lab.ranking import Interval
 
     return Interval(value.estimate, value.low, value.high).shown(form)

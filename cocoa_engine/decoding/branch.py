@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from cocoa_engine.calibration import RiskCalibrator
 from cocoa_engine.decoding.distributions import TokenOutput
 from cocoa_engine.decoding.next_tokens import NextTokens
 from cocoa_engine.decoding.span_scoring import mlds
 from cocoa_engine.equations import mean_pooled_sum
 from cocoa_engine.execution.backends import Path
 from cocoa_engine.model.detokenizer import Detokenizer
+from cocoa_engine.risk import RiskCalibrator
 from cocoa_engine.spans import Candidate, FinishReason, Preceding
 
 

@@ -10,7 +10,6 @@ import torch
 from transformers import GenerationConfig
 
 from cocoa_engine.arguments import given_or_new, of_type
-from cocoa_engine.calibration import RiskCalibrator
 from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.rules import Rules
@@ -30,6 +29,7 @@ from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.passages import Source, passage_positions, sources_of_batch
 from cocoa_engine.model.prompts import ChatTokens, Prompt, prompt_ids, require_room
 from cocoa_engine.process_exit import at_work
+from cocoa_engine.risk import RiskCalibrator
 from cocoa_engine.timeline import Timeline
 
 T = TypeVar("T")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from cocoa_engine.calibration import RiskCalibrator
-from cocoa_engine.calibration.risk_measure import RiskMeasure, reaches
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.branch import DecidedSpan
 from cocoa_engine.decoding.span_decoder import SpanDecoder
 from cocoa_engine.execution.backends import TokenTree
 from cocoa_engine.model.detokenizer import SpanTexts
 from cocoa_engine.results import Generation
+from cocoa_engine.risk import RiskCalibrator
+from cocoa_engine.risk.policy import RiskMeasure, reaches
 from cocoa_engine.spans import Span, Usage
 
 LOOP = 24

@@ -14,7 +14,6 @@ from collections.abc import Generator, Sequence
 import torch
 from torch import Tensor
 
-from cocoa_engine.calibration.risk_measure import RiskMeasure, reaches
 from cocoa_engine.decoding.answer_history import AnswerHistory
 from cocoa_engine.decoding.branch import Branch, DecidedSpan, branch_mlds, passage_means
 from cocoa_engine.decoding.distributions import Distributions, TokenOutput
@@ -28,6 +27,7 @@ from cocoa_engine.equations import may_be_kept
 from cocoa_engine.execution.backends import FeedRequest, Path, StepOutput, TokenTree
 from cocoa_engine.methods import METHODS
 from cocoa_engine.model.detokenizer import Detokenizer
+from cocoa_engine.risk.policy import RiskMeasure, reaches
 from cocoa_engine.spans import Candidate, FinishReason
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cocoa_engine.calibration import RiskCalibrator
 from cocoa_engine.model.hidden_states import CaptureSpec
+from cocoa_engine.risk import RiskCalibrator
 
 
 @dataclass(frozen=True)

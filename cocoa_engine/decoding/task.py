@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from cocoa_engine.calibration import RiskCalibrator
-from cocoa_engine.calibration.risk_measure import RiskMeasure
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding import speculation
 from cocoa_engine.decoding.request import Request
@@ -20,12 +18,9 @@ from cocoa_engine.methods import METHODS, ContrastingMethod
 from cocoa_engine.model.detokenizer import Detokenizer
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.results import Generation
+from cocoa_engine.risk import RiskCalibrator
+from cocoa_engine.risk.policy import RiskMeasure, measures_source
 from cocoa_engine.spans import Span
-
-
-def measures_source(calibrator: RiskCalibrator, backend: Backend) -> bool:
-    """Whether a backend sees the attention of the heads that a calibrator needs, if it needs any."""
-    return not calibrator.heads or (not backend.model.is_divided and backend.sees_attention)
 
 
 def require_ability(

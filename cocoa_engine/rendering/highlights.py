@@ -9,7 +9,7 @@ from itertools import pairwise
 from cocoa_engine.rendering.differences import Range
 from cocoa_engine.rendering.inputs import Answer
 from cocoa_engine.rendering.scale import RiskScale
-from cocoa_engine.units import Check
+from cocoa_engine.risk import Check
 
 MOST_SHADED = 3
 """The number of claims that are shaded and listed."""

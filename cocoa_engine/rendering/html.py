@@ -36,9 +36,9 @@ from cocoa_engine.rendering.wording import (
     statistics,
     visible,
 )
+from cocoa_engine.risk import Check
 from cocoa_engine.safe_text import safe
 from cocoa_engine.spans import Candidate, Span
-from cocoa_engine.units import Check
 
 _PAGE = """<!DOCTYPE html>
 <html>

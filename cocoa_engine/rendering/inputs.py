@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.risk import Check, Unit
 from cocoa_engine.spans import RiskSource, Span, Usage
-from cocoa_engine.units import Check, Unit
 
 
 class Answer(Protocol):
@@ -109,7 +109,7 @@ class ReliabilityBin(Protocol):
 
 
 class Reliability(Protocol):
-    """How well a risk is calibrated; :class:`~cocoa_engine.calibration.validation.Validation` is one."""
+    """How well a risk is calibrated; :class:`~cocoa_engine.risk.fitted.Validation` is one."""
 
     @property
     def items(self) -> int: ...

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
+from cocoa_engine.risk import LOWEST_SHADE
 from cocoa_engine.spans import RAW, Span
-from cocoa_engine.units import LOWEST_SHADE
 
 __all__ = ["BOUNDS", "LEVELS", "RAW", "RiskScale"]
 

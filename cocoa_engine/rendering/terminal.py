@@ -38,9 +38,9 @@ from cocoa_engine.rendering.wording import (
     visible,
     words_before,
 )
+from cocoa_engine.risk import Check
 from cocoa_engine.safe_text import safe
 from cocoa_engine.spans import RiskSource, Span
-from cocoa_engine.units import Check
 
 # Lightness and underline show the order of the levels, so that colour-blind readers see it too. Yellow and red set
 # their own foreground, so that they look the same on dark and light terminals.

@@ -7,8 +7,8 @@ from math import inf, isnan
 from cocoa_engine.rendering.inputs import Answer
 from cocoa_engine.rendering.scale import RAW, RiskScale
 from cocoa_engine.rendering.wording import FINDINGS, NOT_CALIBRATED, SOURCES
+from cocoa_engine.risk import Check, Unit, tokens_of
 from cocoa_engine.safe_text import safe
-from cocoa_engine.units import Check, Unit, tokens_of
 
 CHECK_THESE = "Check these:"
 NOTHING = "No claim of this answer stands out."

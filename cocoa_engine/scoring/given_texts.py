@@ -7,8 +7,6 @@ from dataclasses import replace
 from typing import cast
 
 from cocoa_engine.arguments import given_or_new
-from cocoa_engine.calibration import RiskCalibrator
-from cocoa_engine.calibration.risk_measure import RiskMeasure
 from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.answer_history import AnswerHistory
@@ -25,6 +23,8 @@ from cocoa_engine.model.passages import Source, passage_positions
 from cocoa_engine.model.prompts import ChatTokens, Prompt, Texts, is_many, prompt_ids, text_ids
 from cocoa_engine.process_exit import at_work
 from cocoa_engine.results import Generation
+from cocoa_engine.risk import RiskCalibrator
+from cocoa_engine.risk.policy import RiskMeasure
 from cocoa_engine.scoring.candidates import CandidateGrower
 from cocoa_engine.scoring.rescoring import rescored
 from cocoa_engine.scoring.shared_prompt import GivenText, ScoredText, score_texts

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import torch
 
-from cocoa_engine.calibration.risk_measure import reaches
 from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.span_scoring import log_prob_and_score
@@ -16,6 +15,7 @@ from cocoa_engine.errors import ConfigError
 from cocoa_engine.execution.backends import Backend
 from cocoa_engine.methods import METHODS, ContrastingMethod
 from cocoa_engine.model.hidden_states import CaptureSpec
+from cocoa_engine.risk.policy import reaches
 from cocoa_engine.scoring.shared_prompt import GivenText, ScoredText, score_texts
 from cocoa_engine.scoring.text_tree import TextTree
 from cocoa_engine.spans import Span

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cocoa_engine.calibration import RiskCalibrator
 from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.branch import DecidedSpan, passage_means
@@ -20,6 +19,7 @@ from cocoa_engine.errors import NonFiniteLogitsError
 from cocoa_engine.execution.backends import Backend
 from cocoa_engine.execution.backends.recompute import Recompute
 from cocoa_engine.model.hidden_states import CaptureSpec
+from cocoa_engine.risk import RiskCalibrator
 from cocoa_engine.scoring.teacher_forcing import score_text
 from cocoa_engine.scoring.text_tree import TextGroup, TextTree
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from cocoa_engine.calibration import RiskCalibrator
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.branch import DecidedSpan, passage_means
 from cocoa_engine.decoding.span_scoring import log_prob_and_score, mlds
@@ -20,6 +19,7 @@ from cocoa_engine.execution.forward.observed_attention import observed_attention
 from cocoa_engine.execution.forward.source_attention import probe_of
 from cocoa_engine.model.hidden_states import CaptureSpec, capture
 from cocoa_engine.model.language_model import LanguageModel
+from cocoa_engine.risk import RiskCalibrator
 
 _CHUNK = 256  # rows of float32 logits held at once: 256 x 128k is 128 MiB
 
@@ -90,7 +90,7 @@ def score_divided(
     """Score a text divided at its risk points, in one forward pass; see :func:`score_spans`.
 
     A span begins where several tokens compete by ``config.gamma``, and before a token that is not the most probable
-    one, as in :func:`cocoa_engine.studies.signal.segments.spans`. The spans' ``text_end`` is their number of tokens.
+    one, as in :func:`cocoa_engine.lab.forced.spans`. The spans' ``text_end`` is their number of tokens.
     """
 
     def lengths(statistics: TokenStatistics, predicting: Tensor) -> list[int]:

@@ -12,7 +12,7 @@ from cocoa_engine import UnitLevel
 from cocoa_engine.errors import ConfigError, HallucinationRiskError
 from cocoa_engine.messages import unknown
 from cocoa_engine.rendering.wording import SOURCES
-from cocoa_engine.units import marked_stretches
+from cocoa_engine.risk import marked_stretches
 from cocoa_integrations._shared.edits import Change, Edit, EditedText, is_machine_read
 from cocoa_integrations._shared.finite import is_unmeasured, severity
 from cocoa_integrations._shared.metadata import is_reasoning

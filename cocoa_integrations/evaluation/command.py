@@ -11,8 +11,8 @@ import typer
 from cocoa_engine.cli.dataset_options import short_name
 from cocoa_engine.cli.loading import declared_options, load_engine
 from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, with_options
+from cocoa_engine.cli.plugins import Runner
 from cocoa_engine.cli.progress import Progress
-from cocoa_engine.cli.ray_options import Actors, NumCpus, NumGpus, Ray, runner_of
 from cocoa_engine.cli.terminal import on_interrupt
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
@@ -58,25 +58,19 @@ def evaluate(
         ),
     ] = False,
     markdown: Markdown = False,
-    ray: Ray = False,
-    actors: Actors = None,
-    num_cpus: NumCpus = None,
-    num_gpus: NumGpus = None,
+    runner: Runner = None,
 ) -> None:
     """Evaluate decoding methods on a benchmark's data file, with a table like those of the paper."""
     from cocoa_integrations.evaluation.harness import evaluate as run
     from cocoa_integrations.evaluation.table import choose_model, report, show
     from cocoa_integrations.evaluation.tasks import describe_data, find_task, load_samples, make_arms
 
-    share = {"actors": actors, "num_cpus": num_cpus, "num_gpus": num_gpus}
-    runner = runner_of("eval", ray, **share)
-
     progress = Progress("eval")
 
     def load() -> Any:
         if runner is None:
             return load_engine(model, loading, calibrator, progress=progress)
-        return runner(declared_options(model, loading, calibrator), **share, threads=loading.threads)
+        return runner(declared_options(model, loading, calibrator), threads=loading.threads)
 
     chosen = find_task(task)
     out = out or Path(f"{chosen.name}-{short_name(model)}")

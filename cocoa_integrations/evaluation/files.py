@@ -8,7 +8,8 @@ from json import dumps
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cocoa_engine.datasets.files import (
+from cocoa_engine.errors import DataError, safe_cause
+from cocoa_engine.lab.files import (
     Row,
     as_object,
     parse_json,
@@ -17,7 +18,6 @@ from cocoa_engine.datasets.files import (
     read_json_list,
     read_parquet,
 )
-from cocoa_engine.errors import DataError, safe_cause
 from cocoa_engine.output_files import append, open_in_place
 
 _READERS: dict[str, Callable[[Path], Iterable[Row]]] = {

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from cocoa_engine import CocoaConfig, __version__
-from cocoa_engine.datasets.files import read_json
 from cocoa_engine.errors import ConfigError, DataError
+from cocoa_engine.lab.files import read_json
 from cocoa_engine.messages import explain
 from cocoa_engine.optional import need
 from cocoa_engine.output_files import LOCK, locked, write_file

@@ -31,9 +31,9 @@ from rich.text import Text
 from cocoa_engine import CocoaConfig
 from cocoa_engine.cli.terminal import output
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.lab.ranking import FEW_GROUPS
 from cocoa_engine.messages import unknown
 from cocoa_engine.safe_text import safe, short_repr
-from cocoa_engine.studies.signal.ranking import FEW_GROUPS
 from cocoa_integrations.evaluation.metrics import beyond_noise
 from cocoa_integrations.evaluation.tasks import Arm, Column, EvalTask
 

@@ -11,7 +11,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from cocoa_engine import Generation as EngineGeneration
 from cocoa_engine import UnitLevel
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.units import is_unspaced, open_block, open_inline
+from cocoa_engine.risk import is_unspaced, open_block, open_inline
 from cocoa_integrations._shared.edits import Change, Edit, EditedText, is_machine_read, is_replaced, may_become_json
 from cocoa_integrations._shared.finite import finite
 from cocoa_integrations._shared.limits import ABSTENTION, MARK, GateMetric, Limit, Mark, require_reaction

@@ -12,8 +12,8 @@ from rich.markup import escape
 from cocoa_engine import Runtime
 from cocoa_engine.cli.loading import declared_options, load_engine
 from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, with_options
+from cocoa_engine.cli.plugins import Runner
 from cocoa_engine.cli.progress import Progress
-from cocoa_engine.cli.ray_options import PANEL, NumCpus, NumGpus, runner_of
 from cocoa_engine.cli.terminal import print_note
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import CocoaError, ConfigError
@@ -35,10 +35,6 @@ def _setting(name: str, panel: str, *flags: str, metavar: str | None = None, mor
     """The option of the command line for a field of :class:`ServerSettings`, which validates it."""
     text = escape(str(ServerSettings.model_fields[name].description)) + more
     return typer.Option(*flags, metavar=metavar, help=text, rich_help_panel=panel)
-
-
-def _of_ray(text: str, least: int) -> Any:
-    return typer.Option(min=least, max=10_000, help=text, show_default=False, rich_help_panel=PANEL)
 
 
 _DEFAULT = ServerSettings()
@@ -98,19 +94,7 @@ def serve(
     max_n: Annotated[int, _setting("max_n", LIMITS)] = _DEFAULT.max_n,
     max_answer_tokens: Annotated[int, _setting("max_answer_tokens", LIMITS)] = _DEFAULT.max_answer_tokens,
     max_body_bytes: Annotated[int, _setting("max_body_bytes", LIMITS)] = _DEFAULT.max_body_bytes,
-    ray: Annotated[
-        bool,
-        typer.Option(
-            "--ray",
-            help="Serve replicas on a Ray cluster: that of RAY_ADDRESS, the one of this machine, or a new one.",
-            rich_help_panel=PANEL,
-        ),
-    ] = False,
-    replicas: Annotated[int | None, _of_ray("Number of replicas. Default: 1.", 1)] = None,
-    min_replicas: Annotated[int | None, _of_ray("Least number of replicas, if the load decides.", 0)] = None,
-    max_replicas: Annotated[int | None, _of_ray("Largest number of replicas, if the load decides.", 1)] = None,
-    num_cpus: NumCpus = None,
-    num_gpus: NumGpus = None,
+    runner: Runner = None,
 ) -> None:
     """Serve a model with OpenAI's protocol: any OpenAI client gets its answers, and the risk of every span.
 
@@ -120,14 +104,6 @@ def serve(
     from cocoa_integrations.server.lifecycle import keep_one_arena
 
     keep_one_arena()  # before there are threads
-    of_ray = {
-        "replicas": replicas,
-        "min_replicas": min_replicas,
-        "max_replicas": max_replicas,
-        "num_cpus": num_cpus,
-        "num_gpus": num_gpus,
-    }
-    runner = runner_of("serve", ray, **of_ray)
     from cocoa_integrations.server.app import create_app
     from cocoa_integrations.server.errors import unhandled_logged
     from cocoa_integrations.server.process import DrainingServer, listening
@@ -150,7 +126,7 @@ def serve(
     runtime = {"max_batch_size": max_batch_size, **({} if max_queue is None else {"max_queue": max_queue})}
     if runner is not None:
         declared = declared_options(model, loading, calibrator, **runtime)
-        runner(declared, config, settings, threads=loading.threads, **of_ray)
+        runner(declared, config, settings, threads=loading.threads)
         return
 
     def load() -> CocoaEngine:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 PACKAGES = (
     "cocoa_engine",
-    "cocoa_engine.datasets",
+    "cocoa_engine.lab.data",
     "cocoa_integrations.langchain",
     "cocoa_integrations.llama_index",
     "cocoa_integrations.transformers",

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, DataError
 from cocoa_engine.cli.dataset_options import read_documents
 from cocoa_engine.cli.score_rows import score_rows
-from cocoa_engine.datasets import read_labelled
-from cocoa_engine.datasets.own_prompts import read_own_prompts
-from cocoa_engine.datasets.questions import read_questions
-from cocoa_engine.studies.answer_cache import AnswerCache, CacheFolder
+from cocoa_engine.lab.cache import AnswerCache, CacheFolder
+from cocoa_engine.lab.data import read_labelled
+from cocoa_engine.lab.records import read_questions
+from cocoa_engine.lab.stopping import read_own_prompts
 from tests.helpers.mutations import broken, broken_json, broken_lines, fuzz, outcome
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 

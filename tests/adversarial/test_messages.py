@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cocoa_engine import DataError
-from cocoa_engine.calibration import CalibrationWarning
+from cocoa_engine.risk import CalibrationWarning
 from tests.helpers.mutations import CONTROLS, ESCAPES, MESSAGE_LIMIT, fuzz
 
 TEXTS = st.one_of(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import cocoa_engine
-from cocoa_engine.datasets import files
+from cocoa_engine.lab import files
 
 READ_WITH = {
     *(name for name in vars(files) if name.startswith("read_")),
@@ -24,38 +24,28 @@ NO_READERS = {"CocoaEngine", "Embedding"}
 
 TARGETS = {
     "cocoa_engine/arguments.py": ["test_settings_in_json"],
-    "cocoa_engine/cache_directory.py": ["test_notes_of_compared_weights", "test_notes_of_the_content_of_gguf_files"],
-    "cocoa_engine/calibration/calibrator.py": ["test_calibrators"],
+    "cocoa_engine/cache_directory.py": ["test_notes_of_compared_weights"],
+    "cocoa_engine/risk/calibrator.py": ["test_calibrators"],
     "cocoa_engine/cli/dataset_options.py": ["test_questions_prompts_and_documents"],
     "cocoa_engine/cli/prompting.py": ["test_questions_prompts_and_documents"],
     "cocoa_engine/cli/score_rows.py": ["test_rows_to_score", "test_parquet_rows_to_score"],
-    "cocoa_engine/datasets/diasumfact.py": ["test_labelled_data"],
-    "cocoa_engine/datasets/faithbench.py": ["test_labelled_data"],
-    "cocoa_engine/datasets/files.py": ["test_labelled_data", "test_compressed_data", "test_parquet"],
-    "cocoa_engine/datasets/jsonl.py": ["test_labelled_data"],
-    "cocoa_engine/datasets/mushroom.py": ["test_labelled_data"],
-    "cocoa_engine/datasets/own_prompts.py": ["test_questions_prompts_and_documents"],
-    "cocoa_engine/datasets/questions.py": ["test_questions_prompts_and_documents", "test_parquet"],
-    "cocoa_engine/datasets/truthfulqa.py": ["test_labelled_data"],
-    "cocoa_engine/datasets/xsum_token.py": ["test_labels_of_words"],
+    "cocoa_engine/lab/files.py": ["test_labelled_data", "test_compressed_data", "test_parquet"],
+    "cocoa_engine/lab/stopping.py": ["test_questions_prompts_and_documents"],
+    "cocoa_engine/lab/records.py": ["test_questions_prompts_and_documents", "test_parquet"],
+    "cocoa_engine/lab/data.py": ["test_labelled_data", "test_labels_of_words"],
     "cocoa_engine/execution/native/build.py": ["test_checksums_of_the_kernels"],
     "cocoa_engine/methods/retrieval_heads.py": ["test_retrieval_heads", "test_kept_retrieval_heads"],
-    "cocoa_engine/model/embedded.py": ["test_gguf_files"],
-    "cocoa_engine/model/gguf_cache.py": [
-        "test_notes_of_the_content_of_gguf_files",
-        "test_gguf_files_that_are_unpacked",
-    ],
+    "cocoa_engine/model/gguf_model.py": ["test_gguf_files_in_blocks", "test_gguf_files_that_are_unpacked"],
+    "cocoa_engine/model/gguf_tokenizer.py": ["test_kept_tokenizers"],
     "cocoa_engine/model/gguf_reader.py": ["test_gguf_files_in_blocks", "test_context_windows_of_gguf_files"],
-    "cocoa_engine/model/kept_folders.py": ["test_manifests_of_the_converted_model"],
     "cocoa_engine/model/lean_checks.py": ["test_notes_of_compared_weights"],
-    "cocoa_engine/model/light_checkpoint.py": ["test_manifests_of_the_converted_model"],  # which has their checksums
     "cocoa_engine/model/loading.py": [
         *("test_configs_of_models", "test_weights", "test_indexes_of_divided_weights", "test_tokenizer_files"),
         *("test_chat_templates", "test_gguf_files_that_are_unpacked"),
     ],
     "cocoa_engine/model/tokenizer_files.py": ["test_tokenizer_files", "test_each_value_of_a_tokenizer_s_files"],
     "cocoa_engine/model/quantised_weights.py": ["test_weights", "test_indexes_of_divided_weights"],
-    "cocoa_engine/studies/answer_cache.py": ["test_caches_of_answers"],
+    "cocoa_engine/lab/cache.py": ["test_caches_of_answers"],
     "cocoa_integrations/evaluation/agreement.py": ["test_labels_of_people"],
     "cocoa_integrations/evaluation/tasks.py": ["test_data_of_tasks"],
     "cocoa_integrations/evaluation/files.py": ["test_data_of_tasks", "test_data_of_tables", "test_data_in_parquet"],
@@ -69,8 +59,8 @@ TARGETS = {
 WITHOUT = {
     "cocoa_engine/execution/backends/by_length.py": "its own place for keys and values, which it opens",
     "cocoa_engine/rendering/html.py": "a file of the package",
-    "cocoa_engine/studies/invented.py": "a file of the package",
-    "cocoa_engine/studies/machine.py": "/proc/cpuinfo",
+    "cocoa_engine/lab/self_made.py": "a file of the package",
+    "cocoa_engine/lab/timing.py": "/proc/cpuinfo",
     "cocoa_integrations/evaluation/command.py": "only the digest of the bytes",
     "cocoa_integrations/evaluation/table.py": "a file of the package",
     "cocoa_integrations/server/routes/page.py": "files of the package",

@@ -65,7 +65,7 @@ from benchmarks.serving.__main__ import main as measure_serving
 from benchmarks.serving.names import OURS, OURS_SIG, RIVAL, RIVAL_BATCHES
 from benchmarks.settings import DOCS, MEASUREMENTS, RESULTS, Settings
 from cocoa_engine import CocoaEngine, Runtime
-from cocoa_engine.studies.timing import Spread, ratio
+from cocoa_engine.lab.timing import Spread, ratio
 from tests.helpers.tiny_models import tiny_model
 
 PLOTS = ("single_stream", "prompt_length", "batch", "candidates")
@@ -380,7 +380,7 @@ def test_every_table_is_written(name: str, records: dict[str, Any]) -> None:
 def test_tables_show_the_values(records: dict[str, Any]) -> None:
     assert f"| {COCOA_SIG}, {MODULES} | 45.0 | 0.82 | 1.02 | 2.50 |" in written("single_stream", records)
     assert "| 4,096 | 55.0 | 33.0 | 34.0 |" in written("prompt_length", records)
-    assert "| CoCoA-SIG | 0.61 (0.60 – 0.62) |" in written("readme", records)
+    assert "| CoCoA-SIG, float32 weights | 0.61 (0.60 – 0.62) |" in written("readme", records)
     assert "| keys and values | 100.0 | 101.0 | 1.010 |" in written("memory", records)
     precision = written("precision", records)
     assert "| int8 | 61.0 | 2.00 |" in precision

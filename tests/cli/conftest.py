@@ -10,8 +10,7 @@ from typer.testing import CliRunner, Result
 from cocoa_engine import CocoaEngine
 from cocoa_engine.cli.app import app
 from cocoa_engine.cli.validation_report import ValidationReport
-from cocoa_engine.studies.fitting import fit
-from cocoa_engine.studies.signal import plots
+from cocoa_engine.lab import fit, signal_report
 
 
 @pytest.fixture
@@ -30,7 +29,7 @@ def loads(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> list[tuple[st
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """No plot is drawn. Drawing takes longer than a measurement of a few answers."""
-    monkeypatch.setattr(plots, "draw", lambda *_: [])
+    monkeypatch.setattr(signal_report, "draw", lambda *_: [])
     monkeypatch.setattr(ValidationReport, "draw", lambda *_: [])
 
 

@@ -19,16 +19,15 @@ from typer.testing import CliRunner, Result
 from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
 from cocoa_engine.cli import unfinished
 from cocoa_engine.cli.app import app
-from cocoa_engine.datasets import Question, read_labelled
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.lab import fit
+from cocoa_engine.lab import heads as lab_heads
+from cocoa_engine.lab.cache import AnswerCache, CacheFolder, _tokenizer_digest
+from cocoa_engine.lab.claims import TokenValues
+from cocoa_engine.lab.data import Question, read_labelled
+from cocoa_engine.lab.forced import KeptProfile, ProfileCache, force
+from cocoa_engine.lab.measured import request_prompt, span_risks
 from cocoa_engine.scoring.text_profile import Profiler
-from cocoa_engine.studies import retrieval_heads, source_reference
-from cocoa_engine.studies.answer_cache import AnswerCache, CacheFolder, _tokenizer_digest
-from cocoa_engine.studies.claims import TokenValues
-from cocoa_engine.studies.fitting import fit
-from cocoa_engine.studies.fitting.measured import request_prompt, span_risks
-from cocoa_engine.studies.signal.kept_profile import KeptProfile, ProfileCache
-from cocoa_engine.studies.signal.segments import force
 from tests.helpers.alike import near
 from tests.helpers.rivals import heads_file
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
@@ -183,8 +182,8 @@ def test_a_self_made_set_is_kept(
     cocoa: Callable[..., Result], steps: Steps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COCOA_CACHE_DIR", str(tmp_path / "own"))
-    monkeypatch.setattr(source_reference, "MAX_NEW_TOKENS", 4)  # the reference has a test of its own
-    monkeypatch.setattr(source_reference, "MIN_SPANS", 5)
+    monkeypatch.setattr(lab_heads, "MAX_NEW_TOKENS", 4)  # the reference has a test of its own
+    monkeypatch.setattr(lab_heads, "MIN_SPANS", 5)
     folder, out = tmp_path / "cache", tmp_path / "risk.json"
     options = ["calibrate", "--self", "--prompts", "30", *FITS, "--level", "span", "--cache", folder, "--out", out]
     steps.until = 35  # among the texts with planted errors, which come last
@@ -304,16 +303,16 @@ def test_the_same_command_continues(
 def few_needles(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Two depths of one needle, which count though the model recalls nothing. Lists the runs that were measured."""
     measured: list[int] = []
-    answered = retrieval_heads._answered
+    answered = lab_heads._answered
 
     def counted(engine: Any, backend: Any, run: Any, num_heads: int) -> Any:
         measured.append(len(run.prompt))
         return answered(engine, backend, run, num_heads)
 
-    monkeypatch.setattr(retrieval_heads, "_answered", counted)
-    monkeypatch.setattr(retrieval_heads, "NEEDLES", retrieval_heads.NEEDLES[:1])
-    monkeypatch.setattr(retrieval_heads, "RECALLED", -1.0)
-    monkeypatch.setattr(source_reference, "MIN_SPANS", 5)
+    monkeypatch.setattr(lab_heads, "_answered", counted)
+    monkeypatch.setattr(lab_heads, "NEEDLES", lab_heads.NEEDLES[:1])
+    monkeypatch.setattr(lab_heads, "RECALLED", -1.0)
+    monkeypatch.setattr(lab_heads, "MIN_SPANS", 5)
     return measured
 
 
@@ -330,7 +329,7 @@ def test_heads_continue(
 ) -> None:
     out = tmp_path / "heads.json"
     command = ["heads", "--lengths", "16,32", "--prompts", "6", "--out", out, *given]
-    hide = retrieval_heads._prompt
+    hide = lab_heads._prompt
     left = [3]
 
     def until_ctrl_c(*args: Any) -> list[int]:
@@ -340,7 +339,7 @@ def test_heads_continue(
         return hide(*args)
 
     with monkeypatch.context() as patched:
-        patched.setattr(retrieval_heads, "_prompt", until_ctrl_c)
+        patched.setattr(lab_heads, "_prompt", until_ctrl_c)
         stopped = cocoa(*command)
     assert stopped.exit_code == 130
     assert "needles: 3 of 10 were done; they are kept in" in stopped.stderr
@@ -368,8 +367,8 @@ def test_heads_continue(
 def test_the_reference_of_a_calibrator_continues(
     cocoa: Callable[..., Result], steps: Steps, tmp_path: Path, unfinished_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source_reference, "MIN_SPANS", 5)
-    monkeypatch.setattr(source_reference, "MAX_NEW_TOKENS", 6)
+    monkeypatch.setattr(lab_heads, "MIN_SPANS", 5)
+    monkeypatch.setattr(lab_heads, "MAX_NEW_TOKENS", 6)
     out = tmp_path / "risk.json"
     command = ["calibrate", "--self", "--prompts", "30", *FITS, "--level", "span", "--out", out]
     assert cocoa(*command).exit_code == 0

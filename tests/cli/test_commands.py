@@ -140,7 +140,7 @@ def test_heads_of_the_model_that_was_named(
     found = RetrievalHeads(
         model_name="m\x1b[31m", num_layers=1, num_heads=1, samples=1, heads=[ScoredHead(layer=0, head=0, score=0.5)]
     )
-    monkeypatch.setattr("cocoa_engine.studies.retrieval_heads.find_retrieval_heads", lambda *_, **__: found)
+    monkeypatch.setattr("cocoa_engine.lab.heads.find_retrieval_heads", lambda *_, **__: found)
     monkeypatch.setenv("COCOA_CACHE_DIR", str(tmp_path / "cache"))
     result = cocoa("heads", "some/model", "--prompts", "0", "--out", str(tmp_path / "heads.json"))
     assert result.exit_code == 0, result.output

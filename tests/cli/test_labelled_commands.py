@@ -21,9 +21,9 @@ from cocoa_engine import (
     RiskCalibrator,
     fit_calibrator,
 )
-from cocoa_engine.calibration.fitted_risk import Rule, Threshold
 from cocoa_engine.cli.app import run
-from cocoa_engine.datasets import read_labelled
+from cocoa_engine.lab.data import read_labelled
+from cocoa_engine.risk.fitted import Rule, Threshold
 from tests.helpers.made_up_risk import fitted
 
 pytestmark = pytest.mark.usefixtures("divided_once")

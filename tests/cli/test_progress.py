@@ -29,7 +29,7 @@ from cocoa_engine.cli.live_answer import _screen
 from cocoa_engine.cli.progress import Progress, Stage, _duration
 from cocoa_engine.errors import ModelLoadError
 from cocoa_engine.execution.backends import shared_cache
-from cocoa_engine.studies import retrieval_heads, source_reference
+from cocoa_engine.lab import heads as lab_heads
 from docs._generate.command_line import commands
 from tests.helpers.processes import read_terminal
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
@@ -195,10 +195,10 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
 def cocoa(tiny: CocoaEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:
     """Runs ``cocoa`` on a tiny model, which passes for one that finds needles."""
     monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **__: tiny)
-    monkeypatch.setattr(retrieval_heads, "RECALLED", -1.0)
-    monkeypatch.setattr(source_reference, "MIN_SPANS", 5)
-    monkeypatch.setattr(source_reference, "MAX_NEW_TOKENS", 6)
-    monkeypatch.setattr(source_reference, "PROMPTS", 4)
+    monkeypatch.setattr(lab_heads, "RECALLED", -1.0)
+    monkeypatch.setattr(lab_heads, "MIN_SPANS", 5)
+    monkeypatch.setattr(lab_heads, "MAX_NEW_TOKENS", 6)
+    monkeypatch.setattr(lab_heads, "PROMPTS", 4)
     monkeypatch.setenv("COCOA_CACHE_DIR", str(tmp_path / "own"))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)

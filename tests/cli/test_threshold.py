@@ -14,17 +14,19 @@ from typer.testing import CliRunner, Result
 from cocoa_engine import CocoaConfig, CocoaEngine
 from cocoa_engine.cli.app import app
 from cocoa_engine.cli.prompting import require_chat
-from cocoa_engine.datasets.own_prompts import MeasuredAnswer, MeasuredSpan, read_own_prompts
 from cocoa_engine.errors import ConfigError, DataError
-from cocoa_engine.studies.stopped_shares import (
+from cocoa_engine.lab.stopping import (
     SHARES,
     Answer,
     Count,
+    MeasuredAnswer,
+    MeasuredSpan,
     by_answer,
     by_default,
     by_span,
     common_source,
     measure,
+    read_own_prompts,
     suggested,
 )
 from tests.helpers.alike import near

@@ -289,8 +289,6 @@ OTHER_WRITERS = {
     "cocoa_engine/cli/app.py": "a missing stdout or stderr becomes /dev/null",
     "cocoa_engine/confined.py": "/proc",
     "cocoa_engine/cli/score_rows.py": "Parquet is written into the draft of the function that calls for it",
-    "cocoa_engine/model/embedded.py": "into a folder that appears when it is whole",
-    "cocoa_engine/model/gguf_cache.py": "into a folder that appears when it is whole",
     "cocoa_engine/rendering/plot.py": "into memory",
 }
 
@@ -482,11 +480,11 @@ def test_a_reliability_curve_is_not_overwritten(cocoa: Cocoa, labelled: Path, tm
 def ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     """Is pressed after the first given answer was fed."""
     # modules that are imported only now would keep the patched function
-    import cocoa_engine.studies.fitting.fit_calibrator
-    import cocoa_engine.studies.fitting.self_made  # noqa: F401
+    import cocoa_engine.lab.fit_calibrator
+    import cocoa_engine.lab.self_made  # noqa: F401
 
-    for module in ("signal.segments", "fitting.fit_calibrator", "fitting.self_made"):
-        monkeypatch.setattr(f"cocoa_engine.studies.{module}.force", _one_then_ctrl_c)
+    for module in ("forced", "fit_calibrator", "self_made"):
+        monkeypatch.setattr(f"cocoa_engine.lab.{module}.force", _one_then_ctrl_c)
 
 
 def _one_then_ctrl_c(*_: object, advance: Callable[[int], None], **__: object) -> Iterator[Any]:
@@ -567,7 +565,7 @@ def test_every_command_takes_the_model_in_both_ways() -> None:
 
 @pytest.mark.slow
 def test_a_fit_that_is_worth_nothing_is_said() -> None:
-    from cocoa_engine.studies.fitting.verdict import verdict
+    from cocoa_engine.lab.fit_calibrator import verdict
 
     good = risk(labelled_items(signal=2.0)).validation
     assert verdict(good, "span").finding == "holds"

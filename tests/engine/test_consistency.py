@@ -10,8 +10,8 @@ import pytest
 from benchmarks.consistency import SCORES, measure, summarise
 from cocoa_engine import CocoaConfig, CocoaEngine, Consistency, Generation
 from cocoa_engine.consistency import compare
-from cocoa_engine.datasets.questions import Question
 from cocoa_engine.errors import ConfigError, PromptError
+from cocoa_engine.lab.records import Question
 from cocoa_engine.text_matching import content_words, support, token_f1
 from tests.helpers.alike import assert_alike
 from tests.helpers.engines import engine_of, prompt

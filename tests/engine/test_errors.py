@@ -21,9 +21,9 @@ from cocoa_engine import (
     PromptError,
     UnsupportedModelError,
 )
-from cocoa_engine.calibration import CalibrationWarning
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.model.loading import read_context_window
+from cocoa_engine.risk import CalibrationWarning
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 

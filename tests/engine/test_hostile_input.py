@@ -50,13 +50,13 @@ from cocoa_engine import (
     UnsupportedModelError,
 )
 from cocoa_engine.arguments import SettingsModel
-from cocoa_engine.calibration import CalibrationWarning
 from cocoa_engine.cli.terminal import SafeConsole, describe_error, print_json, print_note, progress_console
-from cocoa_engine.datasets import files, read_labelled
-from cocoa_engine.datasets.records import LabelledSpan, LabelledText, checked
 from cocoa_engine.decoding import matchers
 from cocoa_engine.decoding.grammar import GrammarProcessor, regex_grammar
 from cocoa_engine.errors import safe_cause
+from cocoa_engine.lab import files
+from cocoa_engine.lab.data import read_labelled
+from cocoa_engine.lab.records import LabelledSpan, LabelledText, checked
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.messages import unknown
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads
@@ -64,6 +64,7 @@ from cocoa_engine.model.generation_config import usable
 from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_context_window
 from cocoa_engine.model.machine_errors import MACHINE_ERRORS
 from cocoa_engine.output_files import require_writable, write_file
+from cocoa_engine.risk import CalibrationWarning
 from cocoa_engine.safe_text import safe
 from cocoa_integrations.evaluation.harness import new_run
 from cocoa_integrations.server.settings import ServerSettings

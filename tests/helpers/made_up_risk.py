@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from cocoa_engine import RiskCalibrator
-from cocoa_engine.calibration.features import ANSWER_FEATURES, SOURCE_FEATURES, SPAN_FEATURES
-from cocoa_engine.calibration.fitted_risk import FittedRisk
-from cocoa_engine.calibration.settings import Settings
-from cocoa_engine.studies.fitting.fit import FitSettings, LabelledFeatures, fit
+from cocoa_engine.lab.fit import FitSettings, LabelledFeatures, fit
+from cocoa_engine.risk.calibrator import Settings
+from cocoa_engine.risk.features import ANSWER_FEATURES, SOURCE_FEATURES, SPAN_FEATURES
+from cocoa_engine.risk.fitted import FittedRisk
 
 SETTINGS = Settings(final_layer="post_norm", middle_layers=(10, 20), gamma=0.3, max_candidates=8)
 EMBEDDED = "SmolLM2-135M-Instruct"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cocoa_engine import CocoaEngine, RiskCalibrator
-from cocoa_engine.calibration.settings import Settings
+from cocoa_engine.risk.calibrator import Settings
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.tiny_models import NUM_LAYERS, tiny_model, tiny_tokenizer
 

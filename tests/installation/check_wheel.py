@@ -66,7 +66,7 @@ import cocoa_engine, cocoa_integrations.evaluation, cocoa_integrations.tool_call
 from cocoa_engine.errors import CocoaError, MissingExtraError
 from cocoa_integrations.evaluation.judge_command import chat_model
 from cocoa_integrations.evaluation.metrics import rouge_l
-from cocoa_engine.studies.signal.paired import paired_test
+from cocoa_engine.lab.ranking import paired_test
 
 def imports(name):
     return lambda: __import__(name)
@@ -175,15 +175,16 @@ assert engine.generate("Dune was written by", max_new_tokens=4).plot()._repr_png
 """,
     "risk": """
 import numpy as np
-from cocoa_engine.calibration.features import SPAN_FEATURES
-from cocoa_engine.studies.fitting.fit import FitSettings, LabelledFeatures, fit
-from cocoa_engine.studies.signal.paired import paired_test
+from cocoa_engine.risk.features import SPAN_FEATURES
+from cocoa_engine.lab.fit import FitSettings, LabelledFeatures, fit
+from cocoa_engine.lab.ranking import paired_test
+from cocoa_engine.rendering.plot import reliability_curve
 figures = np.random.default_rng(0).normal(size=(200, len(SPAN_FEATURES)))
 labels = figures[:, SPAN_FEATURES.index("f_mlds")] > 0
 items = LabelledFeatures(SPAN_FEATURES, figures, labels, [str(n // 4) for n in range(200)])
 risk, _ = fit(items, "made up", FitSettings(draws=20))
 assert risk.validation.auroc.estimate > 0.8
-risk.validation.plot()
+reliability_curve(risk.validation, "span")
 assert paired_test([3.0, 2.0, 5.0], [1.0, 1.0, 1.0]).right == 1
 """,
     "eval": ENGINE

@@ -14,11 +14,10 @@ from transformers import AutoModelForCausalLM
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
 from cocoa_engine.errors import ConfigError, PromptError, UnsupportedModelError
+from cocoa_engine.lab import heads as lab_heads
+from cocoa_engine.lab.heads import NEEDLES, Needle, find_retrieval_heads
 from cocoa_engine.methods.dola import early_layers
 from cocoa_engine.methods.retrieval_heads import masked_heads
-from cocoa_engine.studies import retrieval_heads
-from cocoa_engine.studies.haystack import NEEDLES, Needle
-from cocoa_engine.studies.retrieval_heads import find_retrieval_heads
 from tests.helpers.alike import assert_alike, near
 from tests.helpers.backends import made
 from tests.helpers.in_threads import join, start
@@ -276,7 +275,7 @@ def test_heads_score_what_they_copy(float32_engine: CocoaEngine) -> None:
     eager.eval()
     counted = []
     for needle in NEEDLES:
-        prompt, place = retrieval_heads.hide(float32_engine, needle, 48, 0.4)
+        prompt, place = lab_heads.hide(float32_engine, needle, 48, 0.4)
         assert needle.text in float32_engine.decode(prompt[place.start : place.stop])
         assert needle.text not in float32_engine.decode(prompt[place.start + 1 : place.stop])
         assert needle.text not in float32_engine.decode(prompt[place.start : place.stop - 1])
@@ -298,8 +297,8 @@ def test_heads_are_the_same_however_the_model_is_run(
     float32_engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Also with the model's own attention, which is observed where it is called."""
-    monkeypatch.setattr(retrieval_heads, "NEEDLES", (Needle("The code is 471.", "What is the code?"),))
-    monkeypatch.setattr(retrieval_heads, "RECALLED", -1.0)
+    monkeypatch.setattr(lab_heads, "NEEDLES", (Needle("The code is 471.", "What is the code?"),))
+    monkeypatch.setattr(lab_heads, "RECALLED", -1.0)
     other = CocoaEngine(float32_engine.model, float32_engine.tokenizer)
     use_backend(other, made(float32_engine.model, kind, "stock"))
     assert not other.session.backend.masks_heads
@@ -312,8 +311,8 @@ def test_heads_are_the_same_however_the_model_is_run(
 @pytest.mark.slow
 def test_heads_are_found_while_others_use_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is left hooked onto the model, whoever ends first."""
-    monkeypatch.setattr(retrieval_heads, "NEEDLES", NEEDLES[:1])
-    monkeypatch.setattr(retrieval_heads, "RECALLED", -1.0)
+    monkeypatch.setattr(lab_heads, "NEEDLES", NEEDLES[:1])
+    monkeypatch.setattr(lab_heads, "RECALLED", -1.0)
     model = tiny_model("llama", max_position_embeddings=4096)
     usual = model.config._attn_implementation
     engine = CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(prefix_cache_mb=0))
@@ -340,11 +339,11 @@ def test_heads_of_an_attention_that_cannot_be_seen_are_refused(monkeypatch: pyte
 def test_scores_of_heads_are_means_over_the_needles_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than half of a needle's words must be there, each as often; the rest of the runs does not count."""
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
-    monkeypatch.setattr(retrieval_heads, "NEEDLES", (Needle("one two three four.", "Which numbers?"),))
+    monkeypatch.setattr(lab_heads, "NEEDLES", (Needle("one two three four.", "Which numbers?"),))
     said = ["one two", "It is: Three, two (one)!", "one one one two", "four three two one", "five"]
     scores = torch.rand(5, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     runs = iter(zip(scores, said, strict=True))
-    monkeypatch.setattr(retrieval_heads, "_answered", lambda *_: next(runs))
+    monkeypatch.setattr(lab_heads, "_answered", lambda *_: next(runs))
     found = find_retrieval_heads(engine, lengths=(32,), depths=(0.1, 0.3, 0.5, 0.7, 0.9))
     assert found.samples == 2
     mean = (scores[1] + scores[3]) / 2

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, MissingExtraError, PromptError
+from cocoa_engine.rendering.plot import reliability_curve
 from tests.helpers.made_up_answers import generation
 from tests.helpers.made_up_risk import risk
 from tests.helpers.processes import python
@@ -136,7 +137,7 @@ def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.M
 @pytest.mark.parametrize("folds", [5, 0])
 def test_a_reliability_curve_has_a_point_for_each_bin(folds: int) -> None:
     found = risk().validation.model_copy(update={"folds": folds})
-    figure = found.plot("span")
+    figure = reliability_curve(found, "span")
     (axes,) = figure.axes
     points = [tuple(point) for line in axes.lines if line.get_marker() == "o" for point in line.get_xydata()]
     assert points == [(one.mean_risk, one.share_hallucinated) for one in found.reliability]

@@ -27,8 +27,8 @@ from cocoa_engine.rendering.terminal import (
 )
 from cocoa_engine.rendering.verdict import finding
 from cocoa_engine.rendering.wording import NOT_CALIBRATED
+from cocoa_engine.risk import Check
 from cocoa_engine.safe_text import safe
-from cocoa_engine.units import Check
 from tests.helpers.made_up_answers import figures, generation, stopped
 
 LEVELS = generation(

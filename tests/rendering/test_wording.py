@@ -23,8 +23,8 @@ from cocoa_engine.rendering.wording import (
     describe_scale,
     statistics,
 )
+from cocoa_engine.risk import LOWEST_SHADE
 from cocoa_engine.safe_text import safe
-from cocoa_engine.units import LOWEST_SHADE
 from tests.helpers.made_up_answers import generation
 
 TERMS = re.compile(r"MLDS|\b(p|log|tokens?|rank\w*|quantiles?|logits?)\b", re.IGNORECASE)

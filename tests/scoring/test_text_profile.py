@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from cocoa_engine import CocoaConfig, CocoaEngine, PromptError
-from cocoa_engine.datasets import LabelledSpan, LabelledText
+from cocoa_engine.lab.data import LabelledSpan, LabelledText
+from cocoa_engine.lab.forced import answer, force, spans, token_labels
+from cocoa_engine.lab.indicators import Layers, collect, indicators
 from cocoa_engine.scoring.text_profile import Profiler
-from cocoa_engine.studies.signal.indicators import Layers, indicators
-from cocoa_engine.studies.signal.items import collect
-from cocoa_engine.studies.signal.segments import answer, force, spans, token_labels
 from tests.helpers.alike import near
 from tests.helpers.tiny_models import sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
 

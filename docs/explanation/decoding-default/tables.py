@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cocoa_engine.studies.signal.ranking import interval
+from cocoa_engine.lab.ranking import interval
 
 BASELINE = "greedy"
 DRAWS = 10_000

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 from cocoa_engine import CocoaEngine
-from cocoa_engine.datasets import read_questions
+from cocoa_engine.lab.data import read_questions
 
 QUESTIONS = Path(__file__).with_name("questions.jsonl")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from typer.testing import CliRunner, Result
 import cocoa_integrations.ray
 from cocoa_engine.cli import plugins
 from cocoa_engine.cli.app import OneLineErrors
-from cocoa_engine.cli.ray_options import runner_of
 from cocoa_engine.cli.score import score
 from cocoa_engine.errors import ConfigError, MissingExtraError
 from cocoa_engine.model.load_options import LoadOptions
@@ -96,29 +93,19 @@ def test_options_of_ray_need_ray(command: tuple[str, ...]) -> None:
     assert f"{command[-2]} needs --ray" in result.stderr
 
 
-@pytest.mark.parametrize("command", ["score", "eval", "serve"])
+@pytest.mark.parametrize("command", ["score", "evaluate", "serve"])
 def test_a_command_without_ray_names_the_extra(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "entry_points", lambda group: [])
-    with pytest.raises(MissingExtraError, match=rf"cocoa {command} --ray needs ray: pip install 'cocoa-integrations"):
-        runner_of(command, True)
-
-
-def test_the_runners_ask_for_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The entry points can be imported without Ray."""
-    section = re.search(r'^\[project.entry-points."cocoa.ray"\]\n(.*?)\n\n', PYPROJECT, re.MULTILINE | re.DOTALL)
-    assert section
-    declared = dict(re.findall(r'^(\w+) = "(.*)"$', section[1], re.MULTILINE))
-    assert set(declared) == {"eval", "score", "serve"}
+    """The options and the runners can be imported without Ray."""
     monkeypatch.setitem(sys.modules, "ray", None)
-    for command, value in declared.items():
-        module, _, name = value.partition(":")
-        runner = getattr(importlib.import_module(module), name)
-        assert callable(runner)
-        with (
-            pytest.raises(MissingExtraError, match=rf"cocoa {command} --ray needs ray"),
-            connected(f"cocoa {command} --ray"),
-        ):
-            pass
+    options = plugins.runner_options(command)
+    assert options is not None
+    assert options() is None
+    assert callable(options(ray=True))
+    with (
+        pytest.raises(MissingExtraError, match=rf"cocoa {command} --ray needs ray"),
+        connected(f"cocoa {command} --ray"),
+    ):
+        pass
 
 
 def test_the_log_of_gateways_that_do_not_answer_is_short(caplog: pytest.LogCaptureFixture) -> None:
@@ -135,11 +122,10 @@ def test_the_log_of_gateways_that_do_not_answer_is_short(caplog: pytest.LogCaptu
         assert len(message) < 1000
 
 
-def test_rows_need_a_file_to_be_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cocoa_engine.cli.score.runner_of", lambda *_, **__: print)
+def test_rows_need_a_file_to_be_shared() -> None:
     result = run("score", "--ray", "--prompt", "One", "--text", " two")
     assert result.exit_code == 2
-    assert "--ray is for many rows" in result.stderr
+    assert "sharing the work is for many rows" in result.stderr
 
 
 def test_paths_are_absolute_where_they_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,12 +35,12 @@ ENGINE_MODULES = {
     "cocoa_engine.cli.loading",
     "cocoa_engine.cli.options",
     "cocoa_engine.cli.progress",
-    "cocoa_engine.cli.ray_options",
+    "cocoa_engine.cli.plugins",
     "cocoa_engine.cli.score_rows",  # which actors of Ray score too
     "cocoa_engine.cli.terminal",
     "cocoa_engine.config",
     "cocoa_engine.confined",  # schemas of strangers are read within limits
-    "cocoa_engine.datasets.files",
+    "cocoa_engine.lab.files",
     "cocoa_engine.decoding.schema_grammars",
     "cocoa_engine.equations",
     "cocoa_engine.errors",
@@ -57,13 +57,14 @@ ENGINE_MODULES = {
     "cocoa_engine.model.text",
     "cocoa_engine.optional",
     "cocoa_engine.output_files",
+    "cocoa_engine.report",  # what every adapter reads and writes
     "cocoa_engine.rendering.html",  # the server's page looks like the document
     "cocoa_engine.rendering.scale",
     "cocoa_engine.rendering.wording",  # and says the same
     "cocoa_engine.safe_text",
-    "cocoa_engine.studies.signal.ranking",  # `cocoa eval` is a study too
+    "cocoa_engine.lab.ranking",  # `cocoa eval` is a study too
     "cocoa_engine.text_matching",
-    "cocoa_engine.units",  # where a word and a clause end
+    "cocoa_engine.risk",  # where a word and a clause end
 }
 """The modules of the engine that adapters import."""
 

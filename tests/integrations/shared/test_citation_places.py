@@ -17,8 +17,8 @@ from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
 from cocoa_engine import CocoaEngine
-from cocoa_engine.units import clauses, content_words, list_marks, word_ranges
-from cocoa_engine.units.words import Range
+from cocoa_engine.risk import clauses, content_words, list_marks, word_ranges
+from cocoa_engine.risk.words import Range
 from cocoa_integrations._shared.citations import marker_edits
 from cocoa_integrations.langchain import ChatCocoa, with_citations
 from cocoa_integrations.llama_index import CocoaLLM, RiskCitationQueryEngine

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.runnables.utils import add
 
-from cocoa_engine.units import clauses, list_marks, marked_stretches
-from cocoa_engine.units.words import word_ranges
+from cocoa_engine.risk import clauses, list_marks, marked_stretches
+from cocoa_engine.risk.words import word_ranges
 from cocoa_integrations._shared.metadata import all_spans, risk_report
 from cocoa_integrations.langchain import risk_gate
 from tests.helpers.made_up_answers import generation

@@ -14,8 +14,8 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 from llama_index.core.base.response.schema import Response
 
 from cocoa_engine import CalibrationError, ContextLift, UnitLevel
-from cocoa_engine.calibration.risk_measure import reaches
 from cocoa_engine.cli.ask import risk_of
+from cocoa_engine.risk.policy import reaches
 from cocoa_integrations._shared.detail import compact_report
 from cocoa_integrations._shared.limits import Limit, highest
 from cocoa_integrations._shared.logprobs import openai_logprobs

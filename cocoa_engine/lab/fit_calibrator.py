@@ -1,0 +1,193 @@
+"""fit_calibrator and fit_self_made: a calibrator for an engine, and the verdict on it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.engine import CocoaEngine
+from cocoa_engine.errors import CalibrationError
+from cocoa_engine.lab.data import LabelledText, Question
+from cocoa_engine.lab.fit import DEFAULTS, FitSettings, FittedLevels, fit_levels
+from cocoa_engine.lab.forced import force
+from cocoa_engine.lab.measured import labelled_features, own_answers, probe_layer
+from cocoa_engine.lab.self_made import made_questions, self_made_features
+from cocoa_engine.methods.retrieval_heads import source_heads
+from cocoa_engine.model.language_model import dtype_name
+from cocoa_engine.risk.calibrator import CalibrationWarning, RiskCalibrator, Settings
+from cocoa_engine.risk.features import SOURCE_FEATURES, Level
+from cocoa_engine.risk.fitted import Probe, Validation
+
+Finding = Literal["holds", "ranks", "chance"]
+
+
+class Verdict(NamedTuple):
+    """The finding, and a sentence for people.
+
+    Attributes:
+        finding: ``"holds"``: the risk ranks better than chance, and its Brier score is below that of the base rate.
+            ``"ranks"``: it ranks better than chance, but a constant risk has no higher Brier score. ``"chance"``: the
+            interval of its AUROC reaches 0.5.
+        sentence: the finding with its values.
+    """
+
+    finding: Finding
+    sentence: str
+
+
+def verdict(validation: Validation, level: Level) -> Verdict:
+    """The verdict on a risk of spans or of answers."""
+    auroc = validation.auroc
+    ranking = f"AUROC {auroc.estimate:.3f} ({auroc.low:.3f} – {auroc.high:.3f})"
+    brier = f"Brier {validation.brier:.4f}, base rate {validation.brier_of_base_rate:.4f}"
+    calibrated = validation.brier < validation.brier_of_base_rate
+    if auroc.low <= 0.5:
+        return Verdict("chance", f"Verdict: the risk of {level}s is no better than chance here: {ranking}; {brier}.")
+    if not calibrated:
+        return Verdict(
+            "ranks",
+            f"Verdict: the risk of {level}s ranks but is not calibrated here: it is no better than the base rate as a "
+            f"probability ({brier}; {ranking}).",
+        )
+    return Verdict("holds", f"Verdict: the risk of {level}s holds here: {ranking}; {brier}.")
+
+
+def fit_calibrator(
+    engine: CocoaEngine,
+    answers: Sequence[LabelledText] = (),
+    questions: Sequence[Question] = (),
+    *,
+    config: CocoaConfig | None = None,
+    chat: bool = False,
+    settings: FitSettings = DEFAULTS,
+) -> RiskCalibrator:
+    """Fit a calibrator for an engine's model, as ``cocoa calibrate`` does.
+
+    Its validation is by cross-validation, on prompts left out of the fit. If only one of the two levels can be fitted,
+    the other is left out with a :class:`CalibrationWarning`.
+
+    Args:
+        engine: the engine with the model.
+        answers: labelled answers (:func:`~cocoa_engine.lab.data.read_labelled`), which are fed to the model. The risk
+            of answers is fitted on the labels of whole answers, the risk of spans on labelled parts.
+        questions: questions with known answers (:func:`~cocoa_engine.lab.data.read_questions`). The model answers them,
+            and the risk of an answer is fitted on that instead.
+        config: the settings that the calibrator is valid for. Default: the engine's.
+        chat: feed ``answers`` through the model's chat template instead of as text to continue. ``questions`` always
+            use the template if the model has one.
+        settings: how it is fitted.
+
+    Raises:
+        CalibrationError: nothing is labelled, there are too few prompts of either class, or a probe is asked for and no
+            parts of answers are labelled.
+        MissingExtraError: scikit-learn is not installed.
+    """
+    config, engine = config or engine.config, engine.without_calibrator()
+    forced = force(engine, answers, config, chat=chat)
+    found = labelled_features(forced, config, engine.num_layers, states=settings.probe)
+    about: dict[Level, str] = dict.fromkeys(found, f"{len(answers)} given answers")
+    if questions:
+        found["answer"] = own_answers(engine, questions, config)
+        about["answer"] = f"the model's own answers to {len(questions)} questions"
+    return _warned(engine, config, fit_levels(found, about, settings), probe=settings.probe)
+
+
+def fit_self_made(
+    engine: CocoaEngine,
+    documents: Sequence[str] = (),
+    *,
+    count: int = 300,
+    config: CocoaConfig | None = None,
+    chat: bool = False,
+    settings: FitSettings = DEFAULTS,
+) -> RiskCalibrator:
+    """Fit a calibrator without labelled data, as ``cocoa calibrate --self`` does.
+
+    The model answers questions about invented passages and about the user's documents, some of which have no answer in
+    their passage. Its answers are labelled by comparison. The risk of spans is fitted on retellings of invented
+    passages with planted errors, which the model reads. The documentation, under "Calibrate without labels", says how
+    far such a calibrator was right on other texts.
+
+    Args:
+        engine: the engine with the model.
+        documents: texts to ask about as well, such as those that the model will answer from.
+        count: the number of questions; there are half as many texts with planted errors.
+        config, chat: as for :func:`fit_calibrator`.
+        settings: how it is fitted; a probe is not. Its seed is also that of the questions.
+
+    Raises:
+        CalibrationError: the documents have nothing to ask for, or there are too few answers of either class.
+        MissingExtraError: scikit-learn is not installed.
+    """
+    config, engine = config or engine.config, engine.without_calibrator()
+    made = made_questions(documents, count, settings.seed)
+    found = self_made_features(engine, made, config, chat=chat, seed=settings.seed)
+    about = about_self_made(found, count, len(documents))
+    return _warned(engine, config, fit_levels(found, about, settings), probe=False)
+
+
+def about_self_made(levels: Iterable[Level], count: int, documents: int) -> dict[Level, str]:
+    """What a calibrator says about the data of each level."""
+    of_what = f"invented passages and {documents} documents" if documents else "invented passages"
+    data: dict[Level, str] = {
+        "span": f"made by the model itself: {count // 2} retellings of invented passages with planted errors",
+        "answer": f"made by the model itself: its answers to {count} questions about {of_what}",
+    }
+    return {level: data[level] for level in levels}
+
+
+def _warned(engine: CocoaEngine, config: CocoaConfig, fitted: FittedLevels, *, probe: bool) -> RiskCalibrator:
+    """The calibrator of fitted risks, after a warning for what could not be fitted."""
+    calibrator = calibrator_of(engine, config, fitted, probe=probe)
+    for reason in notes(calibrator, fitted):
+        warnings.warn(CalibrationWarning(reason), stacklevel=3)  # at the caller of the public function
+    return calibrator
+
+
+def calibrator_of(engine: CocoaEngine, config: CocoaConfig, fitted: FittedLevels, *, probe: bool) -> RiskCalibrator:
+    """The calibrator of fitted risks.
+
+    Args:
+        engine: the engine that measured the items.
+        config: the settings of the measurement.
+        fitted: the fitted risks.
+        probe: whether a probe was asked for.
+
+    Raises:
+        CalibrationError: a probe was asked for, and no risk of spans could be fitted.
+    """
+    model = engine.session.model
+    direction = fitted.direction
+    if probe and direction is None:
+        raise CalibrationError(
+            "a probe is fitted on answers whose hallucinated parts are labelled, and there are none, or too few."
+        )
+    measured = any(name in risk.features for risk in fitted.risks.values() for name in SOURCE_FEATURES)
+    return RiskCalibrator(
+        model_name=engine.model_name,
+        settings=Settings.of(config, engine.num_layers),
+        heads=source_heads(config.decore_heads, model) if measured else None,
+        probe=None
+        if direction is None
+        else Probe(
+            layer=probe_layer(engine.num_layers),
+            model_name=engine.model_name,
+            dtype=dtype_name(model),
+            weights=tuple(direction.weights.tolist()),
+            intercept=direction.intercept,
+        ),
+        **fitted.risks,
+    )
+
+
+def notes(calibrator: RiskCalibrator, fitted: FittedLevels) -> list[str]:
+    """What could not be fitted or measured, as messages."""
+    if calibrator.heads is not None:
+        return fitted.missing
+    reason = (
+        "The source attention is not a feature: the retrieval heads of the model are not known (find them with `cocoa "
+        "heads`, and give the file as decore_heads), or its attention cannot be seen."
+    )
+    return [*fitted.missing, reason]

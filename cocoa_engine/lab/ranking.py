@@ -1,0 +1,283 @@
+"""Statistics of rankings: AUROC and AUPRC with bootstrap intervals, and the paper's paired test."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Literal, NamedTuple, TypedDict
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cocoa_engine.errors import DataError
+from cocoa_engine.optional import need
+
+Floats = NDArray[np.float64]
+
+
+Measure = Literal["auroc", "auprc"]
+
+
+class IntervalRecord(TypedDict):
+    """An estimate with its bootstrap interval, see :class:`~cocoa_engine.lab.ranking.Interval`."""
+
+    estimate: float
+    low: float | None
+    high: float | None
+
+
+class PairedRecord(TypedDict):
+    """A paired test, see :class:`~cocoa_engine.lab.ranking.PairedTest`."""
+
+    pairs: int
+    z: float
+    effect_size: float
+    p_two_sided: float
+    p_right: float
+    right: float
+
+
+class Interval(NamedTuple):
+    """An estimate with its 95 % percentile bootstrap interval, widened if necessary to include the estimate.
+
+    ``low`` and ``high`` are `None` if there is no interval: all items are of one group, or no draw had both classes.
+    """
+
+    estimate: float
+    low: float | None
+    high: float | None
+
+    def record(self) -> IntervalRecord:
+        """The interval as plain data."""
+        return {"estimate": self.estimate, "low": self.low, "high": self.high}
+
+    def shown(self, form: str = ".3f") -> str:
+        """The estimate as text, followed by the interval in parentheses if there is one."""
+        if self.low is None or self.high is None:
+            return f"{self.estimate:{form}}"
+        return f"{self.estimate:{form}} ({self.low:{form}} – {self.high:{form}})"
+
+
+FEW_GROUPS = 10
+"""Intervals over fewer groups are too narrow."""
+
+
+def caution(groups: int) -> str | None:
+    """A warning if this number of prompts is too small for intervals, otherwise `None`."""
+    if groups < 2:
+        return "No intervals: they are drawn over prompts, and there is only one."
+    if groups < FEW_GROUPS:
+        return f"Intervals over only {groups} prompts are too narrow."
+    return None
+
+
+class Ranked:
+    """Sorted scores of n items, for computing AUROC and AUPRC under many weightings.
+
+    Args:
+        scores: the scores, higher is riskier; ties count half.
+        positive: the weight of each item as hallucinated.
+        negative: the weight of each item as supported.
+
+    Raises:
+        DataError: a score is NaN, or one of the classes has no weight.
+    """
+
+    def __init__(self, scores: ArrayLike, positive: ArrayLike, negative: ArrayLike) -> None:
+        values = np.asarray(scores, dtype=np.float64)
+        self._positive = np.asarray(positive, dtype=np.float64)
+        self._negative = np.asarray(negative, dtype=np.float64)
+        if np.isnan(values).any():
+            raise DataError("a score is NaN: it cannot be ranked.")
+        if not (self._positive.sum() > 0 and self._negative.sum() > 0):
+            raise DataError("both hallucinated and supported items are needed to rank them.")
+        self._order = np.argsort(-values, kind="stable")
+        ranked = values[self._order]
+        self._starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])  # where each distinct score begins
+
+    def auroc(self, weights: Floats | None = None) -> Floats:
+        """P(a hallucinated item scores higher than a supported one) + P(equal) / 2.
+
+        Args:
+            weights: how often each item was drawn in each of B samples, ``[B, n]``. `None` counts each item once.
+
+        Returns:
+            ``[B]``, NaN for samples that lack a class.
+        """
+        positive, negative = self._by_score(weights)
+        above = np.cumsum(positive, axis=1) - positive / 2  # hallucinated weight at or above each score, ties half
+        with np.errstate(invalid="ignore"):
+            result: Floats = (above * negative).sum(axis=1) / (positive.sum(axis=1) * negative.sum(axis=1))
+        return result
+
+    def auprc(self, weights: Floats | None = None) -> Floats:
+        """Average precision: the mean, over hallucinated items, of the precision at their score; see :meth:`auroc`."""
+        positive, negative = self._by_score(weights)
+        found, all_at_least = np.cumsum(positive, axis=1), np.cumsum(positive + negative, axis=1)
+        with np.errstate(invalid="ignore"):
+            precision = np.divide(found, all_at_least, out=np.zeros_like(found), where=all_at_least > 0)
+            result: Floats = (precision * positive).sum(axis=1) / positive.sum(axis=1)
+        return result
+
+    def _by_score(self, weights: Floats | None) -> tuple[Floats, Floats]:
+        """The weight of either class at each distinct score, from the highest, ``[B, scores]``."""
+        drawn = np.ones((1, len(self._order))) if weights is None else weights
+        drawn = drawn[:, self._order]
+        return (
+            np.add.reduceat(drawn * self._positive[self._order], self._starts, axis=1),
+            np.add.reduceat(drawn * self._negative[self._order], self._starts, axis=1),
+        )
+
+
+class RankedWithin:
+    """The same as :class:`Ranked`, but items are compared only with items of their own stratum.
+
+    This is for risks of a cross-validation, where each fold's risks come from a different fit. If a fold has more
+    hallucinated items, its model was fitted on fewer, so the AUROC over all folds together is too low (Airola et al.,
+    2011, "An experimental comparison of cross-validation techniques for estimating the area under the ROC curve").
+
+    Args:
+        scores, positive, negative: see :class:`Ranked`.
+        strata: the stratum of each item. Strata that lack a class are ignored.
+
+    Raises:
+        DataError: a score is NaN, or no stratum has both classes.
+    """
+
+    def __init__(self, scores: ArrayLike, positive: ArrayLike, negative: ArrayLike, strata: ArrayLike) -> None:
+        columns = [np.asarray(column, dtype=np.float64) for column in (scores, positive, negative)]
+        _, self._positive, self._negative = columns
+        stratum_of_item = np.asarray(strata)
+        members = [np.flatnonzero(stratum_of_item == stratum) for stratum in np.unique(stratum_of_item)]
+        both = [at for at in members if self._positive[at].any() and self._negative[at].any()]
+        if not both:
+            raise DataError("no stratum has both hallucinated and supported items to rank.")
+        self._parts = [(at, Ranked(*(column[at] for column in columns))) for at in both]
+
+    def auroc(self, weights: Floats | None = None) -> Floats:
+        """The mean over pairs of a hallucinated and a supported item; see :meth:`Ranked.auroc`."""
+        return self._mean("auroc", weights, lambda positive, negative: positive * negative)
+
+    def auprc(self, weights: Floats | None = None) -> Floats:
+        """The mean over hallucinated items; see :meth:`Ranked.auprc`."""
+        return self._mean("auprc", weights, lambda positive, negative: positive * (negative > 0))
+
+    def _mean(self, measure: Measure, weights: Floats | None, count: Callable[[Floats, Floats], Floats]) -> Floats:
+        drawn = np.ones((1, len(self._positive))) if weights is None else weights
+        total = found = np.zeros(len(drawn))
+        for at, ranked in self._parts:
+            of_part = drawn[:, at]
+            size = count(of_part @ self._positive[at], of_part @ self._negative[at])
+            total = total + size
+            found = found + size * np.nan_to_num(_measure(ranked, measure, of_part))
+        with np.errstate(invalid="ignore"):
+            result: Floats = found / total
+        return result
+
+
+def _measure(ranked: Ranked | RankedWithin, measure: Measure, weights: Floats | None = None) -> Floats:
+    return ranked.auroc(weights) if measure == "auroc" else ranked.auprc(weights)
+
+
+class Bootstrap:
+    """Draws of whole groups with replacement. Every score uses the same draws, so that scores can be compared.
+
+    Args:
+        groups: the group of each item.
+        draws: the number of draws.
+        seed: the seed of the draws.
+    """
+
+    _ROWS = 50  # bootstrap samples in memory at once, since n may be large
+
+    def __init__(self, groups: Sequence[Hashable], draws: int = 1000, seed: int = 0) -> None:
+        names = {group: number for number, group in enumerate(dict.fromkeys(groups))}
+        self._group_of_item = np.array([names[group] for group in groups])
+        random = np.random.default_rng(seed)
+        self._counts = random.multinomial(len(names), np.full(len(names), 1 / len(names)), size=draws)
+
+    def samples(self, ranked: Ranked | RankedWithin, measure: Measure) -> Floats:
+        """``"auroc"`` or ``"auprc"`` of each draw, ``[draws]``; NaN if it lacks a class or there is one group only."""
+        if self._counts.shape[1] < 2:
+            return np.full(len(self._counts), np.nan)
+        parts = []
+        for start in range(0, len(self._counts), self._ROWS):
+            weights = self._counts[start : start + self._ROWS][:, self._group_of_item].astype(np.float64)
+            parts.append(_measure(ranked, measure, weights))
+        return np.concatenate(parts)
+
+    def interval(self, ranked: Ranked | RankedWithin, measure: Measure) -> Interval:
+        """``"auroc"`` or ``"auprc"`` with its interval."""
+        return interval(float(_measure(ranked, measure)[0]), self.samples(ranked, measure))
+
+    def difference(self, a: Ranked | RankedWithin, b: Ranked | RankedWithin, measure: Measure) -> Interval:
+        """How much better ``a`` ranks than ``b``, with the interval over draws."""
+        estimate = float(_measure(a, measure)[0] - _measure(b, measure)[0])
+        return interval(estimate, self.samples(a, measure) - self.samples(b, measure))
+
+
+def interval(estimate: float, samples: Floats) -> Interval:
+    """The 2.5 % and 97.5 % quantiles of bootstrap samples, without samples that lack a class."""
+    known = samples[np.isfinite(samples)]
+    if not len(known):
+        return Interval(estimate, None, None)
+    low, high = np.quantile(known, [0.025, 0.975])
+    return Interval(estimate, min(float(low), estimate), max(float(high), estimate))
+
+
+class PairedTest(NamedTuple):
+    """Wilcoxon's signed-rank test on N pairs, with the direction of the difference.
+
+    Attributes:
+        pairs: N.
+        z: the statistic of the normal approximation, positive if the supported answers score higher.
+        effect_size: r = abs(Z) / sqrt(N).
+        p_two_sided: the two-sided p value, as the paper reports it, which does not show the direction.
+        p_right: the one-sided p value that supported answers score higher.
+        right: the share of pairs whose supported answer scores higher; ties count half.
+    """
+
+    pairs: int
+    z: float
+    effect_size: float
+    p_two_sided: float
+    p_right: float
+    right: float
+
+    def record(self) -> PairedRecord:
+        """The test as plain data."""
+        return {
+            "pairs": self.pairs,
+            "z": self.z,
+            "effect_size": self.effect_size,
+            "p_two_sided": self.p_two_sided,
+            "p_right": self.p_right,
+            "right": self.right,
+        }
+
+
+def paired_test(supported: Sequence[float], hallucinated: Sequence[float]) -> PairedTest:
+    """Whether supported answers score higher than hallucinated ones to the same prompts.
+
+    Args:
+        supported, hallucinated: scores of N pairs, higher is better.
+
+    Raises:
+        DataError: there are no pairs, or no pair's scores differ.
+        MissingExtraError: scipy is not installed.
+    """
+    stats = need("scipy.stats", extra="risk", what="the signed-rank test")
+    difference = np.asarray(supported, dtype=np.float64) - np.asarray(hallucinated, dtype=np.float64)
+    if not difference.any():
+        raise DataError("a paired test needs pairs of a supported and a hallucinated answer that differ.")
+    right = stats.wilcoxon(difference, method="approx", alternative="greater")
+    both = stats.wilcoxon(difference, method="approx")
+    z = float(right.zstatistic)
+    return PairedTest(
+        pairs=len(difference),
+        z=z,
+        effect_size=abs(z) / math.sqrt(len(difference)),
+        p_two_sided=float(both.pvalue),
+        p_right=float(right.pvalue),
+        right=float(np.mean(difference > 0) + np.mean(difference == 0) / 2),
+    )

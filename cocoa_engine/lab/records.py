@@ -1,0 +1,251 @@
+"""Labelled answers, and questions with known answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from random import Random
+from typing import Any, Protocol, TypeVar
+
+from cocoa_engine.errors import DataError
+from cocoa_engine.lab.files import as_object, field, plain_text, read_json_lines, read_parquet
+from cocoa_engine.text_matching import normalized
+
+MAX_PARTS = 10_000
+"""Maximum number of labelled parts of an answer."""
+
+
+@dataclass(frozen=True)
+class LabelledSpan:
+    """A labelled part of an answer.
+
+    Attributes:
+        start, end: character offsets in the answer's text, the end exclusive.
+        kind: the label's name in the data set.
+        hallucinated: whether it counts as hallucinated. Some data sets also mark harmless parts.
+    """
+
+    start: int
+    end: int
+    kind: str = "hallucinated"
+    hallucinated: bool = True
+
+
+@dataclass(frozen=True)
+class LabelledText:
+    """One answer to one prompt.
+
+    Attributes:
+        id: unique in its data set.
+        prompt: the text before the answer, for a model to continue.
+        text: the answer, as in the data set.
+        question: the same request as a chat message, without cues such as ``Answer:`` for plain continuation.
+        label: whether the answer as a whole is hallucinated. `None` if it is not labelled.
+        spans: the labelled parts, ordered by start. `None` if only the whole answer is labelled.
+        group: an id that answers to the same prompt share.
+        source: the part of the prompt and the question that should support the answer. `None` if there is none.
+    """
+
+    id: str
+    prompt: str
+    text: str
+    question: str
+    label: bool | None
+    spans: tuple[LabelledSpan, ...] | None
+    group: str
+    source: str | None = None
+
+    def without_source(self) -> LabelledText:
+        """The record with the source removed from its prompt and question.
+
+        Raises:
+            ValueError: the record has no source.
+        """
+        if not self.source:
+            raise ValueError(f"{self.id} has no source")
+        cut = {name: getattr(self, name).replace(self.source, "", 1) for name in ("prompt", "question")}
+        return replace(self, **cut)
+
+    def hallucinated_at(self, start: int, end: int) -> list[bool]:
+        """Whether each character of a range is in a hallucinated part.
+
+        Raises:
+            ValueError: only the whole answer is labelled.
+        """
+        if self.spans is None:
+            raise ValueError(f"only the whole answer {self.id} is labelled")
+        return [at < len(self._hallucinated) and self._hallucinated[at] for at in range(start, end)]
+
+    @cached_property
+    def _hallucinated(self) -> list[bool]:
+        """Whether each character is in a hallucinated part, up to the end of the last one."""
+        parts = [span for span in self.spans or () if span.hallucinated]
+        changes = [0] * (max((span.end for span in parts), default=0) + 1)
+        for span in parts:
+            changes[span.start] += 1
+            changes[span.end] -= 1
+        return [depth > 0 for depth in accumulate(changes)]
+
+
+def checked(records: Sequence[LabelledText], where: object, *, both_classes: bool = True) -> list[LabelledText]:
+    """Check records before a measurement, and return them.
+
+    Args:
+        records: the records.
+        where: where they were read from, for messages.
+        both_classes: require hallucinated and supported answers or parts.
+
+    Raises:
+        DataError: there are no records; an id is repeated; a prompt or an answer is empty; a source is not in
+            its prompt; a part is outside its answer, or there are more than 10,000 of them; or both classes are
+            required and only one is labelled.
+    """
+    if not records:
+        raise DataError(f"{where} has no answers.")
+    seen: set[str] = set()
+    for record in records:
+        if record.id in seen:
+            raise DataError(f"{where}: the id {record.id!r} is repeated; every answer needs its own id.")
+        seen.add(record.id)
+        for name, value in (("answer", record.text), ("prompt", record.prompt)):
+            if not value.strip():
+                raise DataError(f"{where}: the {name} of {record.id!r} is empty; give it a text or remove the record.")
+        if record.source is not None and not (record.source and record.source in record.prompt):
+            raise DataError(f"{where}: the source of {record.id!r} is not in its prompt, word for word.")
+        if record.spans is not None and len(record.spans) > MAX_PARTS:
+            raise DataError(
+                f"{where}: {record.id!r} has {len(record.spans)} labelled parts; an answer may have {MAX_PARTS}."
+            )
+        for span in record.spans or ():
+            if not 0 <= span.start < span.end <= len(record.text):
+                raise DataError(
+                    f"{where}: the labelled part {span.start}..{span.end} of {record.id!r} is empty or lies outside "
+                    f"the answer of {len(record.text)} characters."
+                )
+    classes: set[bool] = set()
+    for record in records:
+        classes |= _classes(record)
+    if both_classes and len(classes) < 2:
+        only = "hallucinated" if classes == {True} else "supported"
+        raise DataError(f"{where}: every label is {only!r}; both classes are needed.")
+    return list(records)
+
+
+class Grouped(Protocol):
+    """An item with a group. Items with the same prompt have the same group."""
+
+    @property
+    def group(self) -> str: ...
+
+
+Record = TypeVar("Record", bound=Grouped)
+
+
+def sample(records: Sequence[Record], prompts: int | None = None, seed: int = 0) -> list[Record]:
+    """Draw some prompts and return their records, grouped by prompt.
+
+    Args:
+        records: the records of all prompts.
+        prompts: the number of prompts to draw at random. `None` takes all.
+        seed: the seed of the draw.
+    """
+    by: dict[str, list[Record]] = {}
+    for record in records:
+        by.setdefault(record.group, []).append(record)
+    names = list(by)
+    if prompts is not None and prompts < len(names):
+        drawn = set(Random(seed).sample(names, prompts))
+        names = [name for name in names if name in drawn]
+    return [record for name in names for record in by[name]]
+
+
+def _classes(record: LabelledText) -> set[bool]:
+    if record.spans is None:
+        return set() if record.label is None else {record.label}
+    characters = zip(record.text, record.hallucinated_at(0, len(record.text)), strict=True)
+    return {hallucinated for character, hallucinated in characters if not character.isspace()}
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question with its known answers.
+
+    Attributes:
+        text: the question itself.
+        context: the passage to answer from. `None`: the model answers from its own knowledge.
+        answers: an answer is right if it contains one of these, see :meth:`is_right`.
+        group: questions with the same group are never divided between fitting and validation.
+    """
+
+    text: str
+    context: str | None
+    answers: tuple[str, ...]
+    group: str
+
+    @property
+    def request(self) -> str:
+        """The text that the model is asked."""
+        if self.context is None:
+            return f"{self.text}\nAnswer in a few words."
+        task = "Answer the question from the passage, in a few words."
+        return f"Passage: {self.context}\n\n{task}\nQuestion: {self.text}"
+
+    def is_right(self, answer: str) -> bool:
+        """Whether an answer contains a known answer word for word, ignoring case, punctuation and articles."""
+        words = f" {normalized(answer)} "
+        return any(f" {normalized(known)} " in words for known in self.answers)
+
+
+def read_questions(path: str | Path) -> list[Question]:
+    """Read a file of questions. Repeated questions with the same context are read once.
+
+    Raises:
+        DataError: the file cannot be read, has no questions, or a question lacks a field or a usable answer.
+        MissingExtraError: the file is parquet, and pyarrow is not installed.
+    """
+    path = Path(path)
+    questions: dict[tuple[str, str | None], Question] = {}
+    for where, question in _nq_swap(path) if path.suffix == ".parquet" else _json_lines(path):
+        if not question.text.strip() or not any(normalized(answer) for answer in question.answers):
+            raise DataError(f"{where}: the question is empty, or none of its answers contains a word.")
+        questions.setdefault((question.text, question.context), question)
+    if not questions:
+        raise DataError(f"{path} has no questions.")
+    return list(questions.values())
+
+
+def _json_lines(path: Path) -> Iterator[tuple[str, Question]]:
+    for where, row in read_json_lines(path):
+        text = field(row, "question", str, where)
+        group = plain_text(row.get("group", text), "group", where)
+        yield where, Question(text, _context(row, where), _strings(row, "answers", where), group)
+
+
+def _context(row: Mapping[str, Any], where: str) -> str | None:
+    """The passage: the field ``context``, or the text of the first of ``ctxs``, as NQ with gold passages has it."""
+    if row.get("context") is not None:
+        return field(row, "context", str, where)
+    passages = field(row, "ctxs", list, where) if row.get("ctxs") is not None else []
+    return field(as_object(passages[0], f"{where}, ctxs"), "text", str, f"{where}, ctxs") if passages else None
+
+
+def _nq_swap(path: Path) -> Iterator[tuple[str, Question]]:
+    """The first row of each question; the other rows swap in other answers."""
+    seen = set()
+    for where, row in read_parquet(path):
+        text = field(row, "question", str, where)
+        if text not in seen:
+            seen.add(text)
+            for kind in ("org", "sub"):
+                context = field(row, f"{kind}_context", str, where)
+                yield where, Question(text, context, _strings(row, f"{kind}_answer", where), text)
+
+
+def _strings(row: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
+    values: Sequence[Any] = field(row, name, list, where)
+    if not values or not all(isinstance(value, str) for value in values):
+        raise DataError(f"{where}: {name} must be a non-empty list of strings.")
+    return tuple(values)

@@ -1,0 +1,176 @@
+"""Fair timing on a machine with other load, the description of the machine, and Hugging Face's own generation."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import torch
+
+from cocoa_engine.model.ends import eos_token_ids
+from cocoa_engine.model.tokenizer import Tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Case = TypeVar("Case")
+
+
+class Turn(NamedTuple):
+    """The time that one competitor took for one case. Time is divided by ``units``, such as kept tokens."""
+
+    seconds: float
+    units: float
+
+
+class Spread(NamedTuple):
+    """The median, lowest and highest of one value per round."""
+
+    median: float
+    lowest: float
+    highest: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """The spread of at least one value."""
+        return cls(statistics.median(values), min(values), max(values))
+
+
+def timed(work: Callable[[Case], float]) -> Callable[[Case], Turn]:
+    """A competitor made from a function that processes a case and returns its units."""
+
+    def competitor(case: Case) -> Turn:
+        start = time.perf_counter()
+        units = work(case)
+        return Turn(time.perf_counter() - start, units)
+
+    return competitor
+
+
+def measured_rounds(
+    competitors: Mapping[str, Callable[[Case], Turn]],
+    rounds: Iterable[Sequence[Case]],
+    after_turn: Callable[[], None] = lambda: None,
+) -> Iterator[dict[str, float]]:
+    """Time every competitor on every case of every round. Yields the seconds per unit of each, round by round.
+
+    Competitors take turns case by case, so that a busy machine slows all of them alike. The order rotates, so that no
+    competitor always runs with the caches that the same other one left.
+
+    Args:
+        competitors: the competitors by name.
+        rounds: the cases of each round.
+        after_turn: called after every turn, to show progress.
+    """
+    names = list(competitors)
+    turns = 0
+    for cases in rounds:
+        seconds, units = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
+        for case in cases:
+            first = turns % len(names)
+            turns += 1
+            for name in (*names[first:], *names[:first]):
+                turn = competitors[name](case)
+                seconds[name] += turn.seconds
+                units[name] += turn.units
+                after_turn()
+        yield {name: seconds[name] / units[name] for name in names}
+
+
+def interleave(
+    competitors: Mapping[str, Callable[[Case], Turn]],
+    rounds: Iterable[Sequence[Case]],
+    after_turn: Callable[[], None] = lambda: None,
+) -> dict[str, list[float]]:
+    """The seconds per unit of each competitor, one value per round. The arguments are those of
+    :func:`measured_rounds`."""
+    found = list(measured_rounds(competitors, rounds, after_turn))
+    return {name: [one[name] for one in found] for name in competitors}
+
+
+def ratio(values: Sequence[float], base: Sequence[float]) -> Spread:
+    """The ratio of one competitor to another, round by round."""
+    return Spread.of([value / other for value, other in zip(values, base, strict=True)])
+
+
+def describe() -> dict[str, Any]:
+    """Processor, memory, threads and package versions."""
+    import psutil
+    import torch
+
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30),
+        "torch_threads": torch.get_num_threads(),
+        "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "python": platform.python_version(),
+        "system": platform.platform(terse=True),
+        **{name: version(name) for name in ("torch", "transformers", "cocoa-integrations")},
+    }
+
+
+def one_line(machine: Mapping[str, Any]) -> str:
+    """The description in one line."""
+    gpu = f", {machine['gpu']}" if machine["gpu"] else ""
+    names = ("python", "torch", "transformers", "cocoa-integrations")
+    return (
+        f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB{gpu}, "
+        f"{machine['torch_threads']} torch threads; " + ", ".join(f"{name} {machine[name]}" for name in names)
+    )
+
+
+def _processor() -> str:
+    """The processor's name, with its generation on x86-64: a virtual machine's name may leave that out."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    found = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    if "model name" not in found:
+        return platform.processor() or platform.machine()
+    generation = [f"{name.removeprefix('cpu ')} {found[name]}" for name in ("cpu family", "model") if name in found]
+    return ", ".join([found["model name"], " ".join(generation)]) if generation else found["model name"]
+
+
+def generate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    **options: Any,
+) -> list[list[int]]:
+    """Answer prompts in one left-padded batch, without sampling.
+
+    Args:
+        model: the model.
+        tokenizer: its tokenizer.
+        prompts: the token ids of each prompt.
+        max_new_tokens: the maximum number of new tokens per prompt.
+        **options: further options of ``generate``, such as ``num_beams`` (default 1).
+
+    Returns:
+        The new tokens of each prompt, up to and including its end token.
+    """
+    eos = eos_token_ids(model, Tokens(tokenizer))
+    width = max(map(len, prompts))
+    pad = min(eos, default=0)
+    ids = torch.tensor([[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=model.device)
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=model.device)
+    settings: dict[str, Any] = {"do_sample": False, "num_beams": 1, "pad_token_id": pad, "tokenizer": tokenizer}
+    settings["eos_token_id"] = sorted(eos) or None
+    with torch.no_grad():
+        output = model.generate(ids, attention_mask=mask, max_new_tokens=max_new_tokens, **{**settings, **options})
+    return [_up_to_end(row, eos) for row in output[:, width:].tolist()]
+
+
+def _up_to_end(token_ids: list[int], eos: frozenset[int]) -> list[int]:
+    for number, token_id in enumerate(token_ids):
+        if token_id in eos:
+            return token_ids[: number + 1]
+    return token_ids

@@ -1,0 +1,319 @@
+"""The calibrator: its file, the features that it takes, and the risks that it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar, Literal, TypeVar
+
+from pydantic import Field, model_validator
+
+from cocoa_engine.arguments import SettingsModel
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.equations import middle_layers
+from cocoa_engine.errors import CalibrationError, CocoaError, ConfigError
+from cocoa_engine.methods import METHODS
+from cocoa_engine.output_files import locked, require_writable, write_file
+from cocoa_engine.risk.features import (
+    ANSWER_FEATURES,
+    LATER_FEATURES,
+    PROBE_FEATURE,
+    SOURCE_FEATURES,
+    SPAN_FEATURES,
+    AnswerStatistics,
+    SpanStatistics,
+    answer_features,
+    span_features,
+)
+from cocoa_engine.risk.fitted import (
+    FittedRisk,
+    Part,
+    Probe,
+    threshold_of,
+)
+from cocoa_engine.safe_text import bounded
+
+
+class Settings(Part):
+    """The settings that a calibrator is valid for: the layers, which tokens compete, and where spans end.
+
+    Given texts are always divided where tokens compete, whatever ``span_boundary`` is.
+    """
+
+    final_layer: Literal["post_norm", "pre_norm"]
+    middle_layers: tuple[int, int]
+    gamma: float
+    max_candidates: int
+    max_span_tokens: int = 16
+    span_boundary: Literal["right", "left", "own", "fixed"] = "right"
+    branches: bool = Field(True, description="Whether the decoding method grows candidates at risk points.")
+
+    @classmethod
+    def of(cls, config: CocoaConfig, num_layers: int) -> Settings:
+        """The settings of a config, for a model with ``num_layers`` layers."""
+        return cls(
+            final_layer=config.final_layer,
+            middle_layers=config.middle_layers or middle_layers(num_layers),
+            gamma=config.gamma,
+            max_candidates=config.max_candidates,
+            max_span_tokens=config.max_span_tokens,
+            span_boundary=config.span_boundary,
+            branches=METHODS[config.method].branches,
+        )
+
+
+AnswerT = TypeVar("AnswerT", bound=AnswerStatistics)
+
+
+EMBEDDED = Path(__file__).parent / "embedded.json"
+"""The embedded model's calibrator. The file and docs/explanation/signal.md describe its data and validation."""
+
+
+class CalibrationWarning(UserWarning):
+    """A calibrator is used with a model, settings or answers that it was not fitted for, or it could be fitted only in
+    part."""
+
+    @classmethod
+    def of(cls, differences: Sequence[str]) -> CalibrationWarning:
+        """The warning that lists differences from :meth:`RiskCalibrator.mismatches`."""
+        return cls(
+            f"the calibrator does not match: {bounded('; '.join(differences), 800)}. Its risks may be "
+            "meaningless here. Fit a calibrator for these settings (cocoa calibrate), or use none."
+        )
+
+
+class RiskCalibrator(SettingsModel, Part):
+    """The risk of a span, of an answer as a whole, or of both.
+
+    Attributes:
+        model_name: the model it was fitted for.
+        settings: the settings it was fitted with.
+        heads: the (layer, head) pairs whose attention is the source attention. `None`: the model's attention was not
+            seen, and source attention is not a feature.
+        probe: the direction of hidden states that is a feature of spans; `None` if there is none.
+        span: the risk of a span, from :data:`~cocoa_engine.risk.features.SPAN_FEATURES`; `None` if no spans were
+            labelled.
+        answer: the risk of an answer, from :data:`~cocoa_engine.risk.features.ANSWER_FEATURES`; `None` if no
+            answers were labelled.
+        closed_book: the risk of an answer to a prompt without a passage (:attr:`.Generation.closed_book`). `None`:
+            ``answer`` applies to every prompt.
+    """
+
+    _invalid: ClassVar[type[CocoaError]] = CalibrationError
+    _what: ClassVar[str] = "field"
+
+    schema_version: Literal[3] = 3
+    model_name: str
+    settings: Settings
+    heads: tuple[tuple[int, int], ...] | None = None
+    probe: Probe | None = None
+    span: FittedRisk | None = None
+    answer: FittedRisk | None = None
+    closed_book: FittedRisk | None = None
+
+    @model_validator(mode="after")
+    def _of_known_features(self) -> RiskCalibrator:
+        if self.span is None and self.answer is None:
+            raise ValueError("it has no risk, neither of spans nor of answers")
+        if self.heads is not None and (not self.heads or min(map(min, self.heads)) < 0):
+            raise ValueError("heads: one or more pairs of a layer and a head are needed, counted from 0")
+        if self.probe is not None and self.span is None:
+            raise ValueError("it has a probe, which is a feature of spans, and no risk of spans")
+        absent = {*(SOURCE_FEATURES if self.heads is None else ()), *(() if self.probe else (PROBE_FEATURE,))}
+        if self.closed_book is not None and self.answer is None:
+            raise ValueError("it has a risk of answers to short prompts, and none of other answers")
+        levels = ((self.span, SPAN_FEATURES), (self.answer, ANSWER_FEATURES), (self.closed_book, ANSWER_FEATURES))
+        for fitted, names in levels:
+            known = [name for name in names if name not in absent]
+            before = [name for name in known if name not in LATER_FEATURES]
+            if fitted is not None and fitted.features not in (known, before):
+                raise ValueError(
+                    f"features: this version measures {', '.join(known)}; another version fitted it, fit it again"
+                )
+        return self
+
+    @classmethod
+    def of(cls, given: RiskCalibrator | str | Path | None) -> RiskCalibrator | None:
+        """A calibrator as it is, or read from its file; `None` stays `None`.
+
+        Raises:
+            ConfigError: it is neither.
+            CalibrationError: the file cannot be read.
+        """
+        if given is None or isinstance(given, RiskCalibrator):
+            return given
+        if not isinstance(given, (str, Path)):
+            raise ConfigError(f"calibrator must be a RiskCalibrator or its file, not {type(given).__name__}.")
+        return cls.load(given)
+
+    @classmethod
+    def load(cls, path: str | Path) -> RiskCalibrator:
+        """Read a calibrator from its JSON file.
+
+        Args:
+            path: the file. ``"embedded"`` is the calibrator that comes with the package, for the embedded model.
+
+        Raises:
+            CalibrationError: the file cannot be read, or is not a calibrator of this version.
+        """
+        path = EMBEDDED if str(path) == "embedded" else path
+        try:
+            return cls.model_validate_json(Path(path).read_bytes())
+        except CalibrationError as error:
+            raise CalibrationError(f"{path} is not a calibrator of this version: {error}") from None
+        except (OSError, ValueError) as error:  # ValueError: the path contains a NUL character
+            reason = getattr(error, "strerror", None) or error
+            raise CalibrationError(f"the calibrator {path} cannot be read: {reason}.") from error
+
+    def save(self, path: str | Path) -> None:
+        """Write the calibrator as JSON. An existing file is replaced when the new one is complete.
+
+        Raises:
+            ConfigError: another process is writing the file, or it cannot be written, or a text of the calibrator is
+                not valid Unicode.
+        """
+        require_writable(Path(path))
+        try:
+            text = self.model_dump_json(indent=1) + "\n"
+        except ValueError as error:  # pydantic's
+            raise ConfigError(f"the calibrator cannot be written: {error}; is its model_name a text?") from None
+        with locked(Path(path)):
+            write_file(Path(path), text)
+
+    def spans_only(self) -> RiskCalibrator | None:
+        """This calibrator without its risk of answers; `None` if nothing is left."""
+        return None if self.span is None else self.model_copy(update={"answer": None, "closed_book": None})
+
+    def risk(self, span: SpanStatistics) -> float:
+        """The risk of a span, in [0, 1]: the estimated probability that a part of it is hallucinated.
+
+        Raises:
+            CalibrationError: the calibrator has no risk of spans, or a feature that it needs was not measured.
+        """
+        return self._of_spans(self._features_of(span))
+
+    def answer_risk(self, generation: AnswerStatistics) -> float:
+        """The risk of an answer, in [0, 1]: the estimated probability that it is wrong as a whole.
+
+        Raises:
+            CalibrationError: the calibrator has no risk of answers, or a feature that it needs was not measured.
+        """
+        fitted = self.for_answer(generation)
+        return fitted(self._features_of_answer(generation, fitted))
+
+    def rated(self, generation: AnswerT) -> AnswerT:
+        """The answer with ``answer_risk``, if the calibrator has a risk of answers, and with ``out_of_domain``."""
+        if not generation.spans:
+            return generation
+        many = generation.has_spans_out_of_domain
+        if self.answer is None:
+            return generation.model_copy(update={"out_of_domain": many})
+        fitted = self.for_answer(generation)
+        features = self._features_of_answer(generation, fitted)
+        outside = fitted.is_out_of_domain(features)
+        return generation.model_copy(
+            update={
+                "answer_risk": fitted(features),
+                "answer_threshold": threshold_of(fitted),
+                "calibrated_on": fitted.data,
+                "answer_out_of_domain": outside,
+                "out_of_domain": many or outside,
+            }
+        )
+
+    def for_answer(self, generation: AnswerStatistics) -> FittedRisk:
+        """The fitted risk that applies to an answer, by whether its prompt holds a passage.
+
+        Raises:
+            CalibrationError: the calibrator has no risk of answers.
+        """
+        if self.answer is None:
+            raise CalibrationError("this calibrator was fitted on spans: it has no risk of an answer as a whole.")
+        if self.closed_book is not None and generation.closed_book:
+            return self.closed_book
+        return self.answer
+
+    def is_out_of_domain(self, span: SpanStatistics) -> bool:
+        """Whether a span is unlike those that the calibrator was fitted on, so that its risk may be meaningless.
+
+        Raises:
+            CalibrationError: the calibrator has no risk of spans, or a feature that it needs was not measured.
+        """
+        return self._of_spans.is_out_of_domain(self._features_of(span))
+
+    def is_answer_out_of_domain(self, generation: AnswerStatistics) -> bool:
+        """Whether an answer as a whole is unlike those that the calibrator was fitted on.
+
+        Raises:
+            CalibrationError: the calibrator has no risk of answers, or a feature that it needs was not measured.
+        """
+        fitted = self.for_answer(generation)
+        return fitted.is_out_of_domain(self._features_of_answer(generation, fitted))
+
+    def flags(self, span: SpanStatistics) -> bool:
+        """Whether a span's risk reaches the threshold.
+
+        Raises:
+            CalibrationError: no threshold was chosen, or the calibrator has no risk of spans.
+        """
+        return self._of_spans.flags(self._features_of(span))
+
+    def flags_answer(self, generation: AnswerStatistics) -> bool:
+        """Whether an answer's risk reaches the threshold; raises as :meth:`flags` does."""
+        fitted = self.for_answer(generation)
+        return fitted.flags(self._features_of_answer(generation, fitted))
+
+    def _features_of(self, span: SpanStatistics) -> list[float]:
+        """The span's features that the risk of spans was fitted on."""
+        values = dict(zip(SPAN_FEATURES, span_features(span), strict=True))
+        return [values[name] for name in self._of_spans.features]
+
+    def _features_of_answer(self, generation: AnswerStatistics, fitted: FittedRisk) -> list[float]:
+        """The answer's features that a risk of answers was fitted on."""
+        values = dict(zip(ANSWER_FEATURES, answer_features(generation), strict=True))
+        return [values[name] for name in fitted.features]
+
+    @property
+    def _of_spans(self) -> FittedRisk:
+        if self.span is None:
+            raise CalibrationError("this calibrator was fitted on whole answers: it has no risk of a span.")
+        return self.span
+
+    def obstacle(self, model_name: str, dtype: str, shape: tuple[int, int, int]) -> str | None:
+        """Why the calibrator cannot be used with a model at all; `None` if it can.
+
+        Args:
+            model_name: the model's name.
+            dtype: the data type of its weights, such as ``"float32"``.
+            shape: its numbers of layers and of attention heads per layer, and the width of its hidden states.
+        """
+        num_layers, num_heads, hidden_size = shape
+        if any(layer >= num_layers or head >= num_heads for layer, head in self.heads or ()):
+            return (
+                f"it needs the attention of heads that {model_name} does not have: the model has {num_layers} layers "
+                f"of {num_heads} heads"
+            )
+        found = None if self.probe is None else self.probe.obstacle(model_name, dtype, num_layers, hidden_size)
+        return None if found is None else f"it has a probe, and {found}"
+
+    def mismatches(self, model_name: str, config: CocoaConfig | None, num_layers: int) -> list[str]:
+        """The differences between a model and its settings (`None`: unknown) and those of the fit, as messages."""
+        found = []
+        if model_name != self.model_name:
+            found.append(f"the model is {model_name}, not {self.model_name}")
+        wanted, actual = self.settings, self.settings if config is None else Settings.of(config, num_layers)
+        for name in Settings.model_fields:
+            if getattr(wanted, name) == getattr(actual, name):
+                continue
+            if name == "branches" and config is not None:
+                found.append(f"method={config.method!r} grows {'' if actual.branches else 'no '}candidates to compare")
+            else:
+                found.append(f"{name} is {getattr(actual, name)}, not {getattr(wanted, name)}")
+        return found
+
+
+@lru_cache(maxsize=1)
+def embedded_calibrator() -> RiskCalibrator:
+    """The embedded model's calibrator."""
+    return RiskCalibrator.load(EMBEDDED)

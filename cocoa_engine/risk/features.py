@@ -1,0 +1,259 @@
+"""The features of a risk: plain numbers that describe a span or a whole answer, decoded or given as text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, Literal, Protocol
+
+from typing_extensions import Self
+
+from cocoa_engine.spans import Candidate, Preceding, Usage
+
+Level = Literal["span", "answer"]
+"""Whether a risk is that of a span or of a whole answer."""
+
+MARGIN_CAP = 20.0
+"""Margins are capped at this value, in nats. Without a cap, the margin of a single allowed token is infinite."""
+
+CONTESTED = -math.log(0.3)
+"""A token is contested if its margin is at most this, in nats: another token had at least 0.3 times its probability
+(gamma's default)."""
+
+POSITION_CAP = 32
+"""Positions in an answer are capped at this value, in tokens. Without a cap, the risk would depend on the length of the
+answers that it was fitted on, and would not transfer to longer ones."""
+
+_SHARED = (
+    "con_mlds",
+    "f_mlds",
+    "mean_log_prob",
+    "min_log_prob",
+    "mean_entropy",
+    "mean_margin",
+    "copied",
+    "copied_run",
+    "mean_rank",
+    "log_tokens",
+)
+
+SOURCE_FEATURES = ("source_attention", "lowest_source_attention")
+"""The features that are missing where the model's attention on the source is not measured."""
+
+PROBE_FEATURE = "probe"
+"""The feature that only a calibrator with a probe has."""
+
+LATER_FEATURES = ("log_prompt_tokens",)
+"""The features that calibrators of this schema version may lack, because they were fitted before these were added."""
+
+ANSWER_FEATURES = (
+    *_SHARED,
+    "contested",
+    "log_contested",
+    "log_prompt_tokens",
+    "source_attention",
+    "lowest_source_attention",
+)
+"""The features of an answer, in this order. Logarithms are natural, entropies and margins in nats.
+
+- Both MLDS: means over the spans, weighted by their tokens.
+- Of the tokens: mean and lowest log p, mean entropy, mean margin.
+- The share of tokens that occur in the prompt, and the mean of ``Span.token_copied``.
+- The mean of log(1 + token id): BPE vocabularies number their tokens from frequent to rare.
+- The log of the number of tokens.
+- The share of contested tokens (:data:`CONTESTED`), and log(1 + their number).
+- log(1 + the number of tokens of the prompt): answers from long passages are more often wrong.
+- The mean source attention of the tokens, and the mean of the lowest fifth of them (:func:`source_features`)."""
+
+SPAN_FEATURES = (
+    *_SHARED,
+    "entropy",
+    "max_entropy",
+    "margin",
+    "min_margin",
+    "max_rank",
+    "candidates",
+    "candidate_spread",
+    "log_position",
+    "before_log_prob",
+    "before_entropy",
+    "before_copied",
+    "before_copied_run",
+    "source_attention",
+    "probe",
+)
+"""The features of a span, in this order.
+
+- As for an answer, up to the log of the number of tokens.
+- Entropy of the first token (at the risk point) and the highest entropy; margin of the first token and the lowest.
+- The highest log(1 + token id).
+- At the risk point: the number of candidates, and the highest log p of a first token minus the lowest.
+- Of the tokens before the span (``Span.preceding``): log(1 + number), at most :data:`POSITION_CAP`, and means.
+- The mean source attention of the tokens.
+- The score of the calibrator's probe (``Span.probe``), for a calibrator that has one."""
+
+
+class SpanStatistics(Protocol):
+    """The statistics of a span, decided or reported."""
+
+    @property
+    def con_mlds(self) -> float: ...
+
+    @property
+    def f_mlds(self) -> float: ...
+
+    @property
+    def token_ids(self) -> list[int]: ...
+
+    @property
+    def token_log_probs(self) -> list[float]: ...
+
+    @property
+    def token_entropies(self) -> list[float]: ...
+
+    @property
+    def token_margins(self) -> list[float]: ...
+
+    @property
+    def token_copied(self) -> list[int]: ...
+
+    @property
+    def preceding(self) -> Preceding: ...
+
+    @property
+    def candidates(self) -> list[Candidate]: ...
+
+    @property
+    def token_source_attention(self) -> list[float]: ...
+
+    @property
+    def probe(self) -> float | None: ...
+
+
+class AnswerStatistics(Protocol):
+    """The statistics of an answer: a :class:`~cocoa_engine.Generation`, which is of a layer above."""
+
+    @property
+    def spans(self) -> Sequence[SpanStatistics]: ...
+
+    @property
+    def token_ids(self) -> list[int]: ...
+
+    @property
+    def usage(self) -> Usage: ...
+
+    @property
+    def closed_book(self) -> bool: ...
+
+    @property
+    def has_spans_out_of_domain(self) -> bool: ...
+
+    def model_copy(self, *, update: dict[str, Any]) -> Self: ...
+
+
+def span_features(span: SpanStatistics) -> list[float]:
+    """The features of a span, in the order of :data:`SPAN_FEATURES`. NaN stands for what was not measured."""
+    mean, _ = source_features(span.token_source_attention)
+    return [
+        span.con_mlds,
+        span.f_mlds,
+        *token_features(
+            span.token_ids, span.token_log_probs, span.token_entropies, span.token_margins, span.token_copied
+        ),
+        *extreme_token_features(span.token_ids, span.token_entropies, span.token_margins),
+        *candidate_features(span.candidates),
+        *preceding_features(span.preceding),
+        mean,
+        math.nan if span.probe is None else span.probe,
+    ]
+
+
+def answer_features(generation: AnswerStatistics) -> list[float]:
+    """The features of an answer, in the order of :data:`ANSWER_FEATURES`. NaN stands for what was not measured."""
+    spans = generation.spans
+    tokens = sum(len(span.token_ids) for span in spans)
+    margins = list(chain.from_iterable(span.token_margins for span in spans))
+    return [
+        sum(span.con_mlds * len(span.token_ids) for span in spans) / tokens,
+        sum(span.f_mlds * len(span.token_ids) for span in spans) / tokens,
+        *token_features(
+            generation.token_ids,
+            list(chain.from_iterable(span.token_log_probs for span in spans)),
+            list(chain.from_iterable(span.token_entropies for span in spans)),
+            margins,
+            list(chain.from_iterable(span.token_copied for span in spans)),
+        ),
+        *contested_features(margins),
+        math.log1p(generation.usage.prompt_tokens),
+        *source_features(list(chain.from_iterable(span.token_source_attention for span in spans))),
+    ]
+
+
+def token_features(
+    token_ids: Sequence[int],
+    log_probs: Sequence[float],
+    entropies: Sequence[float],
+    margins: Sequence[float],
+    copied: Sequence[int],
+) -> list[float]:
+    """The features over t tokens that spans and answers share; every argument is ``[t]``."""
+    count = len(log_probs)
+    return [
+        sum(log_probs) / count,
+        min(log_probs),
+        sum(entropies) / count,
+        sum(min(margin, MARGIN_CAP) for margin in margins) / count,
+        sum(run > 0 for run in copied) / count,
+        sum(copied) / count,
+        sum(math.log1p(token_id) for token_id in token_ids) / count,
+        math.log(count),
+    ]
+
+
+def contested_features(margins: Sequence[float]) -> list[float]:
+    """The features of an answer's contested tokens."""
+    count = sum(margin <= CONTESTED for margin in margins)
+    return [count / len(margins), math.log1p(count)]
+
+
+def extreme_token_features(
+    token_ids: Sequence[int], entropies: Sequence[float], margins: Sequence[float]
+) -> list[float]:
+    """The features of single tokens of a span: the first one and the extremes."""
+    return [
+        entropies[0],
+        max(entropies),
+        min(margins[0], MARGIN_CAP),
+        min(*margins, MARGIN_CAP),
+        math.log1p(max(token_ids)),
+    ]
+
+
+def candidate_features(candidates: Sequence[Candidate]) -> list[float]:
+    """The features of the candidates of a risk point. Other spans count as one candidate without spread."""
+    first = [one.token_log_probs[0] for one in candidates]
+    return [float(max(1, len(candidates))), max(first) - min(first) if first else 0.0]
+
+
+def source_features(attention: Sequence[float]) -> list[float]:
+    """The mean source attention of t tokens, and the mean of the lowest fifth of them, at least one token.
+
+    Args:
+        attention: the source attention of each token, ``[t]``. If it is empty, both features are NaN.
+    """
+    if not attention:
+        return [math.nan, math.nan]
+    lowest = sorted(attention)[: -(-len(attention) // 5)]
+    return [sum(attention) / len(attention), sum(lowest) / len(lowest)]
+
+
+def preceding_features(before: Preceding) -> list[float]:
+    """The features of the tokens before a span."""
+    return [
+        math.log1p(min(before.tokens, POSITION_CAP)),
+        before.log_prob,
+        before.entropy,
+        before.copied,
+        before.copied_run,
+    ]

@@ -1,0 +1,405 @@
+"""Words, claims and sentences with their risk: what a person reads of an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from functools import cached_property
+from math import inf, isfinite, log
+from statistics import median
+from typing import Literal, Protocol
+
+from pydantic import ConfigDict, Field
+
+from cocoa_engine.arguments import ResultModel
+from cocoa_engine.equations import improbability
+from cocoa_engine.risk.claims import ClaimKind, ClaimRange, claim_ranges
+from cocoa_engine.risk.sentences import sentence_ranges
+from cocoa_engine.risk.words import Range, word_ranges
+from cocoa_engine.spans import RAW, RiskSource
+
+UnitLevel = Literal["span", "claim", "sentence"]
+"""The parts of an answer that a threshold can apply to."""
+
+NOT_IN_SOURCE = "not in the source"
+LITTLE_ATTENTION = "little attention to the source"
+UNSURE = "the model was unsure"
+COMPETING = "competing"
+DISAGREE = "samples disagree"
+
+
+class Unit(ResultModel):
+    """A word, a claim or a sentence of an answer."""
+
+    model_config = ConfigDict(frozen=True)
+
+    text: str
+    start: int = Field(description="Offset of its first character in the answer's text.")
+    end: int = Field(description="Offset after its last character.")
+    kind: Literal["word", "name", "number", "date", "quote", "sentence"] = "word"
+    risk: float | None = Field(description="Risk of the unit, on the scale of the spans. `None` if they have none.")
+    reasons: list[str] = Field(
+        default_factory=list,
+        description="Why it may be wrong: `not in the source` (little attention to the prompt, and its words are not "
+        "there), `little attention to the source` (its words are there), both only where the prompt may hold a "
+        "passage; `the model was unsure` (a token has a "
+        "probability below 0.5), `competing: ...` (what other candidates say instead); from "
+        ":meth:`.Consistency.check_these` also `samples disagree` (its words are, on average, in less than half of the "
+        "samples).",
+    )
+    spans: list[int] = Field(default_factory=list, description="Numbers of the spans that share a character with it.")
+
+
+class Check(Unit):
+    """A claim that is worth checking first."""
+
+    competing: list[str] = Field(
+        default_factory=list, description="What the other candidates of its spans say in its place, likeliest first."
+    )
+
+
+class Rival(Protocol):
+    """A candidate that competed in a span; :class:`~cocoa_engine.spans.Candidate` is one."""
+
+    @property
+    def text(self) -> str: ...
+
+
+class Part(Protocol):
+    """A span of an answer, as far as units need it; :class:`~cocoa_engine.spans.Span` is one.
+
+    Lists have one value per token, and are empty if it was not measured.
+    """
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def end(self) -> int: ...
+
+    @property
+    def risk(self) -> float | None: ...
+
+    @property
+    def risk_source(self) -> RiskSource | None: ...
+
+    @property
+    def flagged(self) -> bool: ...
+
+    @property
+    def token_ends(self) -> Sequence[int]: ...
+
+    @property
+    def token_log_probs(self) -> Sequence[float]: ...
+
+    @property
+    def token_source_attention(self) -> Sequence[float]: ...
+
+    @property
+    def token_copied(self) -> Sequence[int]: ...
+
+    @property
+    def candidates(self) -> Sequence[Rival]: ...
+
+    @property
+    def chosen(self) -> int | None: ...
+
+
+MOST = 3
+
+
+def competing(text: str, parts: Sequence[Part], claim: Unit, offset: int = 0) -> list[str]:
+    """The words that other candidates have in place of a claim, in the order of their candidates, each once.
+
+    A candidate that says the same there, or nothing, adds none. Words at the end of a candidate may be cut;
+    they are followed by ``…``.
+
+    Args:
+        text: the text of the answer.
+        parts: its spans.
+        claim: a claim with offsets in the text of the spans.
+        offset: the offset of ``text`` in the text of the spans.
+    """
+    found: list[str] = []
+    for number in claim.spans:
+        part = parts[number]
+        begin = min(claim.start, part.start)
+        before = text[begin - offset : part.start - offset]
+        own = before + text[part.start - offset : part.end - offset]
+        claimed = Range(claim.start - begin, min(claim.end, part.end) - begin)
+        for index, rival in enumerate(part.candidates):
+            if index != part.chosen:
+                found += _counterpart(own, before + rival.text, claimed)
+    return list(dict.fromkeys(found))[:MOST]
+
+
+def _counterpart(own: str, other: str, claimed: Range) -> Iterator[str]:
+    """The words of ``other`` that stand for the range ``claimed`` of ``own``, if they differ."""
+    words, others = word_ranges(own), word_ranges(other)
+    inside = [number for number, word in enumerate(words) if word.start < claimed.end and word.end > claimed.start]
+    if not inside:
+        return
+    first, last = inside[0], inside[-1] + 1
+    texts = ([own[word.start : word.end] for word in words], [other[word.start : word.end] for word in others])
+    matcher = SequenceMatcher(None, *texts, autojunk=False)
+    low, high, differs = len(others), 0, False
+    for tag, start, end, other_start, other_end in matcher.get_opcodes():
+        if start >= last or end <= first:
+            continue
+        if tag == "equal":  # the part of the match inside the claim, at the same distance
+            other_start, other_end = other_start + max(first - start, 0), other_end - max(end - last, 0)
+        elif tag == "replace":
+            differs = True
+            if end > last:  # the claim is the beginning of what was replaced
+                other_end = min(other_end, other_start + max(last - start, 1))
+            if start < first:
+                other_start = min(other_start + first - start, other_end)
+        else:
+            continue
+        low, high = min(low, other_start), max(high, other_end)
+    if differs and low < high:
+        cut = others[high - 1].end == len(other)
+        yield other[others[low].start : others[high - 1].end] + ("…" if cut else "")
+
+
+LOW_ATTENTION = 0.8
+"""Attention to the source is low below this share of the median of the answer's claims."""
+
+LOW_PROBABILITY = 0.5
+"""The model was unsure of a token with a lower probability."""
+
+LOWEST_SHADE = 0.25
+"""The risk from which a claim is shaded, and listed among those to check, unless the risk is a raw MLDS."""
+
+SMALLEST_DIFFERENCE = 0.001
+RISKIEST = 3
+"""The number of claims whose mean risk is that of their sentence."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token of the answer: its offsets, log p, and its source attention and copied run if they were measured."""
+
+    start: int
+    end: int
+    log_prob: float
+    source_attention: float | None
+    copied: int | None
+
+
+class MeasuredText:
+    """An answer whose words, claims and sentences are asked for.
+
+    Args:
+        text: the text of the answer.
+        parts: its spans, in order.
+        begin: the offset at which the answer begins, after any reasoning. Units before it are left out.
+        offset: the offset of the first character of ``text`` in the text that the spans' offsets refer to. The units
+            have offsets in that text, too.
+        has_source: whether the prompt holds a passage. Little attention to it is a reason only then.
+    """
+
+    def __init__(
+        self, text: str, parts: Sequence[Part], *, begin: int = 0, offset: int = 0, has_source: bool = True
+    ) -> None:
+        self._text, self._parts, self._offset, self._has_source = text, parts, offset, has_source
+        self._skipped = max(begin - offset, 0)
+
+    @cached_property
+    def words(self) -> list[Unit]:
+        """The words. Those of a script that is written without spaces are the tokens."""
+        return [self._unit(*word, "word") for word in word_ranges(self._answer, self._cuts)]
+
+    @cached_property
+    def claims(self) -> list[Unit]:
+        """The names, numbers, dates, short quotations and content words."""
+        return [self._unit(one.start, one.end, one.kind) for one in self._claim_ranges]
+
+    @cached_property
+    def sentences(self) -> list[Unit]:
+        """The sentences."""
+        return [self._sentence(*sentence) for sentence in sentence_ranges(self._answer)]
+
+    def compared(self, level: Literal["claim", "sentence"]) -> list[Unit]:
+        """The claims or sentences, as a threshold is compared with them.
+
+        In an answer without claims, its sentences take their place, so that it does not pass unseen. A span that is in
+        no claim, such as punctuation, is added if its risk is not a finite number.
+
+        Args:
+            level: ``claim`` or ``sentence``.
+        """
+        if level == "sentence" or not self.claims:
+            return self.sentences
+        within = {number for claim in self.claims for number in claim.spans}
+        shift = self._offset + self._skipped
+        broken = [
+            self._unit(max(part.start - shift, 0), part.end - shift, "word")
+            for number, part in enumerate(self._parts)
+            if number not in within and self._is_visible(part) and not isfinite(part.risk or 0.0)
+        ]
+        return sorted([*self.claims, *broken], key=lambda unit: unit.start) if broken else self.claims
+
+    def check_these(self, most: int = 3) -> list[Check]:
+        """The riskiest claims, riskiest first.
+
+        A claim is left out if its risk is below the lowest shade and below the default threshold of its source, or as
+        low as the lowest of the answer. A raw MLDS has neither, so that no claim is listed by it.
+
+        Of claims with the same risk, such as claims of the same span, the one with less attention to the source comes
+        first, or else the one with the less probable token.
+
+        Args:
+            most: the largest number of claims.
+
+        Raises:
+            ValueError: ``most`` is negative.
+        """
+        if most < 0:
+            raise ValueError(f"check_these takes a number of claims, 0 or more, not {most}")
+        claims = [(self._order(claim), claim) for claim in self.claims if claim.risk is not None]
+        if len(claims) == 1 and not claims[0][1].reasons:
+            return []
+        if len(claims) > 1:
+            lowest = min(order for order, _ in claims)
+            claims = [(order, claim) for order, claim in claims if _is_above(order, lowest)]
+        claims = [(order, claim) for order, claim in claims if self._stands_out(claim)]
+        ranked = sorted(claims, key=lambda one: one[0], reverse=True)[:most]  # stable: ties in order of the text
+        return [
+            Check(**claim.__dict__, competing=competing(self._text, self._parts, claim, self._offset))
+            for _, claim in ranked
+        ]
+
+    @property
+    def _answer(self) -> str:
+        return self._text[self._skipped :]
+
+    @cached_property
+    def _cuts(self) -> list[int]:
+        """Where tokens end in the answer; where spans end if tokens are not known."""
+        ends = (end for part in self._parts for end in (part.token_ends or (part.end,)))
+        return [end - self._offset - self._skipped for end in ends]
+
+    @cached_property
+    def _claim_ranges(self) -> list[ClaimRange]:
+        return claim_ranges(self._answer, self._cuts)
+
+    @cached_property
+    def _tokens(self) -> list[list[Token]]:
+        """The tokens of each span with text of their own; none for spans whose tokens' ends are not known."""
+        return [tokens_of(part) for part in self._parts]
+
+    def _is_visible(self, part: Part) -> bool:
+        """Whether a span has text of the answer that is not white space."""
+        start = max(part.start - self._offset, self._skipped)
+        return bool(self._text[start : part.end - self._offset].strip())
+
+    def _stands_out(self, claim: Unit) -> bool:
+        """Whether one of the spans of a claim has a risk that is shaded, flagged, or not a finite number."""
+        parts = [part for part in map(self._parts.__getitem__, claim.spans) if part.risk is not None]
+        return any(
+            part.flagged
+            or not isfinite(part.risk or 0.0)
+            or ((part.risk or 0.0) >= LOWEST_SHADE and part.risk_source not in RAW)
+            for part in parts
+            if self._is_visible(part)
+        )
+
+    def _sentence(self, start: int, end: int) -> Unit:
+        unit = self._unit(start, end, "sentence")
+        if not isfinite(unit.risk or 0.0):
+            return unit
+        inside = [one.risk for one in self.claims if unit.start <= one.start < unit.end and one.risk is not None]
+        return unit.model_copy(update={"risk": mean_of_riskiest(inside)}) if inside else unit
+
+    def _unit(self, start: int, end: int, kind: ClaimKind | Literal["sentence"]) -> Unit:
+        start, end = start + self._skipped, end + self._skipped
+        text = self._text[start:end]
+        start, end = start + self._offset, end + self._offset
+        numbers = self._numbers(start, end)
+        risk = riskiest([part.risk for part in map(self._parts.__getitem__, numbers) if self._is_visible(part)])
+        unit = Unit(text=text, start=start, end=end, kind=kind, risk=risk, spans=numbers)
+        return unit if kind == "sentence" else unit.model_copy(update={"reasons": self._reasons(unit)})
+
+    def _own_tokens(self, start: int, end: int, numbers: Iterable[int]) -> list[Token]:
+        """The tokens of some spans that share a character with a range of the text."""
+        tokens = (token for number in numbers for token in self._tokens[number])
+        return [token for token in tokens if token.start < end and token.end > start]
+
+    def _reasons(self, unit: Unit) -> list[str]:
+        tokens = self._own_tokens(unit.start, unit.end, unit.spans)
+        reasons = []
+        attention = _attention(tokens)
+        if self._has_source and attention is not None and attention < LOW_ATTENTION * self._usual_attention:
+            reasons.append(LITTLE_ATTENTION if _is_copied(tokens) else NOT_IN_SOURCE)
+        if tokens and min(token.log_prob for token in tokens) < log(LOW_PROBABILITY):
+            reasons.append(UNSURE)
+        if others := competing(self._text, self._parts, unit, self._offset):
+            reasons.append(f"{COMPETING}: {', '.join(others)}")
+        return reasons
+
+    @cached_property
+    def _usual_attention(self) -> float:
+        """The median attention to the source of the answer's claims; 0 if it was not measured."""
+        shift = self._skipped + self._offset
+        ranges = [(one.start + shift, one.end + shift) for one in self._claim_ranges]
+        measured = [_attention(self._own_tokens(*claim, self._numbers(*claim))) for claim in ranges]
+        found = [attention for attention in measured if attention is not None]
+        return median(found) if found else 0.0
+
+    def _numbers(self, start: int, end: int) -> list[int]:
+        """The numbers of the spans that share a character with a range of the text."""
+        return [number for number, part in enumerate(self._parts) if part.start < end and part.end > start]
+
+    def _order(self, claim: Unit) -> tuple[float, float]:
+        """What claims are ranked by: the risk, then the claim's own tokens."""
+        tokens = self._own_tokens(claim.start, claim.end, claim.spans)
+        attention = _attention(tokens)
+        if attention is not None:
+            return _rank(claim.risk or 0.0), -attention
+        return _rank(claim.risk or 0.0), improbability(min((token.log_prob for token in tokens), default=0.0))
+
+
+def riskiest(risks: Iterable[float | None]) -> float | None:
+    """The highest risk; `None` if there is none. A risk that is not a finite number is the highest."""
+    known = [risk for risk in risks if risk is not None]
+    return max(known, key=_rank) if known else None
+
+
+def mean_of_riskiest(risks: Iterable[float]) -> float:
+    """The mean of the three highest of some risks, or of fewer if there are fewer; at least one is needed."""
+    highest = sorted(risks, key=_rank, reverse=True)[:RISKIEST]
+    return sum(highest) / len(highest)
+
+
+def _rank(risk: float) -> float:
+    return risk if isfinite(risk) else inf
+
+
+def _is_above(order: tuple[float, float], lowest: tuple[float, float]) -> bool:
+    return any(one - other >= SMALLEST_DIFFERENCE for one, other in zip(order, lowest, strict=True))
+
+
+def tokens_of(part: Part) -> list[Token]:
+    """The tokens of a span. Without their ends, each counts for the whole span."""
+    count = len(part.token_log_probs)
+    ends = part.token_ends
+    known = len(ends) == count
+    starts = [part.start, *ends][:count] if known else [part.start] * count
+    source = part.token_source_attention if len(part.token_source_attention) == count else [None] * count
+    copied = part.token_copied if len(part.token_copied) == count else [None] * count
+    columns = (starts, ends if known else [part.end] * count, part.token_log_probs, source, copied)
+    return [Token(*values) for values in zip(*columns, strict=True)]
+
+
+def _attention(tokens: Sequence[Token]) -> float | None:
+    """The mean source attention of some tokens; `None` if it was not measured."""
+    values = [token.source_attention for token in tokens if token.source_attention is not None]
+    return sum(values) / len(values) if values else None
+
+
+def _is_copied(tokens: Sequence[Token]) -> bool:
+    """Whether the tokens occur in the prompt in this order, as far as runs are counted."""
+    runs = [token.copied or 0 for token in tokens]
+    return all(run >= min(number + 1, 3) for number, run in enumerate(runs)) if runs else False

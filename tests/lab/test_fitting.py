@@ -1,0 +1,354 @@
+"""Fitting and applying a calibrator: it learns what there is to learn, and says no more than that."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cocoa_engine import CalibrationError, RiskCalibrator
+from cocoa_engine.lab.fit import (
+    ENOUGH_RISKS,
+    INVERSE_STRENGTHS,
+    MAX_REPEATS,
+    STRENGTHS,
+    FitSettings,
+    LabelledFeatures,
+    fit,
+    fit_direction,
+    fit_domain,
+    folds_of,
+    left_out,
+    risks_of,
+    validate,
+)
+from cocoa_engine.lab.thresholds import brier, ece_if_exact, expected_calibration_error, reliability
+from cocoa_engine.risk.features import SPAN_FEATURES
+from cocoa_engine.risk.fitted import FittedRisk, Isotonic, logistic
+from tests.helpers.made_up_risk import fitted, labelled_items, risk
+from tests.helpers.processes import python
+
+COUNT = len(labelled_items(1).names)
+FIGURES = st.lists(st.floats(-1e6, 1e6), min_size=COUNT, max_size=COUNT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("isotonic", "level"), [(False, "span"), (True, "span"), (False, "answer")])
+def test_it_ranks_and_calibrates_on_prompts_it_has_not_seen(isotonic: bool, level: str) -> None:
+    calibrated = risk(labelled_items(400, level=level), isotonic=isotonic, folds=3)
+    fresh = labelled_items(800, level=level, seed=1)
+    risks = [calibrated(row) for row in fresh.features.tolist()]
+    assert expected_calibration_error(reliability(risks, fresh.labels)) < 0.04
+    assert brier(risks, fresh.labels) < brier(np.full(len(risks), fresh.labels.mean()), fresh.labels) - 0.04
+    found = calibrated.validation
+    assert found.auroc.low <= found.auroc.estimate <= found.auroc.high
+    assert found.auroc.estimate > max(rival.auroc.estimate for rival in found.rivals.values())
+    assert found.rivals["fMLDS"].difference.low > 0
+    assert found.brier < found.brier_of_base_rate
+    assert (found.prompts, found.items, found.repeats) == (400, 2400, 5)
+    assert sum(one.items for one in found.reliability) == pytest.approx(2400, abs=5)
+
+
+@pytest.mark.slow
+def test_noise_is_not_sold_as_a_signal() -> None:
+    found = risk(labelled_items(200, signal=0.0)).validation
+    assert 0.4 < found.auroc.estimate < 0.56
+    assert found.brier > found.brier_of_base_rate - 0.005
+
+
+@pytest.mark.slow
+def test_what_is_the_same_for_a_prompt_is_not_learnt_by_heart() -> None:
+    """Each prompt has a label and a mark of its own: only folds that part prompts show that this is worth nothing."""
+    random = np.random.default_rng(0)
+    marks = random.normal(size=(80, len(SPAN_FEATURES))).repeat(5, axis=0)
+    labels = (random.random(80) < 0.5).repeat(5)
+    spans = LabelledFeatures(SPAN_FEATURES, marks, labels, [str(number // 5) for number in range(400)])
+    assert 0.3 < risk(spans).validation.auroc.estimate < 0.65
+    risks, folds = left_out(spans, isotonic=False)
+    assert all(len(set(folds[number * 5 : number * 5 + 5])) == 1 for number in range(80))
+    assert all(len(set(risks[number * 5 : number * 5 + 5])) == 1 for number in range(80))
+
+
+@pytest.mark.slow
+def test_few_items_are_divided_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The estimate is the mean over divisions, each of which leaves every prompt out once."""
+    items = labelled_items(40, each=4)
+    found = risk(items).validation
+    assert (found.repeats, found.folds, found.prompts, found.items) == (5, 5, 40, 160)
+    assert found.hallucinated == items.labels.sum()
+    once = [validate(items, *left_out(items, isotonic=False, seed=seed), draws=20, seed=0) for seed in range(5)]
+    assert len({one.auroc.estimate for one in once}) > 1
+    assert [one.repeats for one in once] == [1] * 5
+    assert found.brier == pytest.approx(np.mean([one.brier for one in once]))
+    assert found.auroc.estimate == pytest.approx(np.mean([one.auroc.estimate for one in once]), abs=0.01)
+    for name, rival in found.rivals.items():
+        alone = [one.rivals[name].auroc.estimate for one in once]
+        assert rival.auroc.estimate == pytest.approx(np.mean(alone), abs=0.01)
+        assert rival.difference.estimate == pytest.approx(found.auroc.estimate - rival.auroc.estimate)
+    assert 0.02 < found.auroc.high - found.auroc.low < 0.4  # of 40 prompts, not of 200
+    assert (MAX_REPEATS, ENOUGH_RISKS) == (5, 20_000)
+    for enough, repeats in ((319, 1), (320, 2), (100, 1)):
+        monkeypatch.setattr("cocoa_engine.lab.fit.ENOUGH_RISKS", enough)
+        assert risk(items, folds=2).validation.repeats == repeats
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isotonic", [False, True])
+def test_plain_python_applies_what_scikit_learn_fitted(isotonic: bool) -> None:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    spans = labelled_items()
+    calibrated = risk(spans, isotonic=isotonic, folds=2)
+    plains = []
+    for strength in INVERSE_STRENGTHS:
+        model = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=1000))
+        plains.append(model.fit(spans.features, spans.labels).predict_proba(spans.features)[:, 1])
+    raw = calibrated.model_copy(update={"isotonic": None})
+    (plain,) = (one for one in plains if np.allclose([raw(row) for row in spans.features.tolist()], one, atol=1e-9))
+    expected = plain if calibrated.isotonic is None else np.interp(plain, calibrated.isotonic.x, calibrated.isotonic.y)
+    assert [calibrated(row) for row in spans.features.tolist()] == pytest.approx(expected, abs=1e-9)
+
+
+@cache
+def known_risk(*, isotonic: bool) -> FittedRisk:
+    return risk(isotonic=isotonic, folds=2)
+
+
+@pytest.mark.slow
+@given(FIGURES, st.booleans())
+def test_a_risk_is_in_the_unit_interval_and_survives_json(figures: list[float], isotonic: bool) -> None:
+    calibrated = known_risk(isotonic=isotonic)
+    read = FittedRisk.model_validate_json(calibrated.model_dump_json())
+    assert read == calibrated
+    assert 0 <= calibrated(figures) <= 1
+    assert read(figures) == calibrated(figures)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=12, unique_by=lambda knot: knot[0]),
+    st.lists(st.floats(-0.5, 1.5), min_size=2, max_size=20),
+)
+def test_an_isotonic_map_never_falls(knots: list[tuple[float, float]], values: list[float]) -> None:
+    x, y = (sorted(column) for column in zip(*knots, strict=True))
+    curve = Isotonic(x=x, y=y)
+    mapped = [curve(value) for value in sorted(values)]
+    assert mapped == sorted(mapped)
+    assert min(y) <= mapped[0] <= mapped[-1] <= max(y)
+    assert [curve(value) for value in x] == y
+
+
+@pytest.mark.slow
+def test_more_of_a_risky_feature_is_never_less_risk() -> None:
+    calibrated = known_risk(isotonic=True)
+    place = calibrated.features.index("f_mlds")
+    assert calibrated.weights[place] > 0
+    rows = np.zeros((200, len(calibrated.features)))
+    rows[:, place] = np.linspace(-5, 5, 200)
+    risks = [calibrated(row) for row in rows.tolist()]
+    assert risks == sorted(risks)
+
+
+@pytest.mark.slow
+def test_files(tmp_path: Path) -> None:
+    calibrator = fitted(levels=("span", "answer"))
+    assert calibrator.span is not None
+    mapped = calibrator.span.model_copy(update={"isotonic": known_risk(isotonic=True).isotonic})
+    calibrator = calibrator.model_copy(update={"span": mapped})
+    path = tmp_path / "risk.json"
+    calibrator.save(path)
+    assert RiskCalibrator.load(path) == RiskCalibrator.load(str(path)) == calibrator
+    with pytest.raises(CalibrationError, match="cannot be read"):
+        RiskCalibrator.load(tmp_path / "none.json")
+    good = json.loads(path.read_text())
+    answer, span = good["answer"], good["span"]
+    for change, message in (
+        ({"schema_version": 1}, "schema_version"),
+        ({"schema_version": 2}, "schema_version: Input should be 3"),
+        ({"span": answer}, "max_rank"),
+        ({"answer": span}, "this version measures con_mlds, f_mlds, mean_log_prob"),
+        ({"span": None, "answer": None}, "neither of spans nor of answers"),
+        ({"answer": {**answer, "weights": [1.0]}}, "the same length"),
+        ({"answer": {**answer, "scales": [0.0] * len(answer["features"])}}, "above 0"),
+        ({"span": {**span, "isotonic": {"x": [0.1, 0.2], "y": [0.5, 0.4]}}}, "y must not decrease"),
+        ({"span": {**span, "isotonic": {"x": [0.1], "y": [1.5]}}}, "in .0, 1."),
+        ({"surprise": 1}, "surprise"),
+    ):
+        path.write_text(json.dumps({**good, **change}))
+        with pytest.raises(CalibrationError, match=message) as raised:
+            RiskCalibrator.load(path)
+        assert len(str(raised.value)) < 1000  # not the whole file
+    path.write_bytes(b"\x80\x04pickle")
+    with pytest.raises(CalibrationError, match="not a calibrator"):
+        RiskCalibrator.load(path)
+
+
+def test_using_one_loads_neither_scikit_learn_nor_torch() -> None:
+    code = (
+        "import sys; from cocoa_engine import RiskCalibrator;"
+        "c = RiskCalibrator.load('embedded'); c.span([0.0] * len(c.span.features));"
+        "print(sorted({'sklearn', 'scipy', 'torch', 'matplotlib', 'numpy'} & set(sys.modules)))"
+    )
+    assert python(code).strip() == "[]"
+
+
+def constant(value: float, labels: np.ndarray) -> LabelledFeatures:
+    """Spans, each of a prompt of its own, that look alike."""
+    features = np.full((len(labels), len(SPAN_FEATURES)), value)
+    return LabelledFeatures(SPAN_FEATURES, features, labels, [*map(str, range(len(labels)))])
+
+
+@pytest.mark.parametrize(
+    ("spans", "message"),
+    [
+        (labelled_items(8), "folds of a cross-validation need at least 10"),
+        (
+            LabelledFeatures(
+                SPAN_FEATURES, np.zeros((40, len(SPAN_FEATURES))), np.arange(40) >= 0, [*map(str, range(40))]
+            ),
+            "0 prompts have supported",
+        ),
+        (
+            LabelledFeatures(
+                SPAN_FEATURES, np.full((40, len(SPAN_FEATURES)), np.inf), np.arange(40) % 2 > 0, [*map(str, range(40))]
+            ),
+            "not finite",
+        ),
+    ],
+)
+def test_what_cannot_be_fitted(spans: LabelledFeatures, message: str) -> None:
+    with pytest.raises(CalibrationError, match=message):
+        risk(spans)
+
+
+def test_calibration_figures_by_hand() -> None:
+    risks, labels = [0.1, 0.1, 0.9, 0.9], [False, False, True, False]
+    assert brier(risks, labels) == pytest.approx((0.01 + 0.01 + 0.01 + 0.81) / 4)
+    low, high = reliability(risks, labels)
+    assert (low.items, low.mean_risk, low.share_hallucinated) == (2, pytest.approx(0.1), 0)
+    assert (high.items, high.mean_risk, high.share_hallucinated) == (2, pytest.approx(0.9), 0.5)
+    assert expected_calibration_error([low, high]) == pytest.approx(0.5 * 0.1 + 0.5 * 0.4)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=60))
+def test_every_span_is_in_one_bin(spans: list[tuple[float, bool]]) -> None:
+    risks, labels = map(list, zip(*spans, strict=True))
+    curve = reliability(risks, labels)
+    assert sum(one.items for one in curve) == len(spans)
+    assert sum(one.items * one.share_hallucinated for one in curve) == pytest.approx(sum(labels))
+    assert 0 <= expected_calibration_error(curve) <= 1
+
+
+@given(st.floats(-1e9, 1e9))
+def test_logistic(z: float) -> None:
+    assert logistic(z) + logistic(-z) == pytest.approx(1)
+    assert logistic(z) == pytest.approx(0.5 * (1 + math.tanh(z / 2)), abs=1e-12)
+
+
+def states_of(items: LabelledFeatures, *, signal: float, size: int = 40) -> LabelledFeatures:
+    """Items with hidden states, of which one direction depends on the labels."""
+    random = np.random.default_rng(3)
+    states = random.normal(size=(len(items.labels), size)) * np.linspace(0.1, 30, size)
+    states[:, 5] += signal * items.labels * states[:, 5].std()
+    return replace(items, states=states.astype(np.float32))
+
+
+def test_a_direction_is_that_of_a_ridge_regression() -> None:
+    from sklearn.linear_model import Ridge
+    from sklearn.preprocessing import StandardScaler
+
+    items = states_of(labelled_items(), signal=1.0)
+    assert items.states is not None
+    direction, scores = fit_direction(items.states, items.labels, partial(folds_of, items))
+    scaled = StandardScaler().fit_transform(items.states)
+    found = []
+    for strength in STRENGTHS:
+        model = Ridge(alpha=strength * len(items.labels)).fit(scaled, items.labels)
+        found.append(np.allclose(direction(items.states), model.predict(scaled), atol=1e-4))
+    assert sum(found) == 1
+    # the cross-fitted scores are of directions that did not see the item's prompt
+    rest, fold = folds_of(items, 5)[0]
+    model = Ridge(alpha=STRENGTHS[found.index(True)] * rest.sum()).fit(scaled[rest], items.labels[rest])
+    assert scores[fold] == pytest.approx(model.predict(scaled[fold]), abs=1e-4)
+
+
+@pytest.mark.slow
+def test_a_probe_adds_what_the_states_know_and_no_more() -> None:
+    items = labelled_items(60, signal=0.3)
+    plain = left_out(items, isotonic=False)
+    informed = left_out(states_of(items, signal=1.5), isotonic=False)
+    noisy = left_out(states_of(items, signal=0.0, size=300), isotonic=False)
+
+    def auroc(found: tuple[np.ndarray, np.ndarray]) -> float:
+        return validate(items, *found, draws=20, seed=0).auroc.estimate
+
+    assert auroc(informed) > auroc(plain) + 0.1
+    assert auroc(noisy) > auroc(plain) - 0.05  # its score is cross-fitted, or it would be trusted blindly
+    fitted, direction = fit(states_of(items, signal=1.5), "made up", FitSettings(draws=20))
+    assert fitted.features[-1] == "probe"
+    assert direction is not None
+    assert fitted.weights[-1] > 0
+    checked = risks_of(fitted, states_of(items, signal=1.5), direction)
+    assert np.isfinite(checked).all()
+    with pytest.raises(CalibrationError, match="not measured here, but needed: probe"):
+        risks_of(fitted, items)
+
+
+def test_folds_have_both_classes_and_no_prompt_twice() -> None:
+    """Also with versions of scikit-learn that no longer stratify when they shuffle."""
+    prompts = [f"prompt {number}" for number in range(14)]
+    items = LabelledFeatures(["nothing"], np.zeros((14, 1)), np.arange(14) % 2 == 1, prompts)
+    divided = [folds_of(items, 2, seed) for seed in range(5)]
+    for folds in divided:
+        assert sorted(int(items.labels[fold].sum()) for _, fold in folds) == [3, 4]
+        for rest, fold in folds:
+            assert not {items.groups[at] for at in np.flatnonzero(rest)} & {
+                items.groups[at] for at in np.flatnonzero(fold)
+            }
+    assert len({tuple(folds[0][1]) for folds in divided}) > 1
+
+
+def test_the_domain_keeps_99_percent_of_left_out_items_inside() -> None:
+    items = labelled_items(100, each=8)
+    scaled = (items.features - items.features.mean(axis=0)) / items.features.std(axis=0)
+    domain = fit_domain(scaled, folds_of(items, 5))
+    fresh = labelled_items(100, each=8, seed=1).features
+    inside = [not domain.is_outside(row) for row in fresh.tolist()]
+    assert 0.97 < np.mean(inside) < 1
+    assert domain.is_outside([6.0] * len(items.names))
+    assert domain.is_outside([math.inf] * len(items.names))
+    far = np.zeros(len(items.names))
+    far[3] = 12.0
+    assert domain.is_outside(far.tolist())
+
+
+@pytest.mark.slow
+def test_items_of_two_data_sets_are_not_ranked_against_each_other() -> None:
+    """A feature that only tells the sets apart, one mostly hallucinated, is worth nothing within a set."""
+    random = np.random.default_rng(0)
+    sets = []
+    for share, mark in ((0.8, 3.0), (0.2, -3.0)):
+        items = labelled_items(40, signal=0.0)
+        features = random.normal(size=items.features.shape)
+        features[:, 0] = mark
+        labels = random.random(len(items.labels)) < share
+        sets.append(replace(items, features=features, labels=labels))
+    found = risk(LabelledFeatures.pooled(sets)).validation
+    assert found.folds == 5
+    assert 0.4 < found.auroc.estimate < 0.6
+    assert found.brier < found.brier_of_base_rate - 0.05  # it is calibrated in both
+
+
+def test_exact_risks_of_few_items_have_an_ece() -> None:
+    """Of 20 items in a bin with probability 1/2, the share is off by 2 E|k - 10| / 40 = 0.088 on average."""
+    assert ece_if_exact(np.linspace(0.499, 0.501, 200)) == pytest.approx(0.088, abs=0.003)
+    assert ece_if_exact(np.linspace(0.499, 0.501, 20_000), draws=50) == pytest.approx(0.009, abs=0.002)
+    assert ece_if_exact([0.0] * 100 + [1.0] * 100) == 0

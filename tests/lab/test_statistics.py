@@ -1,0 +1,173 @@
+"""AUROC, AUPRC, the bootstrap and the paired test: against scikit-learn, scipy and sums by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import average_precision_score, roc_auc_score
+
+from cocoa_engine import DataError
+from cocoa_engine.lab.ranking import Bootstrap, Interval, Ranked, RankedWithin, caution, interval, paired_test
+
+SCORES = st.integers(-3, 3).map(float)  # ties are common
+ITEMS = st.lists(st.tuples(SCORES, st.integers(0, 3), st.integers(0, 3)), min_size=2, max_size=30).filter(
+    lambda items: any(p for _, p, _ in items) and any(n for _, _, n in items)
+)
+
+
+@pytest.mark.slow
+@given(ITEMS)
+def test_weighted_figures_are_scikit_learns(items: list[tuple[float, int, int]]) -> None:
+    scores, positive, negative = map(list, zip(*items, strict=True))
+    ranked = Ranked(scores, positive, negative)
+    labels = [1] * len(items) + [0] * len(items)
+    weights = [*positive, *negative]
+    assert ranked.auroc()[0] == pytest.approx(roc_auc_score(labels, scores * 2, sample_weight=weights))
+    assert ranked.auprc()[0] == pytest.approx(average_precision_score(labels, scores * 2, sample_weight=weights))
+
+
+@given(ITEMS)
+def test_a_draw_is_the_same_as_repeating_its_items(items: list[tuple[float, int, int]]) -> None:
+    scores, positive, negative = (np.array(column, dtype=float) for column in zip(*items, strict=True))
+    counts = np.arange(len(items)) % 3 + 1
+    drawn = Ranked(scores, positive, negative)
+    repeated = Ranked(*(np.repeat(column, counts) for column in (scores, positive, negative)))
+    weights = counts[None].astype(float)
+    assert drawn.auroc(weights)[0] == pytest.approx(repeated.auroc()[0])
+    assert drawn.auprc(weights)[0] == pytest.approx(repeated.auprc()[0])
+
+
+@given(ITEMS, st.integers(1, 4), st.floats(-9, 9))
+def test_within_strata_pairs_and_positives_are_counted_where_they_are(
+    items: list[tuple[float, int, int]], number: int, shift: float
+) -> None:
+    columns = [np.array(column, dtype=float) for column in zip(*items, strict=True)]
+    strata = np.arange(len(items)) % number
+    parts = [[column[strata == stratum] for column in columns] for stratum in range(number)]
+    parts = [part for part in parts if len(part[0]) and part[1].any() and part[2].any()]
+    if not parts:
+        with pytest.raises(DataError, match="no stratum"):
+            RankedWithin(*columns, strata)
+        return
+    within, moved = RankedWithin(*columns, strata), RankedWithin(columns[0] + shift * strata, *columns[1:], strata)
+    pairs = [part[1].sum() * part[2].sum() for part in parts]
+    assert within.auroc()[0] == pytest.approx(np.average([Ranked(*part).auroc()[0] for part in parts], weights=pairs))
+    found = [part[1].sum() for part in parts]
+    assert within.auprc()[0] == pytest.approx(np.average([Ranked(*part).auprc()[0] for part in parts], weights=found))
+    assert moved.auroc()[0] == pytest.approx(within.auroc()[0])  # what tells the strata apart does not count
+    counts = (np.arange(len(items)) % 3)[None].astype(float)
+    repeated = [np.repeat(column, counts[0].astype(int)) for column in (*columns, strata)]
+    try:
+        expected = RankedWithin(*repeated).auroc()[0]
+    except DataError:
+        expected = np.nan
+    assert within.auroc(counts)[0] == pytest.approx(expected, nan_ok=True)
+
+
+def test_one_stratum_is_all_items() -> None:
+    scores, labels = np.random.default_rng(0).normal(size=50), np.arange(50) % 2
+    within, ranked = RankedWithin(scores, labels, 1 - labels, np.zeros(50)), Ranked(scores, labels, 1 - labels)
+    bootstrap = Bootstrap(range(50), draws=60)
+    for measure in ("auroc", "auprc"):
+        assert bootstrap.interval(within, measure) == pytest.approx(bootstrap.interval(ranked, measure))
+
+
+@given(ITEMS, st.integers(2, 5), st.integers(0, 3))
+def test_intervals_hold_the_estimate(items: list[tuple[float, int, int]], groups: int, seed: int) -> None:
+    scores, positive, negative = map(list, zip(*items, strict=True))
+    ranked, other = Ranked(scores, positive, negative), Ranked(positive, positive, negative)
+    bootstrap = Bootstrap([number % groups for number in range(len(items))], draws=40, seed=seed)
+    for measure in ("auroc", "auprc"):
+        for least, one in (
+            (0, bootstrap.interval(ranked, measure)),
+            (-1, bootstrap.difference(ranked, other, measure)),
+        ):
+            assert one.low is not None
+            assert one.high is not None
+            assert least <= one.low <= one.estimate <= one.high <= 1
+        assert bootstrap.difference(ranked, ranked, measure) == (0, 0, 0)
+
+
+def test_the_interval_has_its_coverage() -> None:
+    """Normal scores whose true AUROC is known: a 95 % interval misses it about once in twenty times."""
+    random = np.random.default_rng(0)
+    true = 0.5 * (1 + math.erf(1 / 2))  # P(N(1, 1) > N(0, 1))
+    hits = 0
+    for trial in range(100):
+        labels = random.random(200) < 0.4
+        bootstrap = Bootstrap(range(200), draws=200, seed=trial)
+        found = bootstrap.interval(Ranked(random.normal(size=200) + labels, labels, ~labels), "auroc")
+        assert found.low is not None
+        assert found.high is not None
+        hits += found.low <= true <= found.high
+    assert 88 <= hits <= 99
+
+
+def width(found: Interval) -> float:
+    assert found.low is not None
+    assert found.high is not None
+    return found.high - found.low
+
+
+def test_groups_are_drawn_whole() -> None:
+    """Copies of an answer are one observation: they do not make the interval narrower."""
+    random = np.random.default_rng(1)
+    labels = random.random(60) < 0.5
+    scores = random.normal(size=60) + labels
+    alone = Bootstrap(range(60), 400).interval(Ranked(scores, labels, ~labels), "auroc")
+    copies = Ranked(np.repeat(scores, 9), np.repeat(labels, 9), np.repeat(~labels, 9))
+    assert Bootstrap(np.repeat(range(60), 9).tolist(), 400).interval(copies, "auroc") == pytest.approx(alone)
+    naive = Bootstrap(range(540), 400).interval(copies, "auroc")
+    assert width(naive) < 0.5 * width(alone)
+
+
+def test_what_cannot_be_ranked() -> None:
+    for bad in (([1.0, math.nan], [1, 0], [0, 1]), ([1.0, 2.0], [1, 1], [0, 0]), ([1.0], [0], [1]), ([], [], [])):
+        with pytest.raises(DataError):
+            Ranked(*bad)
+    assert interval(0.7, np.array([math.nan])) == (0.7, None, None)
+
+
+def test_one_prompt_has_no_interval() -> None:
+    """All draws of it are the same: they say nothing of how it would be with others."""
+    ranked = Ranked([3.0, 2.0, 1.0], [1, 0, 1], [0, 1, 0])
+    alone = Bootstrap(["a", "a", "a"], draws=30)
+    for one in (alone.interval(ranked, "auroc"), alone.difference(ranked, ranked, "auroc")):
+        assert (one.low, one.high) == (None, None)
+    assert alone.interval(ranked, "auroc").shown() == "0.500"
+    assert Bootstrap(["a", "b", "a"], draws=30).interval(ranked, "auroc").shown().startswith("0.500 (")
+    assert "only one" in (caution(1) or "")
+    assert "only 9 prompts" in (caution(9) or "")
+    assert caution(10) is None
+
+
+DIFFERENCES = st.lists(st.integers(-50, 50).filter(bool), min_size=3, max_size=40, unique_by=abs)
+
+
+@given(DIFFERENCES)
+def test_effect_size_and_sign_by_hand(differences: list[int]) -> None:
+    n = len(differences)
+    ranks = {value: rank for rank, value in enumerate(sorted(differences, key=abs), start=1)}
+    plus = sum(ranks[value] for value in differences if value > 0)
+    z = (plus - n * (n + 1) / 4) / math.sqrt(n * (n + 1) * (2 * n + 1) / 24)
+    test = paired_test([float(value) for value in differences], [0.0] * n)
+    assert test.pairs == n
+    assert test.z == pytest.approx(z)
+    assert test.effect_size == pytest.approx(abs(z) / math.sqrt(n))
+    assert test.p_right == pytest.approx(0.5 * math.erfc(z / math.sqrt(2)), abs=1e-12)
+    assert test.p_two_sided == pytest.approx(math.erfc(abs(z) / math.sqrt(2)), abs=1e-12)
+    assert test.right == sum(value > 0 for value in differences) / n
+    swapped = paired_test([0.0] * n, [float(value) for value in differences])
+    assert (swapped.z, swapped.effect_size) == (pytest.approx(-test.z), pytest.approx(test.effect_size))
+    assert swapped.p_right == pytest.approx(1 - test.p_right)
+
+
+def test_pairs_that_are_all_equal() -> None:
+    with pytest.raises(DataError, match="differ"):
+        paired_test([1.0, 2.0], [1.0, 2.0])
+    with pytest.raises(DataError, match="differ"):
+        paired_test([], [])

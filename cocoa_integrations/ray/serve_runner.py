@@ -16,7 +16,7 @@ from cocoa_engine.cli.terminal import print_note
 from cocoa_engine.errors import CocoaError, ConfigError
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.model.load_options import LoadOptions
-from cocoa_integrations.ray.pool import connected, everywhere, last_line, require_cores
+from cocoa_integrations.ray.jobs import connected, everywhere, last_line, require_cores
 from cocoa_integrations.ray.settings import RaySettings
 from cocoa_integrations.server.process import listening
 from cocoa_integrations.server.settings import ServerSettings

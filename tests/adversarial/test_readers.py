@@ -51,7 +51,7 @@ TARGETS = {
     "cocoa_integrations/evaluation/files.py": ["test_data_of_tasks", "test_data_of_tables", "test_data_in_parquet"],
     "cocoa_integrations/evaluation/judge.py": ["test_replies_of_a_judge"],
     "cocoa_integrations/evaluation/harness.py": ["test_samples_of_a_run", "test_settings_of_a_run"],
-    "cocoa_integrations/ray/score_runner.py": ["test_finished_rows_of_a_cluster"],
+    "cocoa_integrations/ray/jobs.py": ["test_finished_rows_of_a_cluster"],
     "cocoa_integrations/server/command.py": ["test_files_of_api_keys"],
 }
 """The tests that give broken files to what a module reads."""

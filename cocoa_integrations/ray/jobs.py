@@ -1,4 +1,4 @@
-"""Ray clusters: connecting to one, and work that its actors share by Ray Data."""
+"""Ray clusters, and the work that their actors share by Ray Data: ``cocoa score --ray`` and ``cocoa eval --ray``."""
 
 from __future__ import annotations
 
@@ -8,15 +8,23 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cocoa_engine.errors import CocoaError, ConfigError
+from cocoa_engine import CocoaConfig, Runtime, __version__
+from cocoa_engine.cli.progress import Progress
+from cocoa_engine.cli.score_rows import read_rows, scored_row, writing
+from cocoa_engine.errors import CocoaError, ConfigError, DataError
 from cocoa_engine.model.load_options import LoadOptions, loading_arguments
 from cocoa_engine.optional import need
+from cocoa_engine.output_files import locked
+from cocoa_integrations.evaluation.files import append_lines, read_lines
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
+    from cocoa_integrations.evaluation.harness_task import Kind
 
 PATIENT = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60"}
 """For Ray Serve in a new cluster. It gives up if the process that listens does not start within 5 seconds, its default,
@@ -116,16 +124,22 @@ class Pool:
     threads: int | None = None
 
     @classmethod
-    def of(
-        cls,
-        load: LoadOptions,
-        actors: int | None,
-        num_cpus: float | None,
-        num_gpus: float | None,
-        threads: int | None,
-    ) -> Pool:
-        """The actors that the options of a command ask for."""
-        return cls(everywhere(load), actors or 2, num_cpus or 1.0, num_gpus or 0.0, threads)
+    def of(cls, load: LoadOptions, **options: float | None) -> Pool:
+        """The actors that the options of a command ask for: the other attributes; `None` is the default."""
+        return cls(everywhere(load), **{name: value for name, value in options.items() if value})  # type: ignore[arg-type]
+
+    def answer(
+        self, kind: Kind, requests: Sequence[Any], config: CocoaConfig, advance: Callable[[int], object]
+    ) -> list[Any]:
+        """The answers to requests of lm-evaluation-harness, in order; what ``cocoa eval`` needs."""
+        size = 2 * (self.load.runtime or Runtime()).max_batch_size
+        chunks = [requests[start : start + size] for start in range(0, len(requests), size)]
+        answers: dict[int, list[Any]] = {}
+        with self.open("cocoa eval --ray") as run:
+            for number, part in run(chunks, partial(_answered, kind, config)):
+                answers[number] = part
+                advance(len(part))
+        return [answer for number in range(len(chunks)) for answer in answers[number]]
 
     @contextmanager
     def open(self, what: str) -> Iterator[Callable[[Sequence[Any], Do], Iterator[tuple[int, Any]]]]:
@@ -194,3 +208,96 @@ class _Actor:
 
         results = [pickle.dumps(self._do(self._engine, pickle.loads(one))) for one in batch["work"].to_pylist()]
         return pyarrow.table({"number": batch["number"], "result": pyarrow.array(results, pyarrow.binary())})
+
+
+def _answered(kind: Kind, config: CocoaConfig, engine: CocoaEngine, requests: Sequence[Any]) -> list[Any]:
+    from cocoa_integrations.evaluation.harness_task import answer  # loads the harness
+
+    return answer(kind, config, lambda count: None, engine, requests)
+
+
+def score(
+    load: LoadOptions,
+    given: Path,
+    out: Path,
+    config: CocoaConfig,
+    *,
+    progress: Progress | None = None,
+    **options: float | None,
+) -> tuple[int, int]:
+    """Score the rows of a file with many engines. The result is that of one engine, row by row.
+
+    Finished rows are kept beside ``out``, in a file that ends in ``.partial``, until all are done. Repeating an
+    interrupted call scores only the others.
+
+    Args:
+        load: how the model is loaded.
+        given: the file to read: Parquet, or one JSON object a line.
+        out: the file to write.
+        config: the settings.
+        progress: that of the command.
+        **options: the number of actors and what each has; see :class:`Pool`.
+
+    Returns:
+        The number of rows with an error, and of all rows.
+
+    Raises:
+        ConfigError: the file of finished rows is of another run.
+        DataError: the file cannot be read, or has no rows.
+    """
+    lines = read_rows(given)
+    pool = Pool.of(load, **options)
+    partial_file = out.with_name(f"{out.name}.partial")
+    with locked(out):
+        done = _finished(partial_file, _settings(pool.load, lines, config))
+        if missing := [number for number in range(1, len(lines) + 1) if number not in done]:
+            shown = (progress or Progress("score")).stage("scoring", "rows", len(lines))
+            with shown as stage, pool.open("cocoa score --ray") as run:
+                stage.resume()
+                stage.at(len(done), len(lines))
+                work = [(number, lines[number - 1]) for number in missing]
+                for index, (line, failed) in run(work, partial(_score, config)):
+                    done[missing[index]] = (line, failed)
+                    append_lines(partial_file, [{"number": missing[index], "line": line, "failed": failed}])
+                    stage.advance()
+        with writing(out) as write:
+            for number in range(1, len(lines) + 1):
+                write(done[number][0])
+        partial_file.unlink()
+    return sum(failed for _, failed in done.values()), len(lines)
+
+
+def _score(config: CocoaConfig, engine: CocoaEngine, work: tuple[int, str]) -> tuple[str, bool]:
+    number, line = work
+    return scored_row(engine, number, line, config)
+
+
+def _settings(load: LoadOptions, lines: list[str], config: CocoaConfig) -> dict[str, Any]:
+    """What rows of one run have in common."""
+    return {
+        "version": __version__,
+        "model": load.model_name,
+        "dtype": str(load.dtype),
+        "calibrator": load.calibrator,
+        "rows": sha256("\n".join(lines).encode(errors="surrogatepass")).hexdigest(),
+        "settings": config.model_dump(mode="json"),
+    }
+
+
+def _finished(file: Path, settings: dict[str, Any]) -> dict[int, tuple[str, bool]]:
+    """The finished rows by number, from a file that begins with the settings of its run. It is created."""
+    there = read_lines(file)
+    if not there:
+        append_lines(file, [settings])
+        return {}
+    first, *rows = there
+    if first != settings:
+        names = ", ".join(name for name in settings if first.get(name) != settings[name])
+        raise ConfigError(
+            f"{file} has rows of an interrupted run with other settings ({names}): delete it, name another --out, or "
+            "repeat that run"
+        )
+    try:
+        return {int(row["number"]): (str(row["line"]), bool(row["failed"])) for row in rows}
+    except (KeyError, TypeError, ValueError, OverflowError):  # OverflowError: the number is Infinity
+        raise DataError(f"{file} is not a file of finished rows; it was changed") from None

@@ -1,32 +1,124 @@
-"""``cocoa ask``: answer a question, with the answer coloured by risk."""
+"""cocoa ask: one answer with the risk of its parts."""
 
 from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Annotated, Final, Literal
+from itertools import chain
+from json import dumps, loads
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
+from pydantic import BaseModel
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
-from cocoa_engine.cli.answer_json import answer_json
-from cocoa_engine.cli.export import Html, Svg, check_writable, write
-from cocoa_engine.cli.live_answer import decode_live
-from cocoa_engine.cli.loading import load_engine
+from cocoa_engine.cli.info import load_engine
 from cocoa_engine.cli.options import Calibrator, Details, Json, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.output import Html, Svg, can_redraw, check_writable, output, print_json, print_note, write
 from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.prompting import Question, Raw, Sources, System, ask_engine, read_request
-from cocoa_engine.cli.terminal import can_redraw, output, print_json, print_note
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.rendering.documents import render
-from cocoa_engine.rendering.scale import RAW
-from cocoa_engine.rendering.svg import document as picture
+from cocoa_engine.rendering.documents import svg_document as picture
 from cocoa_engine.rendering.terminal import report, spans_text
 from cocoa_engine.results import Generation
 from cocoa_engine.risk import MeasuredText, riskiest
 from cocoa_engine.safe_text import short_repr
-from cocoa_engine.spans import Span
+from cocoa_engine.spans import RAW, Span
+
+if TYPE_CHECKING:
+    from cocoa_engine import SpanStream
+
+
+def answer_json(generation: Generation, divided: Generation | None = None) -> str:
+    """An answer as JSON, with its verdict, claims and sentences, and the claims to check.
+
+    Args:
+        generation: the answer.
+        divided: the same text divided at its risk points, if ``generation`` is one span. The units are then those of
+            ``divided``, without the numbers of their spans, which the JSON does not have.
+    """
+    measured = divided or generation
+    units: dict[str, Sequence[BaseModel]] = {
+        "check": measured.check_these(),
+        "claims": measured.claims,
+        "sentences": measured.sentences,
+    }
+    left_out = {"spans"} if divided else None
+    shown = {name: [loads(one.model_dump_json(exclude=left_out)) for one in found] for name, found in units.items()}
+    return dumps(
+        {**loads(generation.model_dump_json()), "verdict": measured.verdict, **shown},
+        ensure_ascii=False,
+        separators=(",", ":"),
+    )
+
+
+def answers_json(answers: Sequence[str]) -> str:
+    """Answers, each from :func:`answer_json`, as a JSON list."""
+    return f"[{','.join(answers)}]"
+
+
+def decode_live(
+    stream: SpanStream,
+    console: Console,
+    spans: list[Span],
+    drawn: Callable[[Sequence[Span]], Text],
+    *,
+    draws: bool,
+    progress: Progress,
+) -> Generation:
+    """Decode an answer and show it as it grows; what was shown is cleared at the end.
+
+    Args:
+        stream: the stream of the answer.
+        console: where it is shown.
+        spans: receives every span, so that the caller has them after an interrupt.
+        drawn: how the spans so far are drawn.
+        draws: whether it is shown as it grows, which needs a terminal that can redraw lines.
+        progress: that of the command, for a long prompt, and for an answer that is not shown as it grows.
+    """
+    first = first_span(stream, progress)
+    with _screen(console, draws=draws) as draw, nullcontext() if draws else progress.stage("answering"):
+        for span in chain(first, stream):
+            spans.append(span)
+            draw(drawn(spans))
+    assert stream.generation is not None
+    return stream.generation
+
+
+def first_span(stream: SpanStream, progress: Progress) -> list[Span]:
+    """Wait for the first span, if there is one, and show how much of the prompt is read, if it is long."""
+    from cocoa_engine.execution.backends.shared_cache import PREFILL_CHUNK
+
+    total = len(stream.prompt)
+    if total <= PREFILL_CHUNK:  # one chunk
+        return []
+    with progress.stage("reading", "tokens of the prompt", total, done=lambda: stream.prompt_progress[0]):
+        span = next(stream, None)
+    return [] if span is None else [span]
+
+
+@contextmanager
+def _screen(console: Console, *, draws: bool) -> Iterator[Callable[[Text], None]]:
+    """Yield a function that replaces the answer shown so far. It does nothing if lines cannot be redrawn."""
+    if not draws:
+        yield lambda text: None
+        return
+    with Live(Text("…"), console=console, auto_refresh=False, transient=True) as live:
+        console.show_cursor(True)  # it would stay hidden if the process were killed
+
+        def draw(text: Text) -> None:
+            lines = text.wrap(console, console.width)[-(console.height - 1) :]  # only the last screenful
+            live.update(Text("\n").join(lines), refresh=True)
+
+        yield draw
+
 
 TOO_RISKY = 3
 """The exit code of ``--fail-on-risk``."""

@@ -6,14 +6,12 @@ from typing import Annotated
 
 import typer
 
-from cocoa_engine.cli.answer_json import answer_json, answers_json
-from cocoa_engine.cli.export import Html, check_writable, write
-from cocoa_engine.cli.live_answer import first_span
-from cocoa_engine.cli.loading import load_engine
+from cocoa_engine.cli.ask import answer_json, answers_json, first_span
+from cocoa_engine.cli.info import load_engine
 from cocoa_engine.cli.options import Calibrator, Details, Json, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.output import Html, check_writable, output, print_json, print_note, write
 from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.prompting import Question, Raw, Sources, System, ask_engine, read_request
-from cocoa_engine.cli.terminal import output, print_json, print_note
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.rendering.documents import render

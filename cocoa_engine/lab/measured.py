@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.decoding.answer_history import preceding
+from cocoa_engine.decoding.speculation import preceding
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.lab.cache import AnswerCache, answered
 from cocoa_engine.lab.data import Question

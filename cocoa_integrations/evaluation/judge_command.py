@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cocoa_engine.cli.output import on_interrupt
 from cocoa_engine.cli.progress import Progress, Stage
-from cocoa_engine.cli.terminal import on_interrupt
 from cocoa_engine.errors import ConfigError, MissingExtraError, safe_cause
 from cocoa_engine.optional import need
 from cocoa_integrations.evaluation.command import Markdown

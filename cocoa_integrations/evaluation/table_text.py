@@ -11,7 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from cocoa_engine.cli.terminal import output
+from cocoa_engine.cli.output import output
 from cocoa_engine.safe_text import safe
 
 

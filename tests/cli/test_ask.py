@@ -15,7 +15,7 @@ from typer.testing import Result
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime, Span, methods
 from cocoa_engine.cli.ask import TOO_RISKY, risk_of
-from cocoa_engine.rendering.scale import RiskScale
+from cocoa_engine.rendering.highlights import RiskScale
 from tests.helpers.alike import assert_alike
 from tests.helpers.made_up_answers import generation
 

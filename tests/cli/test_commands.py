@@ -17,8 +17,7 @@ from typer.testing import CliRunner, Result
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, ModelInfo, __version__
 from cocoa_engine.cli.app import app
-from cocoa_engine.cli.options import LoadOptions, with_options
-from cocoa_engine.cli.plugins import plugin_commands
+from cocoa_engine.cli.options import LoadOptions, plugin_commands, with_options
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, ScoredHead
 from tests.helpers.alike import near
 from tests.helpers.processes import LIMIT, run

@@ -25,7 +25,7 @@ from typer.testing import CliRunner, Result
 from cocoa_engine import CocoaEngine, Runtime, Span, SpanStream
 from cocoa_engine.cli import progress as module
 from cocoa_engine.cli.app import app
-from cocoa_engine.cli.live_answer import _screen
+from cocoa_engine.cli.ask import _screen
 from cocoa_engine.cli.progress import Progress, Stage, _duration
 from cocoa_engine.errors import ModelLoadError
 from cocoa_engine.execution.backends import shared_cache

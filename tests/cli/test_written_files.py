@@ -21,8 +21,7 @@ from typer.testing import CliRunner, Result
 import cocoa_engine
 from cocoa_engine import CocoaEngine, RiskCalibrator
 from cocoa_engine.cli.app import app
-from cocoa_engine.cli.dataset_options import make_folder
-from cocoa_engine.cli.export import reserved
+from cocoa_engine.cli.output import make_folder, reserved
 from cocoa_engine.errors import ConfigError, OutputError
 from cocoa_engine.output_files import append, draft_of, locked, open_in_place, require_writable, write_file
 from tests.helpers.full_disk import limited
@@ -288,7 +287,7 @@ def test_a_command_leaves_alone_what_another_process_writes(
 OTHER_WRITERS = {
     "cocoa_engine/cli/app.py": "a missing stdout or stderr becomes /dev/null",
     "cocoa_engine/confined.py": "/proc",
-    "cocoa_engine/cli/score_rows.py": "Parquet is written into the draft of the function that calls for it",
+    "cocoa_engine/cli/score.py": "Parquet is written into the draft of the function that calls for it",
     "cocoa_engine/model/embedded.py": "into a folder that appears when it is whole",
     "cocoa_engine/model/gguf_cache.py": "into a folder that appears when it is whole",
     "cocoa_engine/rendering/plot.py": "into memory",

@@ -104,14 +104,14 @@ class SpanDecoder:
                     break
             if at_risk_point and self.method.branches:
                 branches = yield from self.grow(candidates)
-                kept = self._choose(branches, (yield from self._mutual_information(branches)))
-                taken = kept.path
-                run = Branch(kept.track)
+                branch = self._choose(branches, (yield from self._mutual_information(branches)))
+                path = branch.path
+                run = Branch(branch.track)
             else:
-                kept = run
-                taken = yield from self._extend(run, following)
-            self._commit(tree, kept, taken)
-            following = kept.next or following
+                branch = run
+                path = yield from self._extend(run, following)
+            self._commit(tree, branch, path)
+            following = branch.next or following
         self._record_run(run)
 
     def has_ended(self) -> bool:

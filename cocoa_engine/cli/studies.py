@@ -1,4 +1,4 @@
-"""The commands that measure the method on data: signal, claims, alpha and heads."""
+"""The commands that measure the method on data: signal, alpha and heads."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from cocoa_engine.cli.labelled import (
     read,
     teacher_forced,
 )
-from cocoa_engine.cli.options import Calibrator, Json, LoadOptions, Model, NoColor, with_options
-from cocoa_engine.cli.output import Overwrite, check_drawable, check_writable, output, print_json, reserved, write
+from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.output import Overwrite, check_drawable, check_writable, output, print_json, reserved
 from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.unfinished import fate, measured_answers
 from cocoa_engine.config import CocoaConfig
@@ -37,7 +37,6 @@ from cocoa_engine.output_files import write_file
 from cocoa_engine.safe_text import short_repr
 
 if TYPE_CHECKING:
-    from cocoa_engine.lab.forced import TeacherForced
     from cocoa_engine.methods.retrieval_heads import RetrievalHeads
 
 
@@ -105,59 +104,6 @@ def signal(
         console = output(no_color)
         console.print(Markdown(text) if console.is_terminal else text, soft_wrap=not console.is_terminal)
         console.print(f"Written to {out}: signal.json, signal.md, {', '.join(file.name for file in drawn)}")
-
-
-@with_options("gamma", "max_candidates")
-def claims(
-    context: typer.Context,
-    config: CocoaConfig,
-    loading: LoadOptions,
-    data: DataPath,
-    format: Format = None,
-    prompts: Prompts = None,
-    chat: Chat = False,
-    draws: Draws = 1000,
-    seed: Seed = 0,
-    cache: Cache = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Also write the table as CSV.")
-    ] = None,
-    model: Model = None,
-    calibrator: Calibrator = None,
-    no_color: NoColor = False,
-) -> None:
-    """Measure on labelled answers how well claims and sentences point at errors, beside spans and random claims."""
-    records = read(data, format, prompts, seed)
-    check_writable(data, out=out)
-    with measured_answers(context, cache) as kept:
-        progress = Progress("claims")
-        engine = load_engine(model, loading, calibrator, progress=progress)
-        from cocoa_engine.lab.claims import TokenValues, measure_claims, to_csv, to_markdown
-        from cocoa_engine.lab.measured import span_risks
-
-        applying = engine.calibrator_for(config)
-        fitted = applying if applying is not None and applying.span is not None and applying.probe is None else None
-
-        def values_of(forced: TeacherForced) -> TokenValues:
-            # after a prompt of one token there is no source
-            if fitted is None or (fitted.heads and not forced.profile.source_attention):
-                return TokenValues.of(forced)
-            return TokenValues.of(forced, span_risks(forced, fitted, config, engine.num_layers))
-
-        progress.plan({"feeding answers": len(records), "computing": 0.05 * len(records)})
-        with teacher_forced(engine, records, config, chat=chat, cache=kept, progress=progress) as answers:
-            values = list(map(values_of, answers))
-        with progress.stage("computing"):
-            rows = measure_claims(values, draws=draws, seed=seed)
-        if out is not None:
-            write(out, to_csv(rows))
-        console, text = output(no_color), to_markdown(rows)
-        if console.is_terminal:
-            from rich.markdown import Markdown  # of this command alone, and slow to import
-
-            console.print(Markdown(text))
-        else:
-            console.print(text, soft_wrap=True)
 
 
 @with_options("metric", "gamma", "max_candidates", "max_span_tokens", "span_boundary", "span_log_prob",

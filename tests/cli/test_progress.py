@@ -226,7 +226,6 @@ def data(tmp_path: Path) -> dict[str, Path]:
 FITS = ["--folds", "2", "--draws", "20", "--max-new-tokens", "6"]
 COMMANDS = {
     "heads": ["heads", "--lengths", "16", "--prompts", "6"],
-    "claims": ["claims", "--data", "{texts}", "--draws", "20"],
     "signal": ["signal", "--data", "{texts}", "--draws", "20", "--out", "{out}"],
     "calibrate": ["calibrate", "--data", "{texts}", *FITS, "--out", "{out}.json"],
     "calibrate --questions": ["calibrate", "--data", "{texts}", "--questions", "{questions}", *FITS, "--out", "{out}"],

@@ -406,21 +406,12 @@ def test_the_file_that_is_read_is_not_written(cocoa: Cocoa, labelled: Path, tmp_
     for arguments in (
         ("score", "--rows", str(labelled), "--out", str(labelled)),
         ("score", "--rows", str(labelled), "--out", str(link)),
-        ("claims", "--data", str(labelled), "--out", str(labelled)),
         (*ASK, "--svg", str(tmp_path / "a"), "--html", str(tmp_path / "a")),
     ):
         refused = cocoa(*arguments)
         assert refused.exit_code == 2
         assert "name a new file" in " ".join(refused.stderr.split())
     assert labelled.read_text() == given
-
-
-def test_a_table_of_claims_is_replaced_with_a_note(cocoa: Cocoa, labelled: Path, tmp_path: Path) -> None:
-    out = tmp_path / "claims.csv"
-    out.write_text("old")
-    result = cocoa("claims", "--data", str(labelled), "--out", str(out), "--draws", "20")
-    assert result.exit_code == 0, result.output
-    assert f"{out} is replaced" in " ".join(result.stderr.split())
 
 
 def test_a_page_is_whole_or_missing(cocoa: Cocoa, tiny: CocoaEngine, tmp_path: Path, monkeypatch: Any) -> None:

@@ -50,7 +50,7 @@ from cocoa_engine import (
     UnsupportedModelError,
 )
 from cocoa_engine.arguments import SettingsModel
-from cocoa_engine.cli.terminal import SafeConsole, describe_error, print_json, print_note, progress_console
+from cocoa_engine.cli.output import SafeConsole, describe_error, print_json, print_note, progress_console
 from cocoa_engine.decoding import matchers
 from cocoa_engine.decoding.grammar import GrammarProcessor, regex_grammar
 from cocoa_engine.errors import safe_cause
@@ -841,7 +841,7 @@ def test_loggers_of_all_modules_show_control_characters() -> None:
 
 
 def test_consoles_of_all_modules_show_control_characters() -> None:
-    assert modules_with(r"\bConsole\(") == {"cocoa_engine/rendering/svg.py"}  # of text that is safe
+    assert modules_with(r"\bConsole\(") == {"cocoa_engine/rendering/documents.py"}  # of text that is safe
     assert isinstance(progress_console(), SafeConsole)
 
 

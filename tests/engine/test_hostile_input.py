@@ -61,8 +61,8 @@ from cocoa_engine.logs import safe_logger
 from cocoa_engine.messages import unknown
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads
 from cocoa_engine.model.generation_config import usable
+from cocoa_engine.model.language_model import MACHINE_ERRORS
 from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_context_window
-from cocoa_engine.model.machine_errors import MACHINE_ERRORS
 from cocoa_engine.output_files import require_writable, write_file
 from cocoa_engine.risk import CalibrationWarning
 from cocoa_engine.safe_text import safe

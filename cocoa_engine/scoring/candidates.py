@@ -16,8 +16,7 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.branch import Branch
 from cocoa_engine.decoding.distributions import TokenOutput, source_values
 from cocoa_engine.decoding.next_tokens import NextTokens, next_tokens, non_finite
-from cocoa_engine.decoding.request import capture_spec
-from cocoa_engine.decoding.rules import Rules
+from cocoa_engine.decoding.request import Rules, capture_spec
 from cocoa_engine.decoding.span_decoder import SpanDecoder
 from cocoa_engine.execution.backends import Path, StepOutput, TokenTree
 from cocoa_engine.execution.session import Session

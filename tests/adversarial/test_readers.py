@@ -26,9 +26,9 @@ TARGETS = {
     "cocoa_engine/arguments.py": ["test_settings_in_json"],
     "cocoa_engine/cache_directory.py": ["test_notes_of_compared_weights"],
     "cocoa_engine/risk/calibrator.py": ["test_calibrators"],
-    "cocoa_engine/cli/dataset_options.py": ["test_questions_prompts_and_documents"],
+    "cocoa_engine/cli/labelled.py": ["test_questions_prompts_and_documents"],
     "cocoa_engine/cli/prompting.py": ["test_questions_prompts_and_documents"],
-    "cocoa_engine/cli/score_rows.py": ["test_rows_to_score", "test_parquet_rows_to_score"],
+    "cocoa_engine/cli/score.py": ["test_rows_to_score", "test_parquet_rows_to_score"],
     "cocoa_engine/lab/files.py": ["test_labelled_data", "test_compressed_data", "test_parquet"],
     "cocoa_engine/lab/stopping.py": ["test_questions_prompts_and_documents"],
     "cocoa_engine/lab/records.py": ["test_questions_prompts_and_documents", "test_parquet"],
@@ -47,11 +47,11 @@ TARGETS = {
     "cocoa_engine/model/quantised_weights.py": ["test_weights", "test_indexes_of_divided_weights"],
     "cocoa_engine/lab/cache.py": ["test_caches_of_answers"],
     "cocoa_integrations/evaluation/agreement.py": ["test_labels_of_people"],
-    "cocoa_integrations/evaluation/data.py": ["test_data_of_tasks"],
+    "cocoa_integrations/evaluation/tasks.py": ["test_data_of_tasks"],
     "cocoa_integrations/evaluation/files.py": ["test_data_of_tasks", "test_data_of_tables", "test_data_in_parquet"],
-    "cocoa_integrations/evaluation/judge_calls.py": ["test_replies_of_a_judge"],
-    "cocoa_integrations/evaluation/samples.py": ["test_samples_of_a_run", "test_settings_of_a_run"],
-    "cocoa_integrations/ray/score_runner.py": ["test_finished_rows_of_a_cluster"],
+    "cocoa_integrations/evaluation/judge.py": ["test_replies_of_a_judge"],
+    "cocoa_integrations/evaluation/harness.py": ["test_samples_of_a_run", "test_settings_of_a_run"],
+    "cocoa_integrations/ray/jobs.py": ["test_finished_rows_of_a_cluster"],
     "cocoa_integrations/server/command.py": ["test_files_of_api_keys"],
 }
 """The tests that give broken files to what a module reads."""
@@ -62,7 +62,7 @@ WITHOUT = {
     "cocoa_engine/lab/self_made.py": "a file of the package",
     "cocoa_engine/lab/timing.py": "/proc/cpuinfo",
     "cocoa_integrations/evaluation/command.py": "only the digest of the bytes",
-    "cocoa_integrations/evaluation/paper.py": "a file of the package",
+    "cocoa_integrations/evaluation/table.py": "a file of the package",
     "cocoa_integrations/server/routes/page.py": "files of the package",
 }
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
-from cocoa_engine.decoding.speculation import FREE_LEAVES
+from cocoa_engine.decoding.request import FREE_LEAVES
 from cocoa_engine.execution.backends import KINDS, Path, ReadBack, choose
 from cocoa_engine.execution.backends.copied_cache import CopiedTree
 from cocoa_engine.execution.backends.shared_cache import SPARE_SLOTS, SharedCache, SharedTree

@@ -381,13 +381,6 @@ def test_weights_that_do_not_fit_or_are_missing(tiny: Path) -> None:
         load_pretrained(tiny)
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"device_map": "nonsense"}, "nonsense"),
-        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "pip install.*bitsandbytes"),
-    ],
-)
 # The default, when its package is not installed
 
 

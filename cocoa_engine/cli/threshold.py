@@ -13,12 +13,12 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from cocoa_engine.cli.dataset_options import Cache
-from cocoa_engine.cli.loading import load_engine
+from cocoa_engine.cli.info import load_engine
+from cocoa_engine.cli.labelled import Cache
 from cocoa_engine.cli.options import Calibrator, Json, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.output import output, print_json, print_note
 from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.prompting import Raw, System, require_chat
-from cocoa_engine.cli.terminal import output, print_json, print_note
 from cocoa_engine.cli.unfinished import fate, measured_answers
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.decoding.span_scoring import ranking_mlds
+from cocoa_engine.decoding.branch import ranking_mlds
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.lab.cache import AnswerCache, answered
 from cocoa_engine.optional import need

@@ -14,10 +14,10 @@ from cocoa_engine.lab.cache import AnswerCache, answered
 from cocoa_engine.lab.files import field, plain_text, read_json_lines, read_text
 from cocoa_engine.lab.records import Question
 from cocoa_engine.model.prompts import Prompt, chat_of
-from cocoa_engine.rendering.scale import RAW
 from cocoa_engine.results import Generation
 from cocoa_engine.risk.policy import reaches
 from cocoa_engine.safe_text import short_repr
+from cocoa_engine.spans import RAW
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine

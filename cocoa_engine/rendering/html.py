@@ -15,18 +15,26 @@ from hashlib import sha256
 from html import escape
 from importlib.resources import files
 
-from cocoa_engine.rendering.differences import Range, differences
-from cocoa_engine.rendering.highlights import MOST_SHADED, Piece, pieces, stopped_without_text
+from cocoa_engine.rendering.highlights import (
+    MOST_SHADED,
+    Piece,
+    Range,
+    RiskScale,
+    differences,
+    pieces,
+    stopped_without_text,
+)
 from cocoa_engine.rendering.inputs import Answer
-from cocoa_engine.rendering.scale import RAW, RiskScale
-from cocoa_engine.rendering.verdict import CHECK_THESE, NOTHING, describe_check, verdict
 from cocoa_engine.rendering.wording import (
     CANDIDATE_COLUMNS,
+    CHECK_THESE,
+    NOTHING,
     REACHED,
     answer_names,
     any_reached,
     candidate_values,
     describe_answer,
+    describe_check,
     describe_choice,
     describe_different_kinds,
     describe_kind,
@@ -34,11 +42,12 @@ from cocoa_engine.rendering.wording import (
     describe_scale,
     split_whitespace,
     statistics,
+    verdict,
     visible,
 )
 from cocoa_engine.risk import Check
 from cocoa_engine.safe_text import safe
-from cocoa_engine.spans import Candidate, Span
+from cocoa_engine.spans import RAW, Candidate, Span
 
 _PAGE = """<!DOCTYPE html>
 <html>

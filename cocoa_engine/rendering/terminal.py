@@ -18,29 +18,31 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from cocoa_engine.rendering.differences import differences
-from cocoa_engine.rendering.highlights import MOST_SHADED, Piece, pieces, stopped_without_text
+from cocoa_engine.rendering.highlights import MOST_SHADED, Piece, RiskScale, differences, pieces, stopped_without_text
 from cocoa_engine.rendering.inputs import Answer
-from cocoa_engine.rendering.scale import RAW, RiskScale
-from cocoa_engine.rendering.verdict import CHECK_THESE, NOTHING, bar, describe_check, verdict
 from cocoa_engine.rendering.wording import (
     CANDIDATE_COLUMNS,
+    CHECK_THESE,
+    NOTHING,
     REACHED,
     answer_names,
     any_reached,
+    bar,
     candidate_values,
     describe_answer,
+    describe_check,
     describe_choice,
     describe_different_kinds,
     describe_scale,
     mark,
     split_whitespace,
+    verdict,
     visible,
     words_before,
 )
 from cocoa_engine.risk import Check
 from cocoa_engine.safe_text import safe
-from cocoa_engine.spans import RiskSource, Span
+from cocoa_engine.spans import RAW, RiskSource, Span
 
 # Lightness and underline show the order of the levels, so that colour-blind readers see it too. Yellow and red set
 # their own foreground, so that they look the same on dark and light terminals.

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cocoa_engine.cli.dataset_options import short_name
-from cocoa_engine.cli.loading import declared_options, load_engine
-from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, with_options
-from cocoa_engine.cli.plugins import Runner
+from cocoa_engine.cli.info import declared_options, load_engine
+from cocoa_engine.cli.labelled import short_name
+from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, Runner, with_options
+from cocoa_engine.cli.output import on_interrupt
 from cocoa_engine.cli.progress import Progress, Stage
-from cocoa_engine.cli.terminal import on_interrupt
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError, MissingExtraError, safe_cause
 from cocoa_engine.model.embedded import MODEL_NAME

@@ -29,7 +29,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from cocoa_engine import CocoaConfig
-from cocoa_engine.cli.terminal import output
+from cocoa_engine.cli.output import output
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.lab.ranking import FEW_GROUPS
 from cocoa_engine.messages import unknown

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cocoa_engine import CocoaConfig, Runtime, __version__
 from cocoa_engine.cli.progress import Progress
-from cocoa_engine.cli.score_rows import read_rows, scored_row, writing
+from cocoa_engine.cli.score import read_rows, scored_row, writing
 from cocoa_engine.errors import CocoaError, ConfigError, DataError
 from cocoa_engine.model.load_options import LoadOptions, loading_arguments
 from cocoa_engine.optional import need

@@ -11,8 +11,8 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cocoa_engine import CocoaConfig
+from cocoa_engine.cli.output import print_note
 from cocoa_engine.cli.progress import Progress
-from cocoa_engine.cli.terminal import print_note
 from cocoa_engine.errors import CocoaError, ConfigError
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.model.load_options import LoadOptions

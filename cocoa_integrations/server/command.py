@@ -10,11 +10,10 @@ import typer
 from rich.markup import escape
 
 from cocoa_engine import Runtime
-from cocoa_engine.cli.loading import declared_options, load_engine
-from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, with_options
-from cocoa_engine.cli.plugins import Runner
+from cocoa_engine.cli.info import declared_options, load_engine
+from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, Runner, with_options
+from cocoa_engine.cli.output import print_note
 from cocoa_engine.cli.progress import Progress
-from cocoa_engine.cli.terminal import print_note
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import CocoaError, ConfigError
 from cocoa_engine.model.embedded import MODEL_NAME

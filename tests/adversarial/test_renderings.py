@@ -16,7 +16,7 @@ from markdown_it import MarkdownIt
 from rich.console import Console
 
 from cocoa_engine import Candidate, Generation
-from cocoa_engine.cli.terminal import print_note
+from cocoa_engine.cli.output import print_note
 from cocoa_engine.rendering.terminal import report
 from cocoa_integrations._shared.metadata import risk_report
 from cocoa_integrations.evaluation.table import Cell, Report, Table, draw, markdown

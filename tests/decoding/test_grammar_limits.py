@@ -291,7 +291,7 @@ ASKS = """
 import os, sys
 os.chdir({folder!r})
 sys.path[:0] = {path!r}
-from cocoa_engine.decoding.schema_grammars import unenforced
+from cocoa_engine.decoding.matchers import unenforced
 os.chdir("/")
 print(unenforced({{"type": "integer"}}))
 """

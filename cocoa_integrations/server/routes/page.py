@@ -12,8 +12,8 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from cocoa_engine import METHODS, CocoaConfig
+from cocoa_engine.rendering.highlights import BOUNDS
 from cocoa_engine.rendering.html import style_sheet
-from cocoa_engine.rendering.scale import BOUNDS
 from cocoa_engine.rendering.wording import SOURCES
 from cocoa_integrations.server.lifecycle import state_of
 from cocoa_integrations.server.settings import ServerSettings

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
-from cocoa_engine.cli.score_rows import score_rows
+from cocoa_engine.cli.score import score_rows
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.model.load_options import LoadOptions
 from cocoa_integrations.evaluation import TASKS, Arm, evaluate, load_samples

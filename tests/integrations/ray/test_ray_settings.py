@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 import cocoa_integrations.ray
-from cocoa_engine.cli import plugins
+from cocoa_engine.cli import options as plugins
 from cocoa_engine.cli.app import OneLineErrors
 from cocoa_engine.cli.score import score
 from cocoa_engine.errors import ConfigError, MissingExtraError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,8 +33,16 @@ LIMITS = "Limits"
 
 def _setting(name: str, panel: str, *flags: str, metavar: str | None = None, more: str = "") -> Any:
     """The option of the command line for a field of :class:`ServerSettings`, which validates it."""
-    text = escape(str(ServerSettings.model_fields[name].description)) + more
-    return typer.Option(*flags, metavar=metavar, help=text, rich_help_panel=panel)
+    field = ServerSettings.model_fields[name]
+    bounds = {key: value for entry in field.metadata for key, value in asdict(entry).items()}
+    return typer.Option(
+        *flags,
+        metavar=metavar,
+        min=bounds.get("ge"),
+        max=bounds.get("le"),
+        help=escape(str(field.description)) + more,
+        rich_help_panel=panel,
+    )
 
 
 _DEFAULT = ServerSettings()

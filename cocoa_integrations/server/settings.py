@@ -43,21 +43,24 @@ class ServerSettings(SettingsModel):
         description="Names of the model. Other names are then refused. Default: every name is served, and the model is "
         "listed under its own.",
     )
-    max_body_bytes: int = Field(4 * 2**20, ge=1, description="Maximum size of the body of a request.")
+    max_body_bytes: int = Field(4 * 2**20, ge=1, le=2**30, description="Maximum size of the body of a request.")
     max_prompt_chars: int = Field(
         2**20,
         ge=1,
+        le=2**30,
         description="Maximum number of characters of all that a prompt may contain: messages, tools, formats and "
         "variables of the template. Texts of messages count as they are, other values as JSON writes them, and a token "
         "id as one.",
     )
-    max_prompts: int = Field(256, ge=1, description="Maximum number of prompts or texts in one request.")
+    max_prompts: int = Field(256, ge=1, le=10_000, description="Maximum number of prompts or texts in one request.")
     max_messages: int = Field(2000, ge=1, description="Maximum number of messages.")
     max_tools: int = Field(128, ge=0, description="Maximum number of tools.")
     max_json_depth: int = Field(64, ge=1, le=200, description="Maximum nesting of the JSON of a request.")
-    max_n: int = Field(8, ge=1, description="Maximum number of answers to one request (`n`).")
+    max_n: int = Field(8, ge=1, le=10_000, description="Maximum number of answers to one request (`n`).")
     max_stop: int = Field(16, ge=0, description="Maximum number of stop texts.")
-    max_answer_tokens: int = Field(32768, ge=1, description="Maximum number of new tokens that a request may ask for.")
+    max_answer_tokens: int = Field(
+        32768, ge=1, le=10**7, description="Maximum number of new tokens that a request may ask for."
+    )
     max_candidates: int = Field(64, ge=1, description="Maximum of `max_candidates` in a request.")
     max_span_tokens: int = Field(256, ge=1, description="Maximum of `max_span_tokens` in a request.")
     retry_after: int = Field(1, ge=0, description="Seconds after which a refused client should try again.")
@@ -65,10 +68,13 @@ class ServerSettings(SettingsModel):
         5.0, gt=0, description="Seconds between signs of life in a stream while its next span is not decided."
     )
     write_timeout: float = Field(
-        60.0, gt=0, description="Seconds after which a stream ends whose client does not read what it was sent."
+        60.0,
+        ge=0.01,
+        le=86400,
+        description="Seconds after which a stream ends whose client does not read what it was sent.",
     )
     shutdown_timeout: float = Field(
-        30.0, ge=0, description="Seconds that running answers are given to end after SIGTERM."
+        30.0, ge=0, le=10**6, description="Seconds that running answers are given to end after SIGTERM."
     )
     risk_in_logprobs: bool = Field(
         True,

@@ -81,8 +81,8 @@ def evaluate(
     arms = make_arms(_list(methods), _list(metrics), [_number(alpha) for alpha in _list(alphas)])
     choose_model(chosen.name, model or MODEL_NAME, paper_model)  # reports a wrong name before the evaluation
     samples = load_samples(chosen.name, data, limit=limit, shuffle=shuffle)
-    kept = on_interrupt(f"what was measured is kept in {out}: repeat the command to resume")
-    with kept, progress.stage(chosen.name, f"answers of {chosen.name}") as stage:
+    interrupted = on_interrupt(f"what was measured is kept in {out}: repeat the command to resume")
+    with interrupted, progress.stage(chosen.name, f"answers of {chosen.name}") as stage:
         results = run(
             load,
             chosen,
@@ -109,8 +109,8 @@ def _identity(calibrator: Path) -> str:
     return sha256(calibrator.read_bytes()).hexdigest() if calibrator.is_file() else str(calibrator)
 
 
-def _list(given: str) -> list[str]:
-    return [part.strip() for part in given.split(",") if part.strip()]
+def _list(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _number(text: str) -> float:
@@ -177,8 +177,8 @@ def judge(
         stages = [("splitting", "summaries"), ("checking", "facts")]
         progress.plan({"splitting": 1.0, "checking": FACTS})
     calls = {"name": judge, "attempts": attempts, "timeout": timeout, "concurrency": concurrency}
-    kept = on_interrupt(f"the verdicts so far are kept in {folder}: repeat the command to resume")
-    with kept, ExitStack() as running:
+    interrupted = on_interrupt(f"the verdicts so far are kept in {folder}: repeat the command to resume")
+    with interrupted, ExitStack() as running:
         begun: list[Stage] = []
 
         def begin(total: int) -> None:

@@ -148,7 +148,7 @@ class ArmTask(CocoaTask):
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, float]:
         """The metrics of an answer, or of the scores of the choices."""
-        plain = [one.score if self.cocoa_task.multiple_choice else one.text for one in results]
+        plain = [response.score if self.cocoa_task.multiple_choice else response.text for response in results]
         return super().process_results(doc, plain)
 
 
@@ -194,8 +194,8 @@ class ArmModel(LM):
         family = self.config.method if METHODS[self.config.method].needs_own_passes else ""
         keys = [(family, *request.args) for request in requests]
         missing = [number for number, key in enumerate(keys) if key not in self._known]
-        found = self._answer("spans", [requests[number] for number in missing])
-        self._known |= {keys[number]: span for number, span in zip(missing, found, strict=True)}
+        spans = self._answer("spans", [requests[number] for number in missing])
+        self._known |= {keys[number]: span for number, span in zip(missing, spans, strict=True)}
         self._advance(len(keys) - len(missing))
         spans = [self._known[key] for key in keys]
         return spans if family else [rescore(span, self.config) for span in spans]

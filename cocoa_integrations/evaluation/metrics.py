@@ -75,8 +75,8 @@ def last_number(text: str) -> float | None:
 def same_number(answer: str, reference: str) -> float:
     """1.0 if the two texts end in the same number."""
     expected = last_number(reference)
-    found = last_number(answer)
-    return float(found is not None and expected is not None and math.isclose(found, expected, abs_tol=1e-6))
+    number = last_number(answer)
+    return float(number is not None and expected is not None and math.isclose(number, expected, abs_tol=1e-6))
 
 
 DRAWS = 2000
@@ -104,13 +104,13 @@ def statistics(values: Mapping[str, float], first: Mapping[str, float] | None = 
         samples that both methods have.
     """
     everything = np.array(list(values.values()), dtype=np.float64)
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "mean": math.fsum(values.values()) / len(values),
         "standard_error": float(everything.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None,
     }
     if first is not None and (common := [key for key in values if key in first]):
-        found["difference"] = _difference(np.array([values[key] - first[key] for key in common]))
-    return found
+        result["difference"] = _difference(np.array([values[key] - first[key] for key in common]))
+    return result
 
 
 def _difference(differences: np.ndarray[Any, np.dtype[np.float64]]) -> Difference:
@@ -121,8 +121,8 @@ def _difference(differences: np.ndarray[Any, np.dtype[np.float64]]) -> Differenc
     random = np.random.default_rng(0)
     shares = np.full(count, 1 / count)
     means = [random.multinomial(count, shares, size=_AT_ONCE) @ differences / count for _ in range(DRAWS // _AT_ONCE)]
-    found: Interval = interval(estimate, np.concatenate(means))
-    return {"estimate": estimate, "low": found.low, "high": found.high, "samples": count}
+    bounds: Interval = interval(estimate, np.concatenate(means))
+    return {"estimate": estimate, "low": bounds.low, "high": bounds.high, "samples": count}
 
 
 def beyond_noise(difference: Mapping[str, Any]) -> bool:

@@ -149,10 +149,10 @@ def choose_model(task: str, name: str, wanted: str | None = None, metrics: Colle
     """
     models = _results().get(task, {})
     if wanted is not None:
-        found = {model.lower(): model for model in models}.get(wanted.lower())
-        if found is None:
+        model = {model.lower(): model for model in models}.get(wanted.lower())
+        if model is None:
             raise ConfigError(unknown([wanted], models, what=f"model of the paper for {task}"))
-        return found
+        return model
     parts = set(_parts(name))
     shown = set(metrics)
     having = [model for model, rows in models.items() if not shown or any(shown & row.keys() for row in rows.values())]
@@ -221,7 +221,7 @@ def report(task: EvalTask, results: Mapping[str, Any], paper_model: str | None =
         ConfigError: the paper has no results of this model for the task.
     """
     measured: Sequence[Mapping[str, Any]] = results["arms"]
-    arms = [Arm(one["method"], one["metric"], one["alpha"]) for one in measured]
+    arms = [Arm(arm["method"], arm["metric"], arm["alpha"]) for arm in measured]
     name = str(results["settings"]["model"]["name"])
     decoding = results["settings"]["decoding"]
     model = choose_model(task.name, name, paper_model, [column.metric for column in task.columns])
@@ -231,21 +231,21 @@ def report(task: EvalTask, results: Mapping[str, Any], paper_model: str | None =
 
     labels = [[Cell(_NAMES.get(arm.method, arm.method)), Cell(arm.mode)] for arm in arms]
     headings = ["Decoding method", "Mode", *map(_heading, task.columns)]
-    columns = [[_mean(column, one["metrics"][column.metric]) for one in measured] for column in task.columns]
+    columns = [[_mean(column, arm["metrics"][column.metric]) for arm in measured] for column in task.columns]
     columns += [[Cell(_shown(column, row.get(column.metric))) for row in paper] for column in compared]
-    columns += [[Cell(str(one[kind])) for one in measured] for kind in counted]
+    columns += [[Cell(str(arm[kind])) for arm in measured] for kind in counted]
     means = Table(
         [*headings, *(f"paper: {_heading(column)}" for column in compared), *map(str.capitalize, counted)],
         [[*label, *cells] for label, *cells in zip(labels, *columns, strict=True)],
     )
     tables, notes = [means], []
-    if any("difference" in one["metrics"][column.metric] for one in measured for column in task.columns):
+    if any("difference" in arm["metrics"][column.metric] for arm in measured for column in task.columns):
         tables.append(
             Table(
                 headings,
                 [
-                    [*label, *(_difference(column, one["metrics"][column.metric]) for column in task.columns)]
-                    for label, one in zip(labels[1:], measured[1:], strict=True)
+                    [*label, *(_difference(column, arm["metrics"][column.metric]) for column in task.columns)]
+                    for label, arm in zip(labels[1:], measured[1:], strict=True)
                 ],
                 f"Difference to {labels[0][0].text}, with its 95 % interval (paired bootstrap over samples):",
             )

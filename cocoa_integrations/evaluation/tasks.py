@@ -153,10 +153,10 @@ def find_task(name: str) -> EvalTask:
     Raises:
         ConfigError: the task is unknown.
     """
-    known = name.replace("-", "_").lower()
-    if known not in TASKS:
+    key = name.replace("-", "_").lower()
+    if key not in TASKS:
         raise ConfigError(unknown([name], TASKS, what="task"))
-    return TASKS[known]
+    return TASKS[key]
 
 
 # --- TruthfulQA
@@ -246,13 +246,13 @@ def _measure_short_answer(sample: Sample, answer: str) -> dict[str, float]:
 
 
 def _summary(column: str, prompt: Callable[[str], str], record: Record, number: str) -> Sample:
-    given = record.text(column)
+    source = record.text(column)
     return Sample(
         id=record.identity("id"),
-        question=given,
-        prompt=prompt(given),
+        question=source,
+        prompt=prompt(source),
         references=[record.text("summary")],
-        context=given,
+        context=source,
     )
 
 

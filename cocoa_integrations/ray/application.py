@@ -75,7 +75,7 @@ def engine_options(settings: RaySettings) -> dict[str, Any]:
         "logging_config": QUIET,
     }
     if settings.placement_group_bundles is not None:
-        options["placement_group_bundles"] = [dict(one) for one in settings.placement_group_bundles]
+        options["placement_group_bundles"] = [dict(bundle) for bundle in settings.placement_group_bundles]
         options["placement_group_strategy"] = settings.placement_group_strategy
     if settings.scales:
         target = settings.target_ongoing_requests or settings.runtime.max_batch_size
@@ -122,8 +122,8 @@ class Engine(Replica):
         while True:
             with suppress(Exception):  # no gateway runs yet, or the cluster is busy
                 gateways = serve.get_deployment_handle(GATEWAY, context.app_name)
-                kept = gateways.broadcast("keep", context.replica_id.unique_id, self.metrics())
-                kept.results(timeout_s=PATIENCE, return_exceptions=True)
+                answers = gateways.broadcast("keep", context.replica_id.unique_id, self.metrics())
+                answers.results(timeout_s=PATIENCE, return_exceptions=True)
             time.sleep(interval)
 
 

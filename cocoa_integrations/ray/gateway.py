@@ -44,7 +44,7 @@ class Board:
     def read(self) -> dict[str, Sequence[Metric]]:
         """The metrics by replica, without those of replicas that have ended."""
         oldest = time.monotonic() - self._max_age
-        self._kept = {replica: one for replica, one in self._kept.items() if one[0] >= oldest}
+        self._kept = {replica: latest for replica, latest in self._kept.items() if latest[0] >= oldest}
         return {replica: metrics for replica, (_, metrics) in self._kept.items()}
 
 
@@ -151,7 +151,7 @@ class _Together(Collector):
         together: dict[str, Metric] = {}
         for replica, metrics in self._of_replicas.items():
             for metric in metrics:
-                one = together.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+                merged = together.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
                 for sample in metric.samples:
-                    one.samples.append(sample._replace(labels={**sample.labels, LABEL: replica}))
+                    merged.samples.append(sample._replace(labels={**sample.labels, LABEL: replica}))
         yield from together.values()

@@ -164,7 +164,7 @@ class Pool:
 
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
-        items = [{"number": number, "work": ray.cloudpickle.dumps(one)} for number, one in enumerate(work)]
+        items = [{"number": number, "work": ray.cloudpickle.dumps(piece)} for number, piece in enumerate(work)]
         size = max(1, min(LARGEST_BLOCK, len(items) // (4 * self.actors)))
         results = ray.data.from_items(items, override_num_blocks=-(-len(items) // size)).map_batches(
             _Actor,
@@ -206,7 +206,7 @@ class _Actor:
         """The results of some pieces of work."""
         import pyarrow
 
-        results = [pickle.dumps(self._do(self._engine, pickle.loads(one))) for one in batch["work"].to_pylist()]
+        results = [pickle.dumps(self._do(self._engine, pickle.loads(piece))) for piece in batch["work"].to_pylist()]
         return pyarrow.table({"number": batch["number"], "result": pyarrow.array(results, pyarrow.binary())})
 
 

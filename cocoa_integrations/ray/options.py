@@ -56,7 +56,7 @@ def score(ray: Ray = False, actors: Actors = None, num_cpus: NumCpus = None, num
 def evaluate(
     ray: Ray = False, actors: Actors = None, num_cpus: NumCpus = None, num_gpus: NumGpus = None
 ) -> Runner | None:
-    """What answers samples on a cluster: :func:`cocoa_integrations.ray.jobs.evaluate`."""
+    """What answers samples on a cluster: :meth:`cocoa_integrations.ray.jobs.Pool.of`."""
     return _runner("jobs.Pool.of", ray, actors=actors, num_cpus=num_cpus, num_gpus=num_gpus)
 
 

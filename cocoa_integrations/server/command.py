@@ -165,7 +165,7 @@ def given_keys(keys: list[str] | tuple[str, ...], file: Path | None) -> list[str
     Raises:
         ConfigError: the file cannot be read, or has no key.
     """
-    found = [*keys, *os.environ.get(KEYS_VARIABLE, "").replace(",", " ").split()]
+    accepted = [*keys, *os.environ.get(KEYS_VARIABLE, "").replace(",", " ").split()]
     if file is not None:
         try:
             lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
@@ -174,5 +174,5 @@ def given_keys(keys: list[str] | tuple[str, ...], file: Path | None) -> list[str
         of_file = [line for line in lines if line and not line.startswith("#")]
         if not of_file:
             raise ConfigError(f"--api-key-file {file} has no key; write one a line")
-        found += of_file
-    return found
+        accepted += of_file
+    return accepted

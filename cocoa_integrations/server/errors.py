@@ -237,8 +237,8 @@ def validation_error(error: ValidationError) -> ApiError:
 
 def _named_setting(message: str) -> str | None:
     """The parameter of the setting with which the message of an error begins."""
-    found = re.match(r"(?:setting )?(\w+): |passage \d+ of (source) ", message)
-    name = found and (found[1] or found[2])
+    match = re.match(r"(?:setting )?(\w+): |passage \d+ of (source) ", message)
+    name = match and (match[1] or match[2])
     if name == "max_new_tokens":
         return "max_tokens"
     own = name == "source" or (name in CocoaConfig.model_fields and name not in SAME_SETTING)
@@ -263,7 +263,9 @@ class _Lines(ColourizedFormatter):
         record.exc_text = record.stack_info = None  # another handler may have made the text, with the message
         if record.name.startswith("uvicorn"):
             if isinstance(record.args, tuple):
-                record.args = tuple(_safe(one) if isinstance(one, str) else one for one in record.args)
+                record.args = tuple(
+                    _safe(argument) if isinstance(argument, str) else argument for argument in record.args
+                )
         elif not record.name.startswith("cocoa_"):  # whose loggers are safe themselves
             hidden = f"{record.name} has a message (line {record.lineno} of {record.filename}; --log-prompts shows it)"
             record.msg, record.args = "%s", (_safe(record.getMessage()) if self._shows_texts() else hidden,)
@@ -322,12 +324,12 @@ def unhandled_logged(shows_texts: Callable[[], bool]) -> Iterator[None]:
 
     before = warnings.showwarning, threading.excepthook, sys.unraisablehook
     loggers = [logging.getLogger(name) for name in (None, *log_config(shows_texts)["loggers"])]
-    kept = [(each, each.handlers[:], each.level, each.propagate) for each in loggers]
+    states = [(each, each.handlers[:], each.level, each.propagate) for each in loggers]
     warnings.showwarning, threading.excepthook, sys.unraisablehook = show, log, log
     try:
         yield
     finally:
         warnings.showwarning, threading.excepthook, sys.unraisablehook = before
-        for each, handlers, level, propagate in kept:
+        for each, handlers, level, propagate in states:
             each.handlers, each.propagate = handlers, propagate
             each.setLevel(level)

@@ -233,7 +233,7 @@ class Interleaved(Generic[Item]):
         """Stop waiting. Errors of the other streams are dropped; asyncio would log their messages."""
         for future in (*self._waiting, *self._ready):
             future.cancel()
-            future.add_done_callback(lambda one: one.cancelled() or one.exception())
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def _begin(self, number: int) -> None:
         self._begun = number + 1
@@ -290,8 +290,8 @@ class EventStream(Response):
             # released before the end of the response, after which the server says that the client has gone
             async with self._resources:
                 await self._sent(send, start)
-                async for one in self._events:
-                    await self._sent(send, {"type": "http.response.body", "body": one, "more_body": True})
+                async for chunk in self._events:
+                    await self._sent(send, {"type": "http.response.body", "body": chunk, "more_body": True})
             await self._sent(send, {"type": "http.response.body", "body": b"", "more_body": False})
         except asyncio.TimeoutError:
             logger.warning("a stream ended: its client read nothing for %g seconds", self._write_timeout)

@@ -24,9 +24,9 @@ from cocoa_engine.cli.app import app
 from cocoa_engine.cli.output import make_folder, reserved
 from cocoa_engine.errors import ConfigError, OutputError
 from cocoa_engine.output_files import append, draft_of, locked, open_in_place, require_writable, write_file
-from tests.helpers.full_disk import limited
 from tests.helpers.made_up_risk import fitted, labelled_items, risk
 from tests.helpers.mutations import outcome
+from tests.helpers.processes import limited
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 Cocoa = Callable[..., Result]

@@ -21,7 +21,7 @@ from cocoa_engine.model import gguf_tokenizer, weight_identity
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.loading import load_pretrained
-from tests.helpers.full_disk import limited
+from tests.helpers.processes import limited
 from tests.helpers.tiny_gguf import write_tiny_gguf
 from tests.helpers.tiny_models import tiny_model
 

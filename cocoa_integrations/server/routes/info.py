@@ -76,13 +76,13 @@ def _calibrator(calibrator: RiskCalibrator) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:  # a build of its own name
             continue
-    return found
+    return versions
 
 
 READY = ("/health", "/ready", "/health/ready")

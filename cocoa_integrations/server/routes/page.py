@@ -83,7 +83,7 @@ def document(settings: ServerSettings, config: CocoaConfig, nonce: str) -> str:
         "script": "\n".join(map(_text, _SCRIPTS)),
         "data": json.dumps(data).replace("<", "\\u003c"),
     }
-    return re.sub(r"\{(nonce|style|script|data)\}", lambda found: parts[found[1]], _text("page.html"))
+    return re.sub(r"\{(nonce|style|script|data)\}", lambda match: parts[match[1]], _text("page.html"))
 
 
 @cache

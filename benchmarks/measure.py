@@ -37,13 +37,15 @@ Competitor = Callable[[Prompts], Turn]
 
 
 class Bench:
-    """The loaded model and the settings, which every measurement receives."""
+    """The loaded model and the settings, which every measurement receives. The embedded model is unpacked."""
 
     def __init__(self, settings: Settings, progress: Progress) -> None:
         torch.set_num_threads(settings.threads)
         self.settings = settings
         self.progress = progress
-        self.loaded = CocoaEngine.from_pretrained(settings.model, runtime=Runtime(prefix_cache_mb=0))
+        self.loaded = CocoaEngine.from_pretrained(
+            settings.model, runtime=Runtime(weights="stored" if settings.model else FLOAT32, prefix_cache_mb=0)
+        )
 
     def engine(self, **runtime: Any) -> CocoaEngine:
         """An engine around the model. The prefix cache is off unless ``prefix_cache_mb`` is given."""

@@ -16,7 +16,7 @@ from benchmarks.bars import BARS, Record, check, compared
 from benchmarks.decoding import KINDS
 from benchmarks.gguf import tables as gguf
 from benchmarks.markdown import comparison, cost, milliseconds, ratio_of, spread, state, table
-from benchmarks.measure import BASE, COCOA_SIG, GREEDY, LEAN, MODULES, RATIO_SETUPS
+from benchmarks.measure import BASE, BLOCKS, COCOA_SIG, GREEDY, LEAN, MODULES, RATIO_SETUPS
 from benchmarks.serving import tables as serving
 from benchmarks.settings import DOCS, MEASUREMENTS, RESULTS, ROOT
 from cocoa_engine.lab.timing import Spread, one_line, ratio
@@ -273,15 +273,18 @@ def _readme(records: Records) -> str:
     measured = records["single_stream"]["comparison"]["competitors"]
     names = {
         BASE: "Hugging Face `generate`, greedy",
-        f"{GREEDY}, {LEAN}": "CoCoA engine, greedy",
-        f"{COCOA_SIG}, {LEAN}": "CoCoA-SIG",
+        f"{GREEDY}, {BLOCKS}": "CoCoA engine, greedy",
+        f"{COCOA_SIG}, {BLOCKS}": "CoCoA-SIG",
+        f"{GREEDY}, {LEAN}": "CoCoA engine, greedy, float32 weights",
+        f"{COCOA_SIG}, {LEAN}": "CoCoA-SIG, float32 weights",
         f"{GREEDY}, {MODULES}": "CoCoA engine, greedy, other architectures¹",
         f"{COCOA_SIG}, {MODULES}": "CoCoA-SIG, other architectures¹",
     }
 
     def rows() -> Iterator[Sequence[str]]:
         for decoder, name in names.items():
-            yield [name, ratio_of(measured[decoder])]
+            if decoder in measured:  # there are no blocks of other models
+                yield [name, ratio_of(measured[decoder])]
         for size in ("4", "8"):
             if batch := records["batch"]["sizes"].get(size):
                 yield [f"CoCoA-SIG, batch of {size}²", ratio_of(batch["competitors"][COCOA_SIG])]

@@ -13,6 +13,7 @@ from benchmarks.command import main
 from benchmarks.decoding import decoding_statistics
 from benchmarks.measure import (
     BASE,
+    BLOCKS,
     COCOA_SIG,
     GREEDY,
     LEAN,
@@ -26,7 +27,7 @@ from benchmarks.measure import (
     rounds_of_parts,
 )
 from benchmarks.prompts import questions
-from cocoa_engine import METHODS
+from cocoa_engine import METHODS, CocoaEngine, Runtime
 
 
 def measure(bench: Bench) -> dict[str, Any]:
@@ -45,6 +46,10 @@ def measure(bench: Bench) -> dict[str, Any]:
         decoders[f"{GREEDY}, {name}, {NO_DRAFTS}"] = greedy = cocoa("greedy", draft_tokens=0, **runtime)
         decoders[f"{COCOA_SIG}, {name}, {NO_DRAFTS}"] = cocoa_sig = cocoa("cocoa-sig", draft_tokens=0, **runtime)
     # now greedy and cocoa_sig are those of the last iteration: lean and without drafts
+    if bench.settings.model is None:
+        on_blocks = CocoaEngine.from_pretrained(runtime=Runtime(prefix_cache_mb=0))
+        for name, method in ((GREEDY, "greedy"), (COCOA_SIG, "cocoa-sig")):
+            decoders[f"{name}, {BLOCKS}"] = EngineCompetitor(on_blocks, method=method, max_new_tokens=tokens)
     comparison = bench.compare("single stream", decoders, [cases] * bench.settings.rounds)
 
     competing = [len(span.candidates) for answer in cocoa_sig.answers() for span in answer.spans if span.candidates]

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import math
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.serving.rival import unpacked_into
 from cocoa_engine import CocoaEngine, Runtime
 
 TEXT = Path(__file__).parent.parent / "LICENSE"
@@ -34,12 +36,16 @@ def main() -> None:
     parser.add_argument("--model", help="default: the embedded model")
     model = parser.parse_args().model
     text = TEXT.read_text(encoding="utf-8")
-    expected, perplexity = next_tokens(model, "stored", text)
-    print("| weights | perplexity | same most probable token |\n| --- | --- | --- |")
-    print(f"| stored | {perplexity:.3f} | |")
-    for weights in ("q8_0", "q4_k"):
-        found, perplexity = next_tokens(model, weights, text)
-        print(f"| {weights} | {perplexity:.3f} | {float((found == expected).float().mean()):.3f} |")
+    with tempfile.TemporaryDirectory() as folder:
+        if model is None:
+            unpacked_into(Path(folder))
+            model = folder
+        expected, perplexity = next_tokens(model, "stored", text)
+        print("| weights | perplexity | same most probable token |\n| --- | --- | --- |")
+        print(f"| stored | {perplexity:.3f} | |")
+        for weights in ("q8_0", "q4_k"):
+            found, perplexity = next_tokens(model, weights, text)
+            print(f"| {weights} | {perplexity:.3f} | {float((found == expected).float().mean()):.3f} |")
 
 
 if __name__ == "__main__":

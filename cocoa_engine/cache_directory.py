@@ -20,15 +20,21 @@ CACHE_VARIABLE = "COCOA_CACHE_DIR"
 
 
 def cache_directory() -> Path:
-    """``$COCOA_CACHE_DIR``, or ``cocoa-engine`` in the platform's cache directory. It may not exist yet."""
-    if chosen := os.environ.get(CACHE_VARIABLE):
-        return Path(chosen).expanduser()
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    """``$COCOA_CACHE_DIR``, or ``cocoa-engine`` in the platform's cache directory. It may not exist yet.
+
+    Of a user without a home, it is the folder among the temporary files.
+    """
+    try:
+        if chosen := os.environ.get(CACHE_VARIABLE):
+            return Path(chosen).expanduser()
+        if sys.platform == "win32":
+            base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+        elif sys.platform == "darwin":
+            base = Path.home() / "Library" / "Caches"
+        else:
+            base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # there is no home
+        return temporary_folder()
     return base / "cocoa-engine"
 
 
@@ -54,10 +60,7 @@ def private_folder(folder: Path, mode: int = 0o755) -> Path:
         OSError: it cannot be made.
         PermissionError: another user could write to it all the same.
     """
-    try:
-        within = [each for each in folder.parents if each.is_relative_to(cache_directory())]
-    except RuntimeError:  # there is no home, and this is a folder elsewhere
-        within = []
+    within = [each for each in folder.parents if each.is_relative_to(cache_directory())]
     for each in (*reversed(within), folder):
         _make(each, mode)
         status = each.stat()
@@ -149,6 +152,17 @@ def write_note(file: Path, data: str | bytes) -> None:
     """
     private_folder(file.parent)
     write_file(file, data, mode=0o644)
+
+
+def keep_newest(folder: Path, pattern: str, count: int) -> None:
+    """Delete the files of a folder whose names match, except those that were written last.
+
+    Raises:
+        OSError: one cannot be deleted.
+    """
+    files = sorted(folder.glob(pattern), key=lambda file: file.stat().st_mtime, reverse=True)
+    for file in files[count:]:
+        file.unlink(missing_ok=True)
 
 
 def parse_note(text: bytes) -> dict[str, Any] | None:

@@ -78,7 +78,8 @@ class CocoaEngine:
         calibrator: RiskCalibrator | str | Path | None = "auto",
     ) -> None:
         runtime = given_or_new(runtime, Runtime, "runtime")
-        if runtime.weights != "stored" and not any(isinstance(weight, BlockTensor) for weight in model.parameters()):
+        in_blocks = any(isinstance(weight, BlockTensor) for weight in model.parameters())
+        if runtime.weights != "stored" and in_blocks == (runtime.weights == "float32"):
             raise ConfigError(f"weights={runtime.weights!r} applies to from_pretrained, not to a model that is loaded")
         self._session = Session(model, tokenizer, runtime, model_name)
         self.config = given_or_new(config, CocoaConfig, "config")

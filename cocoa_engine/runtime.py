@@ -39,11 +39,12 @@ class Runtime(SettingsModel):
         "copy of float32 weights, by the kernels if they can be compiled, otherwise packed; where the processor "
         "multiplies bfloat16 by bfloat16, inputs are rounded too. It changes some answers.",
     )
-    weights: Literal["stored", "q8_0", "q4_k"] = Field(
+    weights: Literal["stored", "float32", "q8_0", "q4_k"] = Field(
         "stored",
-        description="What from_pretrained makes of a safetensors checkpoint on a CPU. stored: nothing; q8_0, q4_k: its "
-        "matrices are quantised to GGUF's blocks while they are read, to about 8.5 and 4.5 bits for each weight, which "
-        "changes answers.",
+        description="What from_pretrained makes of the weights. stored: nothing; a GGUF file's stay in its blocks on a "
+        "CPU. float32: they are unpacked, to four bytes for each weight. q8_0, q4_k: the matrices of a safetensors "
+        "checkpoint are quantised to GGUF's blocks while they are read on a CPU, to about 8.5 and 4.5 bits for each "
+        "weight, which changes answers.",
     )
     max_batch_size: int = Field(8, ge=1, le=4096, description="Maximum number of sequences in a forward pass.")
     max_queue: int = Field(

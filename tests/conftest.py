@@ -20,10 +20,10 @@ import pytest
 import torch
 from hypothesis import settings
 
-from cocoa_engine import CocoaEngine
+from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.cli import unfinished
-from cocoa_engine.model import gguf_cache
-from cocoa_engine.model.embedded import MODEL_NAME, find_embedded_file
+from cocoa_engine.model import gguf_tokenizer
+from cocoa_engine.model.embedded import find_embedded_file
 
 pytest.register_assert_rewrite("tests.helpers")
 settings.register_profile("cocoa", deadline=None, derandomize=True)  # a slow machine is no failure
@@ -39,14 +39,14 @@ with contextlib.suppress(ImportError):
 @pytest.fixture(scope="session", autouse=True)
 def cache_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What is made of the tests' random GGUF files, and what interrupted commands leave, is not kept beyond the run."""
-    gguf_cache.FOLDER = str(tmp_path_factory.mktemp("gguf"))
+    gguf_tokenizer.FOLDER = str(tmp_path_factory.mktemp("gguf"))
     unfinished.FOLDER = str(tmp_path_factory.mktemp("unfinished"))
 
 
 @pytest.fixture(scope="session")
 def float32_engine() -> CocoaEngine:
     """The embedded SmolLM2-135M-Instruct in float32, for what is compared with other programs or depends on kernels."""
-    return CocoaEngine.from_pretrained(dtype="float32", device_map=None)
+    return CocoaEngine.from_pretrained(runtime=Runtime(weights="float32"), device_map=None)
 
 
 @pytest.fixture(scope="session")
@@ -58,10 +58,8 @@ def engine(block_engine: CocoaEngine) -> CocoaEngine:
 @pytest.fixture(scope="session")
 def block_engine() -> CocoaEngine:
     """The same model with its weights in the blocks of its file. It decodes twice as fast."""
-    file = find_embedded_file()
-    assert file is not None, "make .venv/.demo installs the embedded model"
-    loaded = CocoaEngine.from_pretrained(file.path, device_map=None)
-    return CocoaEngine(loaded.model, loaded.tokenizer, model_name=MODEL_NAME)
+    assert find_embedded_file() is not None, "make .venv/.demo installs the embedded model"
+    return CocoaEngine.from_pretrained(device_map=None)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -38,9 +38,9 @@ def main() -> None:
         settings = settings.quick()
     file: Path | None = options.file
     if file is None:
-        if (embedded := find_embedded_file()) is None:
+        file = find_embedded_file()
+        if file is None:
             parser.error("the embedded model is not installed; name a file with --file")
-        file = embedded.path
     path: Path = options.out / "gguf.json"
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     logging.set_verbosity_error()

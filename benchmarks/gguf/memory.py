@@ -42,9 +42,9 @@ def main() -> None:
         parser.error("the embedded model is not installed")
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         file = Path(folder) / "random-7b.gguf"
-        large.write(file, GgufFile(small.path))
+        large.write(file, GgufFile(small))
         print(HEADER)
-        for each in (small.path, file):
+        for each in (small, file):
             print(row(each, options.threads).strip())
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.serving.client import Body, Streamed, ask_all
 from benchmarks.serving.names import OURS, OURS_SIG, RIVAL
 from benchmarks.serving.processes import free_port, running, transformers_serve
-from benchmarks.serving.rival import body_of
+from benchmarks.serving.rival import body_of, unpacked_into
 from cocoa_engine import CocoaEngine
 
 REQUESTS = range(1, 13)
@@ -21,16 +21,14 @@ def measure(threads: int, folder: Path) -> dict[str, Any]:
 
     Args:
         threads: threads of the other server.
-        folder: for logs.
+        folder: for logs and the model.
     """
-    from cocoa_engine.model.embedded import embedded_model_path
-
-    engine = CocoaEngine.from_pretrained(dtype="float32")
+    engine = unpacked_into(folder / "model")
     counts = {
         name: [before_first_text(engine, body_of(number, 64, {}), method) for number in REQUESTS]
         for name, method in ((OURS, "greedy"), (OURS_SIG, "cocoa-sig"))
     }
-    model, port = str(embedded_model_path()), free_port()
+    model, port = str(folder / "model"), free_port()
     asked = [body_of(number, 8, {"temperature": 0, "model": model}) for number in REQUESTS]
     with running(transformers_serve(port, model), port, threads, folder / "first.log") as server:
         answers = asyncio.run(ask_all(server.url, asked, 1))

@@ -14,6 +14,15 @@ from benchmarks.serving.load import USAGE, timed_round
 from benchmarks.serving.names import AT_ONCE, OURS, OURS_SIG, RIVAL, RIVAL_BATCHES
 from benchmarks.serving.processes import Server, cocoa_serve, free_port, load_average, running, transformers_serve
 from benchmarks.serving.requests import PROMPTS, bodies
+from cocoa_engine import CocoaEngine, Runtime
+
+
+def unpacked_into(folder: Path) -> CocoaEngine:
+    """An engine with the embedded model in float32, which is saved as a checkpoint for transformers."""
+    engine = CocoaEngine.from_pretrained(runtime=Runtime(weights="float32"))
+    engine.model.save_pretrained(folder)
+    engine.tokenizer.save_pretrained(folder)
+    return engine
 
 
 def measure(rounds: int, tokens: int, threads: int, folder: Path, at_once: Sequence[int] = AT_ONCE) -> dict[str, Any]:
@@ -23,15 +32,10 @@ def measure(rounds: int, tokens: int, threads: int, folder: Path, at_once: Seque
         rounds: rounds for each number of streams.
         tokens: ``max_tokens`` of a request.
         threads: threads of each server.
-        folder: for logs.
+        folder: for logs and the model.
         at_once: numbers of streams.
     """
-    from transformers import AutoTokenizer
-
-    from cocoa_engine.model.embedded import embedded_model_path
-
-    model = str(embedded_model_path())
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    model, tokenizer = str(folder / "model"), unpacked_into(folder / "model").tokenizer
     plain = {"temperature": 0, "model": model}
     fields: dict[str, dict[str, Any]] = {
         OURS: {**plain, **USAGE, "cocoa": {"method": "greedy"}},

@@ -135,9 +135,9 @@ class LoadOptions:
     weights: Annotated[
         str,
         typer.Option(
-            metavar="stored|q8_0|q4_k",
-            help="q8_0, q4_k: quantise a safetensors checkpoint while it is loaded, to about 8.5 and 4.5 bits for each "
-            "weight. For a CPU; it changes answers.",
+            metavar="stored|float32|q8_0|q4_k",
+            help="float32: unpack a GGUF file, to four bytes for each weight. q8_0, q4_k: quantise a safetensors "
+            "checkpoint while it is loaded, to about 8.5 and 4.5 bits for each weight. For a CPU; it changes answers.",
             rich_help_panel=LOADING,
         ),
     ] = "stored"

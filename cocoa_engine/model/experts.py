@@ -71,6 +71,16 @@ def separate(model: nn.Module) -> None:
             model.set_submodule(path, SeparateExperts(module))
 
 
+def fused(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of a model whose experts are :class:`SeparateExperts`, by the names in transformers' own model."""
+    named = dict(weights)
+    for gate in [name for name in weights if name.endswith(".experts.gate_proj.weight")]:
+        path = gate.removesuffix("gate_proj.weight")
+        named[f"{path}gate_up_proj"] = torch.cat((named.pop(gate), named.pop(f"{path}up_proj.weight")), dim=1)
+        named[f"{path}down_proj"] = named.pop(f"{path}down_proj.weight")
+    return named
+
+
 def is_stack(model: nn.Module, path: str) -> bool:
     """Whether a path names the weight of an :class:`ExpertLinears`."""
     return isinstance(model.get_submodule(path.rpartition(".")[0]), ExpertLinears)

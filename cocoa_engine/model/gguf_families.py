@@ -11,11 +11,23 @@ from typing import Any
 
 from torch import Tensor
 
-from cocoa_engine.model.embedded import LAYER_TENSORS, MODEL_TENSORS
 from cocoa_engine.model.gguf_metadata import Metadata
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.gguf_tokenizer import token_ids
 
+MODEL_TENSORS = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
+LAYER_TENSORS = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+"""The tensors of a Llama layer: the names in GGUF -> those in transformers."""
 HEAD = "output.weight"
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"

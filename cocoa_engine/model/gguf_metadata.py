@@ -50,13 +50,8 @@ class Metadata(Mapping[str, Any]):
         return float(f"{value:.7g}") if isinstance(value, float) else value
 
     @property
-    def is_scaled(self) -> bool:
-        """Whether the rotary embeddings are scaled, other than by the factors of a tensor."""
-        return self.scaling != _UNSCALED
-
-    @property
     def scaling(self) -> tuple[str, float]:
-        """The type and the factor of this scaling.
+        """The type and the factor of a scaling of the rotary embeddings, other than by the factors of a tensor.
 
         As in llama.cpp, a factor without a type is that of a linear scaling, and 0 is none.
         """
@@ -338,10 +333,7 @@ def require_agreement(file: GgufFile, config: Any) -> None:
 def _refuse(file: GgufFile, keys: list[str]) -> None:
     if keys:
         ignored = ", ".join(f"{key} = {short_repr(file.metadata[key])}" for key in keys[:4])
-        raise ModelLoadError(
-            f"{file.path}: {ignored} would be ignored. If the file is to be unpacked, leave the weights in their "
-            "blocks (on a CPU with the kernels, without a dtype); otherwise use the model's checkpoint"
-        )
+        raise ModelLoadError(f"{file.path}: {ignored} would be ignored; use the model's checkpoint instead")
 
 
 @contextmanager

@@ -1,6 +1,6 @@
-"""Makes a model from a GGUF file, whose weights stay in their blocks.
+"""Makes a model from a GGUF file: its weights stay in their blocks, or are unpacked.
 
-It covers the families and tokenizers that were compared with transformers'. transformers reads all other files.
+It covers the families that were compared with transformers' models. transformers reads all other files.
 """
 
 from __future__ import annotations
@@ -63,6 +63,38 @@ def load(file: GgufFile) -> PreTrainedModel:
         ModelLoadError: a tensor is missing or has another shape than the metadata says.
     """
     return _whole(file)
+
+
+def unpacked(file: GgufFile, options: Mapping[str, Any]) -> PreTrainedModel:
+    """The model of :func:`load` with ordinary weights, as transformers loads those of a checkpoint.
+
+    Args:
+        file: one without an :func:`obstacle`.
+        options: of transformers' ``from_pretrained``. Those that are settings of the config override the file's.
+
+    Raises:
+        ModelLoadError: as for :func:`load`.
+    """
+    packed: Any = load(file)
+    options, dtype = dict(options), options["dtype"]
+
+    def plain(weight: Tensor) -> Tensor:
+        whole = weight.dequantized() if isinstance(weight, BlockTensor) else weight.detach()
+        return whole.to(dtype) if isinstance(dtype, torch.dtype) else whole
+
+    weights = {name: plain(weight) for name, weight in packed.named_parameters()}
+    config = options.pop("config", None)
+    if config is None:
+        config = packed.config
+        for name in [name for name in options if name in vars(config) and name != "dtype"]:
+            setattr(config, name, options.pop(name))
+    model: Any = type(packed).from_pretrained(None, config=config, state_dict=experts.fused(weights), **options)
+    model.name_or_path = model.config.name_or_path = str(file.path)
+    model.generation_config = packed.generation_config
+    if ROPE_FACTORS in file.tensors:
+        model.model.rotary_emb.inv_freq.copy_(packed.model.rotary_emb.inv_freq)
+    whole: PreTrainedModel = model
+    return whole
 
 
 def can_be_light(file: GgufFile) -> bool:

@@ -123,14 +123,6 @@ class GgufFile:
                         found.update(file.read(min(_SAMPLE, entry.end - start)))
         return found.hexdigest()
 
-    def digest(self) -> str:
-        """SHA-256 of the whole file, which is read for it; of a split model, of the first part."""
-        found = hashlib.sha256()
-        with memoryview(self._first.bytes) as data:
-            for start in range(0, len(data), 2**24):
-                found.update(data[start : start + 2**24])
-        return found.hexdigest()
-
     def blocks(self, name: str) -> Tensor:
         """The bytes of a tensor, uint8 ``[..., bytes of a row]`` with its outer dimensions; a vector is one row.
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerFast
 
+from cocoa_engine.cache_directory import cache_directory, is_private, keep_newest, write_note
 from cocoa_engine.errors import ModelLoadError, safe_cause
+from cocoa_engine.logs import safe_logger
 from cocoa_engine.model import ends
 from cocoa_engine.model.ends import CONTROL_TOKEN
 from cocoa_engine.model.gguf_reader import GgufFile
@@ -15,6 +21,12 @@ from cocoa_engine.safe_text import short_repr
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+logger = safe_logger(__name__)
+
+FOLDER = "gguf"
+KEPT = 32
+"""The number of tokenizers that stay in the cache directory, those that were written last."""
 
 NORMAL_TOKEN, UNKNOWN_TOKEN, USER_TOKEN = 1, 2, 4  # GGUF's token types; a user's token is added and is not special
 
@@ -123,6 +135,9 @@ def token_ids(file: GgufFile) -> dict[str, int | None]:
 def load(file: GgufFile, **options: Any) -> PreTrainedTokenizerFast:
     """The tokenizer of the file: a byte-level BPE or a SentencePiece BPE.
 
+    It is kept in the cache directory under the content of the file's metadata, in the format of ``tokenizers``. Reading
+    it there takes a third of the time of making it: 3 seconds less for a vocabulary of 262,144 tokens.
+
     Args:
         file: the file.
         **options: of transformers' tokenizer.
@@ -130,12 +145,22 @@ def load(file: GgufFile, **options: Any) -> PreTrainedTokenizerFast:
     Raises:
         ModelLoadError: as for :func:`make`.
     """
-    tokenizer, special = make(file)
-    return wrapped(file, special, tokenizer_object=tokenizer, **options)
+    rules = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+    place = cache_directory() / FOLDER / f"tokenizer-{file.metadata_digest()}-{rules}-{version('tokenizers')}.json"
+    with suppress(Exception):  # there is none, or it is damaged: tokenizers raises nothing more exact
+        if is_private(place):
+            return _wrapped(file, tokenizer_file=str(place), **options)
+    tokenizer = make(file)
+    try:
+        write_note(place, tokenizer.to_str())
+        keep_newest(place.parent, "tokenizer-*.json", KEPT)
+    except OSError as error:
+        logger.warning("%s is not kept, and is made again at each start: %s", place, error)
+    return _wrapped(file, tokenizer_object=tokenizer, **options)
 
 
-def make(file: GgufFile) -> tuple[Tokenizer, dict[str, str]]:
-    """The tokenizer of the file for the ``tokenizers`` package, and its special tokens by transformers' names.
+def make(file: GgufFile) -> Tokenizer:
+    """The tokenizer of the file for the ``tokenizers`` package.
 
     Raises:
         ModelLoadError: it is one of another kind, or its part of the metadata is incomplete or wrong.
@@ -150,7 +175,7 @@ def make(file: GgufFile) -> tuple[Tokenizer, dict[str, str]]:
         raise ModelLoadError(f"the tokenizer of {file.path} is incomplete or wrong ({error})") from safe_cause(error)
 
 
-def _made(file: GgufFile) -> tuple[Tokenizer, dict[str, str]]:
+def _made(file: GgufFile) -> Tokenizer:
     from tokenizers import AddedToken
 
     found = file.metadata
@@ -158,7 +183,7 @@ def _made(file: GgufFile) -> tuple[Tokenizer, dict[str, str]]:
         values = found.get(f"tokenizer.ggml.{name}")
         if values is not None and (not isinstance(values, list) or any(type(each) is not kind for each in values[:1])):
             raise ValueError(f"tokenizer.ggml.{name} = {short_repr(values)} is no list of {kind.__name__}")
-    tokens: list[str] = found["tokenizer.ggml.tokens"]
+    tokens = _tokens(file)
     if len(set(tokens)) != len(tokens):
         raise ValueError("tokenizer.ggml.tokens has a token twice")
     kinds = list(found.get("tokenizer.ggml.token_type") or [NORMAL_TOKEN] * len(tokens))
@@ -166,12 +191,8 @@ def _made(file: GgufFile) -> tuple[Tokenizer, dict[str, str]]:
         raise ValueError(f"tokenizer.ggml.token_type has {len(kinds)} types for {len(tokens)} tokens")
     for number in ends.of_gguf(found):
         kinds[number] = CONTROL_TOKEN  # whatever the file says: an end is no text
-    is_sentencepiece = found["tokenizer.ggml.model"] == "llama"
-    if is_sentencepiece:
-        tokens = [_respelled(token) for token in tokens]
-        tokenizer = _sentencepiece(tokens, kinds, found)
-    else:
-        tokenizer = _byte_level(tokens, found)
+    is_sentencepiece = _is_sentencepiece(file)
+    tokenizer = _sentencepiece(tokens, kinds, found) if is_sentencepiece else _byte_level(tokens, found)
     strips = is_sentencepiece and found["general.architecture"] == "phi3"
     pairs = [(token, kind) for token, kind in zip(tokens, kinds, strict=True) if token.strip(_SPACE)]
 
@@ -189,30 +210,42 @@ def _made(file: GgufFile) -> tuple[Tokenizer, dict[str, str]]:
 
     tokenizer.add_special_tokens(added(CONTROL_TOKEN))
     tokenizer.add_tokens(added(USER_TOKEN))
-    special = {
-        f"{name}_token": tokens[role_id]
-        for name, role in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown"))
-        if (role_id := token_id(file, role, len(tokens))) is not None
-    }
+    special = _special_tokens(file)
     begins = is_sentencepiece or found["tokenizer.ggml.pre"] in _WHOLE_WORDS_FIRST
     if found.get("tokenizer.ggml.add_bos_token", begins) and "bos_token" in special:
         _begin_with(tokenizer, special["bos_token"], byte_level=not is_sentencepiece)
-    return tokenizer, special
+    return tokenizer
 
 
-def wrapped(file: GgufFile, special: Mapping[str, str], **backend: Any) -> PreTrainedTokenizerFast:
-    """transformers' tokenizer, with the chat templates of the file.
+def _is_sentencepiece(file: GgufFile) -> bool:
+    return bool(file.metadata["tokenizer.ggml.model"] == "llama")
+
+
+def _tokens(file: GgufFile) -> list[str]:
+    tokens: list[str] = file.metadata["tokenizer.ggml.tokens"]
+    return [_respelled(token) for token in tokens] if _is_sentencepiece(file) else tokens
+
+
+def _special_tokens(file: GgufFile) -> dict[str, str]:
+    """The special tokens, by transformers' names."""
+    tokens = _tokens(file)
+    roles = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
+    numbers = {name: token_id(file, role, len(tokens)) for name, role in roles.items()}
+    return {f"{name}_token": tokens[number] for name, number in numbers.items() if number is not None}
+
+
+def _wrapped(file: GgufFile, **options: Any) -> PreTrainedTokenizerFast:
+    """transformers' tokenizer, with the special tokens and the chat templates of the file.
 
     Args:
-        special: as :func:`make` returns them.
-        **backend: ``tokenizer_object`` or ``tokenizer_file`` of transformers, and further options of its tokenizer.
+        **options: ``tokenizer_object`` or ``tokenizer_file`` of transformers, and further options of its tokenizer.
     """
     settings = {
         "chat_template": _chat_template(file.metadata),
         "model_max_length": file.metadata.get(f"{file.metadata['general.architecture']}.context_length"),
         "clean_up_tokenization_spaces": False,
     }
-    made = PreTrainedTokenizerFast(**{**settings, **special, **backend})
+    made = PreTrainedTokenizerFast(**{**settings, **_special_tokens(file), **options})
     # not given above: of a large vocabulary transformers would ask the Hub what model has this name
     made.name_or_path = str(file.path)
     return made

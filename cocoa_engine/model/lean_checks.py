@@ -9,14 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import weakref
-from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from torch import nn
 
-from cocoa_engine.cache_directory import cache_directory, read_note, write_note
+from cocoa_engine.cache_directory import cache_directory, keep_newest, read_note, write_note
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.model.weight_fingerprint import WeightFingerprint, weight_fingerprint
 
@@ -58,13 +57,9 @@ def note(model: nn.Module, found: str | None) -> None:
         return
     try:
         write_note(file, json.dumps({"found": found}))
+        keep_newest(file.parent, "*.json", KEPT)
     except OSError as error:
         logger.info("%s is not kept: %s", file, error)
-        return
-    with suppress(OSError):
-        known = sorted(file.parent.glob("*.json"), key=lambda each: each.stat().st_mtime, reverse=True)
-        for old in known[KEPT:]:
-            old.unlink()
 
 
 def _note_of(weights: str, kernels: str) -> Path:

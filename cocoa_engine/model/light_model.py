@@ -61,7 +61,9 @@ class LightModel(nn.Module):
         with self._lock:
             if not self._built:
                 assert self._build is not None
-                self._built.append(self._build())
+                built = self._build()
+                built.name_or_path = built.config.name_or_path = self.name_or_path
+                self._built.append(built)
             return self._built[0]
 
     @property

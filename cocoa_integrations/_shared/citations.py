@@ -8,9 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from pydantic import Field
+
 from cocoa_engine import ContextLift
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
+from cocoa_engine.report import ReportEntry
 from cocoa_engine.risk import clauses, content_words, list_marks, word_ranges
 from cocoa_integrations._shared.edits import Change, Edit, EditedText, is_machine_read
 
@@ -42,6 +45,26 @@ MOST_PASSAGES = 256
 
 VALUES: dict[CitedBy, str] = {"lift": "source_lifts", "attention": "source_attentions"}
 """The key of a span's values by source."""
+
+
+class Citation(ReportEntry):
+    """One entry of ``cocoa_citations``: a part of the answer and the source that it was taken from."""
+
+    source: int = Field(description="Number of the node or document, from 1.")
+    id: str | None = Field(description="Id of the node or document.")
+    metadata: dict[str, Any] = Field(default_factory=dict, description="LangChain: metadata of the document.")
+    start: int = Field(description="Offset of the part's first character in the text.")
+    end: int = Field(description="Offset after its last character, before the marker.")
+    text: str = Field(description="Text of the part.")
+    lift: float | None = Field(
+        None,
+        description="Citations by lift: log p of the part with all sources minus log p without this one, in nats.",
+    )
+    attention: float | None = Field(
+        None,
+        description="Citations by attention: the part's mean attention on the source, in [0, 1].",
+    )
+    spans: list[int] = Field(description="Numbers of its spans.")
 
 
 def require_min_lift(min_lift: Any) -> float:

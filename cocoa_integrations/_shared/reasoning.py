@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from cocoa_engine import CocoaEngine, Generation, Span
+from cocoa_engine.report import Part, RiskReport
 
 OPENING = "<think>"
 CLOSING = "</think>"
-
-Part = Literal["reasoning", "answer"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +31,10 @@ class Split:
     def part(self, number: int) -> Part | None:
         """The part of a span."""
         return None if self.parts is None else self.parts[number]
+
+    def report(self, generation: Generation) -> RiskReport:
+        """The report of the generation that was split."""
+        return RiskReport.of(generation, parts=self.parts, answer_start=self.answer_start, answered=self.answered)
 
     def reasoning_tokens(self, generation: Generation) -> int:
         """The number of tokens of the reasoning, tags included."""

@@ -14,24 +14,24 @@ from typing_extensions import NotRequired, TypedDict
 from cocoa_engine import Candidate, CocoaConfig, Generation, Span, Usage
 from cocoa_engine.errors import DataError
 from cocoa_engine.messages import explain
+from cocoa_engine.report import Part, RiskReport, SpanReport
 from cocoa_integrations._shared.metadata import begin_of, is_reasoning
-from cocoa_integrations._shared.reasoning import Part, Split
-from cocoa_integrations.schema import RiskReport, SpanEntry
+from cocoa_integrations._shared.reasoning import Split
 
 _ALWAYS = ("text", "con_mlds", "f_mlds", "score", "flagged", "source_attention", "reaches_max_risk")
 """What a server writes of every span, and compact reports leave out."""
 
 
-def _complete(entries: list[SpanEntry]) -> list[SpanEntry]:
+def _complete(entries: list[SpanReport]) -> list[SpanReport]:
     for number, entry in enumerate(entries):
-        for name in (*_ALWAYS, *(("chosen",) if entry.get("rivals") else ())):
-            if name not in entry:
+        for name in (*_ALWAYS, *(("chosen",) if entry.rivals else ())):
+            if name not in entry.model_fields_set:
                 raise ValueError(f"span {number} lacks {name}")
     return entries
 
 
 def _complete_report(report: RiskReport) -> RiskReport:
-    _complete(report["spans"])
+    _complete(report.spans)
     return report
 
 
@@ -76,7 +76,7 @@ class _Written(TypedDict):
 class _Delta(_Written):
     role: NotRequired[Literal["assistant"] | None]
     tool_calls: NotRequired[list[_Call] | None]
-    cocoa_spans: NotRequired[Annotated[list[SpanEntry], AfterValidator(_complete)] | None]
+    cocoa_spans: NotRequired[Annotated[list[SpanReport], AfterValidator(_complete)] | None]
 
 
 class _Message(_Written):

@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar, get_args
 
+from pydantic import Field
+
 from cocoa_engine import CocoaConfig
 from cocoa_engine.errors import ConfigError, HallucinationRiskError
+from cocoa_engine.report import ReportEntry, RiskReport
 from cocoa_integrations._shared.finite import finite, severity
 from cocoa_integrations._shared.limits import ABSTENTION, MARK, Limit, Mark, kind_of, reaches, require_reaction
 from cocoa_integrations._shared.metadata import RISK_KEY
@@ -39,6 +42,25 @@ class IfRisky:
 
     def __post_init__(self) -> None:
         require_reaction(self.on_risk, OnRisk, self.mark, self.answer)
+
+
+class Try(ReportEntry):
+    """One entry of ``cocoa_tries`` of ``RiskRetryQueryEngine`` (metadata) and ``with_risk_retry``: one for each try."""
+
+    settings: dict[str, Any] = Field(description="The settings that this try changed.")
+    alpha: float = Field(description="The setting `alpha` of this try.")
+    top_k: int | None = Field(
+        description="Number of nodes or documents requested from the retriever; `None` if the retriever has no "
+        "such option.",
+    )
+    source_nodes: int = Field(0, description="LlamaIndex: number of nodes that were retrieved.")
+    documents: int = Field(0, description="LangChain: number of documents that were retrieved.")
+    answer: str = Field(description="Text of the answer.")
+    cocoa_risk: RiskReport | None = Field(
+        description="Report of the answer; `None` where nothing was retrieved to answer from.",
+    )
+    risk: float | None = Field(description="The value that is compared with the threshold; `None` without a report.")
+    chosen: bool = Field(description="Whether this answer was returned.")
 
 
 class Tries(Generic[AnswerT]):

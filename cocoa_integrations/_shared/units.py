@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
-from cocoa_engine import Check, Generation, MeasuredText, RiskSource, Unit
+from cocoa_engine import MeasuredText, RiskSource, Unit
 from cocoa_integrations._shared.finite import finite
-from cocoa_integrations._shared.reasoning import CLOSING, Split
+from cocoa_integrations._shared.reasoning import CLOSING
 
 
 @dataclass(frozen=True)
@@ -27,22 +27,6 @@ class _Part:
     token_copied: Sequence[int] = ()
     candidates: Sequence[Any] = ()
     chosen: int | None = None
-
-
-def unit_entries(generation: Generation, split: Split | None = None) -> dict[str, Any]:
-    """``check``, ``claims`` and ``sentences`` of the report of a complete answer, without its reasoning."""
-    begin = 0 if split is None else split.answer_start
-    units = MeasuredText(generation.text, generation.spans, begin=begin, has_source=not generation.closed_book)
-    return {
-        "check": [check_entry(check) for check in units.check_these()],
-        "claims": unit_list(units.claims),
-        "sentences": unit_list(units.sentences),
-    }
-
-
-def check_entry(check: Check) -> dict[str, Any]:
-    """One entry of ``check``."""
-    return {**check.model_dump(), "risk": finite(check.risk)}
 
 
 def unit_list(units: Sequence[Unit]) -> list[dict[str, Any]]:

@@ -16,11 +16,13 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage
 from langgraph.constants import TAG_NOSTREAM
 from langgraph.func import task
+from pydantic import Field
 from typing_extensions import NotRequired
 
 from cocoa_engine import UnitLevel
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
+from cocoa_engine.report import ReportEntry, RiskReport, RiskSummary
 from cocoa_integrations._shared.finite import finite
 from cocoa_integrations._shared.limits import ABSTENTION, MARK, GateMetric, Limit, Mark
 from cocoa_integrations._shared.settings import refuse_unknown
@@ -51,6 +53,24 @@ class RiskState(AgentState[Any]):
     """
 
     cocoa_risks: NotRequired[Annotated[list[dict[str, Any]], add]]
+
+
+class AgentRisk(ReportEntry):
+    """One entry of ``cocoa_risks`` in the state of an agent with ``RiskMiddleware``: one for each model call."""
+
+    report: RiskReport | RiskSummary | None = Field(
+        description="Report of the answer that was kept; `None` if its model measures no risk. Without its lists "
+        "if it is compact, because the message in the same state has them.",
+    )
+    value: float | None = Field(
+        description="Highest value of the middleware's metric in that answer; `None` without a report.",
+    )
+    action: Literal["none", "keep", "mark", "abstain", "accept", "edit"] = Field(
+        description="`none` if the answer passed, otherwise what the middleware did, or what a person decided.",
+    )
+    attempts: list[float | None] = Field(
+        description="Value of every answer that was tried, in order, the first included.",
+    )
 
 
 class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):

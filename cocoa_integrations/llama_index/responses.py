@@ -16,10 +16,11 @@ from typing import Any, Generic, TypeVar
 from llama_index.core.base.llms.types import ChatResponse, CompletionResponse, LogProb
 
 from cocoa_engine import CocoaEngine, Generation, Span
+from cocoa_engine.report import Part
 from cocoa_integrations._shared.detail import Detail, Stored, compact_report, require_detail
 from cocoa_integrations._shared.logprobs import TokenLogprobs
 from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY, risk_report, span_metadata
-from cocoa_integrations._shared.reasoning import Part, ReasoningSplitter, Split
+from cocoa_integrations._shared.reasoning import ReasoningSplitter, Split
 from cocoa_integrations.llama_index.retrieved import PassagesOfCall
 
 Response = TypeVar("Response", CompletionResponse, ChatResponse)

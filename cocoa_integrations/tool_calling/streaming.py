@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from cocoa_engine import Span
-from cocoa_integrations._shared.reasoning import Part
+from cocoa_engine.report import Part
 from cocoa_integrations.tool_calling.plan import Plan
 from cocoa_integrations.tool_calling.reading import Call, Reading
 

@@ -7,8 +7,6 @@ import types
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from typing_extensions import NotRequired, is_typeddict
-
 _CODE = re.compile(r"(`[^`]+`)")
 _ROLE = re.compile(r":(?:class|func|meth|mod|attr|exc|data):`~?([^`]+)`")
 _IDENTIFIER = re.compile(r"(?<![\w`/-])((?:\w+\.)*[A-Za-z]{2,}_\w+|--[a-z][\w-]*)(?![\w`/])")
@@ -58,7 +56,7 @@ def type_name(kind: Any) -> str:
     if kind is ...:
         return "..."
     origin, arguments = get_origin(kind), get_args(kind)
-    if origin is Annotated or origin is NotRequired:
+    if origin is Annotated:
         return type_name(arguments[0])
     if origin is Literal:
         return " | ".join(map(repr, arguments)).replace("'", '"')
@@ -67,10 +65,3 @@ def type_name(kind: Any) -> str:
     if origin is not None:
         return f"{origin.__name__}[{', '.join(map(type_name, arguments))}]"
     return str(kind.__name__)
-
-
-def typed_dicts(kind: Any) -> list[Any]:
-    """The typed dictionaries that occur in a type."""
-    if is_typeddict(kind):
-        return [kind]
-    return [found for argument in get_args(kind) for found in typed_dicts(argument)]

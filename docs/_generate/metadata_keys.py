@@ -1,12 +1,27 @@
-"""Documents the metadata that adapters attach to answers, from the typed dictionaries that declare it."""
+"""Documents the metadata that adapters attach to answers, from the types that declare it."""
 
 from __future__ import annotations
 
 import inspect
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args
 
-from cocoa_integrations.schema import METADATA
-from docs._generate.markdown import anchor, code, plain_roles, prose, table, type_name, typed_dicts
+from pydantic import BaseModel
+
+from cocoa_engine.report import RiskReport, SpanReport
+from cocoa_integrations._shared.citations import Citation
+from cocoa_integrations._shared.tries import Try
+from cocoa_integrations.langchain.middleware import AgentRisk
+from docs._generate.markdown import anchor, code, plain_roles, prose, table, type_name
+
+METADATA: dict[str, Any] = {
+    "cocoa_spans": list[SpanReport],
+    "cocoa_risk": RiskReport,
+    "cocoa_citations": list[Citation],
+    "cocoa_reports": list[RiskReport],
+    "cocoa_risks": list[AgentRisk],
+    "cocoa_tries": list[Try],
+}
+"""The type of each metadata key."""
 
 
 def metadata_keys() -> str:
@@ -26,32 +41,38 @@ def metadata_keys() -> str:
     return "\n".join(parts)
 
 
-def entry_types() -> list[Any]:
-    """Every typed dictionary that a metadata key contains, directly or nested."""
-    found: list[Any] = []
-    waiting = [kind for value in METADATA.values() for kind in typed_dicts(value)]
+def entry_types() -> list[type[BaseModel]]:
+    """Every type that a metadata key contains, directly or nested."""
+    types: list[type[BaseModel]] = []
+    waiting = [kind for value in METADATA.values() for kind in _models(value)]
     while waiting:
         kind = waiting.pop(0)
-        if kind not in found:
-            found.append(kind)
-            waiting += [inner for hint in get_type_hints(kind).values() for inner in typed_dicts(hint)]
-    return found
+        if kind not in types:
+            types.append(kind)
+            waiting += [inner for field in kind.model_fields.values() for inner in _models(field.annotation)]
+    return types
 
 
-def _fields(kind: Any) -> str:
+def _models(kind: Any) -> list[type[BaseModel]]:
+    """The types of ours that occur in a type."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return [kind]
+    return [model for argument in get_args(kind) for model in _models(argument)]
+
+
+def _fields(kind: type[BaseModel]) -> str:
     rows = []
-    for name, hint in get_type_hints(kind, include_extras=True).items():
-        assert get_origin(hint) is Annotated, f"{kind.__name__}.{name} has no description"
-        declared, description = get_args(hint)
-        optional = "" if name in kind.__required_keys__ else " (optional)"
-        rows.append([code(name) + optional, _linked(declared), prose(description)])
+    for name, field in kind.model_fields.items():
+        assert field.description, f"{kind.__name__}.{name} has no description"
+        optional = "" if field.is_required() else " (optional)"
+        rows.append([code(field.alias or name) + optional, _linked(field.annotation), prose(field.description)])
     return table(["Key", "Type", "Meaning"], rows)
 
 
 def _linked(kind: Any) -> str:
-    """A type as inline code; if it contains a typed dictionary, with a link to the table of the first one."""
+    """A type as inline code; if it contains one of ours, with a link to the table of the first one."""
     named = code(type_name(kind))
-    inner = typed_dicts(kind)
+    inner = _models(kind)
     return (
         f"[{named}](#{anchor(inner[0].__name__)})"
         if inner

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from cocoa_engine import CocoaConfig, CocoaEngine, CocoaError, RiskCalibrator, R
 from cocoa_engine.execution.native import build
 from cocoa_engine.methods import retrieval_heads
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, known_heads
-from cocoa_engine.model import embedded, gguf_cache, gguf_model, kept_folders, lean_checks
+from cocoa_engine.model import gguf_model, gguf_tokenizer, lean_checks
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_context_window
 from cocoa_engine.risk.calibrator import Settings
@@ -166,36 +165,13 @@ def test_each_value_of_retrieval_heads(folder: Path) -> None:
         assert isinstance(found, RetrievalHeads) or str(file) in str(found), what
 
 
-# --- the embedded model: its file and its conversion
+# --- GGUF files
 
 
 @pytest.fixture(scope="module")
 def gguf_file(folder: Path) -> Path:
     write_tiny_gguf(folder / "tiny.gguf")
     return folder / "tiny.gguf"
-
-
-def test_gguf_files(gguf_file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    good = gguf_file.read_bytes()
-    header = 9000  # metadata and the list of tensors
-    bad = folder / "bad.gguf"
-    monkeypatch.setenv("COCOA_CACHE_DIR", str(folder / "converted"))
-    monkeypatch.setattr(embedded, "find_embedded_file", lambda: embedded.EmbeddedFile(bad, "1"))
-
-    count = good.index(b"llama.attention.head_count\x04") + 30  # after the name and the type of the value
-    assert good[count : count + 4] == bytes([4, 0, 0, 0])
-
-    @fuzz(20)
-    @example(good[:count] + bytes(4) + good[count + 4 :])
-    @given(st.one_of(mutated(good[:header]).map(lambda start: start + good[header:]), broken(good)))
-    def check(data: bytes) -> None:
-        bad.write_bytes(data)
-        found = outcome(embedded.embedded_model_path)
-        assert isinstance(found, (Path, CocoaError))
-        if isinstance(found, Path):
-            shutil.rmtree(found)
-
-    check()
 
 
 @pytest.mark.slow
@@ -212,8 +188,11 @@ def test_gguf_files_in_blocks(gguf_file: Path, folder: Path) -> None:
         return None
 
     assert loaded(good) is not None
+    count = good.index(b"llama.attention.head_count\x04") + 30  # after the name and the type of the value
+    assert good[count : count + 4] == bytes([4, 0, 0, 0])
 
     @fuzz(60)
+    @example(good[:count] + bytes(4) + good[count + 4 :])
     @given(st.one_of(mutated(good[:header]).map(lambda start: start + good[header:]), broken(good)))
     def check(data: bytes) -> None:
         found = outcome(lambda: loaded(data))
@@ -224,8 +203,8 @@ def test_gguf_files_in_blocks(gguf_file: Path, folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_gguf_files_that_are_unpacked(gguf_file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that transformers reads, and its context window, which is read without the weights."""
+def test_gguf_files_that_are_unpacked(gguf_file: Path, folder: Path) -> None:
+    """Files that are unpacked, and their context windows, which are read without the weights."""
     good = gguf_file.read_bytes()
     header = 9000  # metadata and the list of tensors
     bad = folder / "unpacked.gguf"
@@ -236,7 +215,6 @@ def test_gguf_files_that_are_unpacked(gguf_file: Path, folder: Path, monkeypatch
         assert window is None or window > 0
         return window, load_pretrained(bad, dtype="float32")
 
-    monkeypatch.setattr(gguf_cache, "FOLDER", str(folder / "unpacked"))
     assert loaded(good)[0] == 128
 
     @fuzz(15)
@@ -296,28 +274,6 @@ def test_context_windows_of_gguf_files(gguf_file: Path, folder: Path) -> None:
     check()
 
 
-def test_notes_of_the_content_of_gguf_files(gguf_file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broken note is as good as none, and is written again."""
-    monkeypatch.setattr(gguf_cache, "FOLDER", str(folder / "digests"))
-    monkeypatch.setattr(gguf_cache, "YOUNG", 0.0)
-    file = GgufFile(gguf_file)
-    digest = gguf_cache.content_digest(file)
-    (note,) = (folder / "digests").iterdir()
-    good = json.loads(note.read_bytes())
-    assert good["sha256"] == digest
-
-    @fuzz(40)
-    @given(broken_json(good))
-    @example(b"[" * 100_000)
-    @example(json.dumps({**good, "sha256": "../elsewhere"}).encode())
-    def check(data: bytes) -> None:
-        note.write_bytes(data)
-        found = gguf_cache.content_digest(file)
-        assert found == digest or (found == json.loads(data)["sha256"] and len(found) == 64)  # of no other form
-
-    check()
-
-
 def test_notes_of_compared_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken note is as good as none: the weights are compared again."""
     monkeypatch.setenv("COCOA_CACHE_DIR", str(folder / "checked"))
@@ -338,29 +294,19 @@ def test_notes_of_compared_weights(folder: Path, monkeypatch: pytest.MonkeyPatch
     check()
 
 
-def test_manifests_of_the_converted_model(gguf_file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broken manifest is found, and the model converted again."""
-    monkeypatch.setenv("COCOA_CACHE_DIR", str(folder / "manifests"))
-    monkeypatch.setattr(embedded, "find_embedded_file", lambda: embedded.EmbeddedFile(gguf_file, "1"))
-
-    def convert(gguf_file: Path, folder: Path) -> None:
-        (folder / "config.json").write_text("{}")
-        (folder / "model.safetensors").write_bytes(b"weights")
-
-    monkeypatch.setattr(embedded, "convert", convert)
-    manifest = embedded.embedded_model_path() / kept_folders.MANIFEST
-    good = json.loads(manifest.read_text())
-    assert set(good) == {"config.json", "model.safetensors"}
+def test_kept_tokenizers(gguf_file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken one is made again."""
+    monkeypatch.setattr(gguf_tokenizer, "FOLDER", str(folder / "tokenizers"))
+    good = gguf_tokenizer.load(GgufFile(gguf_file))
+    (kept,) = (folder / "tokenizers").iterdir()
+    text = kept.read_bytes()
 
     @fuzz(40)
-    @given(broken_json(good))
-    @example(b"[" * 100_000)
+    @given(st.one_of(st.binary(max_size=100), st.integers(0, len(text) - 1).map(lambda end: text[:end])))
     def check(data: bytes) -> None:
-        manifest.write_bytes(data)
-        assert embedded.embedded_model_path() == manifest.parent
-        assert (manifest.parent / "model.safetensors").read_bytes() == b"weights"
-        entries = json.loads(manifest.read_bytes())
-        assert all(entries.get(name) == good[name] for name in entries if name in good)
+        kept.write_bytes(data)
+        assert gguf_tokenizer.load(GgufFile(gguf_file)).encode("hello") == good.encode("hello")
+        assert kept.read_bytes() == text
 
     check()
 

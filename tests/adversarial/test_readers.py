@@ -24,7 +24,7 @@ NO_READERS = {"CocoaEngine", "Embedding"}
 
 TARGETS = {
     "cocoa_engine/arguments.py": ["test_settings_in_json"],
-    "cocoa_engine/cache_directory.py": ["test_notes_of_compared_weights", "test_notes_of_the_content_of_gguf_files"],
+    "cocoa_engine/cache_directory.py": ["test_notes_of_compared_weights"],
     "cocoa_engine/risk/calibrator.py": ["test_calibrators"],
     "cocoa_engine/cli/labelled.py": ["test_questions_prompts_and_documents"],
     "cocoa_engine/cli/prompting.py": ["test_questions_prompts_and_documents"],
@@ -35,15 +35,10 @@ TARGETS = {
     "cocoa_engine/lab/data.py": ["test_labelled_data", "test_labels_of_words"],
     "cocoa_engine/execution/native/build.py": ["test_checksums_of_the_kernels"],
     "cocoa_engine/methods/retrieval_heads.py": ["test_retrieval_heads", "test_kept_retrieval_heads"],
-    "cocoa_engine/model/embedded.py": ["test_gguf_files"],
-    "cocoa_engine/model/gguf_cache.py": [
-        "test_notes_of_the_content_of_gguf_files",
-        "test_gguf_files_that_are_unpacked",
-    ],
+    "cocoa_engine/model/gguf_model.py": ["test_gguf_files_in_blocks", "test_gguf_files_that_are_unpacked"],
+    "cocoa_engine/model/gguf_tokenizer.py": ["test_kept_tokenizers"],
     "cocoa_engine/model/gguf_reader.py": ["test_gguf_files_in_blocks", "test_context_windows_of_gguf_files"],
-    "cocoa_engine/model/kept_folders.py": ["test_manifests_of_the_converted_model"],
     "cocoa_engine/model/lean_checks.py": ["test_notes_of_compared_weights"],
-    "cocoa_engine/model/light_checkpoint.py": ["test_manifests_of_the_converted_model"],  # which has their checksums
     "cocoa_engine/model/loading.py": [
         *("test_configs_of_models", "test_weights", "test_indexes_of_divided_weights", "test_tokenizer_files"),
         *("test_chat_templates", "test_gguf_files_that_are_unpacked"),

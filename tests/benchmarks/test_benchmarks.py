@@ -380,7 +380,7 @@ def test_every_table_is_written(name: str, records: dict[str, Any]) -> None:
 def test_tables_show_the_values(records: dict[str, Any]) -> None:
     assert f"| {COCOA_SIG}, {MODULES} | 45.0 | 0.82 | 1.02 | 2.50 |" in written("single_stream", records)
     assert "| 4,096 | 55.0 | 33.0 | 34.0 |" in written("prompt_length", records)
-    assert "| CoCoA-SIG | 0.61 (0.60 – 0.62) |" in written("readme", records)
+    assert "| CoCoA-SIG, float32 weights | 0.61 (0.60 – 0.62) |" in written("readme", records)
     assert "| keys and values | 100.0 | 101.0 | 1.010 |" in written("memory", records)
     precision = written("precision", records)
     assert "| int8 | 61.0 | 2.00 |" in precision

@@ -288,8 +288,6 @@ OTHER_WRITERS = {
     "cocoa_engine/cli/app.py": "a missing stdout or stderr becomes /dev/null",
     "cocoa_engine/confined.py": "/proc",
     "cocoa_engine/cli/score.py": "Parquet is written into the draft of the function that calls for it",
-    "cocoa_engine/model/embedded.py": "into a folder that appears when it is whole",
-    "cocoa_engine/model/gguf_cache.py": "into a folder that appears when it is whole",
     "cocoa_engine/rendering/plot.py": "into memory",
 }
 

@@ -1,8 +1,9 @@
-"""What the adapters attach to real answers is what ``cocoa_integrations.schema`` declares, no key more or less."""
+"""What the adapters attach to real answers is what the types declare, no key more or less."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,25 +11,32 @@ from langchain.agents import create_agent
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.llms import ChatMessage
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import TypeAdapter
 
 from cocoa_engine import CocoaEngine
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, RiskMiddleware, context_lift, get_risk_callback
 from cocoa_integrations.llama_index import CocoaLLM as LlamaCocoa
 from cocoa_integrations.llama_index import RiskRetryQueryEngine
-from cocoa_integrations.schema import METADATA
-from docs._generate.metadata_keys import entry_types
+from docs._generate.metadata_keys import METADATA, entry_types
 from tests.helpers.reasoning_models import reasoning_engine, saying
 
 QUESTION = "Who wrote Dune?"
 
 
 @pytest.fixture
-def declared(monkeypatch: pytest.MonkeyPatch) -> dict[str, TypeAdapter[Any]]:
+def declared(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, TypeAdapter[Any]]]:
     """A validator of each metadata key that refuses further keys."""
-    for kind in entry_types():
-        monkeypatch.setattr(kind, "__pydantic_config__", ConfigDict(extra="forbid", strict=True), raising=False)
-    return {key: TypeAdapter(kind) for key, kind in METADATA.items()}
+    kinds = entry_types()
+    for kind in kinds:
+        monkeypatch.setitem(kind.model_config, "extra", "forbid")
+    for _ in kinds:  # a type has the form that the types in it had when it was made
+        for kind in kinds:
+            kind.model_rebuild(force=True)
+    yield {key: TypeAdapter(kind) for key, kind in METADATA.items()}
+    monkeypatch.undo()
+    for _ in kinds:
+        for kind in kinds:
+            kind.model_rebuild(force=True)
 
 
 def _check(declared: dict[str, TypeAdapter[Any]], *holders: dict[str, Any]) -> set[str]:
@@ -37,7 +45,7 @@ def _check(declared: dict[str, TypeAdapter[Any]], *holders: dict[str, Any]) -> s
     for holder in holders:
         json.dumps({key: holder.get(key) for key in declared}, allow_nan=False)
         for key in declared.keys() & holder.keys():
-            declared[key].validate_python(holder[key])
+            declared[key].validate_python(holder[key], strict=True)
             seen.add(key)
     return seen
 

@@ -113,5 +113,8 @@ def test_every_metadata_key_is_described() -> None:
         section = re.search(rf"^## `{kind.__name__}` .*?\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
         assert section is not None
         listed = re.findall(r"^\| `(\w+)`( \(optional\))? \|", section[1], re.MULTILINE)
-        assert {name for name, _ in listed} == set(kind.__annotations__)
-        assert {name for name, optional in listed if optional} == kind.__optional_keys__
+        fields = {field.alias or name: field for name, field in kind.model_fields.items()}
+        assert {name for name, _ in listed} == set(fields)
+        assert {name for name, optional in listed if optional} == {
+            name for name, field in fields.items() if not field.is_required()
+        }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import os
 import subprocess
 import sys
@@ -11,15 +9,15 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from cocoa_engine import ModelLoadError
-from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory, is_private, private_folder, write_note
+from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory, is_private, private_folder, temporary_folder
 from cocoa_engine.errors import OutputError
 from cocoa_engine.methods import retrieval_heads
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, spread_heads
-from cocoa_engine.model import embedded, gguf_cache, kept_folders, lean_checks
+from cocoa_engine.model import gguf_tokenizer, lean_checks
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.loading import load_pretrained
@@ -36,7 +34,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "above" / "cache"
     folder.parent.mkdir()
     monkeypatch.setenv(CACHE_VARIABLE, str(folder))
-    monkeypatch.setattr(gguf_cache, "FOLDER", "gguf")
+    monkeypatch.setattr(gguf_tokenizer, "FOLDER", "gguf")
     return folder
 
 
@@ -44,6 +42,28 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def file(tmp_path: Path) -> Path:
     write_tiny_gguf(tmp_path / "tiny.gguf")
     return tmp_path / "tiny.gguf"
+
+
+@pytest.mark.parametrize(
+    ("platform", "variables", "expected"),
+    [
+        ("linux", {}, "/home/u/.cache/cocoa-engine"),
+        ("linux", {"XDG_CACHE_HOME": "/x"}, "/x/cocoa-engine"),
+        ("linux", {"XDG_CACHE_HOME": ""}, "/home/u/.cache/cocoa-engine"),
+        ("darwin", {"XDG_CACHE_HOME": "/x"}, "/home/u/Library/Caches/cocoa-engine"),
+        ("win32", {"LOCALAPPDATA": "/local"}, "/local/cocoa-engine"),
+        ("win32", {}, "/home/u/AppData/Local/cocoa-engine"),
+        ("linux", {"COCOA_CACHE_DIR": "~/own", "XDG_CACHE_HOME": "/x"}, "/home/u/own"),
+        ("linux", {"COCOA_CACHE_DIR": "~nobody-of-that-name/cache"}, str(temporary_folder())),
+    ],
+)
+def test_where_it_is(monkeypatch: pytest.MonkeyPatch, platform: str, variables: dict[str, str], expected: str) -> None:
+    for name in ("COCOA_CACHE_DIR", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": "/home/u", **variables}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "platform", platform)
+    assert cache_directory() == Path(expected)
 
 
 # --- the rule
@@ -155,37 +175,16 @@ def heads(_: Path) -> Kept:
     return retrieval_heads.keep(found, model), read
 
 
-def digest(file: Path) -> Kept:
-    """The note says another digest than the file has."""
-    gguf_cache.content_digest(GgufFile(file))
-    memo = only("gguf", "digest-*")
-    write_note(memo, json.dumps({**json.loads(memo.read_bytes()), "sha256": "0" * 64}))
+def tokenizer(file: Path) -> Kept:
+    gguf_tokenizer.load(GgufFile(file))
+    kept = only("gguf", "tokenizer-*")
 
     def read() -> str | None:
-        text = memo.read_bytes()
-        found = gguf_cache.content_digest(GgufFile(file))  # if the note is not used, it is written anew
-        memo.write_bytes(text)
-        return found if found == "0" * 64 else None
+        with mock.patch.object(gguf_tokenizer, "make", wraps=gguf_tokenizer.make) as make:
+            gguf_tokenizer.load(GgufFile(file))
+        return None if make.called else "read"
 
-    return memo, read
-
-
-def converted(_: Path) -> Kept:
-    return in_folder(embedded.embedded_model_path())
-
-
-def tokenizer(file: Path) -> Kept:
-    gguf_cache.tokenizer(GgufFile(file))
-    return in_folder(only("gguf", "tokenizer-*/"))
-
-
-def unpacked(file: Path) -> Kept:
-    load_pretrained(file, dtype="float32")
-    return in_folder(only("gguf", "unpacked-*/"))
-
-
-def in_folder(folder: Path) -> Kept:
-    return next(folder.glob("*.json")), lambda: kept_folders.is_intact(folder) or None
+    return kept, read
 
 
 def only(folder: str, pattern: str) -> Path:
@@ -194,13 +193,11 @@ def only(folder: str, pattern: str) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("keep", [note, heads, digest, converted, tokenizer, unpacked])
+@pytest.mark.parametrize("keep", [note, heads, tokenizer])
 def test_what_others_could_have_written_or_exchanged_is_not_used(
-    keep: Callable[[Path], Kept], cache: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+    keep: Callable[[Path], Kept], cache: Path, file: Path
 ) -> None:
     """Whether they could write to the file, or to any folder from its own to the one above the cache directory."""
-    monkeypatch.setattr(embedded, "find_embedded_file", lambda: embedded.EmbeddedFile(file, "1"))
-    monkeypatch.setattr(gguf_cache, "YOUNG", -1e9)
     kept, read = keep(file)
     assert read() is not None
     for place in (kept, *(each for each in kept.parents if each.is_relative_to(cache.parent))):
@@ -211,7 +208,7 @@ def test_what_others_could_have_written_or_exchanged_is_not_used(
         assert read() is not None
 
 
-# --- the embedded model, where the cache directory cannot be private
+# --- models, where the cache directory cannot be private
 
 
 def _above_is_open(cache: Path) -> None:
@@ -240,20 +237,17 @@ def _takes_no_files(cache: Path) -> None:
         pytest.param(_takes_no_files, marks=pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")),
     ],
 )
-def test_the_embedded_model_is_kept_with_temporary_files(
+def test_models_load_whatever_the_cache_directory_is(
     spoil: Callable[[Path], None], cache: Path, file: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    monkeypatch.setattr(embedded, "find_embedded_file", lambda: embedded.EmbeddedFile(file, "1"))
+    """Without a home, the tokenizer is kept with temporary files; where nobody can keep it, it is made each time."""
     monkeypatch.setattr(tempfile, "tempdir", str(file.parent))
     spoil(cache)
-    with caplog.at_level(logging.WARNING, logger="cocoa_engine"):
-        found = embedded.embedded_model_path()
-    assert found.parent == file.parent / f"cocoa-engine-{os.geteuid()}"
-    assert kept_folders.is_intact(found)
-    assert len(caplog.records) == 1
-    assert "not in the cache directory" in caplog.text
-    made = found.stat().st_mtime_ns
-    assert embedded.embedded_model_path().stat().st_mtime_ns == made  # it is not converted again
+    for _ in range(2):
+        assert load_pretrained(file)[1].encode("hello")
+    is_elsewhere = spoil is _belongs_to_nobody
+    assert (file.parent / f"cocoa-engine-{os.geteuid()}" / "gguf").exists() == is_elsewhere
+    assert ("is not kept, and is made again at each start" in caplog.text) == (not is_elsewhere)
 
 
 @as_root
@@ -265,19 +259,14 @@ def test_another_user_loads_below_an_open_folder_of_root(cache: Path, file: Path
     script = f"""
 import os, tempfile
 from pathlib import Path
-from cocoa_engine.model import embedded, kept_folders
+from cocoa_engine.model.loading import load_pretrained
 folder = Path(tempfile.mkdtemp())
 os.chown(folder, 12345, 12345)
 (folder / "tiny.gguf").write_bytes(Path({str(file)!r}).read_bytes())
-tempfile.tempdir = str(folder)
-import gguf, safetensors.numpy, transformers  # their files may be readable by root alone
-from transformers import GenerationConfig, LlamaConfig, PreTrainedTokenizerFast
+load_pretrained(folder / "tiny.gguf")  # the files of libraries may be readable by root alone
 os.setgid(12345)
 os.setuid(12345)
-embedded.find_embedded_file = lambda: embedded.EmbeddedFile(folder / "tiny.gguf", "1")
-found = embedded.embedded_model_path()
-assert found.parent == folder / "cocoa-engine-12345", found
-assert kept_folders.is_intact(found)
+assert load_pretrained(folder / "tiny.gguf")[1].encode("hello")
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -286,37 +275,9 @@ assert kept_folders.is_intact(found)
 # --- a full disk
 
 
-@pytest.mark.parametrize("size", [0, 100, 3000, 30_000])
-def test_a_full_disk_is_no_damage_of_the_embedded_model(
-    size: int, cache: Path, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At whichever file of the checkpoint it becomes full."""
-    monkeypatch.setattr(embedded, "find_embedded_file", lambda: embedded.EmbeddedFile(file, "1"))
-    with limited(size), pytest.raises(ModelLoadError) as refused:
-        embedded.embedded_model_path()
-    assert "File too large" in str(refused.value)
-    assert "COCOA_CACHE_DIR" in str(refused.value)
-    assert "damaged" not in str(refused.value)
-    assert [each.suffix for each in cache.iterdir()] == [".lock"]
-    assert embedded.embedded_model_path().is_dir()
-
-
-def test_a_file_that_cannot_be_read_is_not_called_damaged(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(embedded, "find_embedded_file", lambda: embedded.EmbeddedFile(tmp_path, "1"))
-    with pytest.raises(ModelLoadError, match=f"{tmp_path} cannot be read: Is a directory"):
-        embedded.embedded_model_path()
-
-
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("size", "options"),
-    [
-        *((size, {"keeps_blocks": lambda: True}) for size in (0, 100, 3000)),
-        *((size, {"dtype": "float32"}) for size in (3000, 30_000)),  # below, transformers draws no progress bar
-    ],
-)
+@pytest.mark.parametrize("size", [0, 100, 3000])
+@pytest.mark.parametrize("options", [{"keeps_blocks": lambda: True}, {"dtype": "float32"}])
 def test_models_load_without_the_cache_on_a_full_disk(
     size: int, options: dict[str, Any], cache: Path, file: Path, caplog: Any
 ) -> None:

@@ -196,8 +196,9 @@ def test_the_scale_of_gemmas_scores(tmp_path: Path, family: str, layers: int, ex
     assert model.model.layers[0].self_attn.scaling == expected**-0.5
 
 
-@pytest.mark.parametrize("options", [{"dtype": "float32"}, {"keeps_blocks": lambda: False}])
-def test_factors_by_length_that_would_be_lost_are_refused(tmp_path: Path, options: dict[str, Any]) -> None:
-    write_family(tmp_path / "model.gguf", "phi3-long", "Q8_0")
-    with pytest.raises(ModelLoadError, match=r"rotary factors in tensors.*on a CPU with the kernels"):
-        load_pretrained(tmp_path / "model.gguf", **options)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_unpacked_model_gives_the_same_logits(tmp_path: Path, family: str) -> None:
+    write_family(tmp_path / "model.gguf", family, "Q8_0")
+    blocks, unpacked = gguf_model.load(GgufFile(tmp_path / "model.gguf")), load_pretrained(tmp_path / "model.gguf")[0]
+    assert {type(weight) for weight in unpacked.parameters()} == {torch.nn.Parameter}
+    torch.testing.assert_close(logits(blocks), logits(unpacked), atol=1e-5, rtol=1e-4)

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerBase
 
 from cocoa_engine import CocoaEngine, Runtime
-from cocoa_engine.errors import ModelLoadError
+from cocoa_engine.errors import ConfigError, ModelLoadError
 from cocoa_engine.model import gguf_model, gguf_tokenizer
 from cocoa_engine.model.blocks import BlockTensor
-from cocoa_engine.model.embedded import find_embedded_file
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.loading import load_pretrained, read_context_window
+from tests.helpers.alike import same_tokenizer
 from tests.helpers.libraries import needs_kernels
-from tests.helpers.small_gguf import TOKENS, write
+from tests.helpers.small_gguf import SPECIAL, TOKENS, write
 from tests.helpers.tiny_gguf import write_tiny_gguf
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -63,11 +62,88 @@ def test_the_engine_decodes_from_blocks_as_from_float32(tmp_path: Path, architec
     assert read_context_window(tmp_path / "model.gguf") == 128
 
 
-def test_an_explicit_dtype_unpacks(tmp_path: Path) -> None:
+UNPACKED: list[dict[str, Any]] = [
+    {"dtype": "float32"},
+    {"weights": "float32"},
+    {"dtype": "bfloat16"},
+    {"keeps_blocks": lambda: False},
+    {"attn_implementation": "eager"},
+    {"device_map": {"": "cpu"}},
+    {"rms_norm_eps": 0.5},
+]
+
+
+@pytest.mark.parametrize("options", UNPACKED)
+def test_options_that_unpack(tmp_path: Path, options: dict[str, Any]) -> None:
+    with torch.no_grad():
+        exact: Any = write(tmp_path / "model.gguf", "llama", "Q8_0", factors=torch.linspace(1, 8, 8))
+    model, tokenizer, name = load_pretrained(tmp_path / "model.gguf", **{"keeps_blocks": lambda: True, **options})
+    assert {type(parameter) for parameter in model.parameters()} == {torch.nn.Parameter}
+    assert model.dtype == (torch.bfloat16 if "bfloat16" in options.values() else torch.float32)
+    assert not model.training
+    assert name == model.name_or_path == tokenizer.name_or_path == str(tmp_path / "model.gguf")
+    for path, weight in exact.named_parameters():
+        torch.testing.assert_close(model.get_parameter(path), weight.to(model.dtype))
+    torch.testing.assert_close(
+        model.model.rotary_emb.inv_freq, exact.model.rotary_emb.inv_freq / torch.linspace(1, 8, 8)
+    )
+    assert model.config.rms_norm_eps == options.get("rms_norm_eps", 1e-6)
+    assert model.config._attn_implementation == options.get("attn_implementation", "sdpa")
+    assert model.generation_config.eos_token_id == [2, 3]
+    model.save_pretrained(tmp_path / "saved")  # an ordinary model
+    assert (tmp_path / "saved" / "model.safetensors").exists()
+
+
+def test_unknown_options_are_told(tmp_path: Path) -> None:
     write_tiny_gguf(tmp_path / "model.gguf")
-    for options in ({"dtype": "float32", "keeps_blocks": lambda: True}, {"keeps_blocks": lambda: False}):
-        model, _, _ = load_pretrained(tmp_path / "model.gguf", **options)
-        assert not any(isinstance(parameter, BlockTensor) for parameter in model.parameters())
+    with pytest.raises(ConfigError, match="unknown option 'alhpa'"):
+        load_pretrained(tmp_path / "model.gguf", alhpa=1.0)
+
+
+@pytest.fixture
+def tokenizer_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("COCOA_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(gguf_tokenizer, "FOLDER", "gguf")
+    monkeypatch.setattr(gguf_tokenizer, "KEPT", 2)
+    return tmp_path / "cache" / "gguf"
+
+
+def test_a_tokenizer_is_made_once(tmp_path: Path, tokenizer_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found by the content of the file, wherever that is, and made again where it is damaged."""
+    made: list[GgufFile] = []
+    make = gguf_tokenizer.make
+    monkeypatch.setattr(gguf_tokenizer, "make", lambda file: made.append(file) or make(file))
+    with torch.no_grad():
+        write(tmp_path / "model.gguf", "qwen2", "Q8_0", template="{{ messages }}")
+    shutil.copy(tmp_path / "model.gguf", tmp_path / "copy.gguf")
+    tokenizers = [gguf_tokenizer.load(GgufFile(tmp_path / name)) for name in ("model.gguf", "model.gguf", "copy.gguf")]
+    assert len(made) == 1
+    assert all(same_tokenizer(tokenizers[0], tokenizer) for tokenizer in tokenizers[1:])
+    assert tokenizers[2].name_or_path == str(tmp_path / "copy.gguf")
+    (kept,) = tokenizer_cache.iterdir()
+    whole = kept.read_bytes()
+    for text in (b"", b"{}", whole[: len(whole) // 2]):
+        kept.write_bytes(text)
+        assert same_tokenizer(gguf_tokenizer.load(GgufFile(tmp_path / "model.gguf")), tokenizers[0])
+        assert kept.read_bytes() == whole
+    assert len(made) == 4
+    for special in ("<b>", "<c>"):
+        tokens = {**SPECIAL, special: 3}
+        del tokens["<added>"]
+        write(tmp_path / "other.gguf", "qwen2", "Q8_0", special=tokens)
+        other = gguf_tokenizer.load(GgufFile(tmp_path / "other.gguf"))
+        assert other.convert_tokens_to_ids(special) == 4
+    assert len(list(tokenizer_cache.iterdir())) == 2
+    assert not kept.exists()
+
+
+def test_without_a_cache_a_tokenizer_is_made_each_time(tmp_path: Path, tokenizer_cache: Path, caplog: Any) -> None:
+    write_tiny_gguf(tmp_path / "model.gguf")
+    expected = gguf_tokenizer.load(GgufFile(tmp_path / "model.gguf"))
+    shutil.rmtree(tokenizer_cache)
+    tokenizer_cache.touch()
+    assert same_tokenizer(gguf_tokenizer.load(GgufFile(tmp_path / "model.gguf")), expected)
+    assert "is not kept, and is made again at each start" in caplog.text
 
 
 @needs_kernels
@@ -83,8 +159,8 @@ def test_a_model_in_parts(tmp_path: Path) -> None:
     for name in (folder, folder / names[0], folder / names[2]):
         found = CocoaEngine.from_pretrained(name).generate(prompt, max_new_tokens=8)
         assert (found.token_ids, found.spans) == (expected.token_ids, expected.spans)
-    with pytest.raises(ModelLoadError, match=r"one of 3 parts .*options ask for it.*llama-gguf-split --merge"):
-        CocoaEngine.from_pretrained(folder, dtype="float32")
+    unpacked = CocoaEngine.from_pretrained(folder, runtime=Runtime(weights="float32"))
+    assert unpacked.generate(prompt, max_new_tokens=8).token_ids == expected.token_ids
     (folder / names[0]).rename(tmp_path / "first.gguf")
     with pytest.raises(ModelLoadError, match="is one of 3 parts of a model; give them the names that they had"):
         CocoaEngine.from_pretrained(tmp_path / "first.gguf")
@@ -110,16 +186,6 @@ def test_scaled_positions_are_read(tmp_path: Path) -> None:
     torch.testing.assert_close(linear, plain / 4)
 
 
-def test_what_transformers_cannot_read_stays_in_blocks_on_a_machine_with_a_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with torch.no_grad():
-        write(tmp_path / "scaled.gguf", "llama", "Q8_0", scaling="linear")
-    model, _, _ = load_pretrained(tmp_path / "scaled.gguf", keeps_blocks=lambda: True)
-    assert isinstance(model.model.layers[0].mlp.up_proj.weight.data, BlockTensor)
-
-
 def test_special_and_added_tokens(tmp_path: Path) -> None:
     with torch.no_grad():
         write(tmp_path / "model.gguf", "qwen2", "Q8_0", pre="llama-bpe")
@@ -127,21 +193,6 @@ def test_special_and_added_tokens(tmp_path: Path) -> None:
     assert tokenizer("he<added>12<|turn|>")["input_ids"] == [1, TOKENS.index("he"), 4, TOKENS.index("12"), 3]
     assert tokenizer.decode([1, TOKENS.index("he"), 4, 3], skip_special_tokens=True) == "he<added>"
     assert (tokenizer.bos_token, tokenizer.eos_token) == ("<s>", "</s>")
-
-
-@pytest.fixture(scope="module")
-def read_tokenizer() -> PreTrainedTokenizerBase:
-    file = find_embedded_file()
-    if file is None:
-        pytest.skip("the embedded model is not installed")
-    return gguf_tokenizer.load(GgufFile(file.path))
-
-
-@pytest.mark.slow
-@settings(deadline=None, max_examples=200)
-@given(st.text() | st.text(alphabet="ab 12.\n\t'é日🙂<|im_start|>"))
-def test_the_embedded_files_tokens(read_tokenizer: PreTrainedTokenizerBase, engine: CocoaEngine, text: str) -> None:
-    assert read_tokenizer(text)["input_ids"] == engine.tokenizer(text)["input_ids"]
 
 
 @pytest.mark.parametrize("kept", [0, 3, 4, 12, 40, 400, 2_000, 20_000])

@@ -23,11 +23,10 @@ from cocoa_engine.execution.forward.lean import Lean
 from cocoa_engine.execution.forward.linears import kernels_name
 from cocoa_engine.execution.native import trial
 from cocoa_engine.model import gguf_model, lean_checks
-from cocoa_engine.model.embedded import embedded_model_path, find_embedded_file
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.light_model import LightModel
-from cocoa_engine.model.loading import load_pretrained, load_tokenizer
+from cocoa_engine.model.loading import load_pretrained
 from cocoa_integrations.langchain import CocoaLLM
 from tests.helpers.alike import same_tokenizer
 from tests.helpers.libraries import needs_kernels
@@ -275,16 +274,15 @@ def test_adapters_share_light_weights(file: str) -> None:
     assert engines[0].session.model.model is engines[1].session.model.model
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("linears", ["packed", "stock", "transposed"])
-def test_other_linear_layers_neither_build_nor_load_the_kernels(monkeypatch: pytest.MonkeyPatch, linears: str) -> None:
+def test_other_linear_layers_neither_build_nor_load_the_kernels(
+    file: str, monkeypatch: pytest.MonkeyPatch, linears: str
+) -> None:
     def obstacle() -> str | None:
         raise AssertionError("the kernels were asked for")
 
     monkeypatch.setattr(trial, "obstacle", obstacle)
-    if find_embedded_file() is not None:
-        monkeypatch.setenv(CACHE_VARIABLE, str(CACHE))
-        CocoaEngine.from_pretrained(runtime=Runtime(linears=linears))
+    CocoaEngine.from_pretrained(file, runtime=Runtime(linears=linears))
     assert kernels_name(linears) == ""
 
 
@@ -337,21 +335,15 @@ def test_a_forked_child_can_read_what_an_adapter_is(file: str) -> None:
 
 
 @pytest.fixture
-def embedded_cache(folder: Path) -> Path:
-    """The folder of the embedded model in the empty cache directory, which also has this machine's kernels."""
-    if find_embedded_file() is None:
-        pytest.skip("no embedded model")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(CACHE_VARIABLE, str(CACHE))
-        converted = embedded_model_path()
+def with_kernels(folder: Path) -> None:
+    """The empty cache directory has this machine's kernels."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    (folder.parent / converted.name).symlink_to(converted)
     shutil.copytree(CACHE / "kernels", folder.parent / "kernels")
-    return folder.parent / converted.name
 
 
 @pytest.mark.slow
-def test_the_second_start_of_the_embedded_model_is_light(embedded_cache: Path) -> None:
+@pytest.mark.usefixtures("with_kernels")
+def test_the_second_start_of_the_embedded_model_is_light() -> None:
     first = CocoaEngine.from_pretrained()
     assert not is_light(first)
     expected = answer(first)
@@ -360,29 +352,12 @@ def test_the_second_start_of_the_embedded_model_is_light(embedded_cache: Path) -
     assert answer(second) == expected
     assert second.info() == first.info()
     assert second.model_name == first.model_name
-    assert repr(second.tokenizer) == repr(first.tokenizer)
-    assert same_tokenizer(second.tokenizer, load_tokenizer(str(embedded_cache), {}))
-    plain = first.model
     assert same_tokenizer(second.tokenizer, first.tokenizer)
-    other: Any = CocoaEngine.from_pretrained().session.model.model
-    stock = CocoaEngine(other, second.tokenizer, runtime=Runtime(linears="stock"))
-    assert is_light(stock)
-    assert answer(stock)[0] == expected[0]
-    assert not is_light(stock)
-    embedded_cache.unlink()
-    light, model = dict(second.session.model.model.named_parameters()), second.model
-    assert all(parameter is light[name] for name, parameter in model.named_parameters())
-    assert all(torch.equal(light[name], parameter) for name, parameter in plain.named_parameters())
-    assert model.config.to_dict() == plain.config.to_dict()
-    assert model.generation_config.to_dict() == plain.generation_config.to_dict()
-    assert model.name_or_path == plain.name_or_path
-    assert model.lm_head.weight is model.get_input_embeddings().weight
-    model.init_weights()
-    assert all(torch.equal(light[name], parameter) for name, parameter in plain.named_parameters())
+    assert second.model.name_or_path == first.model.name_or_path == second.model.config.name_or_path
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("embedded_cache")
+@pytest.mark.usefixtures("with_kernels")
 def test_the_second_start_imports_no_model_classes_and_no_tracer(file: str) -> None:
     expected = [answer(started_again(file)), answer(CocoaEngine.from_pretrained())]
     code = """

@@ -120,10 +120,7 @@ def _loaded() -> ctypes.CDLL:
 
 def _folders() -> Iterator[Path]:
     """The folders in which the library may be kept: one in the cache directory, and one for temporary files."""
-    try:
-        yield cache_directory() / FOLDER
-    except RuntimeError as error:
-        logger.warning("the kernels are not kept in the cache directory: %s", error)
+    yield cache_directory() / FOLDER
     yield temporary_folder()
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cocoa_engine import Generation, Span
+from cocoa_engine.report import Part
 from cocoa_integrations._shared.finite import finite
 from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY, risk_report, span_metadata
-from cocoa_integrations._shared.reasoning import Part, Split
+from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations.server.protocol.decoding import CocoaOptions
 
 

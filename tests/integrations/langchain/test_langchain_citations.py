@@ -20,6 +20,8 @@ from pydantic import TypeAdapter
 from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_engine import engine as engine_module
 from cocoa_engine.methods import retrieval_heads
+from cocoa_engine.report import RiskReport
+from cocoa_integrations._shared.citations import Citation
 from cocoa_integrations.langchain import (
     ChatCocoa,
     get_risk,
@@ -29,7 +31,6 @@ from cocoa_integrations.langchain import (
     with_risk_retry,
 )
 from cocoa_integrations.langchain.messages import to_chat
-from cocoa_integrations.schema import CitationEntry, RiskReport
 from tests.helpers.alike import near
 from tests.helpers.reasoning_models import HYBRID, PLAIN, reasoning_engine, saying
 from tests.helpers.reports import stand_in, without_markers
@@ -57,7 +58,7 @@ async def test_citations(how: str, quick_chat: ChatCocoa) -> None:
     report, spans = get_risk(message), get_spans(message)
     citations = message.response_metadata["cocoa_citations"]
     TypeAdapter(RiskReport).validate_python(report)
-    TypeAdapter(list[CitationEntry]).validate_python(citations)
+    TypeAdapter(list[Citation]).validate_python(citations)
     assert citations
     for entries in (spans, report["spans"], citations):
         assert stand_in(message.text, entries)
@@ -112,7 +113,7 @@ def test_the_reasoning_is_not_cited(detail: str) -> None:
     plain = chat.invoke(PROMPT.invoke({**VALUES, "context": "x"}))
     message = with_citations(PROMPT, chat, min_lift=-100.0).invoke(VALUES)
     citations, spans = message.response_metadata["cocoa_citations"], get_spans(message)
-    TypeAdapter(list[CitationEntry]).validate_python(citations)
+    TypeAdapter(list[Citation]).validate_python(citations)
     assert plain.text == "The red one."
     assert "".join(one["text"] for one in citations) == plain.text
     assert re.fullmatch(r"The red one (\[\d\])+\.", message.text)
@@ -143,7 +144,7 @@ async def test_citations_by_attention(how: str, seeing_chat: ChatCocoa) -> None:
     plain = seeing_chat.invoke(filled, source=[one.page_content for one in DOCUMENTS])
     report, spans, citations = get_risk(message), get_spans(message), message.response_metadata["cocoa_citations"]
     TypeAdapter(RiskReport).validate_python(report)
-    TypeAdapter(list[CitationEntry]).validate_python(citations)
+    TypeAdapter(list[Citation]).validate_python(citations)
     assert [span["text"] for span in spans] == [span["text"] for span in get_spans(plain)]
     for span, own in zip(spans, get_spans(plain), strict=True):
         assert span["source_attentions"] == near(own["passage_attention"])

@@ -19,13 +19,14 @@ from pydantic import TypeAdapter
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.report import RiskReport
+from cocoa_integrations._shared.citations import Citation
 from cocoa_integrations._shared.metadata import SPANS_KEY, all_spans, begin_of, risk_report
 from cocoa_integrations._shared.reasoning import split_generation
 from cocoa_integrations.langchain import ChatCocoa, RiskOutputParser, get_risk, get_spans, max_risk, risk_gate
 from cocoa_integrations.langchain.citations import cited
 from cocoa_integrations.langchain.detail import reduced_message
 from cocoa_integrations.langchain.messages import message_content
-from cocoa_integrations.schema import CitationEntry, RiskReport
 from tests.helpers.edited_answers import (
     CLOSINGS,
     MARKS,
@@ -95,7 +96,7 @@ def assert_follows(answer: Any) -> None:
     assert_offsets_follow(text, report["check"], begin=begin, ordered=False)
     if isinstance(answer, AIMessage):
         citations = answer.response_metadata.get("cocoa_citations", [])
-        TypeAdapter(list[CitationEntry]).validate_python(citations)
+        TypeAdapter(list[Citation]).validate_python(citations)
         assert_offsets_follow(text, citations)
 
 

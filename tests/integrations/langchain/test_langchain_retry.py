@@ -20,9 +20,9 @@ from pydantic import TypeAdapter
 
 from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_engine.errors import HallucinationRiskError
+from cocoa_integrations._shared.tries import Try
 from cocoa_integrations.langchain import ChatCocoa, get_risk, get_risk_callback, with_risk_retry
 from cocoa_integrations.langchain.more_documents import top_k_of, with_top_k
-from cocoa_integrations.schema import TryEntry
 from tests.helpers.alike import near
 from tests.helpers.reports import without_run
 
@@ -71,7 +71,7 @@ async def test_retry(how: str, quick_chat: ChatCocoa, retriever: Listed) -> None
     with get_risk_callback() as seen:
         message = await called(chain, how)
     tries = message.response_metadata["cocoa_tries"]
-    TypeAdapter(list[TryEntry]).validate_python(tries)
+    TypeAdapter(list[Try]).validate_python(tries)
     assert [one["alpha"] for one in tries] == [2.5, 5.0, 10.0]
     assert [one["settings"] for one in tries] == [{}, {"alpha": 5.0}, {"alpha": 10.0}]
     assert [one["top_k"] for one in tries] == [1, 2, 4]

@@ -18,8 +18,9 @@ from pydantic import TypeAdapter
 
 from cocoa_engine import CocoaEngine, ConfigError, passage_attention
 from cocoa_engine.methods import retrieval_heads
+from cocoa_engine.report import RiskReport
+from cocoa_integrations._shared.citations import Citation
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent, RiskCitationQueryEngine, RiskQueryEngine
-from cocoa_integrations.schema import CitationEntry, RiskReport
 from tests.helpers.alike import near
 from tests.helpers.llama_index_helpers import Listener
 from tests.helpers.reasoning_models import Says, reasoning_engine
@@ -67,7 +68,7 @@ async def test_citations(how: str, processed: bool, quick_llm: CocoaLLM) -> None
     response = await asked(RiskCitationQueryEngine(over(llm), min_lift=0.0), how)
     report, citations = response.metadata["cocoa_risk"], response.metadata["cocoa_citations"]
     TypeAdapter(RiskReport).validate_python(report)
-    TypeAdapter(list[CitationEntry]).validate_python(citations)
+    TypeAdapter(list[Citation]).validate_python(citations)
     assert citations
     assert str(response) != str(plain)
     assert without_markers(str(response)) == str(plain)
@@ -102,7 +103,7 @@ async def test_citations_by_attention(how: str, quick: CocoaEngine, tmp_path: Pa
     response = await asked(RiskCitationQueryEngine(over(llm), by="attention", min_attention=0.0), how)
     report, citations = response.metadata["cocoa_risk"], response.metadata["cocoa_citations"]
     TypeAdapter(RiskReport).validate_python(report)
-    TypeAdapter(list[CitationEntry]).validate_python(citations)
+    TypeAdapter(list[Citation]).validate_python(citations)
     assert citations
     assert stand_in(str(response), citations)
     prompt = "\n\n".join(TEXTS) + f"\n{QUESTION}\n"

@@ -23,11 +23,12 @@ from pydantic import PrivateAttr, TypeAdapter
 
 from cocoa_engine import Generation
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.report import RiskReport
+from cocoa_integrations._shared.citations import Citation
 from cocoa_integrations._shared.edits import replacement
 from cocoa_integrations._shared.limits import Limit
 from cocoa_integrations.llama_index import RiskChatEngine, RiskCitationQueryEngine, RiskQueryEngine, answers
 from cocoa_integrations.llama_index.callbacks import Observers
-from cocoa_integrations.schema import CitationEntry, RiskReport
 from tests.helpers.edited_answers import (
     MARKS,
     REDACTED,
@@ -164,7 +165,7 @@ def test_offsets_follow_any_engines(mode: Any, spans: Any, values: Any, steps: A
         assert_offsets_follow(text, report.get(key, []))
     assert_offsets_follow(text, report["check"], ordered=False)
     citations = response.metadata.get("cocoa_citations", [])
-    TypeAdapter(list[CitationEntry]).validate_python(citations)
+    TypeAdapter(list[Citation]).validate_python(citations)
     assert_offsets_follow(text, citations)
     assert [span["text"] for span in report["spans"]] == [span["text"] for span in before["spans"]]
     assert [span["risk"] for span in report["spans"]] == [span["risk"] for span in before["spans"]]

@@ -29,6 +29,7 @@ from pydantic import TypeAdapter
 
 from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_engine.errors import HallucinationRiskError
+from cocoa_integrations._shared.tries import Try
 from cocoa_integrations.llama_index import (
     CocoaLLM,
     CocoaRiskEvent,
@@ -42,7 +43,6 @@ from cocoa_integrations.llama_index import (
 )
 from cocoa_integrations.llama_index.context_lift import WithoutNodes
 from cocoa_integrations.llama_index.retry import with_top_k
-from cocoa_integrations.schema import TryEntry
 from tests.helpers.alike import close, near
 from tests.helpers.llama_index_helpers import Listener, Script
 from tests.helpers.paths import CORPUS
@@ -558,7 +558,7 @@ def test_retry_with_other_settings(llm: CocoaLLM, retriever: BM25Retriever) -> N
     steps = [{"method": "greedy"}, {"max_tokens": 1, "alpha": 4}]
     engine = RiskRetryQueryEngine(retriever, llm, threshold=0.0, settings=steps)
     tries = engine.query(QUESTION).metadata["cocoa_tries"]  # type: ignore[index]
-    TypeAdapter(list[TryEntry]).validate_python(tries)
+    TypeAdapter(list[Try]).validate_python(tries)
     assert [one["settings"] for one in tries] == [{}, *steps]
     assert [one["alpha"] for one in tries] == [2.5, 2.5, 4.0]
     assert [one["cocoa_risk"]["method"] for one in tries] == ["cocoa-sig", "greedy", "cocoa-sig"]

@@ -56,6 +56,7 @@ ENGINE_MODULES = {
     "cocoa_engine.model.text",
     "cocoa_engine.optional",
     "cocoa_engine.output_files",
+    "cocoa_engine.report",  # what every adapter reads and writes
     "cocoa_engine.rendering.html",  # the server's page looks like the document
     "cocoa_engine.rendering.highlights",
     "cocoa_engine.rendering.wording",  # and says the same

@@ -17,13 +17,13 @@ from llama_index.core.schema import NodeWithScore, TextNode
 from pydantic import TypeAdapter
 
 from cocoa_engine import CalibrationWarning, CocoaEngine, ConfigError, PromptError
+from cocoa_engine.report import RiskReport
 from cocoa_engine.risk.calibrator import Settings
 from cocoa_engine.scoring import given_texts
 from cocoa_integrations._shared.metadata import risk_report
 from cocoa_integrations.judging import AnswerJudge, RagasRisk
 from cocoa_integrations.langchain import ChatCocoa, risk_evaluator
 from cocoa_integrations.llama_index import CocoaLLM, RiskEvaluator
-from cocoa_integrations.schema import RiskReport
 from tests.helpers.alike import near
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.tiny_models import sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer

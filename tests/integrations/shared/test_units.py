@@ -10,6 +10,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from cocoa_engine import CocoaEngine, ConfigError, HallucinationRiskError
+from cocoa_engine.report import RiskReport
 from cocoa_integrations._shared.detail import Stored, compact_report, expanded_report
 from cocoa_integrations._shared.edits import EditedText
 from cocoa_integrations._shared.limits import Limit, highest
@@ -17,7 +18,6 @@ from cocoa_integrations._shared.metadata import risk_report
 from cocoa_integrations._shared.reasoning import split_generation
 from cocoa_integrations._shared.units import measured_text
 from cocoa_integrations.llama_index.shown_text import merged_report, parts_of
-from cocoa_integrations.schema import RiskReport
 from tests.helpers.made_up_answers import generation
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 

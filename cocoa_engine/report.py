@@ -1,0 +1,755 @@
+"""The risk of an answer as adapters, servers and clients write and read it: one type for all of them.
+
+Every report is valid JSON. A number that is not finite (NaN or infinite) is ``None``; a threshold, a retry or a judge
+counts it as above every threshold. A key that is left out of the JSON is a field that was never set.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from cocoa_engine.arguments import ResultModel
+from cocoa_engine.results import Generation
+from cocoa_engine.risk.units import MeasuredText, Unit
+from cocoa_engine.spans import RiskSource, Span
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Part = Literal["reasoning", "answer"]
+"""What a span of a model that reasons belongs to."""
+
+Metric = Literal["risk", "con_mlds", "f_mlds", "self_information"]
+"""The values of a span that a threshold can be compared with; higher is riskier."""
+
+SCHEMA = 1
+CLOSING = "</think>"
+
+_UNSET: dict[str, Any] = {"flagged": False, "reaches_max_risk": False, "candidates": 0, "source_attention": None}
+"""The values of a span that a compact report leaves out."""
+
+
+def finite(value: float | None) -> float | None:
+    """The value as a report can have it: JSON has no NaN and no infinity."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def severity(value: float | None) -> float:
+    """The value as it is compared: one that is unknown, NaN or infinite counts as infinitely risky."""
+    return value if value is not None and math.isfinite(value) else math.inf
+
+
+class ReportEntry(ResultModel):
+    """Base of what is attached to an answer: plain data with a JSON form."""
+
+    model_config = ConfigDict(frozen=True, protected_namespaces=(), populate_by_name=True)
+
+    @classmethod
+    def from_wire(cls, data: Any) -> Self:
+        """Read the JSON form. Keys that are unknown, such as those of a newer version, are left out.
+
+        Args:
+            data: the dictionary: of a message's metadata, of a server's answer or of a file.
+
+        Raises:
+            DataError: a key is missing, or a value has another type.
+        """
+        return cls.model_validate(data, strict=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form, of plain Python values. Fields that were never set are left out."""
+        return self.model_dump(by_alias=True, exclude_unset=True)
+
+    def with_values(self, **values: Any) -> Self:
+        """A copy with other values of some fields."""
+        return self.model_copy(update=values)
+
+    def without(self, *names: str) -> Self:
+        """A copy in which some fields are not set."""
+        kept = self.model_fields_set.difference(names)
+        return type(self).model_construct(**{name: getattr(self, name) for name in kept})  # type: ignore[return-value]
+
+
+class RivalReport(ReportEntry):
+    """One entry of ``rivals`` of a span: a candidate that competed in it."""
+
+    text: str = Field(description="Text of the candidate.")
+    log_prob: float | None = Field(description="Log-probability of the candidate in nats.")
+    con_mlds: float | None = Field(description="ConMLDS of the candidate.")
+    f_mlds: float | None = Field(description="fMLDS of the candidate.")
+    score: float | None = Field(description="Score by which the method ranks candidates. Higher is better.")
+    is_greedy: bool = Field(description="Whether greedy decoding would have taken its first token.")
+
+
+class SpanReport(ReportEntry):
+    """One entry of ``cocoa_spans``, and of ``spans`` in ``cocoa_risk``."""
+
+    span: int = Field(0, description="Number of the span in the answer, from 0. Not in a compact report.")
+    start: int = Field(
+        description="Offset of the span's first character in the text that is shown: the generated text with the "
+        "changes in `edits`. White space at the ends of a marked span is left out.",
+    )
+    end: int = Field(description="Offset after the span's last character.")
+    text: str | None = Field(
+        None,
+        description="Text of the span as it was generated. The texts of all spans concatenate to the generated "
+        "text. Left out in a compact report if the text of the answer has it at these offsets.",
+    )
+    kind: Literal["greedy", "risk_point", "given"] = Field(
+        description="`risk_point`: several candidates competed and this one was kept. `greedy`: no token "
+        "competed. `given`: the text was scored, not generated.",
+    )
+    con_mlds: float | None = Field(
+        None,
+        description="ConMLDS: disagreement of consecutive middle layers, between 0 and 2. Left out in a compact "
+        "report if it is the risk.",
+    )
+    f_mlds: float | None = Field(
+        None,
+        description="fMLDS: disagreement of the middle layers with the final layer, between 0 and 2. Left out in "
+        "a compact report if it is the risk.",
+    )
+    log_prob: float | None = Field(
+        description="Log-probability of the span in nats, by default the sum over its tokens (`span_log_prob`).",
+    )
+    score: float | None = Field(
+        None,
+        description="Score by which the method ranks candidates. Higher is better. Not in a compact report.",
+    )
+    risk: float | None = Field(
+        description="Risk of the span, in [0, 1] unless a raw MLDS was asked for. `risk_source` of the report "
+        "says what it is. `None` if it was not measured or is not a finite number; the latter is "
+        "`flagged`.",
+    )
+    flagged: bool = Field(
+        False,
+        description="Whether the risk reaches `threshold` of the report, or is not a finite number. Left out in "
+        "a compact report if it is false.",
+    )
+    source_attention: float | None = Field(
+        None,
+        description="Mean attention mass of the model's retrieval heads on the prompt, its first token left out, "
+        "in [0, 1]; `None` if it was not measured. Left out in a compact report if it is `None`.",
+    )
+    passage_attention: list[float | None] = Field(
+        default_factory=list,
+        description="Only where the passages of the prompt were given: the same for each passage, in their "
+        "order. In a response of LlamaIndex for each of its `source_nodes`, in that of a judge for "
+        "each of its contexts, and `None` for one that was not in the prompt of the answer.",
+    )
+    reaches_max_risk: bool = Field(
+        False,
+        description="Whether decoding stopped after this span because its risk reached `max_risk`. Left out in a "
+        "compact report if it is false.",
+    )
+    out_of_domain: bool = Field(
+        False,
+        description="Only if true: the span is unlike those that the calibrator was fitted on, and its risk may "
+        "be meaningless.",
+    )
+    repeats: bool = Field(
+        False,
+        description="Only if true: the answer runs in a loop where the span ends: its last 24 tokens are one "
+        "sequence of at most 8 tokens, over and over. Such tokens are probable, so that the risk is "
+        "low.",
+    )
+    candidates: int = Field(
+        0,
+        description="Number of candidates that competed; 0 where none did. Left out in a compact report if it is 0.",
+    )
+    chosen: int | None = Field(
+        None,
+        description="Index of the kept candidate at a risk point, otherwise `None`. Not in a compact report.",
+    )
+    index: int = Field(
+        0,
+        description="Only from `cocoa serve`: the same as `span`. Clients of OpenAI join the lists of a stream by it.",
+    )
+    rivals: list[RivalReport] = Field(
+        default_factory=list,
+        description="Only from `cocoa serve`, where `cocoa` has `candidates`: all candidates of the span, the "
+        "kept one included.",
+    )
+    part: Literal["reasoning", "answer"] | None = Field(
+        None,
+        description="Only where the model reasoned: the part of the text that the span belongs to. A span with "
+        "the tag `</think>` belongs to the answer if it has visible text after the tag.",
+    )
+    context_lift: float | None = Field(
+        None,
+        description="Only where context lift is measured: `log_prob` with the context minus `log_prob` without "
+        "it, in nats. `None` for a span without a token of its own.",
+    )
+    con_mlds_lift: float | None = Field(None, description="Like `context_lift`, for `con_mlds`.")
+    f_mlds_lift: float | None = Field(None, description="Like `context_lift`, for `f_mlds`.")
+    source: int | None = Field(
+        None,
+        description="Only with citations: number of the cited source, from 1; `None` if none is cited.",
+    )
+    source_lifts: list[float | None] = Field(
+        default_factory=list,
+        description="Only with citations by lift: for each source, log p of the span with all sources minus log "
+        "p without this one, in nats; `None` if the source was not in the prompt.",
+    )
+    source_attentions: list[float | None] = Field(
+        default_factory=list,
+        description="Only with citations by attention: for each source, the span's attention on it; `None` if "
+        "the source was not in the prompt.",
+    )
+
+    @classmethod
+    def of(cls, span: Span, number: int, part: Part | None = None) -> SpanReport:
+        """The entry of a span.
+
+        Args:
+            span: the span.
+            number: its number in the answer, from 0.
+            part: whether it belongs to the reasoning or to the answer; ``None`` if the model did not reason.
+        """
+        risk = finite(span.risk)
+        values: dict[str, Any] = {
+            "span": number,
+            "start": span.start,
+            "end": span.end,
+            "text": span.text,
+            "kind": span.kind,
+            "con_mlds": finite(span.con_mlds),
+            "f_mlds": finite(span.f_mlds),
+            "log_prob": finite(span.log_prob),
+            "score": finite(span.score),
+            "risk": risk,
+            # it reaches every threshold; a risk of None that is not flagged was not measured
+            "flagged": span.flagged or (risk is None and span.risk is not None),
+            "source_attention": finite(span.source_attention),
+            "reaches_max_risk": span.reaches_max_risk,
+            "candidates": len(span.candidates),
+            "chosen": span.chosen,
+        }
+        if span.passage_attention:
+            values["passage_attention"] = list(map(finite, span.passage_attention))
+        if span.out_of_domain:
+            values["out_of_domain"] = True
+        if span.repeats:
+            values["repeats"] = True
+        if part is not None:
+            values["part"] = part
+        return cls.model_construct(**values)
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether it belongs to the reasoning."""
+        return self.part == "reasoning"
+
+    @property
+    def is_unmeasured(self) -> bool:
+        """Whether the risk was not measured. One that was measured and is not finite is flagged."""
+        return self.risk is None and not self.flagged
+
+    @property
+    def is_visible(self) -> bool:
+        """Whether it belongs to the answer and has visible text, which a compact report may leave out."""
+        return not self.is_reasoning and (self.text is None or bool(self.text.strip()))
+
+    def value(self, metric: Metric) -> float:
+        """The value of a metric; ``self_information`` is -log p of the span, in nats.
+
+        A value that is not a finite number is infinite: it reaches every threshold. A risk that was not measured is
+        0.0.
+        """
+        return 0.0 if metric == "risk" and self.is_unmeasured else _value(self, metric)
+
+    def _compact(self, stored: str | None) -> SpanReport:
+        """It without what can be derived; ``stored`` is the text that the message has at its offsets."""
+        derived = {**_UNSET, "con_mlds": self.risk, "f_mlds": self.risk}
+        dropped = [name for name, value in derived.items() if getattr(self, name) == value]
+        has_text = self.text is not None and self.text.strip() and self.text == stored
+        return self.without("span", "score", "chosen", *dropped, *(["text"] if has_text else ()))
+
+    def _expanded(self, number: int, stored: str | None) -> SpanReport:
+        values = {"span": number, **_UNSET, "con_mlds": self.risk, "f_mlds": self.risk}
+        if stored is not None:
+            values["text"] = stored
+        return self.with_values(**{name: value for name, value in values.items() if name not in self.model_fields_set})
+
+
+class CheckReport(ReportEntry):
+    """One entry of ``check`` in ``cocoa_risk``: a claim that is worth checking first."""
+
+    text: str = Field(description="Text of the claim: a name, number, date, short quotation or content word.")
+    start: int = Field(description="Offset of its first character, as for spans.")
+    end: int = Field(description="Offset after its last character.")
+    kind: Literal["word", "name", "number", "date", "quote"] | None = Field(
+        None,
+        description="What it is. Not in a compact report.",
+    )
+    risk: float | None = Field(description="Highest risk of its spans.")
+    reasons: list[str] = Field(
+        default_factory=list,
+        description="Why it may be wrong: `not in the source`, `little attention to the source`, `the model was "
+        "unsure`, `competing: ...`. Left out in a compact report if there is none.",
+    )
+    competing: list[str] = Field(
+        default_factory=list,
+        description="What other candidates of its spans say in its place, likeliest first. Left out in a compact "
+        "report if there is nothing.",
+    )
+    spans: list[int] = Field(default_factory=list, description="Numbers of its spans. Not in a compact report.")
+
+
+class ClaimReport(ReportEntry):
+    """One entry of ``claims`` in ``cocoa_risk``."""
+
+    start: int = Field(description="Offset of its first character, as for spans.")
+    end: int = Field(description="Offset after its last character.")
+    risk: float | None = Field(description="Highest risk of its spans.")
+
+    @classmethod
+    def of(cls, unit: Unit) -> Self:
+        """The entry of a claim or sentence."""
+        return cls.model_construct(start=unit.start, end=unit.end, risk=finite(unit.risk))  # type: ignore[return-value]
+
+
+class SentenceReport(ClaimReport):
+    """One entry of ``sentences`` in ``cocoa_risk``."""
+
+    risk: float | None = Field(
+        description="Mean risk of its three riskiest claims; without a claim, the highest of its spans.",
+    )
+
+
+class ValueReport(ReportEntry):
+    """One value of ``fields`` in ``cocoa_risk``, or of ``arguments`` in an entry of ``tool_calls``."""
+
+    risk: float | None = Field(description="Highest risk of any span that shares a character with the value.")
+    con_mlds: float | None = Field(description="Mean ConMLDS of these spans.")
+    f_mlds: float | None = Field(description="Mean fMLDS of these spans.")
+    log_prob: float | None = Field(
+        description="Sum of the log-probabilities of the value's own tokens. Forced tokens count 0.",
+    )
+    start: int = Field(description="Offset of the value's first character, as for spans, without quotes.")
+    end: int = Field(description="Offset after the value's last character.")
+    spans: list[int] = Field(description="Numbers of these spans.")
+
+    def value(self, metric: Metric) -> float:
+        """The value of a metric; one that is not a finite number is infinite."""
+        return _value(self, metric)
+
+
+class CallReport(ReportEntry):
+    """One entry of ``tool_calls`` in ``cocoa_risk``."""
+
+    name: str | None = Field(description="Name of the tool; `None` if the call ends before it is complete.")
+    id: str = Field(description="Id of the call, as in the framework's own list of tool calls.")
+    risk: float | None = Field(description="Highest risk of any span of the call, its name included.")
+    arguments: dict[str, ValueReport] = Field(
+        description="Risk of each argument, by name, and of every value inside an argument, by its path "
+        "(`$.people[0].age`).",
+    )
+    error: str | None = Field(description="Why the call cannot be made; `None` if it can.")
+
+
+class ReasoningReport(ReportEntry):
+    """``reasoning`` in ``cocoa_risk``: the risk of the reasoning, which does not count in the other values."""
+
+    max_risk: float | None = Field(description="Highest risk of any span of the reasoning; 0.0 without spans.")
+    mean_risk: float | None = Field(description="Mean risk of these spans; 0.0 without spans.")
+    risk_points: int = Field(description="Number of these spans of kind `risk_point`.")
+    spans: list[int] = Field(
+        default_factory=list,
+        description="Numbers of these spans. Not in a compact report, where `part` of the spans tells.",
+    )
+    reasoning_start: int = Field(
+        0,
+        description="Only in a compact report: offset in the generated text of the reasoning that the message "
+        "has, from which the texts of spans are left out.",
+    )
+    answer_start: int = Field(
+        0,
+        description="Offset in the generated text of the answer, which is the text of the message. Missing in a "
+        "report of a LlamaIndex response, whose offsets count from the beginning of its text.",
+    )
+
+
+class EditReport(ReportEntry):
+    """One entry of ``edits`` in ``cocoa_risk``: a change that a mark, a marker or a gate made."""
+
+    start: int = Field(description="Offset in the generated text of the first character that it concerns.")
+    end: int = Field(description="Offset after the last one; `start` for a marker of a citation.")
+    before: str | None = Field(None, description="What was inserted before them.")
+    after: str | None = Field(None, description="What was inserted after them.")
+    text: str | None = Field(None, description="What replaced them.")
+    was: str | None = Field(None, description="What was replaced. Missing if it is the whole answer.")
+
+
+class PartReport(ReportEntry):
+    """One entry of ``parts`` in ``cocoa_risk``: a stretch of the response that one answer wrote."""
+
+    start: int = Field(description="Offset of its first character in the text of the response.")
+    end: int = Field(description="Offset after its last character.")
+    report: int = Field(description="Index of the answer's own report in `cocoa_reports`.")
+
+
+class GateReport(ReportEntry):
+    """``gate`` in ``cocoa_risk``: what a gate or a retry did with an answer that was too risky."""
+
+    action: str = Field(description="`raise`, `mark`, `abstain`, or what a person decided.")
+    metric: str | None = Field(description="The value that was compared; `None` without a report of the answer.")
+    unit: Literal["claim", "sentence"] | None = Field(None, description="What was compared, if not spans.")
+    threshold: float | None = Field(description="The threshold; `None` without a report of the answer.")
+    value: float | None = Field(description="The value that reached it.")
+
+
+class RiskSummary(ReportEntry):
+    """What a ``cocoa_risk`` report says about the answer as a whole."""
+
+    schema_version: Literal[1] = Field(
+        alias="schema",
+        description="Version of this schema. It changes when a key changes its meaning or is removed.",
+    )
+    method: str | None = Field(description="Decoding method, such as `cocoa-sig`; `None` in a partial report.")
+    model_name: str | None = Field(None, description="Name of the model; missing in a partial report.")
+    run_id: str | None = Field(
+        None,
+        description="Only in the reports of callbacks, collectors and events: the id of the LangChain run, or of "
+        "LlamaIndex's span of the LLM call.",
+    )
+    max_risk: float | None = Field(
+        description="Highest risk of any span of the answer, without reasoning; 0.0 without spans.",
+    )
+    mean_risk: float | None = Field(
+        description="Mean risk of the spans of the answer, without reasoning; 0.0 without spans.",
+    )
+    risk_source: Literal["calibrator", "source_attention", "token_probability", "f_mlds", "con_mlds"] | None = Field(
+        description="Where the risks of spans come from: `calibrator`, an estimated probability; "
+        "`source_attention`, the rank of the span's source attention among spans of the model; "
+        "`token_probability`, 1 - p of its least probable token; `f_mlds` or `con_mlds`, a raw MLDS, "
+        "which the setting `risk` asks for. `None` without spans, in a partial report, and where "
+        "answers with different sources are joined.",
+    )
+    calibrated: bool = Field(description="Whether the risks of spans are calibrated probabilities.")
+    threshold: float | None = Field(
+        description="Risk from which spans are flagged: the calibrator's threshold, or the default of "
+        "`risk_source`. `None` for a raw MLDS, and where answers with different sources are joined.",
+    )
+    answer_threshold: float | None = Field(
+        description="Threshold of `answer_risk`; `None` without a calibrator for answers.",
+    )
+    answer_risk: float | None = Field(
+        description="Probability that the answer is wrong as a whole, from its spans after the reasoning; `None` "
+        "without a calibrator for answers.",
+    )
+    out_of_domain: bool = Field(
+        False,
+        description="Only if true: the answer is unlike those that the calibrator was fitted on, as a whole or "
+        "in more than a tenth of its spans (at least two), and its risks may be meaningless.",
+    )
+    source_heads: Literal["spread"] | None = Field(
+        None,
+        description="Only where the model's retrieval heads are not known: `source_attention` of the spans is "
+        "that of heads spread over the layers. `cocoa heads` finds the model's own.",
+    )
+    risk_points: int = Field(description="Number of spans of kind `risk_point` of the answer, without reasoning.")
+    reasoning: ReasoningReport | None = Field(
+        None,
+        description="Only where the model reasoned: the risk of its reasoning.",
+    )
+    is_compact: bool = Field(
+        False,
+        alias="compact",
+        description="Only in a compact report, and then true: nothing is written twice. See `risk_metadata`.",
+    )
+
+
+class RiskReport(RiskSummary):
+    """The ``cocoa_risk`` report of one answer."""
+
+    spans: list[SpanReport] = Field(description="Every span of the generated text, in order, reasoning included.")
+    check: list[CheckReport] = Field(
+        default_factory=list,
+        description="The riskiest claims of the answer, riskiest first, at most three, of those with a risk of "
+        "at least 0.25 or one that reaches the threshold. Empty for a raw MLDS. Claims as low as the "
+        "lowest are left out. Missing in a partial report.",
+    )
+    claims: list[ClaimReport] = Field(
+        default_factory=list,
+        description="All names, numbers, dates, short quotations and content words of the answer, in order. Not "
+        "in a compact or a partial report.",
+    )
+    sentences: list[SentenceReport] = Field(
+        default_factory=list,
+        description="The sentences of the answer, in order. Missing in a partial report.",
+    )
+    tool_calls: list[CallReport] = Field(default_factory=list, description="Only where the answer holds tool calls.")
+    fields: dict[str, ValueReport] = Field(
+        default_factory=dict,
+        description="Only where JSON was asked for: the risk of every object, list and value in it, by its path "
+        "(`$.person.age`, `$.items[0].name`, `$['other name']`). A value that was cut off has no "
+        "entry.",
+    )
+    finish_reason: Literal["stop", "eos", "length", "risk"] | None = Field(
+        None,
+        description="Only from `cocoa serve`: the engine's reason for the end of the answer.",
+    )
+    verdict: str | None = Field(
+        None,
+        description="Only from `cocoa serve`: one or two sentences for a person, on the risk of the answer as a whole.",
+    )
+    edits: list[EditReport] = Field(
+        default_factory=list,
+        description="Only where a mark, a marker of a citation or a gate changed the text: the changes. All "
+        "other offsets refer to the changed text.",
+    )
+    text_length: int = Field(
+        0,
+        description="Only in a compact report of a text that was changed at its end: the number of its characters.",
+    )
+    parts: list[PartReport] = Field(
+        default_factory=list,
+        description="Only where a LlamaIndex response shows something else than one complete answer, such as "
+        "several answers: the answers in it. Offsets of spans then refer to the text of the response.",
+    )
+    partial: bool = Field(
+        False,
+        description="Only in the reports of callbacks, and then true: the answer was interrupted, and `spans` "
+        "holds the spans decided before that.",
+    )
+
+    @classmethod
+    def of(
+        cls,
+        generation: Generation,
+        *,
+        parts: Sequence[Part] | None = None,
+        answer_start: int = 0,
+        answered: Generation | None = None,
+    ) -> RiskReport:
+        """The report of a complete answer.
+
+        Args:
+            generation: the answer.
+            parts: the part of each span; ``None`` if the model did not reason.
+            answer_start: the offset at which the answer begins, after any reasoning.
+            answered: the generation without its reasoning.
+        """
+        answered = answered or generation
+        numbered = enumerate(generation.spans)
+        report = cls.of_spans(
+            [SpanReport.of(span, number, None if parts is None else parts[number]) for number, span in numbered],
+            method=generation.config.method,
+            risk_source=generation.risk_source,
+            threshold=generation.threshold,
+            answer_risk=answered.answer_risk,
+            answer_threshold=generation.answer_threshold,
+            model_name=generation.model_name,
+        )
+        values: dict[str, Any] = {}
+        if answered.out_of_domain:
+            values["out_of_domain"] = True
+        if generation.source_heads is not None:
+            values["source_heads"] = generation.source_heads
+        if report.reasoning is not None:
+            values["reasoning"] = report.reasoning.with_values(answer_start=answer_start)
+        units = MeasuredText(
+            generation.text, generation.spans, begin=answer_start, has_source=not generation.closed_book
+        )
+        values["check"] = [
+            CheckReport.model_construct(**{**check.__dict__, "risk": finite(check.risk)})
+            for check in units.check_these()
+        ]
+        values["claims"] = [ClaimReport.of(claim) for claim in units.claims]
+        values["sentences"] = [SentenceReport.of(sentence) for sentence in units.sentences]
+        return report.with_values(**values)
+
+    @classmethod
+    def of_spans(
+        cls,
+        spans: Sequence[SpanReport],
+        *,
+        method: str | None = None,
+        risk_source: RiskSource | None = None,
+        threshold: float | None = None,
+        answer_risk: float | None = None,
+        answer_threshold: float | None = None,
+        model_name: str | None = None,
+    ) -> RiskReport:
+        """The report of some spans, without claims and sentences. ``answer_risk`` needs a calibrator for answers."""
+        values: dict[str, Any] = {
+            "schema_version": SCHEMA,
+            "method": method,
+            **_risk_of([span for span in spans if not span.is_reasoning]),
+            "risk_source": risk_source,
+            "calibrated": risk_source == "calibrator",
+            "threshold": threshold,
+            "answer_risk": finite(answer_risk),
+            "answer_threshold": answer_threshold,
+            "spans": list(spans),
+        }
+        if model_name is not None:
+            values["model_name"] = model_name
+        if any(span.part is not None for span in spans):
+            thoughts = [span for span in spans if span.is_reasoning]
+            numbers = [span.span for span in thoughts]
+            values["reasoning"] = ReasoningReport.model_construct(**_risk_of(thoughts), spans=numbers)
+        return cls.model_construct(**values)
+
+    @property
+    def begin(self) -> int:
+        """The offset, among those of the spans, of the first character of the answer, after any reasoning."""
+        return 0 if self.reasoning is None else self.reasoning.answer_start
+
+    @property
+    def answer_spans(self) -> list[SpanReport]:
+        """The spans of the answer, without those of its reasoning."""
+        return [span for span in self.spans if not span.is_reasoning]
+
+    @property
+    def has_answer_risk(self) -> bool:
+        """Whether a calibrator measured the answer as a whole. A risk that is not a finite number is ``None`` here."""
+        if self.answer_risk is not None:
+            return True
+        return self.answer_threshold is not None and any(not span.is_reasoning for span in self.spans)
+
+    def compact(self, text: str | None = None, reasoning: str = "") -> RiskReport:
+        """The report without what can be derived from the rest of the answer, and without its ``claims``.
+
+        A span has no ``flagged`` or ``reaches_max_risk`` if it is false, no ``candidates`` if there were none, no
+        ``source_attention`` if it was not measured, and no ``con_mlds`` or ``f_mlds`` if it is the risk. Spans have no
+        texts if the stored texts have them. Spans without visible text keep theirs, so that thresholds can still leave
+        them out if the text of the answer is changed later.
+
+        Args:
+            text: the text of the answer, which is stored with the report; ``None``: no text is.
+            reasoning: the text of the reasoning, stored with it.
+        """
+        values: dict[str, Any] = {"is_compact": True}
+        if self.check:
+            values["check"] = [
+                check.without("kind", "spans", *(name for name in ("reasons", "competing") if not getattr(check, name)))
+                for check in self.check
+            ]
+        stored = _Stored(text, reasoning, {} if text is None else {"answer": self.begin})
+        if reasoning:
+            stored.begins["reasoning"] = "".join(span.text or "" for span in self.spans).find(reasoning)
+        if self.reasoning is not None:  # the part of each span says which spans it has
+            values["reasoning"] = self.reasoning.without("spans")
+            if stored.begins.get("reasoning", -1) >= 0:
+                start = stored.begins["reasoning"]
+                values["reasoning"] = values["reasoning"].with_values(reasoning_start=start)
+        if text is not None and self._length != len(text):
+            values["text_length"] = len(text)
+        values["spans"] = [span._compact(stored.text_of(span)) for span in self.spans]
+        return self.without("claims").with_values(**values)
+
+    def expanded(self, text: str, reasoning: str = "") -> RiskReport:
+        """The report with what can be derived for its spans: all but ``score`` and ``chosen``.
+
+        A full report is returned as it is. If a text is no longer the one that was stored with the report, its spans
+        get no texts.
+
+        Args:
+            text: the text of the answer, which is stored with the report.
+            reasoning: the text of the reasoning, stored with it.
+        """
+        if not self.is_compact:
+            return self
+        stored = _Stored(text, reasoning, {"answer": self.begin})
+        length = self.text_length if "text_length" in self.model_fields_set else self._length
+        if length != len(text):
+            del stored.begins["answer"]
+        values: dict[str, Any] = {}
+        if self.reasoning is not None:
+            numbers = [number for number, span in enumerate(self.spans) if span.is_reasoning]
+            if "reasoning_start" in self.reasoning.model_fields_set:
+                stored.begins["reasoning"] = self.reasoning.reasoning_start
+            values["reasoning"] = self.reasoning.without("reasoning_start").with_values(spans=numbers)
+        values["spans"] = [span._expanded(number, stored.text_of(span)) for number, span in enumerate(self.spans)]
+        return self.without("text_length").with_values(**values)
+
+    @property
+    def summary(self) -> RiskSummary:
+        """What the report says about the answer as a whole."""
+        names = self.model_fields_set.intersection(RiskSummary.model_fields)
+        return RiskSummary.model_construct(**{name: getattr(self, name) for name in names})
+
+    @property
+    def _length(self) -> int:
+        """The number of characters of the text that is shown, unless it was changed at its end."""
+        return max(self.spans[-1].end - self.begin, 0) if self.spans else 0
+
+
+class _Stored:
+    """The texts that are stored with a report, and where each begins in the generated text."""
+
+    def __init__(self, text: str | None, reasoning: str, begins: dict[str, int]) -> None:
+        self._texts, self.begins = {"answer": text or "", "reasoning": reasoning}, begins
+
+    def text_of(self, span: SpanReport) -> str | None:
+        """The text at the offsets of a span; ``None`` if none of the texts has it."""
+        part = span.part or "answer"
+        begin = self.begins.get(part, -1)
+        start, end = span.start - begin, span.end - begin
+        within = begin >= 0 <= start and end <= len(self._texts[part])
+        return self._texts[part][start:end] if within else None
+
+
+def measured_text(spans: Sequence[SpanReport], value: Callable[[SpanReport], float | None]) -> MeasuredText | None:
+    """An answer whose claims and sentences have the value of a metric as their risk.
+
+    Args:
+        spans: consecutive spans that belong to the answer, not to its reasoning.
+        value: the value of a span.
+
+    Returns:
+        The answer, or ``None`` if a span has no text.
+    """
+    texts = [span.text for span in spans if span.text is not None]
+    if len(texts) < len(spans):
+        return None
+    text = "".join(texts)
+    offset = spans[0].end - len(texts[0]) if spans else 0
+    # not their own offsets: in the text that is shown, marks may stand between them
+    ends = list(accumulate(map(len, texts), initial=offset))
+    parts = [_Measured(start, end, value(span)) for span, (start, end) in zip(spans, pairwise(ends), strict=True)]
+    tag = text.find(CLOSING) if any(span.part is not None for span in spans) else -1
+    begin = offset + tag + len(CLOSING) if tag >= 0 else 0
+    return MeasuredText(text, parts, begin=begin, offset=offset)
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A span of a report, whose tokens and candidates are not in it."""
+
+    start: int
+    end: int
+    risk: float | None
+    risk_source: RiskSource | None = None
+    flagged: bool = False
+    token_ends: Sequence[int] = ()
+    token_log_probs: Sequence[float] = ()
+    token_source_attention: Sequence[float] = ()
+    token_copied: Sequence[int] = ()
+    candidates: Sequence[Any] = ()
+    chosen: int | None = None
+
+
+def _value(entry: SpanReport | ValueReport, metric: Metric) -> float:
+    if metric == "self_information":
+        return severity(None if entry.log_prob is None else -entry.log_prob)
+    return severity(getattr(entry, metric))
+
+
+def _risk_of(spans: Sequence[SpanReport]) -> dict[str, Any]:
+    risks = [finite(span.risk) for span in spans if not span.is_unmeasured]
+    measured = [risk for risk in risks if risk is not None]
+    unknown = len(measured) < len(risks)  # neither the highest nor the mean is known then
+    return {
+        "max_risk": None if unknown else max(measured, default=0.0),
+        "mean_risk": None if unknown else sum(measured) / len(measured) if measured else 0.0,
+        "risk_points": sum(span.kind == "risk_point" for span in spans),
+    }

@@ -22,10 +22,19 @@ from cocoa_engine.info import ModelInfo
 from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.callables import Criteria, Processors
 from cocoa_engine.model.detokenizer import Detokenizer
-from cocoa_engine.model.ends import eos_token_ids
+from cocoa_engine.model.generation_config import eos_token_ids
 from cocoa_engine.model.load_options import DeviceMap
-from cocoa_engine.model.passages import Passages, Source, passage_positions
-from cocoa_engine.model.prompts import Messages, Prompt, Texts, chat_ids, is_chat, require_room
+from cocoa_engine.model.prompts import (
+    Messages,
+    Passages,
+    Prompt,
+    Source,
+    Texts,
+    chat_ids,
+    is_chat,
+    passage_positions,
+    require_room,
+)
 from cocoa_engine.model.tokenizer import not_shared
 from cocoa_engine.results import Generation, LayerCurve
 from cocoa_engine.risk import RiskCalibrator

@@ -22,7 +22,7 @@ from cocoa_engine import (
     Runtime,
 )
 from cocoa_engine.messages import unknown
-from cocoa_engine.model.model_classes import import_model_classes
+from cocoa_engine.model.light_model import import_model_classes
 
 import_model_classes()  # before transformers' own imports, which would show torchao's messages
 

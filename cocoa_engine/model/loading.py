@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedConfig,
@@ -29,27 +28,20 @@ from cocoa_engine.free_memory import release_free_memory
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.model import (
     embedded,
-    ends,
     gguf_families,
-    gguf_files,
     gguf_metadata,
     gguf_model,
     gguf_tokenizer,
-    lean_checks,
     quantised_weights,
+    weight_identity,
 )
-from cocoa_engine.model.gguf_reader import GgufFile
-from cocoa_engine.model.language_model import (
-    NEEDED,
-    WINDOW_FIELDS,
-    context_window_of,
-    require_decoder_only,
-    require_layer_count,
-)
+from cocoa_engine.model.checkpoint_files import find_file, locate, require_tokenizer_files, safetensors_files
+from cocoa_engine.model.configs import WINDOW_FIELDS, context_window_of, read_config, require_causal_lm
+from cocoa_engine.model.generation_config import eos_of_gguf
+from cocoa_engine.model.gguf_reader import GgufFile, parts_of
+from cocoa_engine.model.light_model import import_model_classes
 from cocoa_engine.model.load_options import DeviceMap, resolve_device_map
-from cocoa_engine.model.model_classes import import_model_classes
 from cocoa_engine.model.quantised_weights import WeightKind
-from cocoa_engine.model.tokenizer_files import require_tokenizer_files
 from cocoa_engine.safe_text import short_repr
 
 if TYPE_CHECKING:
@@ -191,40 +183,11 @@ def read_context_window(
                 gguf_metadata.require_types(file)
                 return gguf_model.context_window(file)
             kept = _pick(options, (*SOURCE_OPTIONS, *WINDOW_FIELDS, "trust_remote_code"))
-            config = _read_config(name, kept)
+            config = read_config(name, kept)
         return context_window_of(config)
     except Exception as error:  # a missing folder, no network, code that is not trusted, a file that is no JSON
         logger.debug("cannot read the context window of %s", model_name, exc_info=safe_cause(error))
         return None
-
-
-_LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
-"""The fields of a config.json for the number of layers; transformers reads the others as the first."""
-
-
-def _read_config(name: str, options: dict[str, Any]) -> PreTrainedConfig:
-    """A model's config. The number of layers is checked before: some configs build a list of that length.
-
-    Raises:
-        UnsupportedModelError: there are more layers than any model has.
-        ModelLoadError: a field that says what a forward pass returns is neither true nor false.
-    """
-    import_model_classes()  # the class of a config imports much of them
-    if "gguf_file" not in options or not Path(name).is_dir():  # a local GGUF file has been checked
-        found, _ = PreTrainedConfig.get_config_dict(name, **options)
-        for part in _objects(found):
-            for field in _LAYER_COUNTS:
-                if part.get(field) is not None:
-                    require_layer_count(part[field], f"{name}: {field}", "config.json")
-    config = AutoConfig.from_pretrained(name, **options)
-    for field in ("output_hidden_states", "output_attentions"):
-        value = getattr(config, field, None) or False
-        if not isinstance(value, int):
-            raise ModelLoadError(
-                f"{name}: {field} must be true or false (got {short_repr(value)}); correct the model's config.json."
-            )
-    config.return_dict = True  # as passes need it
-    return config
 
 
 def _config_of_file(file: GgufFile, name: str, options: dict[str, Any]) -> PreTrainedConfig:
@@ -234,35 +197,9 @@ def _config_of_file(file: GgufFile, name: str, options: dict[str, Any]) -> PreTr
         ModelLoadError: it leaves out what the file says.
     """
     with _clear_errors("model", str(file.path)), gguf_metadata.clear_errors(file):
-        config = _read_config(name, options)
+        config = read_config(name, options)
     gguf_metadata.require_agreement(file, config)
     return config
-
-
-def _objects(config: Any) -> Iterator[dict[str, Any]]:
-    """All objects in the JSON of a config, at any depth: a config of several models has one for each."""
-    parts = [config]
-    while parts:
-        part = parts.pop()
-        if isinstance(part, dict):
-            yield part
-            parts.extend(part.values())
-        elif isinstance(part, list):
-            parts.extend(part)
-
-
-def require_causal_lm(config: PreTrainedConfig, name: str) -> None:
-    """Check from the config alone that a model is a causal language model.
-
-    Raises:
-        UnsupportedModelError: it is an encoder-decoder or encoder-only (embedding) model, has fewer than 3 layers, or
-            is not a causal language model.
-    """
-    kind = f"{name} ({getattr(config, 'model_type', type(config).__name__)})"
-    require_decoder_only(config, kind)
-    has_own_class = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not has_own_class:
-        raise UnsupportedModelError(f"{kind} is not a causal language model; {NEEDED}")
 
 
 def _dtype(dtype: str | torch.dtype) -> torch.dtype | Literal["auto"]:
@@ -325,7 +262,7 @@ def _load(
             config = _config_of_file(file, name, source)
         else:
             with _clear_errors("model", name):
-                config = _read_config(config or name, source)
+                config = read_config(config or name, source)
     if not options["trust_remote_code"] and _needs_remote_code(config):
         raise _remote_code_error("model", name)
     require_causal_lm(config, name)
@@ -342,7 +279,7 @@ def _load(
         _require_safetensors(name, config, options)
     model = _load_weights(name, options)
     if "gguf_file" in options:
-        model.generation_config.eos_token_id = ends.of_gguf(file.metadata)
+        model.generation_config.eos_token_id = eos_of_gguf(file.metadata)
     return model, tokenizer
 
 
@@ -352,10 +289,10 @@ def _require_safetensors(name: str, config: PreTrainedConfig, options: dict[str,
         return
     access = _pick(options, _FILE_OPTIONS)
     with _clear_errors("model", name):
-        if quantised_weights.find_file(name, access, "adapter_config.json") is not None:
+        if find_file(name, access, "adapter_config.json") is not None:
             raise ModelLoadError(f"{name} holds an adapter (adapter_config.json); {_ADAPTER}")
         if options.get("use_safetensors"):
-            quantised_weights.safetensors_files(name, config, access, options.get("variant"))
+            safetensors_files(name, config, access, options.get("variant"))
 
 
 _ADAPTER = "load it and its base model with peft, and use CocoaEngine(model, tokenizer)"
@@ -426,7 +363,7 @@ def _gguf_path(name: str, options: Mapping[str, Any]) -> Path:
     if Path(name).is_dir():
         return Path(name) / folder / file
     access = _pick(options, ("token", "cache_dir", "local_files_only", "force_download", "revision"))
-    found = [hf_hub_download(name, part, subfolder=folder or None, **access) for part in gguf_files.parts(file)]
+    found = [hf_hub_download(name, part, subfolder=folder or None, **access) for part in parts_of(file)]
     return Path(found[0])
 
 
@@ -441,12 +378,12 @@ def _load_blocks(file: GgufFile, light_with: Callable[[], str] | None) -> PreTra
     if light_with is None or not gguf_model.can_be_light(file):
         return gguf_model.load(file)
     of = file.sample_digest(), light_with()
-    if (checked := lean_checks.noted(*of)) is not None:
+    if (checked := weight_identity.noted(*of)) is not None:
         light = gguf_model.load_light(file)
         light.checked = checked
         return light
     model = gguf_model.load(file)
-    lean_checks.will_note(model, *of)
+    weight_identity.will_note(model, *of)
     return model
 
 
@@ -456,7 +393,7 @@ def _unpacked(file: GgufFile, options: dict[str, Any]) -> PreTrainedModel:
     dropped = {*SOURCE_OPTIONS, "use_safetensors"}
     further = {name: value for name, value in options.items() if name not in dropped}
     if isinstance(further.get("config"), str):
-        further["config"] = _read_config(further["config"], _pick(options, (*ACCESS_OPTIONS, "trust_remote_code")))
+        further["config"] = read_config(further["config"], _pick(options, (*ACCESS_OPTIONS, "trust_remote_code")))
     with _no_progress_bars():
         return gguf_model.unpacked(file, further)
 
@@ -480,7 +417,7 @@ def load_tokenizer(name: str, options: dict[str, Any]) -> PreTrainedTokenizerBas
             raise ModelLoadError(f"there is no folder {name} to load the tokenizer from")
     import_model_classes()  # the class of a tokenizer is found by its config
     with _clear_errors("tokenizer", name):
-        require_tokenizer_files(partial(quantised_weights.find_file, name, _pick(options, _FILE_OPTIONS)))
+        require_tokenizer_files(partial(find_file, name, _pick(options, _FILE_OPTIONS)))
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
         tokenizer.encode("a")  # some wrong values in its files are not seen before
     # If the tokenizer's files are missing, transformers creates some tokenizers with special tokens only.
@@ -509,7 +446,7 @@ def _with_gguf_file(name: str, options: dict[str, Any]) -> tuple[str, dict[str, 
     """Where a model is, and the options with the GGUF file that its name means."""
     if "gguf_file" in options or "subfolder" in options:
         return name, options
-    source, file = gguf_files.locate(name)
+    source, file = locate(name)
     return source, options if file is None else {**options, "gguf_file": file}
 
 

@@ -21,7 +21,7 @@ from cocoa_engine.decoding.span_decoder import SpanDecoder
 from cocoa_engine.execution.backends import Path, StepOutput, TokenTree
 from cocoa_engine.execution.session import Session
 from cocoa_engine.model.detokenizer import Detokenizer
-from cocoa_engine.model.ends import eos_token_ids
+from cocoa_engine.model.generation_config import eos_token_ids
 from cocoa_engine.scoring.text_tree import groups, opened, prefixes
 from cocoa_engine.spans import Candidate
 

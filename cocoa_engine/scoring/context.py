@@ -15,8 +15,7 @@ from cocoa_engine.errors import ConfigError
 from cocoa_engine.execution.backends.shared_cache import SharedCache
 from cocoa_engine.execution.session import Session, SessionOwner
 from cocoa_engine.model.detokenizer import Detokenizer
-from cocoa_engine.model.passages import Source, passage_positions
-from cocoa_engine.model.prompts import Prompt, prompt_ids, require_fits, text_ids
+from cocoa_engine.model.prompts import Prompt, Source, passage_positions, prompt_ids, require_fits, text_ids
 from cocoa_engine.results import Generation
 from cocoa_engine.scoring.teacher_forcing import score_spans
 from cocoa_engine.scoring.text_tree import TextTree

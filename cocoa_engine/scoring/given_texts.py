@@ -23,8 +23,16 @@ from cocoa_engine.execution.session import Session
 from cocoa_engine.methods import METHODS, ContrastingMethod
 from cocoa_engine.model.detokenizer import Detokenizer
 from cocoa_engine.model.hidden_states import CaptureSpec
-from cocoa_engine.model.passages import Source, passage_positions
-from cocoa_engine.model.prompts import ChatTokens, Prompt, Texts, is_many, prompt_ids, text_ids
+from cocoa_engine.model.prompts import (
+    ChatTokens,
+    Prompt,
+    Source,
+    Texts,
+    is_many,
+    passage_positions,
+    prompt_ids,
+    text_ids,
+)
 from cocoa_engine.process_exit import at_work
 from cocoa_engine.results import Generation
 from cocoa_engine.risk import RiskCalibrator

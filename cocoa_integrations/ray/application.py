@@ -18,13 +18,11 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message
 
 from cocoa_engine.errors import EngineBusyError
-from cocoa_integrations.ray.drain import Drain
 from cocoa_integrations.ray.gateway import Board, Replicas, gateway
-from cocoa_integrations.ray.relay import Ask, Forwarded, ReplicaLostError
-from cocoa_integrations.ray.replica import Replica
+from cocoa_integrations.ray.relay import Ask, Drain, Forwarded, Replica, ReplicaLostError
 from cocoa_integrations.ray.settings import RaySettings
-from cocoa_integrations.server.allocator import one_arena
 from cocoa_integrations.server.command import given_keys
+from cocoa_integrations.server.lifecycle import one_arena
 from cocoa_integrations.server.settings import ServerSettings
 
 ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"

@@ -16,10 +16,9 @@ from cocoa_engine.cli.progress import Progress
 from cocoa_engine.errors import CocoaError, ConfigError
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.model.load_options import LoadOptions
-from cocoa_integrations.ray.cluster import connected, everywhere, require_cores
-from cocoa_integrations.ray.pool import last_line
+from cocoa_integrations.ray.jobs import connected, everywhere, last_line, require_cores
 from cocoa_integrations.ray.settings import RaySettings
-from cocoa_integrations.server.draining import listening
+from cocoa_integrations.server.process import listening
 from cocoa_integrations.server.settings import ServerSettings
 
 if TYPE_CHECKING:

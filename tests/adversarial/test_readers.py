@@ -38,20 +38,20 @@ TARGETS = {
     "cocoa_engine/model/gguf_model.py": ["test_gguf_files_in_blocks", "test_gguf_files_that_are_unpacked"],
     "cocoa_engine/model/gguf_tokenizer.py": ["test_kept_tokenizers"],
     "cocoa_engine/model/gguf_reader.py": ["test_gguf_files_in_blocks", "test_context_windows_of_gguf_files"],
-    "cocoa_engine/model/lean_checks.py": ["test_notes_of_compared_weights"],
+    "cocoa_engine/model/weight_identity.py": ["test_notes_of_compared_weights"],
     "cocoa_engine/model/loading.py": [
         *("test_configs_of_models", "test_weights", "test_indexes_of_divided_weights", "test_tokenizer_files"),
         *("test_chat_templates", "test_gguf_files_that_are_unpacked"),
     ],
-    "cocoa_engine/model/tokenizer_files.py": ["test_tokenizer_files", "test_each_value_of_a_tokenizer_s_files"],
+    "cocoa_engine/model/checkpoint_files.py": ["test_tokenizer_files", "test_each_value_of_a_tokenizer_s_files"],
     "cocoa_engine/model/quantised_weights.py": ["test_weights", "test_indexes_of_divided_weights"],
     "cocoa_engine/lab/cache.py": ["test_caches_of_answers"],
     "cocoa_integrations/evaluation/agreement.py": ["test_labels_of_people"],
-    "cocoa_integrations/evaluation/data.py": ["test_data_of_tasks"],
+    "cocoa_integrations/evaluation/tasks.py": ["test_data_of_tasks"],
     "cocoa_integrations/evaluation/files.py": ["test_data_of_tasks", "test_data_of_tables", "test_data_in_parquet"],
-    "cocoa_integrations/evaluation/judge_calls.py": ["test_replies_of_a_judge"],
-    "cocoa_integrations/evaluation/samples.py": ["test_samples_of_a_run", "test_settings_of_a_run"],
-    "cocoa_integrations/ray/score_runner.py": ["test_finished_rows_of_a_cluster"],
+    "cocoa_integrations/evaluation/judge.py": ["test_replies_of_a_judge"],
+    "cocoa_integrations/evaluation/harness.py": ["test_samples_of_a_run", "test_settings_of_a_run"],
+    "cocoa_integrations/ray/jobs.py": ["test_finished_rows_of_a_cluster"],
     "cocoa_integrations/server/command.py": ["test_files_of_api_keys"],
 }
 """The tests that give broken files to what a module reads."""
@@ -62,7 +62,7 @@ WITHOUT = {
     "cocoa_engine/lab/self_made.py": "a file of the package",
     "cocoa_engine/lab/timing.py": "/proc/cpuinfo",
     "cocoa_integrations/evaluation/command.py": "only the digest of the bytes",
-    "cocoa_integrations/evaluation/paper.py": "a file of the package",
+    "cocoa_integrations/evaluation/table.py": "a file of the package",
     "cocoa_integrations/server/routes/page.py": "files of the package",
 }
 

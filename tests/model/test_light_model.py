@@ -22,7 +22,7 @@ from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory
 from cocoa_engine.execution.forward.lean import Lean
 from cocoa_engine.execution.forward.linears import kernels_name
 from cocoa_engine.execution.native import trial
-from cocoa_engine.model import gguf_model, lean_checks
+from cocoa_engine.model import gguf_model, weight_identity
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.light_model import LightModel
@@ -217,7 +217,7 @@ def test_later_checks_change_no_note(folder: Path, file: str) -> None:
 @pytest.mark.parametrize("part", ["_code", "_version"])
 def test_a_note_is_of_one_version_of_the_code(file: str, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     started_again(file)
-    monkeypatch.setattr(lean_checks, part, lambda *_: "another")
+    monkeypatch.setattr(weight_identity, part, lambda *_: "another")
     assert not is_light(CocoaEngine.from_pretrained(file))
 
 
@@ -254,7 +254,7 @@ def test_without_a_cache_every_start_is_the_first(file: str, monkeypatch: pytest
 
 
 def test_few_notes_are_kept(folder: Path, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lean_checks, "KEPT", 3)
+    monkeypatch.setattr(weight_identity, "KEPT", 3)
     folder.mkdir(parents=True)
     for number in range(5):
         (folder / f"{number}.json").write_text("{}")

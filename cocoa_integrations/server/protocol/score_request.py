@@ -14,12 +14,11 @@ from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_integrations._shared.chat_template import ChatTemplateOptions
 from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations.server.errors import bad_request, naming
-from cocoa_integrations.server.parameters import REFUSED, SAME_SETTING, Refused, each
 from cocoa_integrations.server.protocol.chat_request import Message, entries_of, size_of_messages, template_variables
 from cocoa_integrations.server.protocol.decoding import DecodingRequest, Flag, Several, Whole
 from cocoa_integrations.server.protocol.prompt_logprobs import score_one
 from cocoa_integrations.server.protocol.risk_fields import RiskFields, max_risk_of
-from cocoa_integrations.server.settings import ServerSettings
+from cocoa_integrations.server.settings import REFUSED, SAME_SETTING, Refused, ServerSettings, each
 from cocoa_integrations.tool_calling import Plan, ToolRequest
 
 _NOT_DECODED = "nothing is decoded; leave it out"

@@ -17,9 +17,10 @@ from cocoa_engine import CocoaConfig
 from cocoa_engine.cli import progress
 from cocoa_engine.cli.app import app
 from cocoa_engine.errors import ConfigError
-from cocoa_integrations.evaluation.factscore import facts_of, factscore, factscore_report, factscore_run
-from cocoa_integrations.evaluation.samples import new_run, write_rows
-from cocoa_integrations.evaluation.table_text import markdown
+from cocoa_integrations.evaluation.harness import new_run, write_rows
+from cocoa_integrations.evaluation.judge import factscore, factscore_report, factscore_run
+from cocoa_integrations.evaluation.prompts import facts_of
+from cocoa_integrations.evaluation.table import markdown
 from tests.helpers.openai_server import OpenAIChat, Recorded
 
 DOCUMENTS = {"1": "Ann baked a cake on Monday.", "2": "Bob sold his car."}

@@ -17,7 +17,7 @@ from cocoa_engine.cli.score import score
 from cocoa_engine.errors import ConfigError, MissingExtraError
 from cocoa_engine.model.load_options import LoadOptions
 from cocoa_integrations.evaluation.command import evaluate
-from cocoa_integrations.ray.cluster import connected, everywhere
+from cocoa_integrations.ray.jobs import connected, everywhere
 from cocoa_integrations.ray.serve_runner import drain
 from cocoa_integrations.ray.settings import RaySettings
 from cocoa_integrations.server.command import serve

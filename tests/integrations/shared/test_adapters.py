@@ -50,11 +50,11 @@ ENGINE_MODULES = {
     "cocoa_engine.model.callables",  # types
     "cocoa_engine.model.embedded",
     "cocoa_engine.model.generation_config",
+    "cocoa_engine.model.light_model",  # imports of transformers' model classes
     "cocoa_engine.model.load_options",
     "cocoa_engine.model.loading",
-    "cocoa_engine.model.model_classes",
-    "cocoa_engine.model.text",
     "cocoa_engine.optional",
+    "cocoa_engine.model.text",
     "cocoa_engine.output_files",
     "cocoa_engine.report",  # what every adapter reads and writes
     "cocoa_engine.rendering.html",  # the server's page looks like the document

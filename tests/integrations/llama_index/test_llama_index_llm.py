@@ -14,11 +14,11 @@ from llama_index.core.llms import LLM, ChatMessage, CompletionResponse, CustomLL
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, PromptError, methods
-from cocoa_integrations._shared.metadata import all_spans, risk_report
 from cocoa_integrations._shared.settings import OF_SAMPLING, config_of
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRemote, CocoaRiskEvent
 from tests.helpers.alike import close, near
 from tests.helpers.llama_index_helpers import PROMPT, Listener
+from tests.helpers.reports import all_spans, risk_report
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,7 @@ from cocoa_integrations.llama_index import (
     RiskStreamingChatResponse,
     collect_risk,
 )
-from cocoa_integrations.llama_index.context_lift import WithoutNodes
+from cocoa_integrations.llama_index.retrieved import WithoutNodes
 from cocoa_integrations.llama_index.retry import with_top_k
 from tests.helpers.alike import close, near
 from tests.helpers.llama_index_helpers import Listener, Script

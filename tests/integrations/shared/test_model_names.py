@@ -12,12 +12,12 @@ from langchain_core.load import dumpd
 from langchain_core.runnables import ConfigurableField
 
 from cocoa_engine import CocoaEngine, ConfigError
-from cocoa_integrations.langchain import ChatCocoa, ChatCocoaRemote
+from cocoa_integrations.langchain import ChatCocoa
 from cocoa_integrations.langchain import CocoaLLM as LangChainLLM
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRemote
 from tests.helpers.model_folders import save_model
 
-ADAPTERS = [ChatCocoa, LangChainLLM, CocoaLLM, ChatCocoaRemote, CocoaRemote]
+ADAPTERS = [ChatCocoa, LangChainLLM, CocoaLLM, ChatCocoa, CocoaRemote]
 HERE = ADAPTERS[:3]
 NAMES = ("model", "model_name")
 
@@ -61,8 +61,8 @@ def test_an_empty_name_is_refused(make: Any, name: str) -> None:
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        (ChatCocoaRemote, "base_url"),
-        (ChatCocoaRemote, "openai_api_base"),
+        (ChatCocoa, "base_url"),
+        (ChatCocoa, "openai_api_base"),
         (CocoaRemote, "base_url"),
         (CocoaRemote, "api_base"),
     ],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
-from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, field_validator
+from pydantic import ConfigDict, Field, PrivateAttr, field_validator
 from pydantic.fields import FieldInfo
 from typing_extensions import Self
 
@@ -20,8 +20,9 @@ from cocoa_integrations._shared.chat_template import ChatTemplateOptions
 from cocoa_integrations._shared.load_options import checked_option, one_model_name, refuse_beside, require_picklable
 from cocoa_integrations._shared.loading import LazyEngine, lazy_engine
 from cocoa_integrations._shared.settings import FIELD_SYNONYMS, DecodeSettings
-from cocoa_integrations.chat_service import ChatService, LocalChat
-from cocoa_integrations.chat_service.remote import DEFAULT_MODEL, remote_chat
+from cocoa_integrations.chat_service import ChatService
+from cocoa_integrations.chat_service.options import ServiceOptions
+from cocoa_integrations.chat_service.remote import DEFAULT_MODEL
 
 FRAMEWORK = frozenset({"tags", "metadata", "run_name", "run_id", "stream", "ls_structured_output_format"})
 """Keyword arguments of a call that belong to LangChain."""
@@ -118,7 +119,7 @@ def engine_id(engine: CocoaEngine) -> str:
     return _engine_ids.setdefault(engine, uuid4().hex)
 
 
-class ModelOptions(LoadOptions):
+class ModelOptions(ServiceOptions):
     """Which model answers: an engine, one that the loading options name, or that of a server.
 
     A loading option that is set after construction applies from the next call. The weights are loaded again only if the
@@ -130,33 +131,11 @@ class ModelOptions(LoadOptions):
     loading options share one engine; models that differ in ``runtime`` or ``calibrator`` share the weights. Copies
     share the engine."""
 
-    base_url: str | None = None
-    """The address of the API of a server (``cocoa serve``) whose model answers, such as ``http://gpu-box:8000/v1``."""
-
-    api_key: SecretStr | None = Field(default=None, exclude=True)
-    """With ``base_url`` the key of the server, if it was given keys; that of OpenAI in the environment is never sent.
-    Otherwise the access token of the Hugging Face Hub, for gated models, which only a download uses."""
-
-    default_headers: dict[str, str] = Field(default_factory=dict, exclude=True, repr=False)
-    """Further headers of each request to the server, such as those of a gateway."""
-
-    max_retries: int = Field(default=2, ge=0)
-    """How often a call is tried again: after it ran out of GPU memory, which other work may have used temporarily, or
-    if the server is busy or cannot be reached. Other errors would come again."""
-
     _lazy: LazyEngine | None = PrivateAttr(default=None)
-
-    if TYPE_CHECKING:
-        timeout: float | None
 
     def model_post_init(self, context: Any, /) -> None:
         """Call those of the other base classes too. pydantic defines one for private attributes that does not."""
         super().model_post_init(context)
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether the model is at a server."""
-        return self.base_url is not None
 
     def load(self) -> CocoaEngine:
         """The engine; loads it on the first call.
@@ -166,26 +145,13 @@ class ModelOptions(LoadOptions):
             UnsupportedModelError: it is not a causal language model.
             UnsupportedFeatureError: the model is at a server.
         """
-        if self.is_remote:
-            raise UnsupportedFeatureError(
-                f"this needs the engine, and the model of this {type(self).__name__} is at {self.base_url}; use one in "
-                "this process, without base_url"
-            )
+        self.require_engine()
         return self.engine if self.engine is not None else self._lazy_engine.get()
 
     @property
     def service(self) -> ChatService:
         """What answers the calls."""
-        if self.base_url is None:
-            return LocalChat(self._engine_or_lazy, max_retries=self.max_retries)
-        return remote_chat(
-            self.base_url,
-            api_key=None if self.api_key is None else self.api_key.get_secret_value(),
-            model=self.model_name,
-            timeout=self.timeout,
-            max_retries=self.max_retries,
-            headers=tuple(sorted(self.default_headers.items())),
-        )
+        return self.service_of(None if self.is_remote else self._engine_or_lazy)
 
     @property
     def _lazy_engine(self) -> LazyEngine:
@@ -222,8 +188,6 @@ class ModelOptions(LoadOptions):
                 value = checked_option(field, value, what=what)
                 if self.engine is not None:
                     refuse_beside("engine", [name for _ in changed_options({field: value})])
-            if name == "api_key" and isinstance(value, str):
-                value = SecretStr(value)
             super().__setattr__(name, value)
             self.__dict__.pop("_serialized", None)  # LangChain's cached description of the model
 

@@ -48,7 +48,7 @@ from cocoa_integrations._shared.settings import (
     updated,
 )
 from cocoa_integrations._shared.unsupported import refuse_unsupported
-from cocoa_integrations.chat_service import Answer, ChatCall, ChatService, RemoteChat
+from cocoa_integrations.chat_service import Answer, ChatCall, RemoteChat
 from cocoa_integrations.chat_service.local import PreparedCall
 from cocoa_integrations.chat_service.remote import DEFAULT_MODEL, sent_settings
 from cocoa_integrations.llama_index.callbacks import Observers, Start
@@ -515,8 +515,7 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, ModelOptions, CallsFunctions
 
     async def _astream(self, asked: _Asked[Response]) -> AsyncGenerator[Response, None]:
         stack = AsyncExitStack()
-        service: ChatService = self.service
-        stream = await stack.enter_async_context(service.astream(asked.call))
+        stream = await stack.enter_async_context(self.service.astream(asked.call))
 
         async def responses() -> AsyncGenerator[Response, None]:
             async with stack:

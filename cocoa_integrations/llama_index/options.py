@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from llama_index.core.bridge.pydantic import BaseModel, Field, PrivateAttr, SecretStr, ValidationError
+from llama_index.core.bridge.pydantic import BaseModel, Field, PrivateAttr, ValidationError
 from transformers import (
     EosTokenCriteria,
     GenerationConfig,
@@ -34,8 +34,8 @@ from cocoa_integrations._shared.loading import LazyEngine, lazy_engine
 from cocoa_integrations._shared.settings import FIELD_SYNONYMS, refuse_unknown, split_settings, updated
 from cocoa_integrations._shared.unsupported import INSTEAD, is_without_effect, refused
 from cocoa_integrations._shared.workers import in_worker
-from cocoa_integrations.chat_service import LocalChat, RemoteChat
-from cocoa_integrations.chat_service.remote import remote_chat
+from cocoa_integrations.chat_service import ChatService
+from cocoa_integrations.chat_service.options import ServiceOptions
 from cocoa_integrations.tool_calling import ToolRequest
 
 if TYPE_CHECKING:
@@ -200,34 +200,16 @@ LOADED = ("_engine", "_lazy")
 """Private attributes that hold the loaded model."""
 
 
-class ModelOptions(LoadOptions):
+class ModelOptions(ServiceOptions):
     """Which model answers: an engine, one that the loading options name, or that of a server.
 
     LLMs with the same loading options share one engine. LLMs that differ in ``runtime`` or ``calibrator`` share the
     weights. A loading option that is set after construction applies from the next call.
     """
 
-    base_url: str | None = Field(
-        None,
-        description="The address of the API of a server (`cocoa serve`) whose model answers, such as "
-        "`http://gpu-box:8000/v1`.",
-    )
-    api_key: SecretStr | None = Field(
-        None, exclude=True, description="The key of the server, if it was given keys. That of OpenAI is never sent."
-    )
-    default_headers: dict[str, str] = Field(
-        default_factory=dict, exclude=True, repr=False, description="Further headers of each request to the server."
-    )
     timeout: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="Time limit for an answer in seconds. Default: none."
     )
-    max_retries: int = Field(
-        2,
-        ge=0,
-        description="How often a call is tried again after it ran out of GPU memory, or if the server is busy or "
-        "cannot be reached.",
-    )
-
     _engine: CocoaEngine = PrivateAttr()
     """The engine of the last call. An unpickled LLM has none before its first."""
 
@@ -243,11 +225,6 @@ class ModelOptions(LoadOptions):
         super().model_post_init(context)
 
     @property
-    def is_remote(self) -> bool:
-        """Whether the model is at a server."""
-        return self.base_url is not None
-
-    @property
     def engine(self) -> CocoaEngine:
         """The engine that decodes. It is loaded again if loading options were changed.
 
@@ -255,27 +232,14 @@ class ModelOptions(LoadOptions):
             ModelLoadError: the model cannot be loaded.
             UnsupportedFeatureError: the model is at a server.
         """
-        if self.is_remote:
-            raise UnsupportedFeatureError(
-                f"this needs the engine, and the model of this {type(self).__name__} is at {self.base_url}; use one in "
-                "this process, without base_url"
-            )
+        self.require_engine()
         self._follow_options()
         return self._engine
 
     @property
-    def service(self) -> LocalChat | RemoteChat:
+    def service(self) -> ChatService:
         """What answers the calls."""
-        if self.base_url is None:
-            return LocalChat(self._engine, max_retries=self.max_retries)
-        return remote_chat(
-            self.base_url,
-            api_key=None if self.api_key is None else self.api_key.get_secret_value(),
-            model=self.model_name,
-            timeout=self.timeout,
-            max_retries=self.max_retries,
-            headers=tuple(sorted(self.default_headers.items())),
-        )
+        return self.service_of(None if self.is_remote else self._engine)
 
     def _follow_options(self) -> None:
         """Use the engine of the current options, which may have been set since the last call.
@@ -361,8 +325,6 @@ class ModelOptions(LoadOptions):
                 if self._given is not None:
                     refuse_beside("engine", [name for _ in changed if value != getattr(self, field)])
                 self._refuse_without_effect(changed)
-            if name == "api_key" and isinstance(value, str):
-                value = SecretStr(value)
             super().__setattr__(name, value)
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:

@@ -191,18 +191,10 @@ def test_a_template_with_tools_is_told_of_them(engine: CocoaEngine) -> None:
     first = bound.invoke(QUESTION)
     [call] = first.tool_calls
     history = [HumanMessage(QUESTION), first, get_weather.invoke(call)]
-    rendered = native.engine.render_chat(  # type: ignore[union-attr]
-        *_prompt(native, history), tools=[{"type": "function", "function": {"name": "get_weather"}}]
-    )
+    rendered = bound.prompt_text(history)  # type: ignore[attr-defined]
     assert f'<tool_call>\n{{"name": "get_weather", "arguments": {{"city": "{call["args"]["city"]}"' in rendered
     assert f"<tool_response>\n{history[-1].content}\n</tool_response>" in rendered
     assert bound.invoke(history).tool_calls
-
-
-def _prompt(chat: ChatCocoa, history: list[Any]) -> list[Any]:
-    plan, told, _ = chat._prepare(history)
-    assert plan.style.opening == "<tool_call>"
-    return [told]
 
 
 def test_the_tools_count_as_tokens(caller: ChatCocoa, message: AIMessage) -> None:
@@ -342,9 +334,9 @@ def test_unknown_ways_to_structure_are_refused(quick_chat: ChatCocoa) -> None:
 def test_results_without_a_name_get_their_call_s(quick_chat: ChatCocoa) -> None:
     call = {"name": "get_time", "args": {}, "id": "abc123def"}
     history = [HumanMessage("?"), AIMessage("", tool_calls=[call]), ToolMessage("Noon.", tool_call_id="abc123def")]
-    _, told, _ = quick_chat._prepare(history)
-    assert told[1]["content"] == '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
-    assert told[2] == {"role": "user", "content": "<tool_response>\nNoon.\n</tool_response>"}
+    prompt = quick_chat.prompt_text(history)
+    assert '[assistant] <tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>' in prompt
+    assert "[user] <tool_response>\nNoon.\n</tool_response>" in prompt
 
 
 @pytest.mark.parametrize("tool", [3, None, {"a": 1}, int])

@@ -36,7 +36,7 @@ from tests.helpers.inside import sequences_running
 from tests.helpers.llama_index_helpers import Listener
 from tests.helpers.reasoning_models import OPENS, PLAIN, READS_REASONING
 from tests.helpers.remote import Recording, listening, same_ids, serving
-from tests.helpers.reports import without_run
+from tests.helpers.reports import to_dicts, without_run
 from tests.helpers.served import speaker
 from tests.helpers.structured import PATHS, Order, engine_for_schemas
 
@@ -129,9 +129,9 @@ async def test_events_and_collectors_receive_everything(quick: CocoaEngine, url:
             _ = [one async for one in await llm.astream_chat(HELLO)]
             await llm.achat(HELLO)
     assert len(reports) == 8
-    assert all(close(report, expected) for report in without_run(reports))
+    assert all(close(report, expected) for report in without_run(to_dicts(reports)))
     events = heard.of(CocoaRiskEvent)
-    assert [event.report for event in events] == reports
+    assert [event.report for event in events] == to_dicts(reports)
     assert len({event.span_id for event in events}) == 8
     spans = heard.of(CocoaSpanEvent)
     texts = [span["text"] for span in expected["spans"]]

@@ -41,17 +41,16 @@ from cocoa_engine.timeline import Timeline
 
 if TYPE_CHECKING:
     from cocoa_engine.consistency import Consistency
+    from cocoa_engine.context import ContextLift, context_lift, context_lift_of_text, passage_attention
     from cocoa_engine.decoding.grammar import GrammarProcessor
+    from cocoa_engine.decoding.matchers import json_rule, unenforced
     from cocoa_engine.decoding.request import PerPrompt
-    from cocoa_engine.decoding.schema_grammars import json_rule, unenforced
     from cocoa_engine.engine import CocoaEngine
     from cocoa_engine.info import ModelInfo
     from cocoa_engine.lab.fit import FitSettings
     from cocoa_engine.lab.fit_calibrator import fit_calibrator, fit_self_made
     from cocoa_engine.model.detokenizer import Detokenizer
-    from cocoa_engine.scoring.context_lift import ContextLift, context_lift, context_lift_of_text
-    from cocoa_engine.scoring.passage_attention import passage_attention
-    from cocoa_engine.scoring.rescoring import rescore
+    from cocoa_engine.scoring.given_texts import rescore
     from cocoa_engine.stream import SpanStream
 
 __version__ = "0.1.0"
@@ -115,21 +114,21 @@ __all__ = [
 _LAZY = {
     "CocoaEngine": "engine",
     "Consistency": "consistency",
-    "ContextLift": "scoring.context_lift",
+    "ContextLift": "context",
     "Detokenizer": "model.detokenizer",
     "FitSettings": "lab.fit",
     "GrammarProcessor": "decoding.grammar",
     "ModelInfo": "info",
     "PerPrompt": "decoding.request",
     "SpanStream": "stream",
-    "context_lift": "scoring.context_lift",
-    "context_lift_of_text": "scoring.context_lift",
-    "json_rule": "decoding.schema_grammars",
+    "context_lift": "context",
+    "context_lift_of_text": "context",
+    "json_rule": "decoding.matchers",
     "fit_calibrator": "lab.fit_calibrator",
     "fit_self_made": "lab.fit_calibrator",
-    "passage_attention": "scoring.passage_attention",
-    "rescore": "scoring.rescoring",
-    "unenforced": "decoding.schema_grammars",
+    "passage_attention": "context",
+    "rescore": "scoring.given_texts",
+    "unenforced": "decoding.matchers",
 }
 
 

@@ -1,7 +1,8 @@
 """Runs work on the data of strangers in other processes, where limits of time and memory, and a cancellation, end it.
 
 The first use starts a server process. It loads what the work needs, and forks a worker process for each task, which
-takes about two milliseconds. The functions that run there are of modules that import neither torch nor transformers.
+takes some milliseconds. A worker ends when one of its sockets is closed, in the middle of a call too. The functions
+that run there are of modules that import neither torch nor transformers.
 
 Where Python cannot fork (Windows), the work runs in this process, without limits.
 """
@@ -11,9 +12,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
-import itertools
 import os
 import pickle
+import select
 import signal
 import socket
 import subprocess
@@ -21,12 +22,12 @@ import sys
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
+from multiprocessing import Pipe
 from multiprocessing.spawn import get_executable
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -37,8 +38,10 @@ from cocoa_engine.forks import call_in_child, free_in_child
 from cocoa_engine.process_exit import require_running, resting
 
 if sys.platform != "win32":
+    import fcntl
     import resource
     from multiprocessing.connection import Connection
+    from multiprocessing.reduction import recv_handle, send_handle
 
 Result = TypeVar("Result")
 
@@ -57,14 +60,16 @@ START_SECONDS = 30.0
 MEMORY_MB = 1024
 """Memory that a worker may allocate, in MiB."""
 
-QUICK = 0.05
-"""Seconds after which a call counts as slow."""
 FORKS = hasattr(os, "fork")
+POLL = 0.05
+"""Seconds between two looks at a cancellation."""
 LOW = 10
 """What long tasks add to the niceness of their processes."""
-READY = b"ready"
-SPARES, MOST_SPARES = 2, 4
-"""Workers that are begun before there is a task for them, and that are kept after one."""
+READY = "ready"
+SPARES = 2
+"""Workers that are begun before there is a task for them, or that a short task has left."""
+MOST_LOADED = 8
+"""Results of :class:`Load` that the server keeps. Earlier ones are loaded again when they are needed."""
 MOST_REFUSED, REFUSED_SECONDS = 256, 600.0
 """Data that took too much time or memory: the number that is refused at once when it comes again, and for how long."""
 
@@ -125,24 +130,30 @@ class Worker:
     """A process that calls functions of modules, for one caller at a time. It ends with this object.
 
     Args:
-        *loads: what the server loads before.
+        load: what the server loads before.
+
+    Attributes:
+        ended: whether the process was ended here. The system may have ended it, too.
+        slow: whether a call took long, after which it may have much memory.
+        loads: the keys of what is loaded in it.
     """
 
-    def __init__(self, *loads: Load) -> None:
-        self.ended = self.slow = self._has_answered = False
-        if not FORKS:
-            for load in loads:
-                _results.setdefault(load.key, _outcome(_name(load.function), load.arguments()))
-            return
-        self._server, self._connection, self._number, self._loaded = _forked(loads)
-        self._end = weakref.finalize(self, self._server.tell, "end", self._number)
-        self._end.atexit = False
-        _workers.add(self)
+    def __init__(self, load: Load) -> None:
+        self.ended = self.slow = self._has_begun = False
+        if FORKS:
+            self._connection, self._life, self.loads = _forked(load)
+            _workers.add(self)
+        else:
+            _results.setdefault(load.key, _outcome(_name(load.function), load.arguments()))
 
     @property
     def waits(self) -> bool:
-        """Whether the process waits for a call. The system may have ended it."""
-        return not FORKS or not (self.ended or self._server.ended or self._connection.poll(0))
+        """Whether the process waits for a call."""
+        with contextlib.suppress(EOFError, OSError):
+            if not self._has_begun and self._connection.poll(0):
+                self._has_begun = self._connection.recv() == READY
+            return not (self.ended or self._connection.poll(0))
+        return False
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a worker process cannot be copied or pickled: begin another one.")
@@ -178,25 +189,17 @@ class Worker:
         cancellation.check()
         if not FORKS:
             return function(*args)
-        seconds = min(most, budget.left)
+        seconds = used = min(most, budget.left)
         if seconds <= 0:
             raise _too_much(what)
-        used = seconds
         try:
+            self._has_begun = self._has_begun or self._received(cancellation) == READY
             self._connection.send((_name(function), args, seconds, low))
-            if not self._connection.poll(QUICK):
-                self.slow = True
-                with cancellation.heard_by(self.end), resting():
-                    if not self._connection.poll(WALL_SECONDS):
-                        raise EOFError
-                require_running()
-            succeeded, result, used = self._connection.recv()
-            self._has_answered = True
+            succeeded, result, used = self._received(cancellation)
         except (EOFError, OSError):
-            begun = self._has_answered or self._server.has(self._number)
             self.end()
             cancellation.check()
-            raise (_too_much(what) if begun else _never_ran("it was not begun, or has ended")) from None
+            raise (_too_much(what) if self._has_begun else _never_ran("it was not begun, or has ended")) from None
         except BaseException:  # an interrupt: the answer would be taken for that to the next call
             self.end()
             raise
@@ -206,11 +209,21 @@ class Worker:
             return result
         raise result
 
+    def _received(self, cancellation: Cancellation) -> Any:
+        if not self._connection.poll(POLL):
+            self.slow = self._has_begun
+            with cancellation.heard_by(self.end), resting():
+                if not self._connection.poll(WALL_SECONDS):
+                    raise EOFError
+            require_running()
+        return self._connection.recv()
+
     def end(self) -> None:
         """End the process, in the middle of a call too. Can be called from any thread, and repeatedly."""
         self.ended = True
         if FORKS:
-            self._end()
+            with contextlib.suppress(OSError):  # it is a forked child's, and closed
+                self._life.shutdown(socket.SHUT_RDWR)
 
 
 def run(function: Callable[..., Result], *args: Any, what: str) -> Result:
@@ -254,7 +267,7 @@ def started(
         whole = budget.left >= CPU_SECONDS
         for low, seconds in ((False, SHORT_SECONDS), (True, CPU_SECONDS)):
             with budget.waiting() if low else contextlib.nullcontext(), _turn(_long if low else _short):
-                worker, begun = worker_with(load), time.monotonic()
+                worker, begun = _worker_with(load), time.monotonic()
                 try:
                     return worker, worker.call(function, *args, what=what, budget=budget, most=seconds, low=low)
                 except _TooMuchError:
@@ -267,6 +280,24 @@ def started(
         for digest in [*_refused][:-MOST_REFUSED]:
             _refused.pop(digest, None)
     raise _too_much(what)
+
+
+def give_back(workers: Sequence[Worker]) -> None:
+    """Keep workers for other tasks, except for those that may have much memory left from a long call."""
+    _spares.extend([worker for worker in workers if not (worker.ended or worker.slow)][: 2 * SPARES - len(_spares)])
+
+
+def _worker_with(load: Load) -> Worker:
+    """A worker for which something is loaded. Another one is begun for the next caller, because a fork takes time."""
+    worker = None
+    while worker is None and _spares:
+        with contextlib.suppress(IndexError):  # another thread has taken the last one
+            spare = _spares.pop()
+            worker = spare if load.key in spare.loads and spare.waits else None
+    worker = worker or Worker(load)
+    while FORKS and len(_spares) < SPARES:
+        _spares.insert(0, Worker(load))
+    return worker
 
 
 class _TooMuchError(ConfigError):
@@ -295,24 +326,6 @@ def _digest(load: Load, data: object) -> bytes:
     return hashlib.sha256(pickle.dumps((load.key, data))).digest()
 
 
-def give_back(workers: Sequence[Worker]) -> None:
-    """Keep workers for other tasks, except for those that may have much memory left from a long call."""
-    _spares.extend([each for each in workers if not (each.ended or each.slow)][: MOST_SPARES - len(_spares)])
-
-
-def worker_with(load: Load) -> Worker:
-    """A worker for which something is loaded. Another one is begun for the next caller, because a fork takes time."""
-    worker = None
-    while worker is None and _spares:
-        with contextlib.suppress(IndexError):  # another thread has taken the last one
-            spare = _spares.pop()
-            worker = spare if spare.waits and load.key in spare._loaded else None
-    worker = worker or Worker(load)
-    while FORKS and len(_spares) < SPARES:
-        _spares.appendleft(Worker(load))
-    return worker
-
-
 @contextlib.contextmanager
 def _turn(lane: threading.Semaphore | threading.Lock) -> Iterator[None]:
     """Within the block, only few others work, so that many large tasks at once do not take all memory.
@@ -322,7 +335,7 @@ def _turn(lane: threading.Semaphore | threading.Lock) -> Iterator[None]:
         EngineBusyError: it has waited for too long.
     """
     cancellation, deadline = current_cancellation(), time.monotonic() + WALL_SECONDS
-    while not lane.acquire(timeout=QUICK):
+    while not lane.acquire(timeout=POLL):
         cancellation.check()
         if time.monotonic() > deadline:
             raise EngineBusyError("too many grammars and schemas are being compiled; try again later.")
@@ -341,24 +354,20 @@ class _Server:
     """The server process, seen from the process that uses it."""
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
         packages, *path = [os.path.join(_FOLDER, each) for each in (str(Path(__file__).parent.parent), *sys.path)]
         program = (  # `path` may have another version of the package first, and must have the standard library first
             f"import sys; sys.path[:] = {[packages, *path]!r}; from cocoa_engine import confined; del sys.path[0]; "
             "confined.serve()"
         )
-        self._socket, self._connection = ours, Connection(os.dup(ours.fileno()))
-        self._lock = free_in_child(threading.Lock())
-        self._loaded: set[object] = set()
-        self._numbers = itertools.count()
-        self._told: deque[tuple[str, object]] = deque()
+        self._loaded: list[object] = []  # the latest last
+        self._connection, theirs = Pipe()
         with contextlib.ExitStack() as failing:
-            failing.callback(self.close)
+            failing.callback(self._connection.close)
             with theirs:
                 if getattr(sys, "frozen", False) and get_executable() == sys.executable:
                     raise _never_ran("this program is frozen, and has no interpreter")
                 try:
-                    self._process = subprocess.Popen(
+                    self.process = subprocess.Popen(
                         [get_executable(), "-c", program],
                         stdin=theirs.fileno(),
                         stdout=subprocess.DEVNULL,
@@ -366,81 +375,56 @@ class _Server:
                     )
                 except (OSError, TypeError) as error:  # TypeError: there is no executable
                     raise _never_ran(str(error)) from None
-            failing.callback(self._process.wait)
-            failing.callback(self._process.kill)
-            self._wait_until_ready()
+            failing.callback(self.kill)
+            cancellation, deadline = current_cancellation(), time.monotonic() + START_SECONDS
+            while not self._connection.poll(POLL):
+                cancellation.check()
+                if time.monotonic() > deadline:
+                    raise _never_ran(f"it was not ready after {START_SECONDS:g} seconds")
+            try:
+                self._connection.recv_bytes(len(READY))
+            except (EOFError, OSError):
+                raise _never_ran("it has ended at once") from None
             failing.pop_all()
-
-    def _wait_until_ready(self) -> None:
-        cancellation, deadline = current_cancellation(), time.monotonic() + START_SECONDS
-        while not self._connection.poll(QUICK):
-            cancellation.check()
-            if time.monotonic() > deadline:
-                raise _never_ran(f"it was not ready after {START_SECONDS:g} seconds")
-        try:
-            self._connection.recv_bytes(len(READY))
-        except (EOFError, OSError):
-            raise _never_ran("it has ended at once") from None
 
     @property
     def ended(self) -> bool:
         """Whether it has ended."""
-        return self._process.poll() is not None
+        return self.process.poll() is not None
 
-    def has(self, number: int) -> bool:
-        """Whether it has begun a worker."""
-        try:
-            with self._lock:
-                self._connection.send(("has", number))
-                return bool(self._connection.recv())
-        except (EOFError, OSError):  # it has ended
-            return False
+    def kill(self) -> None:
+        """End it. Its workers go on."""
+        self.process.kill()
+        self.process.wait()
 
-    def fork(self, loads: Sequence[Load]) -> tuple[Connection, int, frozenset[object]]:
-        """The connection to a new worker, its number, and the keys of what is loaded in it."""
-        ours, theirs = socket.socketpair()
-        with contextlib.closing(theirs), contextlib.ExitStack() as failing:
-            failing.callback(ours.close)
-            try:
-                with self._lock:
-                    for load in loads:
-                        if load.key not in self._loaded:
-                            self._connection.send(("load", load.key, _name(load.function), load.arguments()))
-                            self._loaded.add(load.key)
-                    number, loaded = next(self._numbers), frozenset(self._loaded)
-                    self._connection.send(("fork", number))
-                    socket.send_fds(self._socket, [b"w"], [theirs.fileno()])
-            finally:
-                self._flush()
-            failing.pop_all()
-        return Connection(ours.detach()), number, loaded
+    def fork(self, load: Load) -> tuple[Connection, socket.socket, frozenset[object]]:
+        """The connection to a new worker, what ends it when it is closed, and the keys of what is loaded in it.
 
-    def tell(self, task: str, key: object) -> None:
-        """Tell it to end the worker of a number, or to unload what has a key. It may take place later."""
-        self._loaded.discard(key)
-        self._told.append((task, key))
-        self._flush()
-
-    def _flush(self) -> None:
-        # a finalizer may run inside of `fork`, which then does it
-        while self._told and self._lock.acquire(blocking=False):
-            try:
-                while self._told:
-                    self._connection.send(self._told.popleft())
-            except OSError:  # the server has ended, and its workers with it
-                self._told.clear()
-            finally:
-                self._lock.release()
+        One thread at a time may call this.
+        """
+        if load.key in self._loaded:
+            self._loaded.remove(load.key)
+        else:
+            others = self._loaded[: 1 - MOST_LOADED]
+            self._connection.send((load.key, _name(load.function), load.arguments(), others))
+            del self._loaded[: len(others)]
+        self._loaded.append(load.key)
+        ours, theirs = Pipe()
+        our_life, their_life = socket.socketpair()
+        with theirs, their_life:
+            self._connection.send(None)
+            for each in (theirs, their_life):
+                send_handle(self._connection, each.fileno(), self.process.pid)
+        return ours, our_life, frozenset(self._loaded)
 
     def close(self) -> None:
         """Close the connection, at which the server ends, unless another process has it too."""
-        self._socket.close()
         self._connection.close()
 
 
 _server: _Server | None = None
 _starting = free_in_child(threading.Lock())
-_spares: deque[Worker] = deque()
+_spares: list[Worker] = []
 _refused: dict[bytes, float] = {}
 _workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 
@@ -454,27 +438,21 @@ def _lanes() -> tuple[threading.Semaphore, threading.Semaphore]:
 _short, _long = _lanes()
 
 
-def _forked(loads: Sequence[Load]) -> tuple[_Server, Connection, int, frozenset[object]]:
+def _forked(load: Load) -> tuple[Connection, socket.socket, frozenset[object]]:
+    """As :meth:`_Server.fork`. The server is started if there is none."""
     global _server
-    for _ in range(2):
-        with _turn(_starting):
+    with _turn(_starting):
+        for _ in range(2):
             if _server is None or _server.ended:
                 _server = _Server()
-            server = _server
-        try:
-            return server, *server.fork(loads)
-        except OSError as error:  # something is ending the server
-            reason = str(error)
-            server._process.kill()
-            server._process.wait()
+            try:
+                return _server.fork(load)
+            except BaseException as error:  # something is ending the server, or has interrupted a message to it
+                _server.kill()
+                if not isinstance(error, OSError):
+                    raise
+                reason = str(error)
     raise _never_ran(reason)
-
-
-def unload(key: object) -> None:
-    """Free what a :class:`Load` has loaded."""
-    _results.pop(key, None)
-    if _server is not None:
-        _server.tell("unload", key)
 
 
 def _forget_server() -> None:
@@ -485,8 +463,8 @@ def _forget_server() -> None:
     _server, (_short, _long) = None, _lanes()
     for worker in list(_workers):  # the answers are for the parent
         worker.ended = True
-        worker._end.detach()
         worker._connection.close()
+        worker._life.close()
     _workers.clear()
     _spares.clear()
 
@@ -512,73 +490,62 @@ def loaded(key: object) -> Any:
 
 
 def serve() -> NoReturn:
-    """The server: load, fork and end workers, as the process at standard input says."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, as it may be inherited, workers cannot be waited for
+    """The server: load, and fork workers, as the process at standard input says."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for workers
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # running answers of a server that drains need their workers
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
         score.write("1000")  # where memory is short, a worker ends before the program does
-    control = socket.socket(fileno=os.dup(0))
-    connection, workers = Connection(os.dup(0)), dict[int, int]()
-    connection.send_bytes(READY)
+    program = Connection(os.dup(0))
+    program.send_bytes(READY.encode())
     while True:
         try:
-            task, key, *rest = connection.recv()
-        except (EOFError, OSError):
-            break
-        if task == "load":
-            name, arguments = rest
+            if (load := program.recv()) is None:
+                handle, life = recv_handle(program), recv_handle(program)
+        except (EOFError, OSError, RuntimeError):  # RuntimeError: the program ended between the two
+            os._exit(0)
+        if load is not None:
+            key, name, arguments, others = load
+            for other in others:
+                _results.pop(other, None)
             _results[key] = _outcome(name, arguments)
             gc.freeze()  # what workers do not collect they do not copy
-        elif task == "unload":
-            _results.pop(key, None)
-        elif task == "end":
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):  # something else has waited for it
-                if (pid := workers.pop(key, None)) is not None:
-                    os.kill(pid, signal.SIGKILL)
-                    os.waitpid(pid, 0)
-        elif task == "has":
-            connection.send(key in workers)
-        else:
-            _, handles, _, _ = socket.recv_fds(control, 1, 1)
-            if not handles:  # the program has just ended
-                break
-            (handle,) = handles
-            with contextlib.suppress(OSError):  # no more processes: the caller sees a closed connection
-                pid = os.fork()
-                if pid == 0:
-                    control.close()
-                    connection.close()
-                    _work(Connection(handle))
-                workers[key] = pid
-            os.close(handle)
-    for pid in workers.values():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    os._exit(0)
+            continue
+        with contextlib.suppress(OSError):  # no more processes: the caller sees a closed connection
+            if os.fork() == 0:
+                program.close()
+                _work(Connection(handle), life)
+        os.close(handle)
+        os.close(life)
 
 
-def _work(connection: Connection) -> NoReturn:
-    """A worker: call functions until the connection is closed."""
+def _work(connection: Connection, life: int) -> NoReturn:
+    """A worker: call functions until ``life`` is closed, at which the system ends it."""
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 2):  # Rust writes there what it aborts for
         os.dup2(null, stream)
     with contextlib.suppress(OSError, ValueError), open("/proc/self/statm") as pages:
         size = int(pages.read().split()[0]) * resource.getpagesize() + MEMORY_MB * 2**20
         resource.setrlimit(resource.RLIMIT_AS, (size, size))
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
-    while True:
-        try:
+    for number in (signal.SIGPROF, signal.SIGIO):  # both end the process
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF, signal.SIGIO])
+    fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(life, fcntl.F_SETFL, os.O_ASYNC)  # SIGIO when it is closed; nothing is sent over it
+    try:
+        ends = select.select([life], [], [], 0)[0]  # it was closed before
+        connection.send(READY)
+        while not ends:
             name, args, seconds, low = connection.recv()
             begun = time.process_time()
-            signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process
+            signal.setitimer(signal.ITIMER_PROF, seconds)
             answer = (_low_outcome if low else _outcome)(name, args)
             signal.setitimer(signal.ITIMER_PROF, 0)
             connection.send((*answer, time.process_time() - begun))
-        except BaseException:  # the connection is closed, or there is no memory left
-            os._exit(0)
+    except BaseException:  # the connection is closed, or there is no memory left
+        pass
+    os._exit(0)
 
 
 def _outcome(name: tuple[str, str, str], args: Sequence[Any]) -> tuple[bool, Any]:

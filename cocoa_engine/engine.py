@@ -14,25 +14,33 @@ from cocoa_engine.arguments import given_or_new, of_type
 from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.consistency import Consistency, Match, compare, sample_configs
-from cocoa_engine.decoding.batch import decode_batch
 from cocoa_engine.decoding.request import Controls, PerPrompt, Request, make_request, make_requests
-from cocoa_engine.decoding.task import DecodeTask
+from cocoa_engine.decoding.task import DecodeTask, decode_batch
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.execution.session import Session
 from cocoa_engine.info import ModelInfo
 from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.callables import Criteria, Processors
 from cocoa_engine.model.detokenizer import Detokenizer
-from cocoa_engine.model.ends import eos_token_ids
+from cocoa_engine.model.generation_config import eos_token_ids
 from cocoa_engine.model.load_options import DeviceMap
-from cocoa_engine.model.passages import Passages, Source, passage_positions
-from cocoa_engine.model.prompts import Messages, Prompt, Texts, chat_ids, is_chat, require_room
+from cocoa_engine.model.prompts import (
+    Messages,
+    Passages,
+    Prompt,
+    Source,
+    Texts,
+    chat_ids,
+    is_chat,
+    passage_positions,
+    require_room,
+)
 from cocoa_engine.model.tokenizer import not_shared
 from cocoa_engine.results import Generation, LayerCurve
 from cocoa_engine.risk import RiskCalibrator
 from cocoa_engine.risk.policy import RiskPolicy
 from cocoa_engine.runtime import Runtime
-from cocoa_engine.scoring import given_texts, layer_curve
+from cocoa_engine.scoring import given_texts, text_profile
 from cocoa_engine.spans import Span
 from cocoa_engine.stream import SpanStream
 from cocoa_engine.timeline import Timeline
@@ -618,7 +626,7 @@ class CocoaEngine:
             UnsupportedModelError: the model's final state is not as wide as its layers.
         """
         token_ids = self.encode_chat(prompt) if is_chat(prompt) else prompt
-        return layer_curve.of_generation(self.session, token_ids, generation, span)
+        return text_profile.of_generation(self.session, token_ids, generation, span)
 
     def chat(
         self,

@@ -21,7 +21,7 @@ class CocoaError(Exception):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        message = [bounded(one, MESSAGE_LIMIT) if isinstance(one, str) else one for one in args[:1]]
+        message = [bounded(arg, MESSAGE_LIMIT) if isinstance(arg, str) else arg for arg in args[:1]]
         super().__init__(*message, *args[1:], **kwargs)
 
 

@@ -106,7 +106,7 @@ class Generation(ResultModel):
         longest.
         """
         counted = self.usage.prompt_tokens if self.question_tokens is None else self.question_tokens
-        return counted <= CLOSED_BOOK_TOKENS and not any(one.passage_attention for one in self.spans)
+        return counted <= CLOSED_BOOK_TOKENS and not any(span.passage_attention for span in self.spans)
 
     @property
     def max_risk(self) -> float:
@@ -125,7 +125,7 @@ class Generation(ResultModel):
     @property
     def verdict(self) -> str:
         """One or two sentences: the risk of the answer as a whole, or what its shading means without it."""
-        from cocoa_engine.rendering.verdict import verdict
+        from cocoa_engine.rendering.wording import verdict
 
         return verdict(self)
 
@@ -212,7 +212,7 @@ class Generation(ResultModel):
 
     def to_markdown(self) -> str:
         """The answer as Markdown, with levels of risk in the text (``[like this|2]``), a legend and the risk points."""
-        from cocoa_engine.rendering.markdown import to_markdown
+        from cocoa_engine.rendering.documents import to_markdown
 
         return to_markdown(self)
 

@@ -22,7 +22,7 @@ from cocoa_engine import (
     Runtime,
 )
 from cocoa_engine.messages import unknown
-from cocoa_engine.model.model_classes import import_model_classes
+from cocoa_engine.model.light_model import import_model_classes
 
 import_model_classes()  # before transformers' own imports, which would show torchao's messages
 
@@ -176,7 +176,7 @@ class Cocoa:
         rows, width = input_ids.shape
         if streamer is not None and rows > 1:
             raise ConfigError(f"a streamer takes one answer at a time; this batch has {rows} rows.")
-        lengths = [one.max_length for one in stopping_criteria if isinstance(one, MaxLengthCriteria)]
+        lengths = [criterion.max_length for criterion in stopping_criteria if isinstance(criterion, MaxLengthCriteria)]
         config = config.replace(max_new_tokens=max(1, min(lengths, default=generation_config.max_length) - width))
         if generation_config.repetition_penalty not in (None, 1.0):
             config = config.replace(repetition_penalty=1.0)  # generate's own processor applies it
@@ -188,13 +188,22 @@ class Cocoa:
         engine = CocoaEngine(
             model, self._decoder, config=config, runtime=self._runtime, calibrator=self._calibrator
         )  # cheap: the analysis of the model is cached with the model
-        ends = {int(end) for one in stopping_criteria if isinstance(one, EosTokenCriteria) for end in one.eos_token_id}
+        ends = {
+            int(end)
+            for criterion in stopping_criteria
+            if isinstance(criterion, EosTokenCriteria)
+            for end in criterion.eos_token_id
+        }
         only_ends = GenerationConfig(eos_token_id=sorted(ends))  # generate's processors do everything else
-        processors = [one for one in logits_processor if not _applied_by_the_engine(one, config)]
-        criteria = [one for one in stopping_criteria if not isinstance(one, (MaxLengthCriteria, EosTokenCriteria))]
+        processors = [processor for processor in logits_processor if not _applied_by_the_engine(processor, config)]
+        criteria = [
+            criterion
+            for criterion in stopping_criteria
+            if not isinstance(criterion, (MaxLengthCriteria, EosTokenCriteria))
+        ]
         batch_rows = [_Row(row, rows, padding) for row, padding in enumerate(paddings)]
-        row_processors = [[row.processor(one) for one in processors] for row in batch_rows]
-        row_criteria = [[row.criterion(one) for one in criteria] for row in batch_rows]
+        row_processors = [[row.processor(processor) for processor in processors] for row in batch_rows]
+        row_criteria = [[row.criterion(criterion) for criterion in criteria] for row in batch_rows]
 
         generations: list[Generation]
         if streamer is None:
@@ -353,10 +362,10 @@ def _sampling(generation_config: GenerationConfig, config: CocoaConfig) -> dict[
     if not generation_config.do_sample:
         return {"temperature": 0.0}
     temperature = generation_config.temperature
-    given = {name: getattr(generation_config, name) for name in _drawn_with(config)}
+    options = {name: getattr(generation_config, name) for name in _drawn_with(config)}
     return {
         "temperature": 1.0 if temperature is None else temperature,
-        **{name: value for name, value in given.items() if value is not None},
+        **{name: value for name, value in options.items() if value is not None},
     }
 
 

@@ -18,19 +18,15 @@ import typer
 from typer.core import TyperGroup
 
 from cocoa_engine import __version__
-from cocoa_engine.cli.alpha import alpha
-from cocoa_engine.cli.ask import ask
+from cocoa_engine.cli.ask import ask, compare
 from cocoa_engine.cli.bench import bench
 from cocoa_engine.cli.calibrate import calibrate
 from cocoa_engine.cli.chat import chat
-from cocoa_engine.cli.claims import claims
-from cocoa_engine.cli.compare import compare
-from cocoa_engine.cli.heads import heads
 from cocoa_engine.cli.info import info
-from cocoa_engine.cli.plugins import load_command, plugin_commands
+from cocoa_engine.cli.options import load_command, plugin_commands
+from cocoa_engine.cli.output import Terminated, describe_error, print_note
 from cocoa_engine.cli.score import score
-from cocoa_engine.cli.signal import signal
-from cocoa_engine.cli.terminal import Terminated, describe_error, print_note
+from cocoa_engine.cli.studies import alpha, heads, signal
 from cocoa_engine.cli.threshold import threshold
 from cocoa_engine.risk import CalibrationWarning
 from cocoa_engine.safe_text import safe
@@ -148,7 +144,6 @@ app.command()(info)
 app.command()(bench)
 app.command()(heads)
 app.command()(signal)
-app.command()(claims)
 app.command()(calibrate)
 app.command()(threshold)
 app.command()(alpha)

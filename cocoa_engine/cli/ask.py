@@ -1,32 +1,125 @@
-"""``cocoa ask``: answer a question, with the answer coloured by risk."""
+"""cocoa ask and cocoa compare: answers with the risk of their parts."""
 
 from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Annotated, Final, Literal
+from itertools import chain
+from json import dumps, loads
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
+from pydantic import BaseModel
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
-from cocoa_engine.cli.answer_json import answer_json
-from cocoa_engine.cli.export import Html, Svg, check_writable, write
-from cocoa_engine.cli.live_answer import decode_live
-from cocoa_engine.cli.loading import load_engine
+from cocoa_engine.cli.info import load_engine
 from cocoa_engine.cli.options import Calibrator, Details, Json, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.output import Html, Svg, can_redraw, check_writable, output, print_json, print_note, write
 from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.prompting import Question, Raw, Sources, System, ask_engine, read_request
-from cocoa_engine.cli.terminal import can_redraw, output, print_json, print_note
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.rendering.documents import render
-from cocoa_engine.rendering.scale import RAW
-from cocoa_engine.rendering.svg import document as picture
+from cocoa_engine.rendering.documents import svg_document as picture
 from cocoa_engine.rendering.terminal import report, spans_text
+from cocoa_engine.rendering.wording import count
 from cocoa_engine.results import Generation
 from cocoa_engine.risk import MeasuredText, riskiest
 from cocoa_engine.safe_text import short_repr
-from cocoa_engine.spans import Span
+from cocoa_engine.spans import RAW, Span
+
+if TYPE_CHECKING:
+    from cocoa_engine import SpanStream
+
+
+def answer_json(generation: Generation, divided: Generation | None = None) -> str:
+    """An answer as JSON, with its verdict, claims and sentences, and the claims to check.
+
+    Args:
+        generation: the answer.
+        divided: the same text divided at its risk points, if ``generation`` is one span. The units are then those of
+            ``divided``, without the numbers of their spans, which the JSON does not have.
+    """
+    measured = divided or generation
+    units: dict[str, Sequence[BaseModel]] = {
+        "check": measured.check_these(),
+        "claims": measured.claims,
+        "sentences": measured.sentences,
+    }
+    left_out = {"spans"} if divided else None
+    shown = {name: [loads(one.model_dump_json(exclude=left_out)) for one in found] for name, found in units.items()}
+    return dumps(
+        {**loads(generation.model_dump_json()), "verdict": measured.verdict, **shown},
+        ensure_ascii=False,
+        separators=(",", ":"),
+    )
+
+
+def answers_json(answers: Sequence[str]) -> str:
+    """Answers, each from :func:`answer_json`, as a JSON list."""
+    return f"[{','.join(answers)}]"
+
+
+def decode_live(
+    stream: SpanStream,
+    console: Console,
+    spans: list[Span],
+    drawn: Callable[[Sequence[Span]], Text],
+    *,
+    draws: bool,
+    progress: Progress,
+) -> Generation:
+    """Decode an answer and show it as it grows; what was shown is cleared at the end.
+
+    Args:
+        stream: the stream of the answer.
+        console: where it is shown.
+        spans: receives every span, so that the caller has them after an interrupt.
+        drawn: how the spans so far are drawn.
+        draws: whether it is shown as it grows, which needs a terminal that can redraw lines.
+        progress: that of the command, for a long prompt, and for an answer that is not shown as it grows.
+    """
+    first = first_span(stream, progress)
+    with _screen(console, draws=draws) as draw, nullcontext() if draws else progress.stage("answering"):
+        for span in chain(first, stream):
+            spans.append(span)
+            draw(drawn(spans))
+    assert stream.generation is not None
+    return stream.generation
+
+
+def first_span(stream: SpanStream, progress: Progress) -> list[Span]:
+    """Wait for the first span, if there is one, and show how much of the prompt is read, if it is long."""
+    from cocoa_engine.execution.backends.shared_cache import PREFILL_CHUNK
+
+    total = len(stream.prompt)
+    if total <= PREFILL_CHUNK:  # one chunk
+        return []
+    with progress.stage("reading", "tokens of the prompt", total, done=lambda: stream.prompt_progress[0]):
+        span = next(stream, None)
+    return [] if span is None else [span]
+
+
+@contextmanager
+def _screen(console: Console, *, draws: bool) -> Iterator[Callable[[Text], None]]:
+    """Yield a function that replaces the answer shown so far. It does nothing if lines cannot be redrawn."""
+    if not draws:
+        yield lambda text: None
+        return
+    with Live(Text("…"), console=console, auto_refresh=False, transient=True) as live:
+        console.show_cursor(True)  # it would stay hidden if the process were killed
+
+        def draw(text: Text) -> None:
+            lines = text.wrap(console, console.width)[-(console.height - 1) :]  # only the last screenful
+            live.update(Text("\n").join(lines), refresh=True)
+
+        yield draw
+
 
 TOO_RISKY = 3
 """The exit code of ``--fail-on-risk``."""
@@ -44,12 +137,6 @@ def ask(
     system: System = None,
     source: Sources = None,
     raw: Raw = False,
-    compare: Annotated[
-        str | None,
-        typer.Option(
-            metavar="METHOD", help="Also answer with another method, such as greedy, and mark the differences."
-        ),
-    ] = None,
     table: Details = False,
     fail_on_risk: Annotated[
         str | None,
@@ -67,10 +154,9 @@ def ask(
     """Ask a question. The output is a verdict, the answer with its riskiest claims shaded, and the claims to check.
 
     In a pipe or a file, the output is the plain text of the answer, and the verdict is a line on stderr, unless
-    --compare, --details, --no-color or --json is given. If --max-risk stopped the answer, a line on stderr says so.
+    --details, --no-color or --json is given. If --max-risk stopped the answer, a line on stderr says so.
     With --fail-on-risk, the exit code is 3 if the risk reaches the value.
     """
-    compared_config = config.replace(method=compare) if compare is not None else None
     request = read_request(prompt, system=system, raw=raw, sources=source)
     check_writable(svg=svg, html=html)
     limit = None if fail_on_risk is None else _limit(fail_on_risk, config)
@@ -78,17 +164,14 @@ def ask(
     engine = load_engine(model, loading, calibrator, progress=progress)
     console = output(no_color)
     marks = console.color_system is None
-    plain = not (console.is_terminal or compared_config or table or no_color)
-
-    def decode(settings: CocoaConfig, spans: list[Span]) -> Generation:
-        with ask_engine(engine, request, settings) as stream:
-            draw = partial(spans_text, marks=marks)
-            draws = not json and can_redraw(console)
-            return decode_live(stream, console, spans, draw, draws=draws, progress=progress)
+    plain = not (console.is_terminal or table or no_color)
 
     decoded: list[Span] = []
     try:
-        generation = decode(config, decoded)
+        with ask_engine(engine, request, config) as stream:
+            draw = partial(spans_text, marks=marks)
+            draws = not json and can_redraw(console)
+            generation = decode_live(stream, console, decoded, draw, draws=draws, progress=progress)
     except KeyboardInterrupt:
         if plain and not json:
             print("".join(span.text for span in decoded))
@@ -101,16 +184,7 @@ def ask(
             print_note(f"the answer above is incomplete: {len(decoded)} spans were decoded{unwritten}")
         raise
 
-    compared, interrupt = None, None
-    try:
-        compared = decode(compared_config, []) if compared_config else None
-    except KeyboardInterrupt as error:  # the first answer is complete
-        interrupt = error
-    generations = [generation, compared] if compared else [generation]
-    if json and compared_config:
-        other = "null" if compared is None else answer_json(compared)
-        print_json(f'{{"answer": {answer_json(generation)}, "compared": {other}}}')
-    elif json:
+    if json:
         print_json(answer_json(generation))
     elif plain:
         print(generation.text)
@@ -121,14 +195,11 @@ def ask(
                 f"stopped: the last span's risk, {generation.spans[-1].risk:.3f}, reaches max_risk {config.max_risk}"
             )
     else:
-        console.print(report(generations, table=table, marks=marks))
+        console.print(report([generation], table=table, marks=marks))
     if svg:
-        write(svg, picture(generations, title=request.question, table=table))
+        write(svg, picture([generation], title=request.question, table=table))
     if html:
-        write(html, render(generations, "html", title=request.question))
-    if interrupt is not None:
-        print_note(f"the answer of {compare} was not complete; that of {config.method} is kept")
-        raise interrupt
+        write(html, render([generation], "html", title=request.question))
     if limit == AUTO:
         limit = threshold_of(generation)
     if isinstance(limit, float) and not (risk := risk_of(generation)) < limit:
@@ -168,4 +239,64 @@ def risk_of(generation: Generation) -> float:
     if generation.answer_risk is not None:
         return generation.answer_risk
     units = MeasuredText(generation.text, generation.spans).compared("claim")
-    return riskiest(one.risk for one in units) or 0.0
+    return riskiest(unit.risk for unit in units) or 0.0
+
+
+@with_options(*(name for name in CocoaConfig.model_fields if name != "method"))
+def compare(
+    config: CocoaConfig,
+    loading: LoadOptions,
+    prompt: Question = None,
+    methods: Annotated[
+        str, typer.Option(help="The methods to compare, at least two. Differences are marked against the first.")
+    ] = "greedy,cocoa-sig",
+    model: Model = None,
+    calibrator: Calibrator = None,
+    system: System = None,
+    source: Sources = None,
+    raw: Raw = False,
+    table: Details = False,
+    json: Json = False,
+    no_color: NoColor = False,
+    html: Html = None,
+) -> None:
+    """Answer a question with several methods and show the answers side by side, with the differences marked."""
+    configs = [config.replace(method=method) for method in _methods(methods)]
+    request = read_request(prompt, system=system, raw=raw, sources=source)
+    check_writable(html=html)
+    progress = Progress("compare")
+    engine = load_engine(model, loading, calibrator, progress=progress)
+    generations: list[Generation] = []
+    interrupt: KeyboardInterrupt | None = None
+    try:
+        with progress.stage("answering", "answers", len(configs)) as stage:
+            for one in configs:
+                with ask_engine(engine, request, one) as stream:
+                    first_span(stream, progress)
+                    for _ in stream:
+                        pass
+                assert stream.generation is not None
+                generations.append(stream.generation)
+                stage.advance()
+    except KeyboardInterrupt as error:
+        if not generations:
+            print_note("no answer was complete")
+            raise
+        interrupt = error
+    if json:
+        print_json(answers_json([answer_json(generation) for generation in generations]))
+    else:
+        console = output(no_color)
+        console.print(report(generations, table=table, marks=console.color_system is None))
+    if html:
+        write(html, render(generations, "html", title=request.question))
+    if interrupt is not None:
+        print_note(f"{len(generations)} of {count(len(configs), 'answer')} were complete and are kept")
+        raise interrupt
+
+
+def _methods(given: str) -> list[str]:
+    methods = [name.strip() for name in given.split(",")]
+    if len(methods) < 2 or len(set(methods)) < len(methods):
+        raise ConfigError(f"--methods takes two or more different methods, such as greedy,cocoa-sig (got {given!r})")
+    return methods

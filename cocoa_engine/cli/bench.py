@@ -10,10 +10,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from cocoa_engine.cli.loading import load_engine
+from cocoa_engine.cli.info import load_engine
 from cocoa_engine.cli.options import OTHER_METHODS, Json, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.output import output, print_json, print_note
 from cocoa_engine.cli.progress import Progress
-from cocoa_engine.cli.terminal import output, print_json, print_note
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.rendering.wording import count

@@ -1,15 +1,90 @@
-"""``cocoa info``: facts about a model and how it runs."""
+"""Loading the model of a command, and cocoa info."""
 
 from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
-from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.output import output, print_json
 from cocoa_engine.cli.progress import Progress
-from cocoa_engine.cli.terminal import output, print_json
+from cocoa_engine.model import load_options
+from cocoa_engine.runtime import Runtime
 from cocoa_engine.safe_text import safe
+
+if TYPE_CHECKING:
+    from cocoa_engine import CocoaEngine
+
+NO_CALIBRATOR = Path("none")
+"""The value of ``--calibrator`` that loads none."""
+
+
+def load_engine(
+    model: str | None,
+    options: LoadOptions,
+    calibrator: Path | None = None,
+    *,
+    progress: Progress,
+    **of_runtime: Any,
+) -> CocoaEngine:
+    """Load a model. torch and transformers are imported only here, so that ``--help`` and errors in settings are fast.
+
+    Args:
+        model: its name; `None` is the embedded model.
+        options: the options of the command.
+        calibrator: the option ``--calibrator``.
+        progress: that of the command.
+        **of_runtime: further fields of :class:`~cocoa_engine.Runtime`.
+
+    Raises:
+        CocoaError: as :meth:`CocoaEngine.from_pretrained`.
+    """
+    declared = declared_options(model, options, calibrator, **of_runtime)
+    named = "the embedded model" if model is None else Path(model).name if Path(model).exists() else model
+    with progress.stage(f"loading {named} (slower the first time)"):
+        import torch
+        from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
+        from huggingface_hub.utils import logging as hub_logging
+        from transformers.utils import logging as transformers_logging
+
+        from cocoa_engine import CocoaEngine
+
+        if options.threads:
+            torch.set_num_threads(options.threads)
+        if not options.debug:
+            transformers_logging.set_verbosity_error()
+            hub_logging.set_verbosity(logging.CRITICAL)  # hide retry messages; the final error is reported anyway
+            transformers_logging.disable_progress_bar()  # there is one bar
+            disable_progress_bars()
+        return CocoaEngine.from_pretrained(**load_options.loading_arguments(declared))
+
+
+def declared_options(
+    model: str | None, options: LoadOptions, calibrator: Path | None = None, **of_runtime: Any
+) -> load_options.LoadOptions:
+    """How a model is loaded, as the engine declares it. The arguments are those of :func:`load_engine`."""
+    return load_options.LoadOptions(
+        model_name=model,
+        tokenizer_name=options.tokenizer,
+        model_kwargs={"revision": options.revision} if options.revision else {},
+        dtype=options.dtype,
+        device_map=options.device_map,
+        runtime=Runtime(forward=options.forward, weights=options.weights, **of_runtime),
+        allow_pickle=options.allow_pickle,
+        trust_remote_code=options.trust_remote_code,
+        calibrator=_calibrator(calibrator),
+    )
+
+
+def _calibrator(given: Path | None) -> str | None:
+    """The option ``--calibrator``: by default ``"auto"``; `None` for the word none."""
+    if given is None:
+        return "auto"
+    return None if given == NO_CALIBRATOR else str(given)
 
 
 @with_options()

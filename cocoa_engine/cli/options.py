@@ -1,23 +1,73 @@
-"""Options that several commands share. The decoding options are generated from ``CocoaConfig``."""
+"""Options that several commands share, those of the settings and of plug-ins."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 from pydantic.fields import FieldInfo
 from rich.markup import escape
+from typer.main import get_command
 
-from cocoa_engine.cli.plugins import Runner, runner_options
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.errors import ConfigError
+from cocoa_engine.errors import CocoaError, ConfigError
 from cocoa_engine.model import load_options
 from cocoa_engine.model.load_options import default_of
+
+GROUP = "cocoa.commands"
+
+RUNNERS = "cocoa.runners"
+"""The group of entry points for running a command elsewhere, as on a cluster. Each is named after the function of its
+command."""
+
+Runner = Annotated[Callable[..., Any] | None, "runner"]
+"""The annotation of a command's parameter for what runs it elsewhere."""
+
+
+@cache
+def plugin_commands() -> dict[str, EntryPoint]:
+    """The entry points of plugins by command name. Nothing is imported."""
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+@cache
+def load_command(name: str) -> Any:
+    """The Typer command of an entry point. If it cannot be imported, running the command reports the reason."""
+    entry = plugin_commands()[name]
+    try:
+        function = entry.load()
+    except Exception as error:
+        reason = f"the command {name!r} ({entry.value}) cannot be loaded: {type(error).__name__}: {error}"
+
+        def function() -> None:
+            raise CocoaError(reason)
+
+        function.__doc__ = "(cannot be loaded)"
+    single = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    single.command(name, cls=getattr(function, "command_class", None))(function)
+    return get_command(single)
+
+
+def runner_options(command: str) -> Callable[..., Runner] | None:
+    """The function whose parameters are the options of what may run a command elsewhere; `None` if there is none.
+
+    It returns what runs the command; `None` to run it here.
+    """
+    for entry in entry_points(group=RUNNERS):
+        if entry.name == command:
+            with suppress(ImportError):
+                options: Callable[..., Runner] = entry.load()
+                return options
+    return None
+
 
 DECODING = "Decoding settings"
 LOADING = "Model loading"
@@ -143,7 +193,12 @@ def with_options(*only: str) -> Callable[[Callable[..., None]], Callable[..., No
                 elif kind is LoadOptions:
                     given[name] = LoadOptions(**loading)
             if elsewhere is not None:
-                given["runner"] = elsewhere(**{one.name: given.pop(one.name) for one in _runner_options(elsewhere)})
+                given["runner"] = elsewhere(
+                    **{
+                        runner_option.name: given.pop(runner_option.name)
+                        for runner_option in _runner_options(elsewhere)
+                    }
+                )
             if "positional_model" in given:
                 given["model"] = _one_model(given["model"], given.pop("positional_model"))
             function(**given)

@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cocoa_engine.cli.terminal import can_redraw, on_interrupt, progress_console
+from cocoa_engine.cli.output import can_redraw, on_interrupt, progress_console
 from cocoa_engine.safe_text import safe
 
 ItemT = TypeVar("ItemT")

@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from cocoa_engine import __version__
 from cocoa_engine.cache_directory import cache_directory, is_private, private_folder
-from cocoa_engine.cli.terminal import print_note
+from cocoa_engine.cli.output import print_note
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.rendering.wording import count
 

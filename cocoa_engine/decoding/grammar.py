@@ -22,9 +22,9 @@ from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
 from cocoa_engine.arguments import of_type
 from cocoa_engine.cancellation import Cancellation, current_cancellation
-from cocoa_engine.confined import FORKS, Budget, Load, Worker, current_budget, give_back, started, unload
+from cocoa_engine.confined import FORKS, Budget, Load, Worker, current_budget, give_back, started
 from cocoa_engine.decoding import matchers
-from cocoa_engine.decoding.schema_grammars import (
+from cocoa_engine.decoding.matchers import (
     json_rule,
     json_schema_grammar,
     regex_grammar,
@@ -330,5 +330,4 @@ def _load_of(tokenizer: PreTrainedTokenizerBase, ends: frozenset[int]) -> Load:
         key = (ends, len(tokenizer))
         if key not in loads:
             loads[key] = Load(next(_numbers), matchers.load_tokenizer, arguments)
-            weakref.finalize(tokenizer, unload, loads[key].key).atexit = False
         return loads[key]

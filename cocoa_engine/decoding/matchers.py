@@ -1,15 +1,15 @@
-"""llguidance's matchers, which say what tokens a grammar allows next.
-
-Workers of :mod:`cocoa_engine.confined` run this module, so it imports neither torch nor transformers.
-"""
+"""Matchers of a grammar, and grammars of JSON schemas."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
-from cocoa_engine.confined import FORKS, loaded
+from cocoa_engine.arguments import of_type
+from cocoa_engine.confined import FORKS, loaded, run
 from cocoa_engine.errors import ConfigError, safe_cause
 from cocoa_engine.optional import need
 from cocoa_engine.safe_text import shortened
@@ -186,3 +186,198 @@ def _invalid(message: str) -> ConfigError:
     reason = re.split(r"\n *\d+ \| ", message)[0].rpartition("failed to compile JSON schema: ")[2]
     lines = [line.strip() for line in reason.splitlines() if line.strip(" ^")]
     return ConfigError(f"the grammar cannot be enforced: {' '.join(lines)}")
+
+
+USES = ("llguidance",)
+"""The optional packages that its functions import in workers."""
+MAX_CHARS = 2**20
+"""Size of a grammar or a schema, in characters."""
+SCHEMA = "the JSON schema"
+"""What a schema is called in messages."""
+
+_SMALL = 20_000  # characters: the references of a larger schema may take seconds to follow
+_TOO_DEEP = "the JSON schema, or the references in it, are nested too deeply."
+_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": True}
+"""JSON on one line, as ``json.dumps`` writes it. Keywords that cannot be enforced are left out of the grammar."""
+
+_MOST = 2**62
+"""llguidance computes limits in 64 bits. Where they overflow, it refuses every number or ends the process."""
+_LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+
+
+def json_schema_grammar(schema: Mapping[str, Any]) -> str:
+    """The grammar of a JSON value, on one line, that matches a schema.
+
+    Raises:
+        ConfigError: the schema is not a mapping that can be written as JSON.
+    """
+    return f"start: {json_rule(schema)}"
+
+
+def unenforced(schema: Mapping[str, Any]) -> list[str]:
+    """What of a JSON schema no grammar enforces, in llguidance's words, which name the keyword.
+
+    An unknown format is not listed: formats are annotations.
+
+    Raises:
+        ConfigError: the schema is not a JSON schema, no value fits it, or it takes too much time or memory.
+        MissingExtraError: llguidance is not installed (the extra ``tools``).
+    """
+    return run(unenforced_here, json.loads(written(schema)), what=SCHEMA)
+
+
+def unenforced_here(schema: Mapping[str, Any]) -> list[str]:
+    """Like :func:`unenforced`, in this process and without limits. For code that a worker runs."""
+    warnings = validated(f"start: {_json_rule(schema)}")
+    wide = [f"{key}: {part[key]} is too far from zero" for part, key in _wide_limits(schema)]
+    return [*wide, *(each for each in warnings if not each.startswith("Unknown format"))]
+
+
+def regex_grammar(pattern: str) -> str:
+    """The grammar of a text that matches, as a whole, a regular expression of Rust's regex crate.
+
+    Raises:
+        ConfigError: the expression is not a text.
+    """
+    of_type(pattern, str, "regex")
+    escaped = re.sub(r"\\.|/", lambda found: "\\/" if found[0] == "/" else found[0], pattern, flags=re.DOTALL)
+    return f"start: /{escaped}/".replace("\n", "\\n")
+
+
+def json_rule(schema: Mapping[str, Any]) -> str:
+    """A term for use in grammar rules: a JSON value that matches a schema, but for what is :func:`unenforced`.
+
+    Raises:
+        ConfigError: the schema is not a mapping that can be written as JSON, is too large, or has a value that a
+            grammar rounds.
+    """
+    if len(written(schema)) < _SMALL:
+        return _json_rule(schema)
+    return run(_json_rule, schema, what=SCHEMA)
+
+
+def written(schema: Mapping[str, Any]) -> str:
+    """A schema as JSON. This takes little time, whatever is in it.
+
+    Raises:
+        ConfigError: it cannot be written so, is too large, or has a value that a grammar rounds.
+    """
+    try:
+        text = require_size(json.dumps({**schema}, allow_nan=False), SCHEMA)
+        inexact = next(_inexact(schema), None)
+    except (TypeError, ValueError) as error:  # ValueError: the schema contains itself
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"a JSON schema must be a dict of plain JSON values: {error}") from None
+    except RecursionError:
+        raise ConfigError(_TOO_DEEP) from None
+    if inexact is not None:
+        raise ConfigError(f"the JSON schema cannot be enforced: {inexact}, which is beyond 2**53; make it a string")
+    return text
+
+
+def _json_rule(schema: Mapping[str, Any]) -> str:
+    plain = json.loads(written(schema))
+    try:
+        for part, key in [*_wide_limits(plain)]:
+            del part[key]
+        finite = _without_endless(plain)
+    except RecursionError:
+        raise ConfigError(_TOO_DEEP) from None
+    except (AttributeError, TypeError, ValueError):  # a keyword has a value of a wrong type, which llguidance names
+        finite = plain
+    if finite is False:
+        raise ConfigError("no value fits the JSON schema: a $ref in it leads only to itself")
+    return "%json " + json.dumps({**finite, "x-guidance": _LAYOUT})
+
+
+def require_size(text: str, what: str) -> str:
+    """The text of a grammar or a schema, unless it is too large to be compiled.
+
+    Raises:
+        ConfigError: it is.
+    """
+    if len(text) > MAX_CHARS:
+        raise ConfigError(f"{what} has {len(text)} characters, and the limit is {MAX_CHARS}; simplify it")
+    return text
+
+
+def _without_endless(schema: dict[str, Any]) -> Any:
+    """The schema with `False` for each reference that leads only to itself, which no finite value fits.
+
+    A grammar would allow the beginning of such a value, and nothing after it.
+    """
+    references = [node.get("$ref") for node in _nodes(schema) if isinstance(node, dict)]
+    targets = {each: _target(schema, each) for each in references if isinstance(each, str) and each.startswith("#")}
+    endless = {*targets}
+    while finite := {reference for reference in endless if _has_value(targets[reference], endless)}:
+        endless -= finite
+    return _replaced(schema, endless) if endless else schema
+
+
+def _nodes(node: Any) -> Iterator[Any]:
+    """A JSON value and all values inside it."""
+    yield node
+    for inner in node.values() if isinstance(node, Mapping) else node if isinstance(node, (list, tuple)) else ():
+        yield from _nodes(inner)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _inexact(schema: Mapping[str, Any]) -> Iterator[str]:
+    """The values of a schema that a grammar would round."""
+    for part in _nodes(schema):
+        for key in ("const", "enum") if isinstance(part, dict) else ():
+            yield from (f"{key} has {each}" for each in _nodes(part.get(key)) if _is_number(each) and abs(each) > 2**53)
+
+
+def _wide_limits(schema: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """The parts of a schema, and their keywords, that limit numbers beyond what llguidance can compute."""
+    for part in _nodes(schema):
+        for key in (*_LOWER, *_UPPER) if isinstance(part, dict) else ():
+            value = part.get(key)
+            if _is_number(value) and (value < -_MOST if key in _LOWER else value > _MOST):
+                yield part, key
+
+
+def _target(schema: Any, reference: str) -> Any:
+    """The schema that a JSON pointer names; `True` for a name of another kind."""
+    for part in unquote(reference).split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        try:
+            schema = schema[int(key) if isinstance(schema, list) else key]
+        except (KeyError, IndexError, TypeError, ValueError):
+            return True
+    return schema if reference == "#" or "/" in reference else True
+
+
+def _has_value(node: Any, endless: Collection[str]) -> bool:
+    """Whether a finite value may fit a schema if none fits the references in ``endless``."""
+    if not isinstance(node, dict):
+        return node is not False
+    parts = [
+        node["properties"].get(name)
+        for name in node.get("required", ())
+        if node.get("type") == "object" and isinstance(node.get("properties"), dict)
+    ]
+    if node.get("type") == "array" and node.get("minItems", 0) > 0:
+        least, first = node["minItems"], node.get("prefixItems", [])
+        parts += [*first[:least], *([node.get("items")] if least > len(first) else [])]
+    return (
+        node.get("$ref") not in endless
+        and all(_has_value(part, endless) for part in [*parts, *node.get("allOf", ())])
+        and all(any(_has_value(part, endless) for part in node[key]) for key in ("anyOf", "oneOf") if node.get(key))
+    )
+
+
+def _replaced(node: Any, endless: Collection[str]) -> Any:
+    if isinstance(node, list):
+        return [_replaced(inner, endless) for inner in node]
+    if not isinstance(node, dict):
+        return node
+    if node.get("$ref") in endless:
+        return False
+    data = ("enum", "const", "default", "examples")
+    return {key: inner if key in data else _replaced(inner, endless) for key, inner in node.items()}

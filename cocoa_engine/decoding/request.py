@@ -1,4 +1,4 @@
-"""A prompt and its settings, checked before the model runs."""
+"""A request: the checked settings, prompt and rules of one call."""
 
 from __future__ import annotations
 
@@ -7,30 +7,114 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import torch
+from torch import Tensor
 from transformers import GenerationConfig
 
 from cocoa_engine.arguments import given_or_new, of_type
 from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.decoding.rules import Rules
-from cocoa_engine.decoding.sampler import Sampler
-from cocoa_engine.decoding.speculation import FREE_LEAVES
+from cocoa_engine.decoding.next_tokens import Sampler
 from cocoa_engine.equations import middle_layers
 from cocoa_engine.errors import ConfigError, PromptError
+from cocoa_engine.execution.backends import Path
 from cocoa_engine.execution.backends.shared_cache import SPARE_SLOTS
 from cocoa_engine.execution.session import Session
 from cocoa_engine.methods import METHODS, SamplingMethod
 from cocoa_engine.methods.retrieval_heads import source_heads
-from cocoa_engine.model.callables import Criteria, Processor, Processors
-from cocoa_engine.model.ends import eos_token_ids
-from cocoa_engine.model.generation_config import logits_processors, stop_texts, try_processors
+from cocoa_engine.model.callables import Criteria, Criterion, Processor, Processors
+from cocoa_engine.model.generation_config import eos_token_ids, logits_processors, stop_texts, try_processors
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
-from cocoa_engine.model.passages import Source, passage_positions, sources_of_batch
-from cocoa_engine.model.prompts import ChatTokens, Prompt, prompt_ids, require_room
+from cocoa_engine.model.prompts import (
+    ChatTokens,
+    Prompt,
+    Source,
+    passage_positions,
+    prompt_ids,
+    require_room,
+    sources_of_batch,
+)
 from cocoa_engine.process_exit import at_work
 from cocoa_engine.risk import RiskCalibrator
 from cocoa_engine.timeline import Timeline
+
+FREE_LEAVES = 8
+"""Number of leaves that one pass feeds at little more than the cost of one, for all sequences in the pass together.
+
+With weights in blocks they cost more; fewer guesses are worth feeding there."""
+
+
+@dataclass
+class Rules:
+    """The rules of one request.
+
+    Attributes:
+        config: the settings, with ``max_new_tokens`` limited to the context window.
+        eos: token ids that end the text.
+        stop_texts: texts that end the answer and are cut off.
+        stop_ids: ids of special tokens that were given as stop texts.
+        processors: transformers logits processors, called as ``(ids [1, t], logits [1, V])`` before the softmax.
+        criteria: transformers stopping criteria, called as ``(ids [1, t], None)`` after each token. True ends the text.
+        window_left: the number of tokens left in the context window after the prompt; `None`: no limit.
+            Branches may grow beyond ``max_new_tokens``, but not beyond this.
+        generator: the random generator that samples a branch if ``temperature`` is above 0, otherwise `None`.
+        sampler: draws the tokens of the answer, for a sampling method with ``temperature`` above 0.
+    """
+
+    config: CocoaConfig
+    eos: frozenset[int]
+    stop_texts: tuple[str, ...] = ()
+    stop_ids: frozenset[int] = frozenset()
+    processors: Sequence[Processor] = ()
+    criteria: Sequence[Criterion] = ()
+    window_left: int | None = None
+    generator: torch.Generator | None = None
+    sampler: Sampler | None = None
+
+    def processed(self, prefix: Sequence[int], paths: Sequence[Path], scores: Tensor) -> Tensor:
+        """Apply the logits processors, in order, to each row of scores.
+
+        Args:
+            prefix: the token ids before all paths, prompt included.
+            paths: for each row, the token ids between the prefix and the next token.
+            scores: ``[W, V]``.
+
+        Returns:
+            The processed scores, ``[W, V]``.
+
+        Raises:
+            ConfigError: a processor does not return a tensor of the same shape as its scores.
+        """
+        rows = []
+        for path, row in zip(paths, scores, strict=True):
+            ids, processed = torch.tensor([[*prefix, *path]], device=row.device), row[None]
+            for processor in self.processors:
+                processed = processor(ids, processed)
+                if not isinstance(processed, Tensor) or processed.shape != row[None].shape:
+                    raise ConfigError(
+                        f"the logits processor {type(processor).__name__} must return a tensor of the same shape as "
+                        f"its scores, {list(row[None].shape)}."
+                    )
+            rows.append(processed)
+        return torch.cat(rows)
+
+    def criteria_met(self, prefix: Sequence[int], path: Path) -> bool:
+        """Whether a stopping criterion ends the text after ``path``, which follows ``prefix``.
+
+        Raises:
+            ConfigError: a criterion returns neither a bool nor a tensor.
+        """
+        if not self.criteria:
+            return False
+        ids = torch.tensor([[*prefix, *path]])
+        return any(_all_true(criterion, criterion(ids, None)) for criterion in self.criteria)
+
+
+def _all_true(criterion: Criterion, met: object) -> bool:
+    if not isinstance(met, (bool, Tensor)):
+        raise ConfigError(f"the stopping criterion {type(criterion).__name__} must return a bool or a bool tensor.")
+    return bool(torch.as_tensor(met).all())
+
 
 T = TypeVar("T")
 CallableT = TypeVar("CallableT", bound=Callable[..., object])

@@ -14,14 +14,19 @@ from collections.abc import Generator, Sequence
 import torch
 from torch import Tensor
 
-from cocoa_engine.decoding.answer_history import AnswerHistory
-from cocoa_engine.decoding.branch import Branch, DecidedSpan, branch_mlds, passage_means
-from cocoa_engine.decoding.distributions import Distributions, TokenOutput
+from cocoa_engine.decoding.branch import (
+    Branch,
+    DecidedSpan,
+    best_candidate,
+    branch_mlds,
+    log_prob_and_score,
+    log_probs_and_scores,
+    passage_means,
+)
+from cocoa_engine.decoding.distributions import MLDS_ALONE, Distributions, StateReader, TokenOutput
 from cocoa_engine.decoding.next_tokens import NextTokens
-from cocoa_engine.decoding.rules import Rules
-from cocoa_engine.decoding.span_scoring import best_candidate, log_prob_and_score, log_probs_and_scores
-from cocoa_engine.decoding.speculation import FreeRows, Speculation
-from cocoa_engine.decoding.state_reader import MLDS_ALONE, StateReader
+from cocoa_engine.decoding.request import Rules
+from cocoa_engine.decoding.speculation import AnswerHistory, FreeRows, Speculation
 from cocoa_engine.decoding.token_feed import TokenFeed
 from cocoa_engine.equations import may_be_kept
 from cocoa_engine.execution.backends import FeedRequest, Path, StepOutput, TokenTree
@@ -99,14 +104,14 @@ class SpanDecoder:
                     break
             if at_risk_point and self.method.branches:
                 branches = yield from self.grow(candidates)
-                kept = self._choose(branches, (yield from self._mutual_information(branches)))
-                taken = kept.path
-                run = Branch(kept.track)
+                branch = self._choose(branches, (yield from self._mutual_information(branches)))
+                path = branch.path
+                run = Branch(branch.track)
             else:
-                kept = run
-                taken = yield from self._extend(run, following)
-            self._commit(tree, kept, taken)
-            following = kept.next or following
+                branch = run
+                path = yield from self._extend(run, following)
+            self._commit(tree, branch, path)
+            following = branch.next or following
         self._record_run(run)
 
     def has_ended(self) -> bool:
@@ -221,7 +226,10 @@ class SpanDecoder:
         PMI of a cut span is that of the whole branch.
         """
         candidates = self.score_candidates(branches, pmi)
-        scores, ended = [one.score for one in candidates], [one.ends_answer for one in candidates]
+        scores, ended = (
+            [candidate.score for candidate in candidates],
+            [candidate.ends_answer for candidate in candidates],
+        )
         if self.config.temperature > 0:
             allowed = torch.tensor(may_be_kept(self.config.span_log_prob, ended))
             values = torch.tensor(scores, dtype=torch.float64).masked_fill(~allowed, -torch.inf)

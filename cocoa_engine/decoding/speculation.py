@@ -1,30 +1,190 @@
-"""Speculation: tokens fed ahead of the decode loop, in forward passes that are run anyway.
-
-The loop requests tokens by their paths and does not depend on the pass in which they were fed. If a pass has free rows,
-this module fills them with tokens that the loop is likely to request next:
-
-- guesses by prompt lookup, in the prompt, the answer and all branches,
-- the next tokens of branches that earlier guesses have taken ahead of the others,
-- tokens past the best finished branch (``lookahead.py``).
-
-A wrong guess costs a row. Guesses never change which token is chosen.
-"""
+"""Paths to feed ahead of the loop: guesses by prompt lookup, a leading branch, the next risk point."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple
 
-from cocoa_engine.decoding.branch import Branch
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.decoding.branch import Branch, best_candidate, branch_mlds, log_probs_and_scores
 from cocoa_engine.decoding.distributions import TokenOutput
-from cocoa_engine.decoding.lookahead import Lookahead
-from cocoa_engine.decoding.prompt_lookup import PromptLookup
-from cocoa_engine.decoding.rules import Rules
+from cocoa_engine.decoding.next_tokens import NextTokens
+from cocoa_engine.decoding.request import Rules
 from cocoa_engine.execution.backends import Path
+from cocoa_engine.spans import Preceding
 
-FREE_LEAVES = 8
-"""Number of leaves that one pass feeds at little more than the cost of one, for all sequences in the pass together.
+LONGEST = 3
+"""Maximum length of a copied run. Longer runs are not told apart, because three tokens rarely match by chance."""
 
-With weights in blocks they cost more; fewer guesses are worth feeding there."""
+NEAR = 4
+"""Number of tokens before a span that are averaged."""
+
+
+class AnswerHistory:
+    """The tokens of a growing answer, and their statistics.
+
+    Args:
+        prompt: token ids of the prompt.
+    """
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self._prompt = prompt
+        self._last: tuple[int, ...] = ()
+        self._log_probs: list[float] = []
+        self._entropies: list[float] = []
+        self._copied: list[int] = []
+
+    def extend(
+        self, token_ids: Sequence[int], log_probs: Sequence[float], entropies: Sequence[float]
+    ) -> tuple[list[int], Preceding]:
+        """Add the t tokens of a span.
+
+        Args:
+            token_ids: the span's token ids.
+            log_probs, entropies: their statistics, as in :class:`~cocoa_engine.spans.Measured`.
+
+        Returns:
+            For each token, the length of the longest run of answer tokens that ends with it and occurs in the prompt
+            (at most :data:`LONGEST`; 0 if the prompt does not contain the token); and the statistics of the text before
+            the span.
+        """
+        before = preceding(self._log_probs, self._entropies, self._copied)
+        copied = [self._run(token_id) for token_id in token_ids]
+        self._log_probs.extend(log_probs)
+        self._entropies.extend(entropies)
+        self._copied.extend(copied)
+        return copied, before
+
+    def _run(self, token_id: int) -> int:
+        self._last = (*self._last, token_id)[-LONGEST:]
+        sizes = range(len(self._last), 0, -1)
+        return next((size for size in sizes if self._last[-size:] in self._runs[size - 1]), 0)
+
+    @cached_property
+    def _runs(self) -> list[set[tuple[int, ...]]]:
+        """All n-grams of the prompt, by length from 1 to ``LONGEST``."""
+        return [set(zip(*(self._prompt[at:] for at in range(size)), strict=False)) for size in range(1, LONGEST + 1)]
+
+
+def preceding(log_probs: Sequence[float], entropies: Sequence[float], copied: Sequence[int]) -> Preceding:
+    """The statistics of the text before a span.
+
+    Args:
+        log_probs, entropies, copied: one entry for each token before the span. ``copied`` is the first result of
+            :meth:`AnswerHistory.extend`.
+    """
+    near = copied[-NEAR:]
+    if not near:
+        return Preceding()
+    return Preceding(
+        tokens=len(copied),
+        log_prob=sum(log_probs[-NEAR:]) / len(near),
+        entropy=sum(entropies[-NEAR:]) / len(near),
+        copied=sum(run > 0 for run in near) / len(near),
+        copied_run=sum(near) / len(near),
+    )
+
+
+_INITIAL_ACCURACY = {3: 0.4, 2: 0.4, 1: 0.1}
+"""Initial accuracy of guesses, by the number of matching tokens. Longer matches are tried first."""
+
+_LONGEST = max(_INITIAL_ACCURACY)
+
+_DECAY = 0.8
+"""Weight of the previous accuracy in its exponential moving average."""
+
+_USEFUL_SHARE = 0.8
+"""Share of right guesses that save a pass if there are several branches. All of them wait for the slowest one."""
+
+
+class Guess(NamedTuple):
+    """Guessed next tokens, and the number of tokens before them that matched. Without a match: no tokens, and 0."""
+
+    token_ids: tuple[int, ...]
+    matched: int
+
+
+class PromptLookup:
+    """An index of every n-gram of 1 to 3 tokens in a growing sequence and in its branches.
+
+    Args:
+        token_ids: the sequence so far.
+        most: the maximum number of tokens in a guess; 0 turns lookup off.
+
+    Attributes:
+        accuracy: the share of guesses that were right, by the number of matching tokens, as an exponential moving
+            average.
+    """
+
+    def __init__(self, token_ids: Iterable[int], most: int) -> None:
+        self._ids: list[int] = []
+        # n-gram -> the tokens that contain its last occurrence, and the index after it
+        self._follows: dict[tuple[int, ...], tuple[list[int], int]] = {}
+        self._most = most
+        self.accuracy = dict(_INITIAL_ACCURACY)
+        if most:
+            self.extend(token_ids)
+
+    def extend(self, token_ids: Iterable[int]) -> None:
+        """Add tokens to the sequence."""
+        if not self._most:
+            return
+        start = len(self._ids)
+        self._ids.extend(token_ids)
+        self._index(self._ids, start)
+
+    def index_branch(self, token_ids: Sequence[int], start: int) -> None:
+        """Index a branch from one of its tokens on. Its rivals, and the sequence later, may continue as it does."""
+        if self._most and start < len(token_ids):
+            before = [*self._ids[-_LONGEST:], *token_ids[:start]][-_LONGEST:]
+            self._index([*before, *token_ids[start:]], len(before))
+
+    def _index(self, ids: list[int], start: int) -> None:
+        for end in range(start, len(ids)):
+            for size in _INITIAL_ACCURACY:  # the n-grams that end before this token
+                if end >= size:
+                    self._follows[tuple(ids[end - size : end])] = (ids, end)
+
+    def guess(self, path: Sequence[int], count: int) -> Guess:
+        """Guess up to ``count`` tokens after the sequence extended by ``path``."""
+        last = [*self._ids[-_LONGEST:], *path]
+        length, matched = len(last), 0
+        end = length + min(count, self._most)
+        while len(last) < end:
+            size, ids, start = self._last_occurrence(last)
+            if not size or size < matched:  # a shorter match is less often right
+                break
+            matched = matched or size
+            last += ids[start : start + end - len(last)]
+        return Guess(tuple(last[length:]), matched)
+
+    def _last_occurrence(self, last: list[int]) -> tuple[int, list[int], int]:
+        """The number of last tokens that occurred before, the tokens that contain them, and the index after them."""
+        for size in _INITIAL_ACCURACY:
+            if len(last) >= size and (found := self._follows.get(tuple(last[-size:]))):
+                return size, *found
+        return 0, [], 0
+
+    def worth(self, matched: int, paths: int, cost: float) -> int:
+        """The number of guessed tokens that are worth feeding.
+
+        The n-th token saves a pass if it and the tokens before it are right, and if no other path takes longer.
+
+        Args:
+            matched: the number of tokens before the guess that matched.
+            paths: the number of paths with guesses in the pass.
+            cost: the cost of a further row in a pass of few rows, as a share of the cost of the first one.
+        """
+        count, needed = 0, cost if paths == 1 else cost * paths / _USEFUL_SHARE
+        while count < self._most and self.accuracy[matched] ** (count + 1) >= needed:
+            count += 1
+        return count
+
+    def check_guess(self, matched: int, right: bool) -> None:
+        """Update the accuracy of guesses with ``matched`` matching tokens."""
+        self.accuracy[matched] = _DECAY * self.accuracy[matched] + (1 - _DECAY) * right
+
 
 FreeRows = Callable[[], int]
 """Returns the number of leaves of this sequence that the next forward pass can feed at little extra cost."""
@@ -134,3 +294,73 @@ class Speculation:
         for depth, token_id in enumerate(guess[: max(count, 1)]):
             self._guesses[path + guess[:depth]] = token_id, matched
         return guess[:count]
+
+
+class Lookahead:
+    """Chooses the branches of later risk points to feed ahead.
+
+    Args:
+        config: the settings of the decode.
+        eos: token ids that end the text.
+    """
+
+    def __init__(self, config: CocoaConfig, eos: Collection[int]) -> None:
+        self._config, self._eos = config, eos
+
+    def leaves(
+        self, finished: Sequence[Branch], known: Mapping[Path, TokenOutput], tokens_left: int, free: int
+    ) -> list[Path]:
+        """The paths to feed ahead. Each risk point is included with all its growing branches or not at all.
+
+        Args:
+            finished: the branches of the current risk point that have reached their boundary while others still grow.
+            known: the outputs since the last commit, by path.
+            tokens_left: the number of tokens that may still be added to the answer.
+            free: the maximum number of paths.
+        """
+        leaves: list[Path] = []
+        base: Path = ()
+        while finished:
+            con, f = branch_mlds(finished)
+            log_probs, ended = [branch.log_probs for branch in finished], [bool(branch.ended) for branch in finished]
+            scores = [score for _, score in log_probs_and_scores(self._config, log_probs, ended, con, f)]
+            best = finished[best_candidate(self._config, scores, ended)]
+            base = (*base, *best.token_ids)
+            if best.ended or best.next is None:
+                break
+            growing, finished = self._foreseen(best, base, known, tokens_left)
+            if len(leaves) + len(growing) > free:
+                break
+            leaves += growing
+        return leaves
+
+    def _foreseen(
+        self, parent: Branch, base: Path, known: Mapping[Path, TokenOutput], tokens_left: int
+    ) -> tuple[list[Path], list[Branch]]:
+        """The branches of the risk point after ``base``: the next paths to feed, and the branches already complete."""
+        assert parent.next is not None
+        candidates = self._competing(parent.next)
+        growing: list[Path] = []
+        finished: list[Branch] = []
+        longest = min(self._config.max_span_tokens, tokens_left - len(base))
+        for rank in range(len(candidates.token_ids)):
+            branch = Branch(parent.track)
+            branch.add_token(candidates, rank)
+            while longest > 0:
+                path = (*base, *branch.token_ids)
+                output = known.get(path)
+                if output is None:
+                    growing.append(path)
+                    break
+                branch.add_output(output)
+                branch.next, branch.ended = output.next, "eos" if path[-1] in self._eos else None
+                following = None if output.next is None else self._competing(output.next)
+                at_end = branch.ended or len(branch.token_ids) == longest
+                if at_end or following is None or len(following.token_ids) > 1:
+                    finished.append(branch)
+                    break
+                branch.add_token(following)
+        return growing, finished
+
+    def _competing(self, following: NextTokens) -> NextTokens:
+        return following.competing(self._config.gamma, self._config.max_candidates)

@@ -1,22 +1,23 @@
-"""One request while it is decoded: first its prompt is fed, then the paths that its decode loop requests."""
+"""Tasks: requests while they are decoded, alone or in a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
 
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.decoding import speculation
-from cocoa_engine.decoding.request import Request
+from cocoa_engine.decoding.distributions import StateReader
+from cocoa_engine.decoding.request import FREE_LEAVES, Request
 from cocoa_engine.decoding.result_builder import ResultBuilder
 from cocoa_engine.decoding.span_decoder import SpanDecoder
-from cocoa_engine.decoding.state_reader import StateReader
-from cocoa_engine.errors import CalibrationError, UnsupportedModelError
+from cocoa_engine.errors import CalibrationError, ConfigError, UnsupportedModelError
 from cocoa_engine.execution.backends import Backend, FeedRequest, StepOutput
-from cocoa_engine.execution.scheduler import Work
+from cocoa_engine.execution.scheduler import Scheduler, Work
 from cocoa_engine.execution.session import Session
 from cocoa_engine.methods import METHODS, ContrastingMethod
 from cocoa_engine.model.detokenizer import Detokenizer
 from cocoa_engine.model.hidden_states import CaptureSpec
+from cocoa_engine.process_exit import at_work
 from cocoa_engine.results import Generation
 from cocoa_engine.risk import RiskCalibrator
 from cocoa_engine.risk.policy import RiskMeasure, measures_source
@@ -92,7 +93,7 @@ class DecodeTask:
             request.rules,
             Detokenizer(session.tokens, request.rules.stop_texts),
             draft_tokens=session.runtime.draft_tokens,
-            free_rows=lambda: speculation.FREE_LEAVES // max(1, scheduler.running),
+            free_rows=lambda: FREE_LEAVES // max(1, scheduler.running),
             cost_of_a_row=backend.cost_of_a_row,
             native=backend.native,
             measure=measure,
@@ -155,3 +156,77 @@ class DecodeTask:
 
     def _new_work(self, paths: FeedRequest | None) -> Work:
         return Work(self._backend, self._tree, self._request.capture, paths, cancellation=self._request.cancellation)
+
+
+@at_work
+def decode_batch(
+    requests: Sequence[Request],
+    open_task: Callable[[Request], DecodeTask],
+    scheduler: Scheduler,
+    batch_size: int,
+    *,
+    keep_errors: bool = False,
+) -> list[Generation | Exception]:
+    """Decode requests, at most ``batch_size`` at a time.
+
+    Args:
+        requests: the checked requests.
+        open_task: starts a request. It is called once the request has a batch slot.
+        scheduler: the batch that all calls of the engine share.
+        batch_size: at least 1.
+        keep_errors: return the error of a running request as its result, instead of raising it. Errors of ``open_task``
+            and of the scheduler are raised in any case.
+
+    Returns:
+        One result for each request, in order.
+
+    Raises:
+        ConfigError: ``batch_size`` is not a positive integer.
+        EngineBusyError: the queue is full, and none of the requests has started.
+        RequestCancelledError: a request was cancelled.
+    """
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise ConfigError(f"batch_size must be a whole number, at least 1 (got {batch_size!r})")
+    results: dict[int, Generation | Exception] = {}
+    running: dict[int, DecodeTask] = {}
+    waiting = deque(enumerate(requests))
+    try:
+        while waiting or running:
+            # the scheduler may refuse only the first request: a later refusal would discard finished answers
+            may_refuse = len(waiting) == len(requests)
+            while (
+                waiting
+                and len(running) < batch_size
+                and scheduler.enter(
+                    wait=not running,
+                    may_refuse=may_refuse,
+                    cancellation=waiting[0][1].cancellation,
+                    owner=waiting[0][1].cancellation,
+                )
+            ):
+                number, request = waiting.popleft()
+                try:
+                    running[number] = open_task(request)
+                except BaseException:
+                    scheduler.leave(request.cancellation)
+                    raise
+            scheduler.feed([task.work for task in running.values() if task.work is not None])
+            for number, task in list(running.items()):
+                try:
+                    task.advance()
+                    if task.work is not None:
+                        continue
+                    task.ready()
+                    results[number] = task.generation()
+                except Exception as error:
+                    if not keep_errors:
+                        raise
+                    results[number] = error
+                del running[number]
+                task.close()
+                scheduler.leave(requests[number].cancellation)
+    finally:
+        for number, task in running.items():
+            task.close()
+            scheduler.leave(requests[number].cancellation)
+    return [results[number] for number in range(len(requests))]

@@ -1,4 +1,4 @@
-"""Feeds tokens for the decode loop and keeps their outputs: each token is fed once, on request or ahead of it."""
+"""The model's output for each path that was fed."""
 
 from __future__ import annotations
 

@@ -14,8 +14,7 @@ from zlib import crc32
 from cocoa_engine.cache_directory import parse_note
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError, OutputError
-from cocoa_engine.model.passages import Source
-from cocoa_engine.model.prompts import Prompt
+from cocoa_engine.model.prompts import Prompt, Source
 from cocoa_engine.output_files import append, open_in_place
 from cocoa_engine.results import Generation
 
@@ -84,7 +83,7 @@ class AnswerCache:
     ) -> None:
         from cocoa_engine.methods.retrieval_heads import source_heads
         from cocoa_engine.model.language_model import dtype_name
-        from cocoa_engine.model.weight_samples import model_digest
+        from cocoa_engine.model.weight_identity import model_digest
 
         model, calibrator = engine.session.model, engine.calibrator_for(config)
         conditions = {
@@ -246,7 +245,7 @@ def answered(
     """
     passages = [None] * len(prompts) if source is None else list(source)
     identities = [prompt if one is None else [prompt, one] for prompt, one in zip(prompts, passages, strict=True)]
-    known = [None if cache is None else cache.get(one) for one in identities]
+    known = [None if cache is None else cache.get(identity) for identity in identities]
     missing = [number for number, values in enumerate(known) if values is None]
     advance(len(known) - len(missing))
     asked, of_asked = [prompts[at] for at in missing], [passages[at] for at in missing]

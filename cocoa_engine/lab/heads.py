@@ -25,8 +25,8 @@ from cocoa_engine.execution.forward.source_attention import Heads, SourceProbe
 from cocoa_engine.lab.cache import AnswerCache, CacheFolder, answered
 from cocoa_engine.lab.self_made import Passage, passages
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, ScoredHead, heads_of_model, keep, spread_heads_of
-from cocoa_engine.model.ends import eos_token_ids
-from cocoa_engine.model.language_model import attention_heads
+from cocoa_engine.model.configs import attention_heads
+from cocoa_engine.model.generation_config import eos_token_ids
 from cocoa_engine.output_files import write_file
 from cocoa_engine.results import Generation
 from cocoa_engine.scoring.text_tree import opened

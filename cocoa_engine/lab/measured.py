@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.decoding.answer_history import preceding
+from cocoa_engine.decoding.speculation import preceding
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.lab.cache import AnswerCache, answered
 from cocoa_engine.lab.data import Question
@@ -19,7 +19,6 @@ from cocoa_engine.lab.indicators import Layers
 from cocoa_engine.methods import METHODS
 from cocoa_engine.model.prompts import Prompt
 from cocoa_engine.results import Generation
-from cocoa_engine.risk.calibrator import RiskCalibrator
 from cocoa_engine.risk.features import (
     ANSWER_FEATURES,
     PROBE_FEATURE,
@@ -78,30 +77,6 @@ def labelled_features(
                 state = forced.profile.mean_state(read, segment.start, segment.end).numpy() if states else None
                 found["span"].add(_span_features(segment, layers, branches), segment.hallucinated > 0, group, state)
     return {level: rows.labelled(level) for level, rows in found.items() if rows.labels}
-
-
-def span_risks(
-    forced: TeacherForced, calibrator: RiskCalibrator, config: CocoaConfig, num_layers: int
-) -> dict[int, float]:
-    """The calibrated risk of every visible span of a given answer, by the number of its first token.
-
-    Args:
-        forced: the teacher-forced answer.
-        calibrator: a calibrator with a risk of spans, and without a probe.
-        config: the settings of the features.
-        num_layers: the number of layers of the model.
-
-    Raises:
-        CalibrationError: a feature that the calibrator needs was not measured, or it has no risk of spans.
-    """
-    if calibrator.span is None:
-        raise CalibrationError("this calibrator was fitted on whole answers: it has no risk of a span.")
-    layers, branches = Layers.of(config, num_layers), METHODS[config.method].branches
-    risks = {}
-    for segment in spans(forced):
-        values = dict(zip(SPAN_FEATURES, _span_features(segment, layers, branches), strict=True))
-        risks[segment.start] = calibrator.span([values[name] for name in calibrator.span.features])
-    return risks
 
 
 def own_answers(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
-from cocoa_engine.model.ends import eos_token_ids
+from cocoa_engine.model.generation_config import eos_token_ids
 from cocoa_engine.model.tokenizer import Tokens
 
 if TYPE_CHECKING:

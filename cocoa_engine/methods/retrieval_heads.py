@@ -218,7 +218,7 @@ def heads_of_model(path: str | None, model: LanguageModel) -> RetrievalHeads | N
 
 def heads_per_layer(model: LanguageModel) -> int:
     """The number of attention heads of each layer; 0 if the model has none, or another number in each layer."""
-    from cocoa_engine.model.language_model import attention_heads  # imports torch
+    from cocoa_engine.model.configs import attention_heads  # imports torch
 
     return attention_heads(model.config) or 0
 
@@ -266,7 +266,7 @@ def kept_file(model: LanguageModel) -> Path:
     Raises:
         OSError, RuntimeError: there is no cache directory.
     """
-    from cocoa_engine.model.weight_samples import model_digest  # imports torch
+    from cocoa_engine.model.weight_identity import model_digest  # imports torch
 
     return cache_directory() / "heads" / f"{model_digest(model)}.json"
 

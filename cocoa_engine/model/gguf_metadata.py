@@ -14,8 +14,8 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 
 from cocoa_engine.errors import CocoaError, ModelLoadError, safe_cause
+from cocoa_engine.model.configs import require_layer_count
 from cocoa_engine.model.gguf_reader import GgufFile
-from cocoa_engine.model.language_model import require_layer_count
 from cocoa_engine.safe_text import short_repr
 
 

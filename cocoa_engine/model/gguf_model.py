@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
 
 from cocoa_engine.errors import ModelLoadError
-from cocoa_engine.model import ends, experts, gguf_families
+from cocoa_engine.model import experts, gguf_families
 from cocoa_engine.model.blocks import BLOCK_KINDS, BlockTensor
+from cocoa_engine.model.configs import context_window_of
+from cocoa_engine.model.generation_config import eos_of_gguf
 from cocoa_engine.model.gguf_families import ROPE_FACTORS, TABLES, Family, family_of
 from cocoa_engine.model.gguf_metadata import Metadata, clear_errors, require_agreement
 from cocoa_engine.model.gguf_reader import GgufFile
-from cocoa_engine.model.language_model import context_window_of
-from cocoa_engine.model.light_model import ARCHITECTURES, LightModel
-from cocoa_engine.model.model_classes import import_model_classes
+from cocoa_engine.model.light_model import ARCHITECTURES, LightModel, import_model_classes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -197,7 +197,7 @@ def _finish(model: Any, file: GgufFile, config: PreTrainedConfig) -> None:
             raise ModelLoadError(f"{file.path}: {ROPE_FACTORS} has {len(factors)} factors")
         frequencies /= factors
     with clear_errors(file):
-        eos = ends.of_gguf(file.metadata)
+        eos = eos_of_gguf(file.metadata)
     model.generation_config = GenerationConfig(
         bos_token_id=config.bos_token_id, eos_token_id=eos, pad_token_id=config.pad_token_id
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+import re
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,9 +14,11 @@ import torch
 from torch import Tensor
 
 from cocoa_engine.errors import ModelLoadError, safe_cause
-from cocoa_engine.model import gguf_files
 from cocoa_engine.safe_text import short_repr
 
+SUFFIX = ".gguf"
+
+_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 _MAGIC = b"GGUF"
 _STRING, _ARRAY = 8, 9
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # struct's codes
@@ -139,16 +142,23 @@ class GgufFile:
         return self.blocks(name).view(torch.float32).view(self.tensors[name].shape)
 
 
+def parts_of(file: str) -> list[str]:
+    """The names of all parts of a model that was split, from the name of one; otherwise the name itself."""
+    if (found := _PART.search(file)) is None:
+        return [file]
+    return [f"{file[: found.start()]}-{number:05d}-of-{found[2]}{SUFFIX}" for number in range(1, int(found[2]) + 1)]
+
+
 def _others(path: Path, metadata: Mapping[str, Any]) -> list[Path]:
     """The further parts of a model that was split."""
     count = _count(path, metadata, "split.count", 1)
     if count <= 1:
         return []
-    names = gguf_files.parts(path.name)
+    names = parts_of(path.name)
     if len(names) != count or metadata.get("split.no") != 0 or names[0] != path.name:
         raise ModelLoadError(
             f"{path} is one of {count} parts of a model; give them the names that they had "
-            f"(model-00001-of-{count:05d}{gguf_files.SUFFIX}), and name the first"
+            f"(model-00001-of-{count:05d}{SUFFIX}), and name the first"
         )
     return [path.with_name(name) for name in names[1:]]
 

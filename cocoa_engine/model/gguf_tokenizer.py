@@ -14,8 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from cocoa_engine.cache_directory import cache_directory, is_private, keep_newest, write_note
 from cocoa_engine.errors import ModelLoadError, safe_cause
 from cocoa_engine.logs import safe_logger
-from cocoa_engine.model import ends
-from cocoa_engine.model.ends import CONTROL_TOKEN
+from cocoa_engine.model.generation_config import CONTROL_TOKEN, eos_of_gguf
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.safe_text import short_repr
 
@@ -189,7 +188,7 @@ def _made(file: GgufFile) -> Tokenizer:
     kinds = list(found.get("tokenizer.ggml.token_type") or [NORMAL_TOKEN] * len(tokens))
     if len(kinds) != len(tokens):
         raise ValueError(f"tokenizer.ggml.token_type has {len(kinds)} types for {len(tokens)} tokens")
-    for number in ends.of_gguf(found):
+    for number in eos_of_gguf(found):
         kinds[number] = CONTROL_TOKEN  # whatever the file says: an end is no text
     is_sentencepiece = _is_sentencepiece(file)
     tokenizer = _sentencepiece(tokens, kinds, found) if is_sentencepiece else _byte_level(tokens, found)

@@ -9,20 +9,29 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed, nn
-from transformers import MODEL_FOR_MASKED_LM_MAPPING, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from cocoa_engine.cancellation import check_current
-from cocoa_engine.errors import UnsupportedModelError
+from cocoa_engine.errors import CocoaError, UnsupportedModelError
 from cocoa_engine.forks import free_in_child
+from cocoa_engine.model.configs import context_window_of, frequencies_of, require_decoder_only, text_part
 from cocoa_engine.model.light_model import LightModel
 from cocoa_engine.process_exit import at_work
-from cocoa_engine.safe_text import short_repr
+
+MACHINE_ERRORS: tuple[type[Exception], ...] = (MemoryError, torch.OutOfMemoryError)
+"""Too little memory, and faults of the accelerator. Earlier versions of torch raise a RuntimeError for the latter."""
+
+if hasattr(torch, "AcceleratorError"):
+    MACHINE_ERRORS += (torch.AcceleratorError,)
+
+PASSED_ON: tuple[type[Exception], ...] = (CocoaError, *MACHINE_ERRORS)
+"""Errors that are not converted where all others are taken as the fault of a model or its settings."""
 
 _SHORT = 128  # tokens of a pass that need not end before its last layer
 
@@ -226,59 +235,6 @@ def first_tensor(output: Any) -> Tensor:
     return state if isinstance(state, Tensor) else output[0]
 
 
-def attention_heads(config: PreTrainedConfig) -> int | None:
-    """The number of attention heads of each layer; `None` if the config has none, or another number in each layer."""
-    try:
-        count = getattr(config, "num_attention_heads", None)
-    except Exception:  # transformers refuses to read a field that differs between layers
-        return None
-    return count if isinstance(count, int) else None
-
-
-WINDOW_FIELDS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
-
-
-def context_window_of(config: PreTrainedConfig) -> int | None:
-    """The maximum number of tokens in a sequence, from a model's config; `None` if the config does not state it.
-
-    A scaling of the rotary positions is a factor of the window, except where the config states the scaled length: for
-    the types that begin with another one (Llama 3, LongRoPE), and where kinds of layers have their own (Gemma 3).
-    """
-    text_config = _text_part(config)
-    values = (getattr(text_config, name, None) for name in WINDOW_FIELDS)
-    window = next((value for value in values if isinstance(value, int) and value > 0), None)
-    rope = getattr(text_config, "rope_parameters", None) or {}
-    if window is None or rope.get("rope_type") not in _SCALED_BY_FACTOR:
-        return window
-    trained, factor = rope.get("original_max_position_embeddings") or window, rope.get("factor")
-    if not all(isinstance(number, (int, float)) and 0 < number < _HUGE for number in (trained, factor)):
-        return window
-    return max(window, int(trained * (factor or 1)))
-
-
-_HUGE = 2.0**53  # of a file that is wrong, as is a number that is not finite
-
-
-_SCALED_BY_FACTOR = ("linear", "dynamic", "yarn", "proportional")
-
-Frequencies = Callable[[int], tuple[int, ...]]
-"""By the length of a sequence: equal for lengths with the same rotary frequencies."""
-
-
-def frequencies_of(config: Any) -> Frequencies | None:
-    """How the rotary frequencies of a model depend on the length (LongRoPE, dynamic NTK); ``None``: not at all."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    limits: list[tuple[int, bool]] = []  # up to a length they are the same; beyond it, whether each length differs
-    for part in (rope, *(part for part in rope.values() if isinstance(part, dict))):
-        if part.get("rope_type") == "longrope":
-            limits.append((part["original_max_position_embeddings"], False))
-        if part.get("rope_type") == "dynamic":
-            limits.append((config.max_position_embeddings, True))
-    if not limits:
-        return None
-    return lambda length: tuple(0 if length <= limit else length if each else 1 for limit, each in limits)
-
-
 def _forget_longest(module: nn.Module) -> None:
     """Let a dynamic scaling begin anew. transformers keeps the frequencies of the longest sequence that it has seen."""
     own = {**vars(module), **dict(module.named_buffers(recurse=False))}
@@ -298,54 +254,6 @@ def device_of(module: Any) -> torch.device:
     return device
 
 
-MAX_LAYERS = 1000
-"""The largest models have about 130. A number far above that in a config would build modules until memory ends."""
-
-NEEDED = "a decoder-only causal language model is needed, such as Llama, Mistral, Qwen, Gemma, Phi or GPT-2"
-
-
-def require_decoder_only(config: PreTrainedConfig, name: str) -> None:
-    """Check from its config alone that a model is decoder-only and has at least 3 layers.
-
-    Args:
-        config: the model's config.
-        name: the model's name in error messages.
-
-    Raises:
-        UnsupportedModelError: it is an encoder-decoder or encoder-only (embedding) model, or has fewer than 3 or more
-            than 1000 layers.
-    """
-    if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedModelError(f"{name} is an encoder-decoder model; {NEEDED}")
-    layers = getattr(_text_part(config), "num_hidden_layers", None)
-    if layers is not None:
-        require_layer_count(layers, f"{name}: num_hidden_layers", "config.json")
-    if layers is not None and layers < 3:
-        raise UnsupportedModelError(f"{name} has {layers} decoder layer(s); a middle-layer window needs 3 or more.")
-    # BERT-like models have a causal class too, which is causal only if the config sets is_decoder
-    if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
-        raise UnsupportedModelError(
-            f"{name} is an encoder-only (embedding) model, which attends in both directions; {NEEDED}"
-        )
-
-
-def require_layer_count(value: object, field: str, file: str) -> None:
-    """Check a number of layers that was read from a file.
-
-    Args:
-        value: the number.
-        field, file: where it stands, for the error message.
-
-    Raises:
-        UnsupportedModelError: it is not a whole number, or more than 1000.
-    """
-    if not isinstance(value, int) or value > MAX_LAYERS:
-        raise UnsupportedModelError(
-            f"{field} must be a whole number of at most {MAX_LAYERS} (got {short_repr(value)}); correct the model's "
-            f"{file}."
-        )
-
-
 def _unwrapped(model: Any) -> Any:
     """The model inside a PEFT adapter or a compiled model. Only its ``forward`` names the parameters."""
     inner = getattr(model, "_orig_mod", model)
@@ -363,12 +271,7 @@ def _text_config(model: Any) -> PreTrainedConfig:
         raise UnsupportedModelError(
             f"{type(model).__name__} has no language-modelling head; load it with AutoModelForCausalLM."
         )
-    return _text_part(config)
-
-
-def _text_part(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The text config of a multi-modal model's config; other configs are returned unchanged."""
-    return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    return text_part(config)
 
 
 def _decoder_and_layers(

@@ -6,6 +6,7 @@ more memory than the weights of a small model. They are imported when something 
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -15,12 +16,22 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedConfig
 
 from cocoa_engine.forks import free_in_child
+from cocoa_engine.garbage import collector_paused
+from cocoa_engine.optional import quiet_torchao
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 """The models that can be light: transformers' class by the type of the model."""
+
+
+def import_model_classes() -> None:
+    """Import transformers' model classes before something of transformers does: torchao would write to stderr."""
+    if "transformers.modeling_utils" in sys.modules:
+        return
+    with quiet_torchao(), collector_paused():
+        import transformers.modeling_utils  # noqa: F401
 
 
 class LightModel(nn.Module):

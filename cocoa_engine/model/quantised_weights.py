@@ -6,22 +6,20 @@ import math
 import mmap
 import re
 from collections.abc import Iterator, Mapping
-from functools import partial
-from pathlib import Path, PureWindowsPath
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
-from cocoa_engine.arguments import ValidatedModel
-from cocoa_engine.errors import CocoaError, ConfigError, ModelLoadError, UnsupportedModelError
+from cocoa_engine.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from cocoa_engine.free_memory import release_free_memory
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.model import experts
 from cocoa_engine.model.blocks import BlockTensor, block_size
+from cocoa_engine.model.checkpoint_files import safetensors_files
 from cocoa_engine.model.gguf_model import without_weights
-from cocoa_engine.safe_text import short_repr
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -29,11 +27,6 @@ if TYPE_CHECKING:
 logger = safe_logger(__name__)
 
 WeightKind = Literal["q8_0", "q4_k"]
-
-
-class _Index(ValidatedModel):
-    _invalid: ClassVar[type[CocoaError]] = ModelLoadError
-    weight_map: dict[str, str]
 
 
 _AT_ONCE = 2**18  # numbers that are quantised at a time
@@ -114,61 +107,6 @@ def load(name: str, config: Any, kind: WeightKind, access: Mapping[str, Any]) ->
         logger.debug("%s has no generation config", name)
     loaded: PreTrainedModel = model.eval()
     return loaded
-
-
-def find_file(name: str, access: Mapping[str, Any], file: str) -> Path | None:
-    """A file of a local folder or a Hub id; `None` if there is none of that name.
-
-    Args:
-        name: the folder or the id.
-        access: transformers' options of where the files are.
-        file: the file's name.
-    """
-    from transformers.utils import cached_file
-
-    path = cached_file(name, file, **access, _raise_exceptions_for_missing_entries=False)
-    return None if path is None else Path(path)
-
-
-def safetensors_files(name: str, config: Any, access: Mapping[str, Any], variant: str | None = None) -> list[Path]:
-    """The files that transformers will open for a checkpoint's weights, none of which is a pickle file.
-
-    Args:
-        name: a local folder or a Hub id.
-        config: the model's config, which may name the file itself.
-        access: transformers' options of where the files are.
-        variant: transformers' option of that name.
-
-    Raises:
-        ModelLoadError: there are no safetensors; or an index, or the config, names anything but ``*.safetensors`` files
-            beside it.
-    """
-    find = partial(find_file, name, access)
-    middle = f".{variant}" if variant else ""
-    stated = getattr(config, "transformers_weights", None)
-    names = [stated] if stated else [f"model{middle}.safetensors", f"model.safetensors.index{middle}.json"]
-    file = next((path for path in map(find, names) if path is not None), None)
-    if file is None:
-        raise ModelLoadError(
-            f"{name} has no weights as safetensors ({' or '.join(names)}); pickle files can run code, so "
-            "they are read with allow_pickle=True (--allow-pickle) only: pass it if you trust them, or convert them"
-        )
-    shards = [file.name]
-    if file.suffix == ".json":
-        try:
-            shards = sorted(set(_Index.model_validate_json(file.read_bytes()).weight_map.values()))
-        except ModelLoadError as error:
-            raise ModelLoadError(f"cannot load the model of {file}: {error}") from error
-    for shard in shards:
-        if not shard.endswith(".safetensors") or PureWindowsPath(shard).name != shard:
-            raise ModelLoadError(
-                f"{name}: {file.name} names {short_repr(shard)}, which is no *.safetensors file beside it; other "
-                "files can run code when they are read: pass allow_pickle=True (--allow-pickle) only if you trust them"
-            )
-    paths = {shard: file if shard == file.name else find(shard) for shard in shards}
-    if missing := [shard for shard, path in paths.items() if path is None]:
-        raise ModelLoadError(f"{name} has no {missing[0]}")
-    return [path for path in paths.values() if path is not None]
 
 
 def quantised(weight: Any, kind: str) -> Tensor:

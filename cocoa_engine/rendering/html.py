@@ -15,18 +15,26 @@ from hashlib import sha256
 from html import escape
 from importlib.resources import files
 
-from cocoa_engine.rendering.differences import Range, differences
-from cocoa_engine.rendering.highlights import MOST_SHADED, Piece, pieces, stopped_without_text
+from cocoa_engine.rendering.highlights import (
+    MOST_SHADED,
+    Piece,
+    Range,
+    RiskScale,
+    differences,
+    pieces,
+    stopped_without_text,
+)
 from cocoa_engine.rendering.inputs import Answer
-from cocoa_engine.rendering.scale import RAW, RiskScale
-from cocoa_engine.rendering.verdict import CHECK_THESE, NOTHING, describe_check, verdict
 from cocoa_engine.rendering.wording import (
     CANDIDATE_COLUMNS,
+    CHECK_THESE,
+    NOTHING,
     REACHED,
     answer_names,
     any_reached,
     candidate_values,
     describe_answer,
+    describe_check,
     describe_choice,
     describe_different_kinds,
     describe_kind,
@@ -34,11 +42,12 @@ from cocoa_engine.rendering.wording import (
     describe_scale,
     split_whitespace,
     statistics,
+    verdict,
     visible,
 )
 from cocoa_engine.risk import Check
 from cocoa_engine.safe_text import safe
-from cocoa_engine.spans import Candidate, Span
+from cocoa_engine.spans import RAW, Candidate, Span
 
 _PAGE = """<!DOCTYPE html>
 <html>
@@ -73,7 +82,7 @@ def fragment(answers: Sequence[Answer], *, title: str | None = None) -> str:
         title: a heading, such as the question.
     """
     several = len(answers) > 1
-    differing = differences([one.text for one in answers])
+    differing = differences([answer.text for answer in answers])
     parts = ["<style>", style_sheet(), "</style>"]
     if title is not None:
         parts.append(f'<p class="cocoa-prompt" dir="auto">{_text(title)}</p>')
@@ -86,7 +95,7 @@ def fragment(answers: Sequence[Answer], *, title: str | None = None) -> str:
     parts.append("</div>")
     if several:
         parts.append('<p>Words that another answer lacks are <span class="cocoa-differs">marked</span>.</p>')
-        if len({one.text for one in answers}) == 1:
+        if len({answer.text for answer in answers}) == 1:
             parts.append("<p><strong>The answers are the same.</strong></p>")
         if (kinds := describe_different_kinds(answers)) is not None:
             parts.append(f"<p>{_text(kinds)}</p>")
@@ -110,13 +119,13 @@ def _answer(answer: Answer, differing: Sequence[Range], number: int) -> str:
     name = f"cocoa-{sha256(f'{number} {answer.model_dump_json()}'.encode()).hexdigest()[:10]}"
     scale = RiskScale.of(answer.spans)
     checks = answer.check_these(MOST_SHADED)
-    shaded = (_piece(one, answer, checks, name) for one in pieces(answer, checks, scale, differing))
+    shaded = (_piece(piece, answer, checks, name) for piece in pieces(answer, checks, scale, differing))
     parts = [
         f'<p class="cocoa-verdict">{_text(verdict(answer))}</p>',
         f'<div class="cocoa-text" dir="auto">{"".join(shaded)}{_stopped(answer)}</div>',
     ]
     if checks:
-        listed = "".join(f"<li><bdi>{_text(describe_check(one))}</bdi></li>" for one in checks)
+        listed = "".join(f"<li><bdi>{_text(describe_check(check))}</bdi></li>" for check in checks)
         parts.append(f'<p class="cocoa-heading">{CHECK_THESE}</p><ol class="cocoa-check">{listed}</ol>')
     elif answer.risk_source not in RAW:
         parts.append(f"<p>{NOTHING}</p>")
@@ -165,13 +174,13 @@ def _stopped(answer: Answer) -> str:
 def _bars(answer: Answer, scale: RiskScale) -> str:
     """A bar for each sentence, with its words on hover and focus."""
     rows = []
-    for one in answer.sentences:
-        risk = "–" if one.risk is None else f"{one.risk:.2f}"
-        width = 0 if one.risk is None or not scale.absolute else round(100 * min(max(one.risk, 0.0), 1.0))
+    for sentence in answer.sentences:
+        risk = "–" if sentence.risk is None else f"{sentence.risk:.2f}"
+        width = 0 if sentence.risk is None or not scale.absolute else round(100 * min(max(sentence.risk, 0.0), 1.0))
         rows.append(
-            f'<li tabindex="0"><span class="cocoa-bar"><span class="cocoa-level-{scale.level(one.risk)}" '
+            f'<li tabindex="0"><span class="cocoa-bar"><span class="cocoa-level-{scale.level(sentence.risk)}" '
             f'style="width:{width}%"></span></span> <span class="cocoa-number">{risk}</span> '
-            f'<bdi class="cocoa-words">{_text(" ".join(one.text.split()))}</bdi></li>'
+            f'<bdi class="cocoa-words">{_text(" ".join(sentence.text.split()))}</bdi></li>'
         )
     return f'<p class="cocoa-heading">Sentences:</p><ol class="cocoa-bars">{"".join(rows)}</ol>'
 

@@ -7,8 +7,8 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from cocoa_engine.optional import need
+from cocoa_engine.rendering.highlights import RiskScale
 from cocoa_engine.rendering.inputs import Answer, LayerDisagreement, Reliability
-from cocoa_engine.rendering.scale import RiskScale
 from cocoa_engine.rendering.wording import METRIC_NAMES, REACHED, visible
 from cocoa_engine.spans import Span
 

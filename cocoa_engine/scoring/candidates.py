@@ -16,13 +16,12 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.branch import Branch
 from cocoa_engine.decoding.distributions import TokenOutput, source_values
 from cocoa_engine.decoding.next_tokens import NextTokens, next_tokens, non_finite
-from cocoa_engine.decoding.request import capture_spec
-from cocoa_engine.decoding.rules import Rules
+from cocoa_engine.decoding.request import Rules, capture_spec
 from cocoa_engine.decoding.span_decoder import SpanDecoder
 from cocoa_engine.execution.backends import Path, StepOutput, TokenTree
 from cocoa_engine.execution.session import Session
 from cocoa_engine.model.detokenizer import Detokenizer
-from cocoa_engine.model.ends import eos_token_ids
+from cocoa_engine.model.generation_config import eos_token_ids
 from cocoa_engine.scoring.text_tree import groups, opened, prefixes
 from cocoa_engine.spans import Candidate
 

@@ -1,4 +1,4 @@
-"""Scoring given texts after a prompt by the configured method; the implementation of :meth:`CocoaEngine.score`."""
+"""Scores of given texts, as generations."""
 
 from __future__ import annotations
 
@@ -6,29 +6,40 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import cast
 
+import torch
+
 from cocoa_engine.arguments import given_or_new
 from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.decoding.answer_history import AnswerHistory
-from cocoa_engine.decoding.branch import DecidedSpan
+from cocoa_engine.decoding.branch import DecidedSpan, log_prob_and_score
 from cocoa_engine.decoding.request import capture_spec
 from cocoa_engine.decoding.result_builder import make_span, source_heads_of, with_answer_risk
+from cocoa_engine.decoding.speculation import AnswerHistory
 from cocoa_engine.decoding.task import require_ability
+from cocoa_engine.equations import span_log_prob
 from cocoa_engine.errors import ConfigError, PromptError
+from cocoa_engine.execution.backends import Backend
 from cocoa_engine.execution.session import Session
-from cocoa_engine.methods import METHODS
+from cocoa_engine.methods import METHODS, ContrastingMethod
 from cocoa_engine.model.detokenizer import Detokenizer
 from cocoa_engine.model.hidden_states import CaptureSpec
-from cocoa_engine.model.passages import Source, passage_positions
-from cocoa_engine.model.prompts import ChatTokens, Prompt, Texts, is_many, prompt_ids, text_ids
+from cocoa_engine.model.prompts import (
+    ChatTokens,
+    Prompt,
+    Source,
+    Texts,
+    is_many,
+    passage_positions,
+    prompt_ids,
+    text_ids,
+)
 from cocoa_engine.process_exit import at_work
 from cocoa_engine.results import Generation
 from cocoa_engine.risk import RiskCalibrator
-from cocoa_engine.risk.policy import RiskMeasure
+from cocoa_engine.risk.policy import RiskMeasure, reaches
 from cocoa_engine.scoring.candidates import CandidateGrower
-from cocoa_engine.scoring.rescoring import rescored
-from cocoa_engine.scoring.shared_prompt import GivenText, ScoredText, score_texts
-from cocoa_engine.scoring.teacher_forcing import score_divided, score_text
+from cocoa_engine.scoring.teacher_forcing import GivenText, ScoredText, score_divided, score_text, score_texts
+from cocoa_engine.scoring.text_tree import TextTree
 from cocoa_engine.spans import Candidate, Span, Usage
 
 
@@ -249,3 +260,89 @@ class _Scorer:
             ends.append(len(track.text))
         dropped = shown[:1].isspace() and not track.text[:1].isspace()
         return [min(end + dropped, len(shown)) for end in ends]
+
+
+def rescore(span: Span, config: CocoaConfig) -> Span:
+    """A scored text under another method, metric, alpha or ``span_log_prob``, without a forward pass.
+
+    Args:
+        span: the span of :meth:`CocoaEngine.score`. Its log-probabilities, MLDS and risk stay as they are.
+        config: the settings that give the new score. The layers must be those of ``span``.
+
+    Returns:
+        A copy with the new ``log_prob`` and ``score``.
+
+    Raises:
+        ConfigError: the method's score takes forward passes of its own (``dola``, ``decore``, ``diver``).
+    """
+    if METHODS[config.method].needs_own_passes:
+        raise ConfigError(f"method={config.method!r} takes forward passes of its own; use CocoaEngine.score.")
+    log_prob, score = log_prob_and_score(config, span.token_log_probs, span.con_mlds, span.f_mlds)
+    limited = reaches(span.risk, config.max_risk)
+    return span.model_copy(update={"log_prob": log_prob, "score": score, "reaches_max_risk": limited})
+
+
+def rescored(
+    backend: Backend,
+    prompt: list[int],
+    scored: Sequence[ScoredText],
+    config: CocoaConfig,
+    capture: CaptureSpec,
+    cancellation: Cancellation | None = None,
+) -> list[ScoredText]:
+    """Replace the scores of texts by the configured method's, and add its forward passes to theirs.
+
+    A contrasting method scores the contrasts of the tokens. A method that reads back (Diver) scores the prompt again
+    after the text, for the mutual information log p(prompt | prompt, text) - log p(prompt | prompt).
+    """
+    method = METHODS[config.method]
+    texts = [decided.token_ids for decided, _ in scored]
+    result = []
+    if isinstance(method, ContrastingMethod):
+        found = _contrasts(backend, method, prompt, texts, config, capture, cancellation)
+        for (decided, passes), (contrasts, more) in zip(scored, found, strict=True):
+            score = span_log_prob(contrasts, config.span_log_prob)
+            result.append(ScoredText(replace(decided, score=score), passes + more))
+        return result
+    read_back = [GivenText([*text, *prompt], 0) for text in ([], *texts)]
+    without, *after = score_texts(backend, prompt, read_back, config, capture, cancellation=cancellation)
+    log_prob_without = sum(without.decided.token_log_probs)
+    for (decided, passes), read in zip(scored, after, strict=True):
+        pmi = sum(read.decided.token_log_probs[len(decided.token_ids) :]) - log_prob_without
+        _, score = log_prob_and_score(config, decided.token_log_probs, decided.con_mlds, decided.f_mlds, pmi=pmi)
+        more = max(read.forward_passes, without.forward_passes)  # usually the two are fed together
+        result.append(ScoredText(replace(decided, score=score), passes + more))
+    return result
+
+
+def _contrasts(
+    backend: Backend,
+    method: ContrastingMethod,
+    prompt: list[int],
+    texts: Sequence[list[int]],
+    config: CocoaConfig,
+    capture: CaptureSpec,
+    cancellation: Cancellation | None,
+) -> list[tuple[list[float], int]]:
+    """The contrasts of each text's tokens, with no token excluded as implausible, and the forward passes they took.
+
+    The prompt is prefilled once without its last token. That token is fed with every text, because its output is
+    contrasted too.
+    """
+    fed = [[prompt[-1], *text[:-1]] for text in texts]
+    width = max(1, backend.paths_per_step // (1 + len(capture.early)))  # rows of logits for every layer
+    contrasts: list[list[float]] = [[] for _ in texts]
+    passes = [0] * len(texts)
+    with TextTree(backend, prompt[:-1], fed, capture, rows_per_step=width, cancellation=cancellation) as tree:
+        for group in tree.groups():
+            for step in group.steps():
+                assert step.output.others is not None
+                of_step = method.contrast(step.output.logits.float(), step.output.others, config)  # [W, V]
+                for number in group.numbers:
+                    if here := group.within(step, number):
+                        done = len(contrasts[number])
+                        rows = torch.tensor(here, device=of_step.device)
+                        targets = torch.tensor(texts[number][done : done + len(here)], device=of_step.device)
+                        contrasts[number] += of_step[rows, targets].tolist()
+                        passes[number] += group.passes(step, number)
+        return [(found, tree.prompt_passes + more) for found, more in zip(contrasts, passes, strict=True)]

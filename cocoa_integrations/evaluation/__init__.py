@@ -7,9 +7,7 @@
 
 from __future__ import annotations
 
-from cocoa_integrations.evaluation.arms import Arm, make_arms
-from cocoa_integrations.evaluation.data import load_samples
 from cocoa_integrations.evaluation.harness import evaluate
-from cocoa_integrations.evaluation.tasks import TASKS, EvalTask, Sample
+from cocoa_integrations.evaluation.tasks import TASKS, Arm, EvalTask, Sample, load_samples, make_arms
 
 __all__ = ["TASKS", "Arm", "EvalTask", "Sample", "evaluate", "load_samples", "make_arms"]

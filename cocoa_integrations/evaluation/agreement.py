@@ -50,16 +50,16 @@ def read_labels(file: Path, answers: Container[AnswerKey], criteria: Sequence[st
             raise DataError(f"{record.where}: the answer {key[1]!r} of {key[0]!r} already has labels in {first[key]}")
         first[key] = record.where
         for name in record.values.keys() - {"arm", "id"}:
-            if given := str(record.values[name] or "").strip().lower():
-                if given not in (*_TRUE, *_FALSE):
-                    raise DataError(f"{record.where}: the label {given!r} of {name!r} is neither true nor false")
+            if label := str(record.values[name] or "").strip().lower():
+                if label not in (*_TRUE, *_FALSE):
+                    raise DataError(f"{record.where}: the label {label!r} of {name!r} is neither true nor false")
                 person, _, criterion = map(str.strip, name.partition(":"))
                 if (criterion := criterion or criteria[0]) not in criteria or not person:
                     raise DataError(f"{record.where}: the column {name!r}; answers are judged by {', '.join(criteria)}")
                 labels = people.setdefault(criterion, {}).setdefault(person, {})
                 if key in labels:
                     raise DataError(f"{record.where}: two columns contain the labels of {person!r} about {criterion}")
-                labels[key] = given in _TRUE
+                labels[key] = label in _TRUE
     if not people:
         raise DataError(f"{file} contains no labels: give a column for each annotator")
     return {criterion: dict(sorted(people[criterion].items())) for criterion in criteria if criterion in people}
@@ -80,7 +80,9 @@ def agreement(judged: Mapping[AnswerKey, bool | None], people: Labels) -> dict[s
     """
     verdicts = {key: verdict for key, verdict in judged.items() if verdict is not None}
     judge = {name: _kappa(verdicts, labels) for name, labels in people.items()}
-    between_people = {f"{one}, {two}": _kappa(people[one], people[two]) for one, two in combinations(people, 2)}
+    between_people = {
+        f"{first}, {second}": _kappa(people[first], people[second]) for first, second in combinations(people, 2)
+    }
     with_judge, between = _mean(judge), _mean(between_people)
     return {
         "judge": judge,
@@ -94,16 +96,16 @@ def agreement(judged: Mapping[AnswerKey, bool | None], people: Labels) -> dict[s
 
 def in_words(agreed: Mapping[str, Any], criterion: str) -> str:
     """The result of :func:`agreement` for a criterion, as Markdown."""
-    lines = [f"- judge and {name}: {_shown(found)}" for name, found in agreed["judge"].items()]
-    lines += [f"- {pair}: {_shown(found)}" for pair, found in agreed["people"].items()]
+    lines = [f"- judge and {name}: {_shown(score)}" for name, score in agreed["judge"].items()]
+    lines += [f"- {pair}: {_shown(score)}" for pair, score in agreed["people"].items()]
     ratio = agreed["ratio"]
     last = [] if ratio is None else ["", f"The judge's mean kappa is {ratio:.2f} times that between annotators."]
     return "\n".join([f"Cohen's kappa, about {_NAMES.get(criterion, criterion)}:", "", *lines, *last]) + "\n"
 
 
-def _shown(found: Mapping[str, Any]) -> str:
-    kappa = "undefined, all labels are equal" if found["kappa"] is None else f"{found['kappa']:.3f}"
-    return f"{kappa} (labels in common: {found['pairs']})"
+def _shown(score: Mapping[str, Any]) -> str:
+    kappa = "undefined, all labels are equal" if score["kappa"] is None else f"{score['kappa']:.3f}"
+    return f"{kappa} (labels in common: {score['pairs']})"
 
 
 def _kappa(first: Mapping[AnswerKey, bool], second: Mapping[AnswerKey, bool]) -> dict[str, Any]:
@@ -119,5 +121,5 @@ def _kappa_score() -> Callable[..., float]:
 
 
 def _mean(kappas: Mapping[str, Mapping[str, Any]]) -> float | None:
-    known = [found["kappa"] for found in kappas.values() if found["kappa"] is not None]
-    return math.fsum(known) / len(known) if known else None
+    defined = [score["kappa"] for score in kappas.values() if score["kappa"] is not None]
+    return math.fsum(defined) / len(defined) if defined else None

@@ -1,22 +1,26 @@
-"""``cocoa eval``: compare decoding methods on a data file. Registered as an entry point of ``cocoa``."""
+"""``cocoa eval`` compares decoding methods on a data file, and ``cocoa judge`` lets an LLM judge the answers."""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cocoa_engine.cli.dataset_options import short_name
-from cocoa_engine.cli.loading import declared_options, load_engine
-from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, with_options
-from cocoa_engine.cli.plugins import Runner
-from cocoa_engine.cli.progress import Progress
-from cocoa_engine.cli.terminal import on_interrupt
+from cocoa_engine.cli.info import declared_options, load_engine
+from cocoa_engine.cli.labelled import short_name
+from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, Runner, with_options
+from cocoa_engine.cli.output import on_interrupt
+from cocoa_engine.cli.progress import Progress, Stage
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.errors import ConfigError
+from cocoa_engine.errors import ConfigError, MissingExtraError, safe_cause
 from cocoa_engine.model.embedded import MODEL_NAME
+from cocoa_engine.optional import need
+
+if TYPE_CHECKING:
+    from langchain_core.language_models import BaseChatModel
 
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown, also on a terminal.")]
 
@@ -61,13 +65,9 @@ def evaluate(
     runner: Runner = None,
 ) -> None:
     """Evaluate decoding methods on a benchmark's data file, with a table like those of the paper."""
-    from cocoa_integrations.evaluation.arms import make_arms
-    from cocoa_integrations.evaluation.data import describe_data, load_samples
     from cocoa_integrations.evaluation.harness import evaluate as run
-    from cocoa_integrations.evaluation.paper import choose_model
-    from cocoa_integrations.evaluation.table import report
-    from cocoa_integrations.evaluation.table_text import show
-    from cocoa_integrations.evaluation.tasks import find_task
+    from cocoa_integrations.evaluation.table import choose_model, report, show
+    from cocoa_integrations.evaluation.tasks import describe_data, find_task, load_samples, make_arms
 
     progress = Progress("eval")
 
@@ -81,8 +81,8 @@ def evaluate(
     arms = make_arms(_list(methods), _list(metrics), [_number(alpha) for alpha in _list(alphas)])
     choose_model(chosen.name, model or MODEL_NAME, paper_model)  # reports a wrong name before the evaluation
     samples = load_samples(chosen.name, data, limit=limit, shuffle=shuffle)
-    kept = on_interrupt(f"what was measured is kept in {out}: repeat the command to resume")
-    with kept, progress.stage(chosen.name, f"answers of {chosen.name}") as stage:
+    interrupted = on_interrupt(f"what was measured is kept in {out}: repeat the command to resume")
+    with interrupted, progress.stage(chosen.name, f"answers of {chosen.name}") as stage:
         results = run(
             load,
             chosen,
@@ -109,8 +109,8 @@ def _identity(calibrator: Path) -> str:
     return sha256(calibrator.read_bytes()).hexdigest() if calibrator.is_file() else str(calibrator)
 
 
-def _list(given: str) -> list[str]:
-    return [part.strip() for part in given.split(",") if part.strip()]
+def _list(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _number(text: str) -> float:
@@ -118,3 +118,94 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         raise ConfigError(f"alpha: {text!r} is not a number") from None
+
+
+FACTS = 5.0
+"""About how many facts a summary states, for the time left."""
+
+
+def judge(
+    folder: Annotated[Path, typer.Argument(help="The --out folder of a cocoa eval.")],
+    judge: Annotated[
+        str,
+        typer.Option(help="The judge: provider:model, for LangChain's init_chat_model. Its package must be installed."),
+    ],
+    labels: Annotated[
+        Path | None,
+        typer.Option(
+            help="CSV file with human labels for Cohen's kappa: columns arm, id, and for each annotator NAME (truth) "
+            "or NAME:info (informativeness)."
+        ),
+    ] = None,
+    attempts: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of attempts per prompt.")] = 3,
+    timeout: Annotated[float, typer.Option(min=0.001, max=10**6, help="Time limit for one reply in seconds.")] = 120.0,
+    concurrency: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of concurrent prompts.")] = 4,
+    paper_model: Annotated[
+        str | None, typer.Option(help="Model of the paper to compare with. Default: the most similar one.")
+    ] = None,
+    factscore: Annotated[
+        bool,
+        typer.Option(
+            "--factscore",
+            help="Measure FActScore instead: the share of atomic facts of each summary (samsum, "
+            "xsum) that its document supports.",
+        ),
+    ] = False,
+    gamma: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=10**6,
+            help="Length penalty of FActScore, for summaries of at most this many facts; its code uses 10. "
+            "Default: none.",
+        ),
+    ] = None,
+    markdown: Markdown = False,
+) -> None:
+    """Judge the answers of an evaluation with an LLM and the paper's prompts. Stored verdicts are reused."""
+    from cocoa_integrations.evaluation.judge import factscore_report, factscore_run, judge_run, judged_report
+    from cocoa_integrations.evaluation.table import show
+
+    if factscore and labels is not None:
+        raise ConfigError("--labels is for judged answers, not for --factscore")
+    if gamma is not None and not factscore:
+        raise ConfigError("--gamma is the length penalty of --factscore")
+    model = chat_model(judge)
+    progress = Progress("judge")
+    stages = [("judging", "prompts")]
+    if factscore:
+        stages = [("splitting", "summaries"), ("checking", "facts")]
+        progress.plan({"splitting": 1.0, "checking": FACTS})
+    calls = {"name": judge, "attempts": attempts, "timeout": timeout, "concurrency": concurrency}
+    interrupted = on_interrupt(f"the verdicts so far are kept in {folder}: repeat the command to resume")
+    with interrupted, ExitStack() as running:
+        begun: list[Stage] = []
+
+        def begin(total: int) -> None:
+            running.close()  # the stage before
+            begun.append(running.enter_context(progress.stage(*stages[len(begun)], total)))
+
+        told: Any = {"begin": begin, "advance": lambda count: begun[-1].advance(count), **calls}
+        if factscore:
+            shown = factscore_report(factscore_run(folder, model, gamma=gamma, **told))
+        else:
+            results = judge_run(folder, model, labels=labels, paper_model=paper_model, **told)
+            shown = judged_report(results, paper_model)
+    show(shown, as_markdown=markdown)
+
+
+def chat_model(name: str) -> BaseChatModel:
+    """The chat model of a judge, ``provider:model``.
+
+    Raises:
+        MissingExtraError: its package is not installed.
+        ConfigError: its key is missing, or its name is not known.
+    """
+    chat_models = need("langchain.chat_models", extra="agents", what="cocoa judge")
+    try:
+        model: BaseChatModel = chat_models.init_chat_model(name, temperature=0.0)
+        return model
+    except ImportError as error:
+        raise MissingExtraError(f"the judge {name}: {error}") from safe_cause(error)
+    except Exception as error:  # a missing key or an unknown name; the errors of providers have no common base
+        raise ConfigError(f"the judge {name} cannot be used: {error}") from safe_cause(error)

@@ -59,10 +59,10 @@ class Record(NamedTuple):
             value = [part for part in value.split(separator) if part.strip()]
         if not isinstance(value, Sequence) or isinstance(value, str) or not value:
             raise DataError(f"{self.where}: {name!r} {_problem(value, 'a list of texts')}")
-        for one in value:
-            if not isinstance(one, str) or not one.strip():
-                raise DataError(f"{self.where}: {name!r} {_problem(one, 'a list of texts')}")
-        return [one.strip() for one in value]
+        for item in value:
+            if not isinstance(item, str) or not item.strip():
+                raise DataError(f"{self.where}: {name!r} {_problem(item, 'a list of texts')}")
+        return [item.strip() for item in value]
 
     def identity(self, *names: str) -> str:
         """The id of the record, a text or an integer.
@@ -100,8 +100,8 @@ def find_file(path: str | Path) -> Path:
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.is_file() and _suffix(file) in SUFFIXES)
         if len(files) != 1:
-            found = ", ".join(file.name for file in files) or "none"
-            raise DataError(f"{path} is a folder that does not contain exactly one data file ({found}); name the file")
+            names = ", ".join(file.name for file in files) or "none"
+            raise DataError(f"{path} is a folder that does not contain exactly one data file ({names}); name the file")
         return files[0]
     if not path.is_file():
         raise DataError(f"there is no file {path}; give the path of the data on this machine, nothing is downloaded")

@@ -1,29 +1,182 @@
-"""Evaluation runs: lm-evaluation-harness runs a task once for each arm, and the answers are stored row by row."""
+"""Evaluation runs: lm-evaluation-harness runs a task once for each arm, and the answers are stored row by row.
+
+The folder of a run has ``settings.json``, and ``samples.jsonl`` with a line for each sample of each arm.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from json import dumps
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from json import dumps, loads
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from cocoa_engine import CocoaConfig, __version__
-from cocoa_engine.errors import ConfigError
+from cocoa_engine.errors import ConfigError, DataError
+from cocoa_engine.lab.files import read_json
+from cocoa_engine.messages import explain
 from cocoa_engine.optional import need
-from cocoa_engine.output_files import write_file
-from cocoa_integrations.evaluation.arms import Arm
-from cocoa_integrations.evaluation.files import fingerprint
+from cocoa_engine.output_files import LOCK, locked, write_file
+from cocoa_integrations.evaluation.files import fingerprint, json_lines, read_lines
 from cocoa_integrations.evaluation.generated_code import require_confinement
-from cocoa_integrations.evaluation.metrics import rejected
-from cocoa_integrations.evaluation.samples import RESULTS, TABLE, Rows, new_run, write_rows
-from cocoa_integrations.evaluation.statistics import statistics
-from cocoa_integrations.evaluation.table import report
-from cocoa_integrations.evaluation.table_text import markdown
-from cocoa_integrations.evaluation.tasks import EvalTask, Sample
+from cocoa_integrations.evaluation.metrics import rejected, statistics
+from cocoa_integrations.evaluation.table import Report, markdown, report
+from cocoa_integrations.evaluation.tasks import Arm, EvalTask, Sample
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
     from cocoa_integrations.evaluation.harness_task import Engines
+
+SETTINGS, SAMPLES = "settings.json", "samples.jsonl"
+_INCREASABLE = "limit"  # a resumed run may raise it: the samples of the earlier run are then its first samples
+
+Row = dict[str, Any]
+"""A line of ``samples.jsonl``."""
+
+Rows = dict[tuple[str, str], Row]
+"""Rows by arm and sample id."""
+
+
+_Finite = Annotated[float, Field(ge=-1e100, le=1e100)]
+"""Sums of larger numbers might not be finite."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True)  # the values are used as they are in the file
+
+
+class _Row(_Strict):
+    arm: str
+    id: str
+    sample: str
+    method: str
+    metric: str | None
+    alpha: float | None
+    question: str
+    context: str
+    references: list[str]
+    incorrect: list[str]
+    answer: str
+    metrics: Annotated[dict[str, _Finite], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _has_both_or_none(self) -> _Row:
+        if (self.metric is None) != (self.alpha is None):
+            raise ValueError("metric and alpha belong together")
+        return self
+
+
+class _Model(_Strict):
+    name: str
+
+
+class _Decoding(_Strict):
+    middle_layers: Annotated[list[int], Field(min_length=2, max_length=2)] | None
+
+
+class _Run(_Strict):
+    task: str
+    model: _Model
+    decoding: _Decoding
+
+
+@contextmanager
+def new_run(path: Path, settings: Mapping[str, Any]) -> Iterator[Rows]:
+    """Open the folder of a run, new or existing, exclusively for this process, and yield the rows that it has.
+
+    A folder without rows, for example because the model could not be loaded, can be used with other settings.
+
+    Raises:
+        ConfigError: the folder contains a run with other settings or other files, another process is using it, or it
+            cannot be written.
+        DataError: its files were changed after they were written.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:  # ValueError: the path contains a NUL character
+        raise ConfigError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from error
+    with locked(path):
+        rows = _read_rows(path / SAMPLES)
+        _claim(path, loads(dumps(settings)), begun=bool(rows))
+        yield rows
+
+
+@contextmanager
+def finished_run(path: Path) -> Iterator[tuple[dict[str, Any], Rows]]:
+    """Open the folder of an existing run, and yield its settings and its rows.
+
+    Raises:
+        ConfigError: the folder contains no run, or another process is using it.
+        DataError: it has no answers, or its files were changed after they were written.
+    """
+    if not (path / SETTINGS).is_file():
+        raise ConfigError(f"{path} contains no run: it has no {SETTINGS}; name the --out folder of a `cocoa eval`")
+    with locked(path):
+        settings = _read_settings(path / SETTINGS)
+        try:
+            _Run.model_validate(settings)
+        except ValidationError as error:
+            raise DataError(f"{path / SETTINGS} does not contain the settings of a run: {explain(error)}") from None
+        rows = _read_rows(path / SAMPLES)
+        if not rows:
+            raise DataError(f"{path} has no answers yet: its {SAMPLES} is empty; run `cocoa eval` first")
+        yield settings, rows
+
+
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Replace the rows of a folder as a whole."""
+    write_file(path / SAMPLES, json_lines(rows))
+
+
+def _claim(path: Path, settings: dict[str, Any], *, begun: bool) -> None:
+    file = path / SETTINGS
+    if file.exists():
+        there = _read_settings(file)
+        if begun and (differences := list(_differences(there, settings))):
+            raise ConfigError(
+                f"{path} contains a run with other settings: {'; '.join(differences)}. Name another folder, or give "
+                "the same settings to resume the run"
+            )
+        if there == settings:
+            return
+    elif other_files := sorted(entry.name for entry in path.iterdir() if entry.name != LOCK):
+        raise ConfigError(f"{path} is not empty and contains no run ({other_files[0]}); name a new folder")
+    write_file(file, dumps(settings, indent=2, ensure_ascii=False) + "\n")
+
+
+def _differences(there: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name in dict.fromkeys((*there, *now)):
+        old, new = there.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from _differences(old, new, f"{prefix}{name}.")
+        elif old != new and not (name == _INCREASABLE and old is not None and (new is None or new > old)):
+            yield f"{prefix}{name} is {dumps(old)} there, {dumps(new)} now"
+
+
+def _read_settings(file: Path) -> dict[str, Any]:
+    try:
+        there = read_json(file)
+    except DataError as error:
+        raise DataError(f"{error} Name another folder") from error
+    if not isinstance(there, dict):
+        raise DataError(f"{file} does not contain the settings of a run; name another folder")
+    return there
+
+
+def _read_rows(file: Path) -> Rows:
+    rows: Rows = {}
+    for number, row in enumerate(read_lines(file), start=1):
+        try:
+            _Row.model_validate(row)
+        except ValidationError:
+            raise DataError(f"{file}, line {number}: not a row of a run; the file was changed") from None
+        if (key := (row["arm"], row["id"])) in rows:
+            raise DataError(f"{file}, line {number}: {key[0]}, sample {key[1]!r}, occurs twice; it was changed")
+        rows[key] = row
+    return rows
+
 
 FORMAT = 2
 PART = 50
@@ -52,13 +205,13 @@ def evaluate(
         engine: the engine, or a function that loads it. It is called only if there is work left. It can also be
             many engines in other processes; the rows are the same.
         task: one of :data:`~cocoa_integrations.evaluation.tasks.TASKS`.
-        samples: from :func:`~cocoa_integrations.evaluation.data.load_samples`.
-        arms: from :func:`~cocoa_integrations.evaluation.arms.make_arms`. The first is the baseline of the table.
+        samples: from :func:`~cocoa_integrations.evaluation.tasks.load_samples`.
+        arms: from :func:`~cocoa_integrations.evaluation.tasks.make_arms`. The first is the baseline of the table.
         out: the folder for ``settings.json``, ``samples.jsonl``, ``results.json`` and ``table.md``.
         config: the settings that all arms share. ``max_new_tokens`` defaults to that of the task, and the stop texts of
             the task are added.
         model: the description of the model. Needed if ``engine`` is a function.
-        data: the source of the samples, from :func:`~cocoa_integrations.evaluation.data.describe_data`. It is stored
+        data: the source of the samples, from :func:`~cocoa_integrations.evaluation.tasks.describe_data`. It is stored
             with the settings.
         limit: the limit with which the samples were loaded. It is stored with the settings; a later run may raise it.
         paper_model: the model of the paper in the table. Default: the most similar one.
@@ -116,35 +269,54 @@ def evaluate(
                     own = run_arm(lm, task, arm, part, arm.config(shared), confirm_run_unsafe_code)
                     rows |= {(row["arm"], row["id"]): row for row in own}
                     write_rows(out, [rows[key] for key in dict.fromkeys((*ordered, *rows)) if key in rows])
-        summary = summarise(task, arms, [rows[key] for key in ordered])
+        summary = summarise([rows[key] for key in ordered], lambda own: _measured(task, own))
         results = {"settings": settings, "samples": len(samples), "arms": summary}
-        write_file(out / RESULTS, dumps(results, indent=2, ensure_ascii=False) + "\n")
-        write_file(out / TABLE, markdown(report(task, results, paper_model)))
+        write_results(out, "results", results, report(task, results, paper_model), table="table")
     return results
 
 
-def summarise(task: EvalTask, arms: Sequence[Arm], rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For each arm, the counts of empty and rejected answers, and the statistics of every metric.
+def summarise(
+    rows: Iterable[Row],
+    measure: Callable[[list[Row]], tuple[dict[str, int], dict[str, dict[str, float]], dict[str, float | None]]],
+) -> list[dict[str, Any]]:
+    """For each arm its settings, counts of its answers, and the statistics of every metric.
 
-    See :func:`~cocoa_integrations.evaluation.statistics.statistics`.
+    Args:
+        rows: the rows of all arms.
+        measure: returns of the rows of an arm further counts, the values of each metric by sample, and further means.
+
+    See :func:`~cocoa_integrations.evaluation.metrics.statistics`.
     """
     rows = list(rows)
     summary: list[dict[str, Any]] = []
     first: dict[str, dict[str, float]] = {}
-    for arm in arms:
-        own = [row for row in rows if row["arm"] == str(arm)]
-        values = {column.metric: {row["id"]: row["metrics"][column.metric] for row in own} for column in task.columns}
-        summary.append(
-            {
-                **arm._asdict(),
-                "samples": len(own),
-                "empty": sum(not row["answer"] for row in own),
-                "rejected": sum(rejected(row["answer"]) == 1 for row in own),
-                "metrics": {name: statistics(each, first.get(name)) for name, each in values.items()},
-            }
-        )
+    for arm in dict.fromkeys(row["arm"] for row in rows):
+        own = [row for row in rows if row["arm"] == arm]
+        counts, values, means = measure(own)
+        metrics = {name: {"mean": mean} for name, mean in means.items()}
+        metrics |= {
+            name: statistics(each, first.get(name)) if each else {"mean": None} for name, each in values.items()
+        }
+        settings = {name: own[0][name] for name in ("method", "metric", "alpha")}
+        empty = sum(not row["answer"] for row in own)
+        summary.append({**settings, "samples": len(own), "empty": empty, **counts, "metrics": metrics})
         first = first or values
     return summary
+
+
+def write_results(
+    folder: Path, name: str, results: Mapping[str, Any], shown: Report, *, table: str | None = None
+) -> None:
+    """Write results to ``NAME.json`` in the folder of a run, and their tables to ``NAME.md`` or ``TABLE.md``."""
+    write_file(folder / f"{name}.json", dumps(results, indent=2, ensure_ascii=False) + "\n")
+    write_file(folder / f"{table or name}.md", markdown(shown))
+
+
+def _measured(
+    task: EvalTask, rows: Sequence[Row]
+) -> tuple[dict[str, int], dict[str, dict[str, float]], dict[str, float | None]]:
+    values = {column.metric: {row["id"]: row["metrics"][column.metric] for row in rows} for column in task.columns}
+    return {"rejected": sum(rejected(row["answer"]) == 1 for row in rows)}, values, {}
 
 
 def shared_settings(task: EvalTask, config: CocoaConfig) -> CocoaConfig:

@@ -20,10 +20,7 @@ from lm_eval.api.task import ConfigurableTask
 from cocoa_engine import METHODS, CocoaConfig, CocoaEngine, Generation, Span, rescore
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations.evaluation import generated_code
-from cocoa_integrations.evaluation.arms import Arm
-from cocoa_integrations.evaluation.data import load_samples
-from cocoa_integrations.evaluation.samples import Row
-from cocoa_integrations.evaluation.tasks import TASKS, EvalTask, Sample
+from cocoa_integrations.evaluation.tasks import TASKS, Arm, EvalTask, Sample, load_samples
 from cocoa_integrations.lm_eval.model import CocoaLM
 
 
@@ -151,7 +148,7 @@ class ArmTask(CocoaTask):
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, float]:
         """The metrics of an answer, or of the scores of the choices."""
-        plain = [one.score if self.cocoa_task.multiple_choice else one.text for one in results]
+        plain = [response.score if self.cocoa_task.multiple_choice else response.text for response in results]
         return super().process_results(doc, plain)
 
 
@@ -197,8 +194,8 @@ class ArmModel(LM):
         family = self.config.method if METHODS[self.config.method].needs_own_passes else ""
         keys = [(family, *request.args) for request in requests]
         missing = [number for number, key in enumerate(keys) if key not in self._known]
-        found = self._answer("spans", [requests[number] for number in missing])
-        self._known |= {keys[number]: span for number, span in zip(missing, found, strict=True)}
+        spans = self._answer("spans", [requests[number] for number in missing])
+        self._known |= {keys[number]: span for number, span in zip(missing, spans, strict=True)}
         self._advance(len(keys) - len(missing))
         spans = [self._known[key] for key in keys]
         return spans if family else [rescore(span, self.config) for span in spans]
@@ -234,7 +231,7 @@ def run_arm(
     samples: Sequence[Sample],
     config: CocoaConfig,
     confirm_run_unsafe_code: bool,
-) -> list[Row]:
+) -> list[dict[str, Any]]:
     """The row of each sample, from a run of the harness with the settings of one arm."""
     lm.config = config
     name = f"{task.name}, {arm}"
@@ -244,12 +241,12 @@ def run_arm(
     return [_row(task, arm, *pair) for pair in zip(samples, logged, strict=True)]
 
 
-def _row(task: EvalTask, arm: Arm, sample: Sample, logged: Mapping[str, Any]) -> Row:
+def _row(task: EvalTask, arm: Arm, sample: Sample, logged: Mapping[str, Any]) -> dict[str, Any]:
     """The row of a sample that the harness has logged."""
     responses = logged["filtered_resps"]
     if task.multiple_choice:
         best = max(responses, key=lambda span: span.score)
-        details: Row = {
+        details: dict[str, Any] = {
             "answer": best.text.strip(),
             "choices": [
                 {

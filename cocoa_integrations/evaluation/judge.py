@@ -1,36 +1,43 @@
-"""An LLM judge for the answers of a run: any LangChain chat model, with the paper's prompts.
+"""LLM judges of the answers of a run: any LangChain chat model, with the paper's prompts, and FActScore of summaries.
 
-Every reply is stored in ``judgements.jsonl`` in the folder of the run. A prompt for which the judge has given a verdict
-is not sent again. Replies without a verdict, errors and time-outs are stored too, and their prompts are sent again. An
-answer without a verdict never counts as true or informative.
+Every reply is a line of ``judgements.jsonl`` or ``factscore.jsonl`` in the folder of the run. A prompt for which there
+is a verdict is not sent again. Replies without a verdict, errors and time-outs are stored too, and their prompts are
+sent again by a later run. An answer without a verdict never counts as true or informative.
+
+FActScore (Min et al., 2023) is the share of the atomic facts of a summary that the source document supports: the judge
+splits each summary into facts, and then checks each fact against the document alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
+from hashlib import sha256
+from itertools import islice
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cocoa_engine.errors import ConfigError
-from cocoa_engine.output_files import write_file
+from cocoa_engine.errors import ConfigError, DataError
 from cocoa_integrations.evaluation.agreement import agreement, in_words, read_labels
-from cocoa_integrations.evaluation.files import append_lines
-from cocoa_integrations.evaluation.judge_calls import Asked, Asking, cost, read_replies, verdicts_of
-from cocoa_integrations.evaluation.judge_calls import in_words as cost_in_words
-from cocoa_integrations.evaluation.judge_prompts import QUESTIONS
-from cocoa_integrations.evaluation.samples import Rows, finished_run
-from cocoa_integrations.evaluation.statistics import statistics
-from cocoa_integrations.evaluation.table import report
-from cocoa_integrations.evaluation.table_text import Report, markdown
+from cocoa_integrations.evaluation.files import append_lines, read_lines
+from cocoa_integrations.evaluation.harness import Row, finished_run, summarise, write_results
+from cocoa_integrations.evaluation.prompts import CHECK, QUESTIONS, SPLIT, facts_of, yes_or_no
+from cocoa_integrations.evaluation.table import Report, report
 from cocoa_integrations.evaluation.tasks import TASKS, Column
 
 if TYPE_CHECKING:
-    from langchain_core.language_models import BaseChatModel
+    from langchain_core.language_models import BaseChatModel, LanguageModelInput
+    from langchain_core.messages import AIMessage
+    from langchain_core.runnables import Runnable
 
-JUDGEMENTS, JUDGED, JUDGED_TABLE = "judgements.jsonl", "judged.json", "judged.md"
-
+TOKENS = ("input_tokens", "output_tokens")
 TRUTH, _INFO = Column("truth", "Truth. (%)"), Column("info", "Info. (%)")
 """The first is the column of tasks that are not in :data:`COLUMNS`."""
 
@@ -45,20 +52,185 @@ COLUMNS = {
         Column("truth_and_info_kept", "T×I (%), not rejected"),
     )
 }
+FACT_COLUMNS = (Column("factscore", "FActScore (%)"), Column("facts", "Facts per summary", scale=1))
+SUMMARY_TASKS = ("samsum", "xsum")
+
+
+class Asked(NamedTuple):
+    """A prompt, its key in the file, and the function that extracts the verdict from a reply.
+
+    The verdict is any JSON value; ``None`` if the reply contains none.
+    """
+
+    key: str
+    prompt: str
+    verdict: Callable[[str], Any]
+
+
+class _Reply(NamedTuple):
+    """The text of a reply or an error message, and the numbers of tokens if the provider reports them."""
+
+    text: str | None
+    error: str | None
+    tokens: dict[str, int] | None = None
+
+
+class Judge:
+    """A judge, and how prompts are sent to it.
+
+    Args:
+        model: the chat model. It is called with temperature 0.
+        name: the name of the judge in the file. Default: its class and model name.
+        attempts: how often a prompt is sent until there is a verdict.
+        timeout: time limit for one reply in seconds.
+        concurrency: maximum number of concurrent prompts.
+
+    Raises:
+        ConfigError: an option is out of range, or the model has a temperature.
+    """
+
+    def __init__(
+        self,
+        model: BaseChatModel,
+        name: str | None = None,
+        attempts: int = 3,
+        timeout: float = 120.0,
+        concurrency: int = 4,
+    ) -> None:
+        if attempts < 1 or concurrency < 1 or not timeout > 0:
+            raise ConfigError("attempts, concurrency and timeout must be above 0")
+        if getattr(model, "temperature", None):
+            raise ConfigError("the judge must be deterministic: make it with temperature=0")
+        served = next((value for field in ("model_name", "model") if (value := getattr(model, field, None))), "")
+        self.name = name or f"{type(model).__name__} {served}".strip()
+        self._model: Runnable[LanguageModelInput, AIMessage] = (
+            model if getattr(model, "temperature", None) == 0 else model.bind(temperature=0.0)
+        )
+        self._attempts, self._timeout, self._concurrency = attempts, timeout, concurrency
+
+    def asked(self, prompt: str, verdict: Callable[[str], Any]) -> Asked:
+        """A prompt for this judge. Equal prompts have the same key."""
+        return Asked(sha256(dumps([self.name, prompt]).encode()).hexdigest(), prompt, verdict)
+
+    def verdicts(
+        self,
+        file: Path,
+        prompts: Iterable[Asked],
+        begin: Callable[[int], None] = lambda total: None,
+        advance: Callable[[int], None] = lambda count: None,
+    ) -> dict[str, Any]:
+        """The verdicts about prompts by key, those in the file and those that the judge gives now.
+
+        Args:
+            file: the stored replies. Further ones are appended.
+            prompts: the prompts.
+            begin: called with the number of prompts that are sent.
+            advance: called with the number of prompts that were completed.
+
+        Raises:
+            DataError: the file was changed after it was written.
+        """
+        verdicts = self._verdicts_of(read_replies(file))
+        remaining = {asked.key: asked for asked in prompts if asked.key not in verdicts}
+        begin(len(remaining))
+        for lines in self.replies(list(remaining.values())):
+            append_lines(file, lines)
+            verdicts |= self._verdicts_of(lines)
+            advance(1)
+        return verdicts
+
+    def cost(self, file: Path) -> dict[str, int]:
+        """The number of stored calls, of those that failed, and of the tokens that the provider reported."""
+        own = [line for line in read_replies(file) if line["judge"] == self.name]
+        tokens = {name: sum((line.get("tokens") or {}).get(name, 0) for line in own) for name in TOKENS}
+        return {"calls": len(own), "without_verdict": sum(line.get("verdict") is None for line in own), **tokens}
+
+    def replies(self, asked: Sequence[Asked]) -> Iterator[list[dict[str, Any]]]:
+        """The lines about each prompt, one for each attempt, as soon as the prompt is completed."""
+        stopped = threading.Event()  # set on Ctrl-C, so that outstanding replies are not awaited
+        with ThreadPoolExecutor(self._concurrency) as pool:
+
+            def submit(count: int) -> set[Future[list[dict[str, Any]]]]:
+                return {pool.submit(self._ask, prompt, stopped) for prompt in islice(waiting, count)}
+
+            waiting = iter(asked)
+            running = submit(self._concurrency)
+            try:
+                while running:
+                    done, running = wait(running, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        yield future.result()
+                    running |= submit(len(done))
+            finally:
+                stopped.set()
+
+    def _ask(self, asked: Asked, stopped: threading.Event) -> list[dict[str, Any]]:
+        """Send a prompt until there is a verdict. Returns a line for each attempt."""
+        lines: list[dict[str, Any]] = []
+        while len(lines) < self._attempts and not stopped.is_set():
+            reply, error, tokens = self._reply(asked.prompt, stopped)
+            verdict = None if reply is None else asked.verdict(reply)
+            if verdict is None and error is None:
+                error = "no verdict in the reply"
+            line = {"judge": self.name, "key": asked.key, "verdict": verdict, "reply": reply, "error": error}
+            lines.append({**line, "tokens": tokens})
+            if verdict is not None:
+                break
+        return lines
+
+    def _reply(self, prompt: str, stopped: threading.Event) -> _Reply:
+        """The reply. The judge runs in a daemon thread, which does not block the exit if it hangs."""
+        replies: SimpleQueue[_Reply] = SimpleQueue()
+
+        def ask() -> None:
+            try:
+                message = self._model.invoke(prompt)
+                text = str(message.text)
+                text.encode()  # raises an error for a lone surrogate, which cannot be stored
+                usage: Any = message.usage_metadata
+                counts = usage if isinstance(usage, Mapping) else {}  # some providers' are wrong; the reply counts
+                tokens = {name: counts[name] for name in TOKENS if type(counts.get(name)) is int}
+                replies.put(_Reply(text, None, tokens or None))
+            except Exception as error:  # the errors of providers have no common base
+                described = f"{type(error).__name__}: {error}"
+                replies.put(_Reply(None, described.encode("utf-8", "backslashreplace").decode()))
+
+        threading.Thread(target=ask, daemon=True).start()
+        deadline = time.monotonic() + self._timeout
+        while (remaining := deadline - time.monotonic()) > 0 and not stopped.is_set():
+            with contextlib.suppress(Empty):
+                return replies.get(timeout=min(remaining, 0.5))
+        return _Reply(None, f"no reply within {self._timeout:g} s")
+
+    def _verdicts_of(self, lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        own = [line for line in lines if line["judge"] == self.name]
+        return {line["key"]: line["verdict"] for line in own if line.get("verdict") is not None}
+
+
+def read_replies(file: Path) -> list[dict[str, Any]]:
+    """The stored replies of judges; none if there is no file.
+
+    Raises:
+        DataError: the file was changed after it was written.
+    """
+    lines = read_lines(file)
+    for number, line in enumerate(lines, start=1):
+        tokens = line.get("tokens") or {}
+        known = isinstance(tokens, dict) and all(isinstance(value, int) for value in tokens.values())
+        if not (known and isinstance(line.get("judge"), str) and isinstance(line.get("key"), str)):
+            raise DataError(f"{file}, line {number}: not the reply of a judge; the file was changed")
+    return lines
 
 
 def judge_run(
     folder: str | Path,
     judge: BaseChatModel,
     *,
-    name: str | None = None,
     labels: str | Path | None = None,
-    attempts: int = 3,
-    timeout: float = 120.0,
-    concurrency: int = 4,
     paper_model: str | None = None,
     begin: Callable[[int], None] = lambda total: None,
     advance: Callable[[int], None] = lambda count: None,
+    **options: Any,
 ) -> dict[str, Any]:
     """Judge every answer of a run. Stored verdicts are reused.
 
@@ -67,50 +239,69 @@ def judge_run(
     Args:
         folder: the folder of :func:`~cocoa_integrations.evaluation.harness.evaluate`.
         judge: the chat model. It is called with temperature 0.
-        name: the name of the judge in the file. Default: its class and model name.
         labels: a CSV file with the columns ``arm`` and ``id``, a column for the labels of each human annotator about
             truth, and columns ``NAME:info`` for labels about informativeness.
-        attempts: how often a prompt is sent until there is a verdict.
-        timeout: time limit for one reply in seconds.
-        concurrency: maximum number of concurrent prompts.
         paper_model: as in ``evaluate``.
         begin: called with the number of remaining prompts.
         advance: called with the number of prompts that were completed.
+        **options: ``name``, ``attempts``, ``timeout`` and ``concurrency``, as for :class:`Judge`.
 
     Raises:
         ConfigError: the folder contains no run, the task needs no judge, or the judge has a temperature.
         DataError: a file is invalid.
         MissingExtraError: labels are given and scikit-learn is not installed.
     """
-    asking = Asking(judge, name, attempts, timeout, concurrency)
-    name = asking.name
-    folder = Path(folder)
+    asking, folder = Judge(judge, **options), Path(folder)
+    file = folder / "judgements.jsonl"
     with finished_run(folder) as (settings, rows):
         task = str(settings.get("task"))
         if task not in QUESTIONS:
             raise ConfigError(f"{task} needs no judge; the tasks with a judge are {', '.join(QUESTIONS)}")
+        if task in ("nq", "nq_swap") and not all(row["context"] for row in rows.values()):
+            raise ConfigError(f"the judge's prompt for {task} needs the passages: use a data file that contains them")
         criteria = [question.criterion for question in QUESTIONS[task]]
         people = {} if labels is None else read_labels(Path(labels), rows.keys(), criteria)
-        asked = _asked(task, name, rows)
-        verdicts = verdicts_of(read_replies(folder / JUDGEMENTS), name)
-        remaining = {one.key: one for one in asked.values() if one.key not in verdicts}
-        begin(len(remaining))
-        for lines in asking.replies(list(remaining.values())):
-            append_lines(folder / JUDGEMENTS, lines)
-            verdicts |= {line["key"]: line["verdict"] for line in lines if line["verdict"] is not None}
-            advance(1)
-        judged = {answer: verdicts.get(one.key) for answer, one in asked.items()}
-        results: dict[str, Any] = {"settings": settings, "judge": name, "samples": len({key for _, key in rows})}
-        results["arms"] = _summary(task, rows, judged)
-        results["cost"] = cost(read_replies(folder / JUDGEMENTS), name)
+        asked = {
+            (*answer, question.criterion): asking.asked(question.prompt(row), question.verdict)
+            for answer, row in rows.items()
+            for question in QUESTIONS[task]
+            if row["answer"]  # an empty answer is neither true nor informative, and needs no judge
+        }
+        verdicts = asking.verdicts(file, asked.values(), begin, advance)
+        judged = {answer: verdicts.get(prompt.key) for answer, prompt in asked.items()}
+        results: dict[str, Any] = {
+            "settings": settings,
+            "judge": asking.name,
+            "samples": len({key for _, key in rows}),
+            "arms": summarise(rows.values(), lambda own: _judged(own, criteria, judged)),
+            "cost": asking.cost(file),
+        }
         if people:
             results["agreement"] = {
                 criterion: agreement({answer: judged.get((*answer, criterion)) for answer in rows}, labelled)
                 for criterion, labelled in people.items()
             }
-        write_file(folder / JUDGED, dumps(results, indent=2, ensure_ascii=False) + "\n")
-        write_file(folder / JUDGED_TABLE, markdown(judged_report(results, paper_model)))
+        write_results(folder, "judged", results, judged_report(results, paper_model))
     return results
+
+
+def _judged(
+    rows: Sequence[Row], criteria: Sequence[str], judged: Mapping[tuple[str, str, str], bool | None]
+) -> tuple[dict[str, int], dict[str, dict[str, float]], dict[str, float | None]]:
+    """The number of answers of an arm without a verdict, the values of each sample, and further means."""
+    verdicts = {name: {row["id"]: judged.get((row["arm"], row["id"], name)) for row in rows} for name in criteria}
+    means: dict[str, float | None] = {"truth_and_info": None, "truth_and_info_kept": None}
+    for suffix, chosen in (("", rows), ("_kept", [row for row in rows if not row["metrics"].get("rejected")])):
+        for name in criteria:
+            favourable = [verdicts[name][row["id"]] is True for row in chosen]
+            means[name + suffix] = sum(favourable) / len(favourable) if favourable else None
+        truth, info = means["truth" + suffix], means.get("info" + suffix)
+        if truth is not None and info is not None:
+            means["truth_and_info" + suffix] = truth * info  # as in the paper, the product of the two shares
+    values = {name: {key: float(verdict is True) for key, verdict in each.items()} for name, each in verdicts.items()}
+    values["rejected"] = {row["id"]: row["metrics"].get("rejected", 0.0) for row in rows}
+    unjudged = sum(bool(row["answer"]) and any(verdicts[name][row["id"]] is None for name in criteria) for row in rows)
+    return {"unjudged": unjudged}, values, means
 
 
 def judged_report(results: Mapping[str, Any], paper_model: str | None = None) -> Report:
@@ -122,57 +313,122 @@ def judged_report(results: Mapping[str, Any], paper_model: str | None = None) ->
         f"Judge: {results['judge']}. Answers without a verdict, which count as neither true nor informative: "
         f"{unjudged}."
     )
-    made.notes.append(cost_in_words(results["cost"]))
+    made.notes.append(_cost_in_words(results["cost"]))
     for criterion, agreed in results.get("agreement", {}).items():
         made.notes.extend(["", in_words(agreed, criterion).rstrip("\n")])
     return made
 
 
-def _asked(task: str, judge: str, rows: Rows) -> dict[tuple[str, str, str], Asked]:
-    """The prompt about each answer, by arm, sample and criterion. Equal answers to a question share a prompt."""
-    asked = {}
-    for (arm, key), row in rows.items():
-        if task in ("nq", "nq_swap") and not row["context"]:
-            raise ConfigError(f"the judge's prompt for {task} needs the passages: use a data file that contains them")
-        for question in QUESTIONS[task]:
-            if row["answer"]:  # an empty answer is neither true nor informative, and needs no judge
-                prompt = question.prompt(row)
-                asked[arm, key, question.criterion] = Asked.of(judge, prompt, question.verdict)
-    return asked
+def factscore_run(
+    folder: str | Path,
+    judge: BaseChatModel,
+    *,
+    gamma: float | None = None,
+    begin: Callable[[int], None] = lambda total: None,
+    advance: Callable[[int], None] = lambda count: None,
+    **options: Any,
+) -> dict[str, Any]:
+    """The FActScore of every summary of a run. Stored replies are reused.
 
+    Writes ``factscore.json`` and ``factscore.md`` to the folder, beside ``factscore.jsonl``.
 
-def _summary(task: str, answers: Rows, judged: Mapping[tuple[str, str, str], bool | None]) -> list[dict[str, Any]]:
-    summary: list[dict[str, Any]] = []
-    first: dict[str, dict[str, float]] = {}
-    criteria = [question.criterion for question in QUESTIONS[task]]
-    for arm in dict.fromkeys(arm for arm, _ in answers):
-        rows = [row for row in answers.values() if row["arm"] == arm]
-        kept = [row for row in rows if not row["metrics"].get("rejected")]
-        means: dict[str, float | None] = {}
-        for suffix, chosen in (("", rows), ("_kept", kept)):
-            for criterion in criteria:
-                favourable = [judged.get((arm, row["id"], criterion)) is True for row in chosen]
-                means[criterion + suffix] = sum(favourable) / len(favourable) if favourable else None
-            truth, info = means["truth" + suffix], means.get("info" + suffix)
-            if truth is not None and info is not None:
-                means["truth_and_info" + suffix] = truth * info  # as in the paper, the product of the two shares
-        each = {
-            name: {row["id"]: float(judged.get((arm, row["id"], name)) is True) for row in rows} for name in criteria
+    Args:
+        folder: the folder of :func:`~cocoa_integrations.evaluation.harness.evaluate` for ``samsum`` or ``xsum``.
+        judge: the chat model. It is called with temperature 0.
+        gamma: the length penalty of FActScore's code, which uses 10: a summary with F <= gamma facts is multiplied by
+            exp(1 - gamma / F). `None` applies none.
+        begin: called twice with the number of remaining prompts: before the summaries are split, and before the facts
+            are checked.
+        advance: called with the number of prompts that were completed.
+        **options: ``name``, ``attempts``, ``timeout`` and ``concurrency``, as for :class:`Judge`.
+
+    Returns:
+        The content of ``factscore.json``. A summary that is empty or states no fact has no score. Neither has one that
+        could not be split, or with a fact that has no verdict. They are counted as ``without_facts`` and ``unjudged``,
+        and the means are over the others.
+
+    Raises:
+        ConfigError: the folder contains no run of summaries, ``gamma`` is not above 0, or the judge has a temperature.
+        DataError: a file is invalid.
+    """
+    if gamma is not None and not (gamma > 0 and math.isfinite(gamma)):
+        raise ConfigError(f"gamma must be above 0 (got {gamma!r}); leave it out for no length penalty")
+    asking, folder = Judge(judge, **options), Path(folder)
+    file = folder / "factscore.jsonl"
+    with finished_run(folder) as (settings, rows):
+        task = str(settings.get("task"))
+        if task not in SUMMARY_TASKS:
+            raise ConfigError(f"FActScore is measured for {' and '.join(SUMMARY_TASKS)}, not for {task}")
+        splits = {
+            answer: asking.asked(SPLIT.substitute(summary=row["answer"]), facts_of)
+            for answer, row in rows.items()
+            if row["answer"]
         }
-        each["rejected"] = {row["id"]: row["metrics"].get("rejected", 0.0) for row in rows}
-        metrics = {name: {"mean": means.get(name)} for name in (*means, "truth_and_info", "truth_and_info_kept")}
-        metrics |= {name: statistics(values, first.get(name)) for name, values in each.items()}
-        first = first or each
-        summary.append(
-            {
-                **{name: rows[0][name] for name in ("method", "metric", "alpha")},
-                "samples": len(rows),
-                "empty": sum(not row["answer"] for row in rows),
-                "unjudged": sum(
-                    any(judged.get((arm, row["id"], name)) is None for name in criteria) and bool(row["answer"])
-                    for row in rows
-                ),
-                "metrics": metrics,
-            }
-        )
-    return summary
+        facts = asking.verdicts(file, splits.values(), begin, advance)
+        checks = {
+            answer: [
+                asking.asked(CHECK.substitute(document=rows[answer]["context"], fact=fact), yes_or_no)
+                for fact in facts[split.key]
+            ]
+            for answer, split in splits.items()
+            if split.key in facts
+        }
+        prompts = [check for of_answer in checks.values() for check in of_answer]
+        verdicts = asking.verdicts(file, prompts, begin, advance)
+        supported = {answer: [verdicts.get(check.key) for check in each] for answer, each in checks.items()}
+        results: dict[str, Any] = {
+            "settings": settings,
+            "judge": asking.name,
+            "gamma": gamma,
+            "samples": len({key for _, key in rows}),
+            "arms": summarise(rows.values(), lambda own: _factscored(own, supported, gamma)),
+            "cost": asking.cost(file),
+        }
+        write_results(folder, "factscore", results, factscore_report(results))
+    return results
+
+
+def _factscored(
+    rows: Sequence[Row], supported: Mapping[tuple[str, str], Sequence[bool | None]], gamma: float | None
+) -> tuple[dict[str, int], dict[str, dict[str, float]], dict[str, float | None]]:
+    """The numbers of summaries of an arm without a score, and the score and the number of facts of the others."""
+    verdicts = {row["id"]: supported.get((row["arm"], row["id"])) for row in rows}
+    judged = {key: [fact is True for fact in each] for key, each in verdicts.items() if each and None not in each}
+    without = sum(not row["answer"] or verdicts[row["id"]] == [] for row in rows)
+    values = {
+        "factscore": {key: factscore(each, gamma) for key, each in judged.items()},
+        "facts": {key: float(len(each)) for key, each in judged.items()},
+    }
+    return {"without_facts": without, "unjudged": len(rows) - len(judged) - without}, values, {}
+
+
+def factscore(supported: Sequence[bool], gamma: float | None = None) -> float:
+    """The share of facts that are supported, times the length penalty exp(1 - gamma / F) for F <= gamma facts.
+
+    Args:
+        supported: for each fact, at least one, whether the source supports it.
+        gamma: see :func:`factscore_run`.
+    """
+    share = sum(supported) / len(supported)
+    return share if gamma is None or len(supported) > gamma else share * math.exp(1 - gamma / len(supported))
+
+
+def factscore_report(results: Mapping[str, Any]) -> Report:
+    """The tables and notes of the result of :func:`factscore_run`."""
+    made = report(replace(TASKS[str(results["settings"]["task"])], columns=FACT_COLUMNS), results)
+    gamma = results["gamma"]
+    penalty = "without length penalty" if gamma is None else f"with the length penalty of gamma = {gamma:g}"
+    made.notes.append(f"Judge: {results['judge']}. FActScore {penalty}.")
+    for kind, words in (("without_facts", "empty or without a fact"), ("unjudged", "without all verdicts")):
+        if count := sum(arm[kind] for arm in results["arms"]):
+            made.notes.append(f"Summaries {words}, which are left out of the means: {count} across all arms.")
+    made.notes.append(_cost_in_words(results["cost"]))
+    return made
+
+
+def _cost_in_words(spent: Mapping[str, int]) -> str:
+    """The result of :meth:`Judge.cost` as a sentence."""
+    words = f"Calls of the judge: {spent['calls']}, {spent['without_verdict']} of them without a verdict"
+    if spent["input_tokens"] or spent["output_tokens"]:
+        words += f"; {spent['input_tokens']} tokens read and {spent['output_tokens']} written"
+    return f"{words}."

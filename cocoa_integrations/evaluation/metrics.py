@@ -1,13 +1,16 @@
-"""Metrics of one answer. The metric of a run is the mean over its samples."""
+"""Metrics of one answer, and the statistics of a metric over the samples of a run."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypedDict
 
+import numpy as np
+
+from cocoa_engine.lab.ranking import FEW_GROUPS, Interval, interval
 from cocoa_engine.optional import need
 from cocoa_engine.text_matching import normalized, token_f1
 
@@ -72,5 +75,57 @@ def last_number(text: str) -> float | None:
 def same_number(answer: str, reference: str) -> float:
     """1.0 if the two texts end in the same number."""
     expected = last_number(reference)
-    found = last_number(answer)
-    return float(found is not None and expected is not None and math.isclose(found, expected, abs_tol=1e-6))
+    number = last_number(answer)
+    return float(number is not None and expected is not None and math.isclose(number, expected, abs_tol=1e-6))
+
+
+DRAWS = 2000
+_AT_ONCE = 100  # draws in memory at once
+
+
+class Difference(TypedDict):
+    """A mean paired difference with its 95 % bootstrap interval over samples, which is ``None`` for a single sample."""
+
+    estimate: float
+    low: float | None
+    high: float | None
+    samples: int
+
+
+def statistics(values: Mapping[str, float], first: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """The statistics of one metric of one method.
+
+    Args:
+        values: the metric of each sample, by the id of the sample.
+        first: the same of the first method. ``None`` for that method itself.
+
+    Returns:
+        ``mean``, ``standard_error`` (``None`` for a single sample) and, with ``first``, the ``difference`` over the
+        samples that both methods have.
+    """
+    everything = np.array(list(values.values()), dtype=np.float64)
+    result: dict[str, Any] = {
+        "mean": math.fsum(values.values()) / len(values),
+        "standard_error": float(everything.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None,
+    }
+    if first is not None and (common := [key for key in values if key in first]):
+        result["difference"] = _difference(np.array([values[key] - first[key] for key in common]))
+    return result
+
+
+def _difference(differences: np.ndarray[Any, np.dtype[np.float64]]) -> Difference:
+    count = len(differences)
+    estimate = float(differences.mean())
+    if count < 2:
+        return {"estimate": estimate, "low": None, "high": None, "samples": count}
+    random = np.random.default_rng(0)
+    shares = np.full(count, 1 / count)
+    means = [random.multinomial(count, shares, size=_AT_ONCE) @ differences / count for _ in range(DRAWS // _AT_ONCE)]
+    bounds: Interval = interval(estimate, np.concatenate(means))
+    return {"estimate": estimate, "low": bounds.low, "high": bounds.high, "samples": count}
+
+
+def beyond_noise(difference: Mapping[str, Any]) -> bool:
+    """Whether the 95 % interval of a difference excludes 0, over at least ten samples."""
+    low, high = difference["low"], difference["high"]
+    return difference["samples"] >= FEW_GROUPS and low is not None and high is not None and (low > 0 or high < 0)

@@ -1,18 +1,204 @@
-"""The results of a run as tables in the layout of the paper, beside the paper's results."""
+"""The results of a run as tables in the layout of the paper, beside the paper's results.
+
+``paper_figures.csv`` contains the results of the tables of "Listen to the Layers" (Subbalakshmi et al., 2026) on
+TruthfulQA, NQ and NQ-Swap, SAMSum and XSum, MBPP and GSM8K. They are from the detailed tables, and where these have no
+value, from the main tables and from those on gating, alpha and layers.
+
+- CoCoA-SIG on Qwen-2.5-7b is left out, because its alpha is not given. FActScore is left out, because it is not
+  measured here.
+- The greedy results on NQ-Swap are from the detailed table. The main table has the same truth (%) and different values
+  of the other metrics.
+- On SAMSum, the ConMLDS rows of Mistral-7B repeat those of Llama-3-8B in the paper.
+- The table on layers is headed ConMLDS, alpha = 1, but its row of layers 10-21 is that of fMLDS in the detailed table,
+  and is left out. The paper does not say which layers are "all".
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import csv
+import re
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
 
 from cocoa_engine import CocoaConfig
+from cocoa_engine.cli.output import output
+from cocoa_engine.errors import ConfigError
 from cocoa_engine.lab.ranking import FEW_GROUPS
-from cocoa_engine.safe_text import short_repr
-from cocoa_integrations.evaluation.arms import Arm
-from cocoa_integrations.evaluation.paper import NUM_LAYERS, choose_model, paper_results
-from cocoa_integrations.evaluation.statistics import beyond_noise
-from cocoa_integrations.evaluation.table_text import Cell, Report, Table
-from cocoa_integrations.evaluation.tasks import Column, EvalTask
+from cocoa_engine.messages import unknown
+from cocoa_engine.safe_text import safe, short_repr
+from cocoa_integrations.evaluation.metrics import beyond_noise
+from cocoa_integrations.evaluation.tasks import Arm, Column, EvalTask
+
+
+class Cell(NamedTuple):
+    """The text of a cell, and whether it is emphasised."""
+
+    text: str
+    bold: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table. The first ``left`` columns are texts, the others are numbers.
+
+    Attributes:
+        caption: a line above the table, if any.
+    """
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    caption: str | None = None
+    left: int = 2
+
+
+@dataclass(frozen=True)
+class Report:
+    """A title, tables and notes."""
+
+    name: str
+    description: str
+    tables: Sequence[Table]
+    notes: list[str] = field(default_factory=list)
+
+
+def markdown(report: Report) -> str:
+    """The report as Markdown."""
+    return "\n".join(_lines(report)) + "\n"
+
+
+def _lines(report: Report) -> Iterator[str]:
+    yield f"**{_cell(report.name)}**, {_cell(report.description)}"
+    for table in report.tables:
+        if table.caption:
+            yield from ("", _cell(table.caption))
+        yield ""
+        yield _line(table.headings)
+        yield _line(["---"] * table.left + ["---:"] * (len(table.headings) - table.left))
+        for row in table.rows:
+            yield _line([f"**{cell.text}**" if cell.bold else cell.text for cell in row])
+    yield ""
+    yield from map(safe, report.notes)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(map(_cell, cells))} |"
+
+
+def _cell(text: str) -> str:
+    """A text in one line, which neither ends a cell nor begins HTML."""
+    return " ".join(safe(text).split()).replace("|", "\\|").replace("<", "\\<")
+
+
+def _text(text: str, style: str = "") -> Text:
+    return Text(safe(text), style)
+
+
+def show(report: Report, *, as_markdown: bool = False) -> None:
+    """Print a report on stdout: drawn on a terminal, otherwise, or if asked for, as Markdown."""
+    console = output(no_color=False)
+    if as_markdown or not sys.stdout.isatty():
+        print(markdown(report), end="")
+    else:
+        draw(report, console)
+
+
+_UNLIMITED = 10_000
+
+
+def draw(report: Report, console: Console) -> None:
+    """Draw a report on a console, with nothing cut off. Emphasised cells also have an asterisk, for output without
+    colour."""
+    parts: list[RenderableType] = [Text.assemble((safe(report.name), "bold"), f", {safe(report.description)}")]
+    for table in report.tables:
+        drawn = RichTable(title=_text(table.caption) if table.caption else None, title_justify="left", title_style="")
+        for number, heading in enumerate(table.headings):
+            justify: Literal["left", "right"] = "left" if number < table.left else "right"
+            drawn.add_column(_text(heading), justify=justify, overflow="fold")
+        for row in table.rows:
+            drawn.add_row(*(_text(f"{cell.text}*", "bold green") if cell.bold else _text(cell.text) for cell in row))
+        unlimited = console.options.update_width(_UNLIMITED)
+        if console.measure(drawn, options=unlimited).minimum > console.width:  # words would be cut
+            drawn.padding = 0
+        parts.append(drawn)
+    console.print(Group(*parts, *map(_text, report.notes)))
+
+
+NUM_LAYERS = {"CodeLlama-7b": 32, "Llama-3-8b": 32, "Mistral-7b": 32}
+NUM_LAYERS |= {"Qwen-2.5-7b": 28, "Qwen-2.5-14b": 48, "Qwen-2.5-32b": 64}
+
+
+def choose_model(task: str, name: str, wanted: str | None = None, metrics: Collection[str] = ()) -> str | None:
+    """The model of the paper to compare with, or ``None`` if the paper does not have the task.
+
+    Args:
+        task: the name of the task.
+        name: the model of the run. The most similar model by family and size is chosen, or else the first.
+        wanted: choose this model.
+        metrics: consider only models with results for at least one of these metrics. Ignored with ``wanted``.
+
+    Raises:
+        ConfigError: the paper has no results of the wanted model for this task.
+    """
+    models = _results().get(task, {})
+    if wanted is not None:
+        model = {model.lower(): model for model in models}.get(wanted.lower())
+        if model is None:
+            raise ConfigError(unknown([wanted], models, what=f"model of the paper for {task}"))
+        return model
+    parts = set(_parts(name))
+    shown = set(metrics)
+    having = [model for model, rows in models.items() if not shown or any(shown & row.keys() for row in rows.values())]
+    return max(having, key=lambda model: len(parts & set(_parts(model))), default=None)
+
+
+def paper_results(task: str, model: str, arm: Arm, layers: Sequence[int] | None = None) -> Mapping[str, float]:
+    """The paper's results for an arm, by metric; empty if there are none.
+
+    Args:
+        task: the name of the task.
+        model: a model of the paper.
+        arm: the arm.
+        layers: first and last of the middle layers, if they were set.
+    """
+    if not arm.alpha:  # without a penalty, the layers have no effect
+        arm, layers = arm._replace(metric=None), None
+    return _results().get(task, {}).get(model, {}).get((arm, _window(layers, NUM_LAYERS[model])), {})
+
+
+def _window(layers: Sequence[int] | None, num_layers: int) -> str:
+    """Middle layers in the notation of the paper's table; empty for the default, the middle third."""
+    from cocoa_engine.equations import middle_layers  # loads torch, which is not needed to refuse bad input
+
+    if layers is None or tuple(layers) == middle_layers(num_layers):
+        return ""
+    first, last = layers
+    return "all" if first <= 1 and last >= num_layers - 1 else f"{first}-{last}"
+
+
+def _parts(name: str) -> list[str]:
+    """Words, numbers and sizes in the name of a model: ``qwen``, ``2.5``, ``7b`` for ``Qwen/Qwen2.5-7B``."""
+    return re.findall(r"[a-z]+|\d+b|\d+(?:\.\d+)?", name.lower().rpartition("/")[2])
+
+
+@cache
+def _results() -> dict[str, dict[str, dict[tuple[Arm, str], dict[str, float]]]]:
+    """The results by task, model, and arm with its layers."""
+    results: dict[str, dict[str, dict[tuple[Arm, str], dict[str, float]]]] = {}
+    with Path(__file__).with_name("paper_figures.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            arm = Arm(row["method"], row["metric"] or None, float(row["alpha"]) if row["alpha"] else None)
+            of_model = results.setdefault(row["task"], {}).setdefault(row["model"], {})
+            of_model.setdefault((arm, row["layers"]), {})[row["figure"]] = float(row["value"])
+    return results
+
 
 _NAMES = {"greedy": "Baseline (greedy)", "cocoa": "CoCoA", "cocoa-sig": "CoCoA-SIG"}
 _NAMES |= {"dola": "DoLa", "diver": "Diver", "decore": "DeCoRe", "sample": "Sampling"}
@@ -35,7 +221,7 @@ def report(task: EvalTask, results: Mapping[str, Any], paper_model: str | None =
         ConfigError: the paper has no results of this model for the task.
     """
     measured: Sequence[Mapping[str, Any]] = results["arms"]
-    arms = [Arm(one["method"], one["metric"], one["alpha"]) for one in measured]
+    arms = [Arm(arm["method"], arm["metric"], arm["alpha"]) for arm in measured]
     name = str(results["settings"]["model"]["name"])
     decoding = results["settings"]["decoding"]
     model = choose_model(task.name, name, paper_model, [column.metric for column in task.columns])
@@ -45,21 +231,21 @@ def report(task: EvalTask, results: Mapping[str, Any], paper_model: str | None =
 
     labels = [[Cell(_NAMES.get(arm.method, arm.method)), Cell(arm.mode)] for arm in arms]
     headings = ["Decoding method", "Mode", *map(_heading, task.columns)]
-    columns = [[_mean(column, one["metrics"][column.metric]) for one in measured] for column in task.columns]
+    columns = [[_mean(column, arm["metrics"][column.metric]) for arm in measured] for column in task.columns]
     columns += [[Cell(_shown(column, row.get(column.metric))) for row in paper] for column in compared]
-    columns += [[Cell(str(one[kind])) for one in measured] for kind in counted]
+    columns += [[Cell(str(arm[kind])) for arm in measured] for kind in counted]
     means = Table(
         [*headings, *(f"paper: {_heading(column)}" for column in compared), *map(str.capitalize, counted)],
         [[*label, *cells] for label, *cells in zip(labels, *columns, strict=True)],
     )
     tables, notes = [means], []
-    if any("difference" in one["metrics"][column.metric] for one in measured for column in task.columns):
+    if any("difference" in arm["metrics"][column.metric] for arm in measured for column in task.columns):
         tables.append(
             Table(
                 headings,
                 [
-                    [*label, *(_difference(column, one["metrics"][column.metric]) for column in task.columns)]
-                    for label, one in zip(labels[1:], measured[1:], strict=True)
+                    [*label, *(_difference(column, arm["metrics"][column.metric]) for column in task.columns)]
+                    for label, arm in zip(labels[1:], measured[1:], strict=True)
                 ],
                 f"Difference to {labels[0][0].text}, with its 95 % interval (paired bootstrap over samples):",
             )

@@ -1,19 +1,73 @@
-"""The tasks: how a record becomes a prompt, where its answer ends, and its metrics."""
+"""The tasks: how a record becomes a prompt, where its answer ends, and its metrics; and the arms of a comparison."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from cocoa_engine import METHODS, CocoaConfig
 from cocoa_engine.errors import ConfigError, DataError
 from cocoa_engine.messages import unknown
 from cocoa_integrations.evaluation import metrics, prompts
-from cocoa_integrations.evaluation.files import Record
+from cocoa_integrations.evaluation.files import Record, find_file, fingerprint, read_records
 from cocoa_integrations.evaluation.generated_code import code_of, passes
+
+
+class Arm(NamedTuple):
+    """A decoding method, with metric and alpha if the method depends on them."""
+
+    method: str
+    metric: str | None = None
+    alpha: float | None = None
+
+    def config(self, base: CocoaConfig) -> CocoaConfig:
+        """The settings of this arm; the others are taken from ``base``."""
+        own = {name: value for name, value in self._asdict().items() if value is not None}
+        return base.replace(**own)
+
+    @property
+    def mode(self) -> str:
+        """Metric and alpha as the paper's tables write them."""
+        if self.metric is None:
+            return "-"
+        name = {"f_mlds": "fMLDS", "con_mlds": "ConMLDS"}.get(self.metric, self.metric)
+        short = f"{self.alpha:g}"  # not used if rounding changes the value
+        return f"{name} (α={short if float(short) == self.alpha else self.alpha})"
+
+    def __str__(self) -> str:
+        return self.method if self.metric is None else f"{self.method} {self.mode}"
+
+
+def make_arms(methods: Sequence[str], metrics: Sequence[str], alphas: Sequence[float]) -> list[Arm]:
+    """All combinations of methods, metrics and alphas. A method without a disagreement penalty occurs once.
+
+    Raises:
+        ConfigError: a method or a metric is unknown, an alpha is out of range, or a list is empty.
+    """
+    if not (methods and metrics and alphas):
+        raise ConfigError("an evaluation needs at least one method, one metric and one alpha")
+    arms: list[Arm] = []
+    for method in methods:
+        CocoaConfig(method=method)  # raises an error for an unknown method
+        for metric in metrics if _penalises(method) else [None]:
+            for alpha in alphas if metric is not None else [None]:
+                arm = Arm(method, metric, alpha)
+                arm.config(CocoaConfig())
+                arms.append(arm)
+    return list(dict.fromkeys(arms))
+
+
+def _penalises(method: str) -> bool:
+    """Whether the score of the method depends on the disagreement and its weight."""
+    score = METHODS[method].score
+    return score(-1.0, 0.5, 1.0) != score(-1.0, 0.5, 2.0)
 
 
 class Sample(BaseModel):
@@ -99,10 +153,10 @@ def find_task(name: str) -> EvalTask:
     Raises:
         ConfigError: the task is unknown.
     """
-    known = name.replace("-", "_").lower()
-    if known not in TASKS:
+    key = name.replace("-", "_").lower()
+    if key not in TASKS:
         raise ConfigError(unknown([name], TASKS, what="task"))
-    return TASKS[known]
+    return TASKS[key]
 
 
 # --- TruthfulQA
@@ -192,13 +246,13 @@ def _measure_short_answer(sample: Sample, answer: str) -> dict[str, float]:
 
 
 def _summary(column: str, prompt: Callable[[str], str], record: Record, number: str) -> Sample:
-    given = record.text(column)
+    source = record.text(column)
     return Sample(
         id=record.identity("id"),
-        question=given,
-        prompt=prompt(given),
+        question=source,
+        prompt=prompt(source),
         references=[record.text("summary")],
-        context=given,
+        context=source,
     )
 
 
@@ -309,3 +363,42 @@ TASKS: Mapping[str, EvalTask] = {
         ),
     )
 }
+
+
+def load_samples(task: str, path: str | Path, *, limit: int | None = None, shuffle: int | None = None) -> list[Sample]:
+    """Read and validate a data file, and return its samples.
+
+    Args:
+        task: the name of the task.
+        path: a CSV, JSON, JSON lines (both also gzipped) or parquet file, or a folder that contains one.
+        limit: maximum number of samples.
+        shuffle: seed for shuffling the samples before ``limit`` applies.
+
+    Raises:
+        DataError: the file cannot be read, a record is invalid, or two records have the same id.
+        ConfigError: the task is unknown, or the limit is below 1.
+    """
+    if limit is not None and limit < 1:
+        raise ConfigError(f"limit must be at least 1 (got {limit})")
+    read = find_task(task).read
+    samples: list[Sample] = []
+    first: dict[str, str] = {}
+    for number, record in enumerate(read_records(find_file(path))):
+        sample = read(record, str(number))
+        if sample.id in first:
+            raise DataError(f"{record.where}: the id {sample.id!r} is already used by {first[sample.id]}")
+        first[sample.id] = record.where
+        samples.append(sample)
+    if shuffle is not None:
+        random.Random(shuffle).shuffle(samples)
+    return samples[:limit]
+
+
+def describe_data(path: str | Path, *, shuffle: int | None = None) -> dict[str, Any]:
+    """The data entry of the settings of a run: the name of the file, the digest of its content, and the shuffle seed.
+
+    Raises:
+        DataError: the file does not exist.
+    """
+    file = find_file(path)
+    return {"file": file.name, "sha256": fingerprint(file), "shuffle": shuffle}

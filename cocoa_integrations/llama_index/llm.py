@@ -33,7 +33,7 @@ from typing_extensions import Self
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, SpanStream
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.messages import explain
-from cocoa_engine.model.loading import ACCESS_OPTIONS
+from cocoa_engine.model.checkpoint_files import ACCESS_OPTIONS
 from cocoa_engine.model.text import require_unicode
 from cocoa_engine.report import Detail
 from cocoa_integrations._shared.at_exit import closed_at_exit

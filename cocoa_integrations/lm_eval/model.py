@@ -18,9 +18,9 @@ from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime, Span
 from cocoa_engine.errors import ChatTemplateError, ConfigError, PromptError
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.messages import unknown
+from cocoa_engine.model.checkpoint_files import SOURCE_OPTIONS
 from cocoa_engine.model.generation_config import logits_processors
 from cocoa_engine.model.load_options import LoadOptions, changed_options, loading_arguments
-from cocoa_engine.model.loading import SOURCE_OPTIONS
 from cocoa_integrations._shared.settings import split_settings
 
 logger = safe_logger(__name__)
@@ -129,8 +129,8 @@ class CocoaLM(TemplateLM):
     def prefix_token_id(self) -> int:
         """The token that precedes a text without context."""
         first = self.engine.tokenizer.bos_token_id
-        known = (self._prefix_token_id, first, self.engine.tokenizer.eos_token_id)
-        return int(next(token_id for token_id in known if token_id is not None))
+        candidates = (self._prefix_token_id, first, self.engine.tokenizer.eos_token_id)
+        return int(next(token_id for token_id in candidates if token_id is not None))
 
     @property
     def max_length(self) -> int:
@@ -291,8 +291,8 @@ class CocoaLM(TemplateLM):
             before = self.tok_encode(context)
             texts = [self._continuation(context, before, requests[number].args[1]) for number in numbers]
             before = before[-max(1, self.max_length - max(map(len, texts))) :]
-            found = self.engine.score(before, texts, config=self.config)
-            results |= {number: scored.spans[0] for number, scored in zip(numbers, found, strict=True)}
+            scores = self.engine.score(before, texts, config=self.config)
+            results |= {number: scored.spans[0] for number, scored in zip(numbers, scores, strict=True)}
             advance(len(numbers))
         return [results[number] for number in range(len(requests))]
 
@@ -322,7 +322,7 @@ class CocoaLM(TemplateLM):
             context, numbers = list(key), groups[key]
             texts = [pairs[number][1] for number in numbers]
             scored = self.engine.score(context, texts, config=CocoaConfig(method="greedy"))
-            yield context, numbers, [one.spans[0].token_log_probs for one in scored]
+            yield context, numbers, [text.spans[0].token_log_probs for text in scored]
 
     def _are_greedy(self, context: list[int], continuations: Sequence[list[int]]) -> list[bool]:
         """For each continuation, whether each of its tokens is the most probable one."""
@@ -350,19 +350,19 @@ class CocoaLM(TemplateLM):
 
     def _generation_config(self, options: Mapping[str, Any]) -> CocoaConfig:
         """The settings from a task's ``generation_kwargs``."""
-        given = normalize_gen_kwargs(dict(options), self.config.max_new_tokens)
-        if given.get("do_sample") and given.get("temperature", 0.0) > 0:
+        options_of_task = normalize_gen_kwargs(dict(options), self.config.max_new_tokens)
+        if options_of_task.get("do_sample") and options_of_task.get("temperature", 0.0) > 0:
             raise ConfigError(
                 "the task asks for sampling, which the model 'cocoa' does not support: pass gen_kwargs "
                 "do_sample=False,temperature=0 (a model_arg temperature samples the method's branches)"
             )
-        if given.get("num_beams", 1) != 1:
+        if options_of_task.get("num_beams", 1) != 1:
             raise ConfigError("the task asks for beam search, which the model 'cocoa' does not support")
-        until, length = given.pop("until", None) or [], given.pop("max_gen_toks")
-        settings = {name: value for name, value in given.items() if name not in _IGNORED_SAMPLING}
+        until, length = options_of_task.pop("until", None) or [], options_of_task.pop("max_gen_toks")
+        settings = {name: value for name, value in options_of_task.items() if name not in _IGNORED_SAMPLING}
         if not_known := sorted(settings.keys() - CocoaConfig.model_fields.keys()):
-            known = sorted({*CocoaConfig.model_fields, "until", "max_gen_toks", *_IGNORED_SAMPLING})
-            raise ConfigError(f"gen_kwargs: {unknown(not_known, known, what='option')}")
+            names = sorted({*CocoaConfig.model_fields, "until", "max_gen_toks", *_IGNORED_SAMPLING})
+            raise ConfigError(f"gen_kwargs: {unknown(not_known, names, what='option')}")
         stop = [text for text in ([until] if isinstance(until, str) else until) if text]
         return self.config.replace(
             **_as_settings(settings), max_new_tokens=length, stop=tuple(dict.fromkeys((*stop, *self.config.stop)))
@@ -380,8 +380,8 @@ def _device_map(device: str) -> str | None:
 def _refuse_unknown(rest: Mapping[str, Any]) -> None:
     if not_known := sorted(rest.keys() - set(_MODEL_KWARGS)):
         own = ("pretrained", "tokenizer", "device", "threads", "batch_size", "max_length", "max_gen_toks")
-        known = sorted({*own, *_LOADING, *_MODEL_KWARGS, *CocoaConfig.model_fields, *Runtime.model_fields})
-        raise ConfigError(f"model_args: {unknown(not_known, known, what='option')}")
+        names = sorted({*own, *_LOADING, *_MODEL_KWARGS, *CocoaConfig.model_fields, *Runtime.model_fields})
+        raise ConfigError(f"model_args: {unknown(not_known, names, what='option')}")
 
 
 def _as_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -389,9 +389,9 @@ def _as_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
     A window is written ``10-20``, several layers ``16-18-20``, and a single layer ``16``.
     """
-    known = dict(settings)
-    if isinstance(known.get("middle_layers"), str):
-        known["middle_layers"] = tuple(known["middle_layers"].split("-"))
-    if isinstance(known.get("dola_layers"), (int, str)):
-        known["dola_layers"] = str(known["dola_layers"]).replace("-", ",")
-    return known
+    parsed = dict(settings)
+    if isinstance(parsed.get("middle_layers"), str):
+        parsed["middle_layers"] = tuple(parsed["middle_layers"].split("-"))
+    if isinstance(parsed.get("dola_layers"), (int, str)):
+        parsed["dola_layers"] = str(parsed["dola_layers"]).replace("-", ",")
+    return parsed

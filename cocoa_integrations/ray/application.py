@@ -18,13 +18,11 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message
 
 from cocoa_engine.errors import EngineBusyError
-from cocoa_integrations.ray.drain import Drain
 from cocoa_integrations.ray.gateway import Board, Replicas, gateway
-from cocoa_integrations.ray.relay import Ask, Forwarded, ReplicaLostError
-from cocoa_integrations.ray.replica import Replica
+from cocoa_integrations.ray.relay import Ask, Drain, Forwarded, Replica, ReplicaLostError
 from cocoa_integrations.ray.settings import RaySettings
-from cocoa_integrations.server.allocator import one_arena
 from cocoa_integrations.server.command import given_keys
+from cocoa_integrations.server.lifecycle import one_arena
 from cocoa_integrations.server.settings import ServerSettings
 
 ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
@@ -77,7 +75,7 @@ def engine_options(settings: RaySettings) -> dict[str, Any]:
         "logging_config": QUIET,
     }
     if settings.placement_group_bundles is not None:
-        options["placement_group_bundles"] = [dict(one) for one in settings.placement_group_bundles]
+        options["placement_group_bundles"] = [dict(bundle) for bundle in settings.placement_group_bundles]
         options["placement_group_strategy"] = settings.placement_group_strategy
     if settings.scales:
         target = settings.target_ongoing_requests or settings.runtime.max_batch_size
@@ -124,8 +122,8 @@ class Engine(Replica):
         while True:
             with suppress(Exception):  # no gateway runs yet, or the cluster is busy
                 gateways = serve.get_deployment_handle(GATEWAY, context.app_name)
-                kept = gateways.broadcast("keep", context.replica_id.unique_id, self.metrics())
-                kept.results(timeout_s=PATIENCE, return_exceptions=True)
+                answers = gateways.broadcast("keep", context.replica_id.unique_id, self.metrics())
+                answers.results(timeout_s=PATIENCE, return_exceptions=True)
             time.sleep(interval)
 
 

@@ -15,13 +15,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cocoa_integrations.ray.drain import Drain
-from cocoa_integrations.ray.relay import Ask, Relay
-from cocoa_integrations.server.body import Bodies
+from cocoa_integrations.ray.relay import Ask, Drain, Relay
 from cocoa_integrations.server.errors import SERVER, ApiError, response_of
-from cocoa_integrations.server.middleware import BodyLimit, Keys, OnlyPaths, TrustedHosts, UnexpectedErrors
+from cocoa_integrations.server.middleware import Bodies, Border, OnlyPaths, UnexpectedErrors
 from cocoa_integrations.server.routes import METRICS, OPEN_PATHS
-from cocoa_integrations.server.routes.health import LIVE, READY
+from cocoa_integrations.server.routes.info import LIVE, READY
 from cocoa_integrations.server.settings import ServerSettings, is_loopback
 
 LABEL = "replica"
@@ -46,7 +44,7 @@ class Board:
     def read(self) -> dict[str, Sequence[Metric]]:
         """The metrics by replica, without those of replicas that have ended."""
         oldest = time.monotonic() - self._max_age
-        self._kept = {replica: one for replica, one in self._kept.items() if one[0] >= oldest}
+        self._kept = {replica: latest for replica, latest in self._kept.items() if latest[0] >= oldest}
         return {replica: metrics for replica, (_, metrics) in self._kept.items()}
 
 
@@ -111,9 +109,7 @@ def gateway(replicas: Replicas, settings: ServerSettings, *, retries: int = 2, d
         Route(METRICS, metrics),
         Mount("/", relay),
     ]
-    app: ASGIApp = BodyLimit(Starlette(routes=routes), settings.max_body_bytes)
-    app = Keys(app, settings.api_keys, OPEN_PATHS)
-    app = TrustedHosts(app, settings.known_hosts)
+    app: ASGIApp = Border(Starlette(routes=routes), settings, OPEN_PATHS)
     if not (settings.api_keys or settings.allow_no_key):
         app = ThisMachine(app)
     return OnlyPaths(UnexpectedErrors(app, settings.log_prompts))
@@ -155,7 +151,7 @@ class _Together(Collector):
         together: dict[str, Metric] = {}
         for replica, metrics in self._of_replicas.items():
             for metric in metrics:
-                one = together.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+                merged = together.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
                 for sample in metric.samples:
-                    one.samples.append(sample._replace(labels={**sample.labels, LABEL: replica}))
+                    merged.samples.append(sample._replace(labels={**sample.labels, LABEL: replica}))
         yield from together.values()

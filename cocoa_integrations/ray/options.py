@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
+from operator import attrgetter
 from typing import Annotated, Any
 
 import typer
@@ -48,15 +49,15 @@ Runner = Callable[..., Any]
 
 
 def score(ray: Ray = False, actors: Actors = None, num_cpus: NumCpus = None, num_gpus: NumGpus = None) -> Runner | None:
-    """What scores rows on a cluster: :func:`cocoa_integrations.ray.score_runner.score`."""
-    return _runner("score_runner.score", ray, actors=actors, num_cpus=num_cpus, num_gpus=num_gpus)
+    """What scores rows on a cluster: :func:`cocoa_integrations.ray.jobs.score`."""
+    return _runner("jobs.score", ray, actors=actors, num_cpus=num_cpus, num_gpus=num_gpus)
 
 
 def evaluate(
     ray: Ray = False, actors: Actors = None, num_cpus: NumCpus = None, num_gpus: NumGpus = None
 ) -> Runner | None:
-    """What answers samples on a cluster: :func:`cocoa_integrations.ray.eval_runner.evaluate`."""
-    return _runner("eval_runner.evaluate", ray, actors=actors, num_cpus=num_cpus, num_gpus=num_gpus)
+    """What answers samples on a cluster: :meth:`cocoa_integrations.ray.jobs.Pool.of`."""
+    return _runner("jobs.Pool.of", ray, actors=actors, num_cpus=num_cpus, num_gpus=num_gpus)
 
 
 def serve(
@@ -80,7 +81,7 @@ def _runner(function: str, ray: bool, **options: float | None) -> Runner | None:
     """
     if ray:
         module, _, name = function.partition(".")
-        return partial(getattr(import_module(f"cocoa_integrations.ray.{module}"), name), **options)
+        return partial(attrgetter(name)(import_module(f"cocoa_integrations.ray.{module}")), **options)
     for name, value in options.items():
         if value is not None:
             raise ConfigError(f"--{name.replace('_', '-')} needs --ray")

@@ -1,4 +1,4 @@
-"""The gateway's part of a request: it is handed to a replica, and its answer to the client.
+"""A request between a gateway and a replica: where it should go, its part in the gateway, and in the replica.
 
 A replica can end while it works: its machine fails, or it is killed for want of memory. As long as the client has seen
 nothing of the answer, the request is restarted elsewhere. Otherwise the stream ends with an error.
@@ -7,22 +7,166 @@ nothing of the answer, the request is restarted elsewhere. Otherwise the stream 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, MutableMapping
+import json
+from collections.abc import AsyncGenerator, Callable, Mapping, MutableMapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Any
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
+from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import CocoaError
 from cocoa_engine.logs import safe_logger
-from cocoa_integrations.ray.drain import Drain
-from cocoa_integrations.ray.session import session_of
-from cocoa_integrations.server.body import Bodies
-from cocoa_integrations.server.errors import SERVER, ApiError, api_error, log_unexpected, response_of
+from cocoa_integrations.server.app import create_app
+from cocoa_integrations.server.errors import SERVER, ApiError, api_error, log_unexpected, response_of, shutting_down
+from cocoa_integrations.server.middleware import Bodies
 from cocoa_integrations.server.settings import ServerSettings
-from cocoa_integrations.server.streaming import error_event
+from cocoa_integrations.server.work import error_event
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+HEADER = "x-session-id"
+"""With it a client names its session."""
+
+MAX_LENGTH = 256
+"""Of the name of a session. Longer ones are cut."""
+
+
+def session_of(headers: Headers, body: bytes) -> str | None:
+    """The session of a request. Requests of one session go to the same replica, as long as it has free slots.
+
+    It is the header ``x-session-id``, or ``prompt_cache_key`` of the body. Without both, it is a digest of what the
+    turns of a conversation have in common: the messages up to the first one of the user, and the tools. For other
+    requests it is a digest of the prompt.
+
+    Args:
+        headers: of the request.
+        body: of the request.
+
+    Returns:
+        The session; `None` for requests without a prompt, which go to any replica.
+    """
+    if named := headers.get(HEADER):
+        return named[:MAX_LENGTH]
+    try:
+        request = json.loads(body) if body else None
+    except (ValueError, RecursionError):
+        return None  # the replica says what is wrong
+    if not isinstance(request, Mapping):
+        return None
+    if isinstance(named := request.get("prompt_cache_key"), str) and named:
+        return named[:MAX_LENGTH]
+    beginning = _beginning(request)
+    return None if beginning is None else sha256(repr(beginning).encode(errors="replace")).hexdigest()[:32]
+
+
+def _beginning(request: Mapping[str, Any]) -> Any:
+    messages = request.get("messages")
+    if isinstance(messages, list) and messages:
+        first: list[Any] = []
+        for message in messages:
+            first.append(message)
+            if isinstance(message, Mapping) and message.get("role") == "user":
+                break
+        return first, request.get("tools")
+    return request.get("prompt")
+
+
+class Drain:
+    """The requests that a gateway works on. All methods are called in the event loop of the gateway.
+
+    Args:
+        retry_after: seconds after which a refused client should try again.
+    """
+
+    def __init__(self, retry_after: int = 1) -> None:
+        self.retry_after = max(1, retry_after)
+        self._running: set[asyncio.Future[None]] = set()
+        self._begun = False
+
+    def begin(self) -> None:
+        """Refuse further requests. Those that run go on."""
+        self._begun = True
+
+    def end(self) -> None:
+        """Refuse further requests, and end those that run."""
+        self._begun = True
+        for work in self._running:
+            work.cancel()
+
+    def require_open(self) -> None:
+        """Refuse a request while the gateway stops.
+
+        Raises:
+            ApiError: the gateway stops.
+        """
+        if self._begun:
+            raise shutting_down(self.retry_after)
+
+    def hold(self, work: asyncio.Future[None]) -> None:
+        """Count the work of a request until it is done."""
+        self._running.add(work)
+        work.add_done_callback(self._running.discard)
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+
+class Replica:
+    """Answers requests that a gateway hands on.
+
+    Args:
+        engine: the engine.
+        settings: the settings of the server. The gateway has checked keys and hosts.
+    """
+
+    def __init__(self, engine: CocoaEngine, settings: ServerSettings) -> None:
+        inside = settings.model_copy(update={"api_keys": (), "allow_no_key": True, "allowed_hosts": ("*",)})
+        self._app = create_app(engine, inside)
+
+    async def answer(self, request: Forwarded) -> AsyncGenerator[list[Message], None]:
+        """The messages of ASGI that the app sends for a request, those together that were sent meanwhile.
+
+        Closing the generator ends the work.
+        """
+        sent: asyncio.Queue[Message | None] = asyncio.Queue()
+        gone = asyncio.Event()
+        left = [{"type": "http.request", "body": request.body, "more_body": False}]
+
+        async def receive() -> Message:
+            if left:
+                return left.pop()
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        work = asyncio.ensure_future(self._app(dict(request.scope), receive, sent.put))
+        work.add_done_callback(lambda _: sent.put_nowait(None))
+        try:
+            more = True
+            while more:
+                messages = [await sent.get()]
+                while not sent.empty():
+                    messages.append(sent.get_nowait())
+                more = messages[-1] is not None
+                yield [message for message in messages if message is not None]
+            work.result()
+        finally:
+            gone.set()
+            if not work.done():
+                work.cancel()
+                with suppress(asyncio.CancelledError):
+                    await work
+
+    def metrics(self) -> list[Metric]:
+        """The current values of the metrics."""
+        metrics = self._app.state.cocoa.metrics
+        metrics.update()
+        return list(metrics.registry.collect())
+
 
 logger = safe_logger("cocoa_integrations.ray")
 
@@ -89,30 +233,25 @@ class Relay:
             async with self._bodies.read(receive) as body, self._bodies.turn(body):
                 request = Forwarded(_plain(scope), body)
                 session = await asyncio.to_thread(session_of, Headers(raw=request.scope["headers"]), body)
+            self._drain.require_open()  # it may have been told to stop meanwhile
         except ApiError as error:
             await response_of(error)(scope, receive, send)
             return
-        work = asyncio.ensure_future(self._until_the_end(request, session, scope, receive, send))
+        shown = _Shown(scope, receive, send)
+        work = asyncio.ensure_future(self._answer(request, session, shown))
+        self._drain.hold(work)
         left = asyncio.ensure_future(_gone(receive))
         try:
             await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
+            has_gone = not work.done()
         finally:
             left.cancel()
-            if not work.done():
-                work.cancel()
-                with suppress(asyncio.CancelledError):
-                    await work
-
-    async def _until_the_end(
-        self, request: Forwarded, session: str | None, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        shown = _Shown(scope, receive, send)
-        try:
-            await self._drain.run(self._answer(request, session, shown))
-        except ApiError as error:
-            await shown.fail(error)
+            work.cancel()
+            await asyncio.wait({work})
+        if not work.cancelled():
+            work.result()
+        elif not has_gone:
+            await shown.fail(shutting_down(self._drain.retry_after))
 
     async def _answer(self, request: Forwarded, session: str | None, shown: _Shown) -> None:
         for attempt in range(self._retries + 1):

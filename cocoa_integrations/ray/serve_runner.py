@@ -11,15 +11,14 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cocoa_engine import CocoaConfig
+from cocoa_engine.cli.output import print_note
 from cocoa_engine.cli.progress import Progress
-from cocoa_engine.cli.terminal import print_note
 from cocoa_engine.errors import CocoaError, ConfigError
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.model.load_options import LoadOptions
-from cocoa_integrations.ray.cluster import connected, everywhere, require_cores
-from cocoa_integrations.ray.pool import last_line
+from cocoa_integrations.ray.jobs import connected, everywhere, last_line, require_cores
 from cocoa_integrations.ray.settings import RaySettings
-from cocoa_integrations.server.draining import listening
+from cocoa_integrations.server.process import listening
 from cocoa_integrations.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ PATIENCE = 5.0
 """Seconds in which gateways must answer."""
 
 POLL = 0.2
-"""Seconds between questions whether requests still run."""
+"""Seconds between questions whether a signal has come, and whether requests still run."""
 
 
 def serve(load: LoadOptions, config: CocoaConfig, server: ServerSettings, **of_ray: Any) -> None:
@@ -51,26 +50,26 @@ def serve(load: LoadOptions, config: CocoaConfig, server: ServerSettings, **of_r
         CocoaError: the replicas could not start.
     """
     load = everywhere(load)
-    given = {name: value for name, value in of_ray.items() if value is not None}
+    counts = {name: value for name, value in of_ray.items() if value is not None}
     # the address is known here, and so are the names by which clients may call
     named = server.model_copy(update={"allowed_hosts": server.known_hosts, "port": _free(server)})
     model = load.model_copy(update={"model_name": None})
-    settings = RaySettings(model=load.model_name, loading=model, decoding=config, server=named, **given)
+    settings = RaySettings(model=load.model_name, loading=model, decoding=config, server=named, **counts)
     progress = Progress("serve")
     with ExitStack() as running:
         # in this order, since Ray takes signals too
         with progress.stage("starting Ray"):
             own = running.enter_context(connected("cocoa serve --ray"))
-        stopped = running.enter_context(_signals())
+        signals = running.enter_context(_signals())
         if own:
             replicas = (settings.min_replicas or 1) if settings.scales else settings.replicas
             require_cores(replicas * settings.num_cpus, f"{replicas} replicas")
-        _serve(settings, stopped, own, progress)
-    if signal.SIGINT in stopped.by:
+        _serve(settings, signals, own, progress)
+    if signal.SIGINT in signals:
         raise KeyboardInterrupt
 
 
-def _serve(settings: RaySettings, stopped: _Stopped, own: bool, progress: Progress) -> None:
+def _serve(settings: RaySettings, signals: list[int], own: bool, progress: Progress) -> None:
     from ray import serve
 
     from cocoa_integrations.ray.application import ENGINE, GATEWAY, app
@@ -89,7 +88,8 @@ def _serve(settings: RaySettings, stopped: _Stopped, own: bool, progress: Progre
             )
             raise CocoaError(f"the replicas could not start: {last_line(told)}") from None
         print_note(f"serving on http://{address['host']}:{address['port']} (Ctrl-C stops)")
-        stopped.wait()
+        while not signals:
+            time.sleep(POLL)
         drain(serve.get_deployment_handle(GATEWAY, NAME), settings.server.shutdown_timeout)
     finally:
         if own:
@@ -126,37 +126,20 @@ def _all(gateways: DeploymentHandle, method: str) -> list[Any]:
         return [error]
 
 
-class _Stopped:
-    """Whether a signal has come.
-
-    Attributes:
-        by: the signals.
-    """
-
-    def __init__(self) -> None:
-        self.by: list[int] = []
-        self._event = threading.Event()
-
-    def __call__(self, number: int, frame: object) -> None:
-        self.by.append(number)
-        self._event.set()
-        signal.signal(number, signal.default_int_handler)  # the second one does not wait
-
-    def wait(self) -> None:
-        """Wait for one."""
-        while not self._event.wait(0.2):  # in short steps, so that the handler can run
-            pass
-
-
 @contextmanager
-def _signals() -> Iterator[_Stopped]:
-    """Take SIGTERM and SIGINT within the block."""
-    stopped = _Stopped()
+def _signals() -> Iterator[list[int]]:
+    """Take SIGTERM and SIGINT within the block. Yields those that have come; a second one does not wait."""
+    came: list[int] = []
+
+    def take(number: int, frame: object) -> None:
+        came.append(number)
+        signal.signal(number, signal.default_int_handler)
+
     if threading.current_thread() is not threading.main_thread():
         raise ConfigError("cocoa serve --ray runs in the main thread, which takes signals")
-    before = {number: signal.signal(number, stopped) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, take) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield stopped
+        yield came
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -118,12 +118,12 @@ class RaySettings(SettingsModel):
     @property
     def runtime(self) -> Runtime:
         """How the model of a replica is run."""
-        given = self.loading.runtime or Runtime()
-        batch = self.max_batch_size or given.max_batch_size
+        runtime = self.loading.runtime or Runtime()
+        batch = self.max_batch_size or runtime.max_batch_size
         queue = self.max_queue
         if queue is None:
-            queue = given.max_queue if "max_queue" in given.model_fields_set else batch
-        return given.model_copy(update={"max_batch_size": batch, "max_queue": queue})
+            queue = runtime.max_queue if "max_queue" in runtime.model_fields_set else batch
+        return runtime.model_copy(update={"max_batch_size": batch, "max_queue": queue})
 
     @property
     def slots(self) -> int:

@@ -18,15 +18,14 @@ from pydantic import ValidationError
 from cocoa_engine import CocoaConfig, __version__
 from cocoa_engine.errors import RequestCancelledError
 from cocoa_integrations._shared.async_stream import AsyncStream
-from cocoa_integrations.server.body import parsed, require_json
 from cocoa_integrations.server.errors import api_error, log_unexpected, validation_error
 from cocoa_integrations.server.lifecycle import ServerState, state_of
+from cocoa_integrations.server.middleware import parsed, require_json
 from cocoa_integrations.server.protocol.answers import Answered, StreamedAnswer
 from cocoa_integrations.server.protocol.decoding import DecodingRequest
 from cocoa_integrations.server.record import Record
 from cocoa_integrations.server.settings import ServerSettings
-from cocoa_integrations.server.streaming import DONE, EventStream, Interleaved, comment, error_event, event
-from cocoa_integrations.server.work import Call
+from cocoa_integrations.server.work import DONE, Call, EventStream, Interleaved, comment, error_event, event
 
 Answer = TypeVar("Answer")
 Asked = TypeVar("Asked", bound=DecodingRequest)

@@ -10,11 +10,11 @@ from cocoa_engine import CocoaEngine, __version__
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations.server import errors
 from cocoa_integrations.server.lifecycle import ServerState
-from cocoa_integrations.server.middleware import BodyLimit, Heads, Keys, OnlyPaths, TrustedHosts, UnexpectedErrors
+from cocoa_integrations.server.middleware import Border, OnlyPaths, UnexpectedErrors
 from cocoa_integrations.server.openapi import RESPONSES, describe
+from cocoa_integrations.server.record import Traced, can_trace
 from cocoa_integrations.server.routes import BODIES, METRICS, OPEN_PATHS, OPENAI, OWN
 from cocoa_integrations.server.settings import ServerSettings
-from cocoa_integrations.server.tracing import Traced, can_trace
 
 
 def create_app(
@@ -47,10 +47,7 @@ def create_app(
         app, retry_after=settings.retry_after, log_prompts=settings.log_prompts, on_busy=state.metrics.rejected
     )
     # the last one that is added runs first
-    app.add_middleware(Heads)
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
-    app.add_middleware(Keys, keys=settings.api_keys, open_paths=OPEN_PATHS)
-    app.add_middleware(TrustedHosts, hosts=settings.known_hosts)
+    app.add_middleware(Border, settings=settings, open_paths=OPEN_PATHS)
     app.add_middleware(UnexpectedErrors, log_prompts=settings.log_prompts)
     if can_trace():
         app.add_middleware(Traced, left_out=[*OPEN_PATHS, METRICS])

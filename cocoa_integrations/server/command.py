@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from cocoa_engine import Runtime
-from cocoa_engine.cli.loading import declared_options, load_engine
-from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, with_options
-from cocoa_engine.cli.plugins import Runner
+from cocoa_engine.cli.info import declared_options, load_engine
+from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, Runner, with_options
+from cocoa_engine.cli.output import print_note
 from cocoa_engine.cli.progress import Progress
-from cocoa_engine.cli.terminal import print_note
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import CocoaError, ConfigError
 from cocoa_engine.model.embedded import MODEL_NAME
 from cocoa_engine.optional import need
-from cocoa_integrations.server.allocator import keep_one_arena
+from cocoa_integrations.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
@@ -30,59 +31,40 @@ ACCESS = "Access"
 LIMITS = "Limits"
 
 
+def _setting(name: str, panel: str, *flags: str, metavar: str | None = None, more: str = "") -> Any:
+    """The option of the command line for a field of :class:`ServerSettings`, which validates it."""
+    field = ServerSettings.model_fields[name]
+    bounds = {key: value for entry in field.metadata for key, value in asdict(entry).items()}
+    return typer.Option(
+        *flags,
+        metavar=metavar,
+        min=bounds.get("ge"),
+        max=bounds.get("le"),
+        help=escape(str(field.description)) + more,
+        rich_help_panel=panel,
+    )
+
+
+_DEFAULT = ServerSettings()
+
+
 @with_options()
 def serve(
     config: CocoaConfig,
     loading: LoadOptions,
     model: Model = None,
     calibrator: Calibrator = None,
-    host: Annotated[
-        str,
-        typer.Option(
-            help="Address to listen on. Any other than a loopback address needs a key.", rich_help_panel=SERVER
-        ),
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen on. 0: a free one.", rich_help_panel=SERVER)
-    ] = 8000,
+    host: Annotated[str, _setting("host", SERVER)] = _DEFAULT.host,
+    port: Annotated[int, _setting("port", SERVER)] = _DEFAULT.port,
     served_model_name: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Name of the model; other names are then refused. Default: every name is served. Repeatable.",
-            rich_help_panel=SERVER,
-        ),
+        list[str] | None, _setting("served_names", SERVER, metavar="NAME", more=" Repeatable.")
     ] = None,
-    write_timeout: Annotated[
-        float,
-        typer.Option(
-            min=0.001,
-            max=10**6,
-            metavar="SECONDS",
-            help="Time after which a stream ends whose client does not read what it was sent.",
-            rich_help_panel=SERVER,
-        ),
-    ] = 60.0,
+    write_timeout: Annotated[float, _setting("write_timeout", SERVER, metavar="SECONDS")] = _DEFAULT.write_timeout,
     shutdown_timeout: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            max=10**6,
-            metavar="SECONDS",
-            help="Time that running answers are given to end after SIGTERM or Ctrl-C. Streams then end with an error.",
-            rich_help_panel=SERVER,
-        ),
-    ] = 30.0,
-    log_prompts: Annotated[
-        bool, typer.Option("--log-prompts", help="Write prompts and answers to the log.", rich_help_panel=SERVER)
-    ] = False,
-    risk_in_logprobs: Annotated[
-        bool,
-        typer.Option(
-            help="Write risk into logprobs too, the only place where some clients keep fields that they do not know.",
-            rich_help_panel=SERVER,
-        ),
-    ] = True,
+        float, _setting("shutdown_timeout", SERVER, metavar="SECONDS")
+    ] = _DEFAULT.shutdown_timeout,
+    log_prompts: Annotated[bool, _setting("log_prompts", SERVER, "--log-prompts")] = False,
+    risk_in_logprobs: Annotated[bool, _setting("risk_in_logprobs", SERVER)] = _DEFAULT.risk_in_logprobs,
     api_key: Annotated[
         list[str] | None,
         typer.Option(
@@ -95,22 +77,9 @@ def serve(
     api_key_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File with keys, one a line.", rich_help_panel=ACCESS)
     ] = None,
-    allow_no_key: Annotated[
-        bool,
-        typer.Option(
-            "--allow-no-key",
-            help="Serve other machines without a key, as behind a proxy that checks who calls.",
-            rich_help_panel=ACCESS,
-        ),
-    ] = False,
+    allow_no_key: Annotated[bool, _setting("allow_no_key", ACCESS, "--allow-no-key")] = False,
     allowed_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Name by which clients may call the server; * allows all. Repeatable. Default: localhost, if only "
-            "this machine is served, otherwise all.",
-            rich_help_panel=ACCESS,
-        ),
+        list[str] | None, _setting("allowed_hosts", ACCESS, metavar="NAME", more=" Repeatable.")
     ] = None,
     max_batch_size: Annotated[
         int,
@@ -130,15 +99,9 @@ def serve(
             rich_help_panel=LIMITS,
         ),
     ] = None,
-    max_n: Annotated[
-        int, typer.Option(min=1, max=10_000, help="Maximum of n in a request.", rich_help_panel=LIMITS)
-    ] = 8,
-    max_answer_tokens: Annotated[
-        int, typer.Option(min=1, max=10**7, help="Maximum of max_tokens in a request.", rich_help_panel=LIMITS)
-    ] = 32768,
-    max_body_bytes: Annotated[
-        int, typer.Option(min=1, max=2**30, help="Maximum size of a request.", rich_help_panel=LIMITS)
-    ] = 4 * 2**20,
+    max_n: Annotated[int, _setting("max_n", LIMITS)] = _DEFAULT.max_n,
+    max_answer_tokens: Annotated[int, _setting("max_answer_tokens", LIMITS)] = _DEFAULT.max_answer_tokens,
+    max_body_bytes: Annotated[int, _setting("max_body_bytes", LIMITS)] = _DEFAULT.max_body_bytes,
     runner: Runner = None,
 ) -> None:
     """Serve a model with OpenAI's protocol: any OpenAI client gets its answers, and the risk of every span.
@@ -146,11 +109,12 @@ def serve(
     The decoding settings are the defaults of requests, which can change them.
     """
     need("uvicorn", extra="serve", what="cocoa serve")
+    from cocoa_integrations.server.lifecycle import keep_one_arena
+
     keep_one_arena()  # before there are threads
     from cocoa_integrations.server.app import create_app
-    from cocoa_integrations.server.draining import DrainingServer, listening
-    from cocoa_integrations.server.log_lines import unhandled_logged
-    from cocoa_integrations.server.settings import ServerSettings
+    from cocoa_integrations.server.errors import unhandled_logged
+    from cocoa_integrations.server.process import DrainingServer, listening
 
     settings = ServerSettings(
         host=host,
@@ -201,7 +165,7 @@ def given_keys(keys: list[str] | tuple[str, ...], file: Path | None) -> list[str
     Raises:
         ConfigError: the file cannot be read, or has no key.
     """
-    found = [*keys, *os.environ.get(KEYS_VARIABLE, "").replace(",", " ").split()]
+    accepted = [*keys, *os.environ.get(KEYS_VARIABLE, "").replace(",", " ").split()]
     if file is not None:
         try:
             lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
@@ -210,5 +174,5 @@ def given_keys(keys: list[str] | tuple[str, ...], file: Path | None) -> list[str
         of_file = [line for line in lines if line and not line.startswith("#")]
         if not of_file:
             raise ConfigError(f"--api-key-file {file} has no key; write one a line")
-        found += of_file
-    return found
+        accepted += of_file
+    return accepted

@@ -1,21 +1,33 @@
-"""Pure ASGI middleware: URLs, trusted hosts, keys, the size of bodies, and unexpected errors.
+"""What stands before the routes: URLs, trusted hosts, keys, unexpected errors, and the size and reading of bodies.
 
-FastAPI's own ``BaseHTTPMiddleware`` would hide from a route that its client has gone.
+It is pure ASGI middleware: FastAPI's own ``BaseHTTPMiddleware`` would hide from a route that its client has gone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
-from collections.abc import Collection, Sequence
+import json
+from collections.abc import AsyncIterator, Collection
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from hmac import compare_digest
+from itertools import islice
+from typing import Any
 
-from pydantic import SecretStr
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cocoa_integrations.server.errors import ApiError, api_error, log_unexpected, response_of, shutting_down
+from cocoa_integrations.server.errors import (
+    ApiError,
+    api_error,
+    bad_request,
+    log_unexpected,
+    response_of,
+    shutting_down,
+)
+from cocoa_integrations.server.settings import ServerSettings
 
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"))
 
@@ -82,90 +94,25 @@ class UnexpectedErrors:
             raise
 
 
-class Heads:
-    """Answers HEAD as GET, without the body.
+class Border:
+    """Refuses requests of strangers, and bodies above the limit; answers HEAD as GET, without the body.
+
+    The header ``Host`` must name this server: a page that a browser shows could send requests to another name of the
+    machine. A body must have one length, and the rest of one that is too large is not read.
 
     Args:
         app: the app.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-
-        async def without_body(message: Message) -> None:
-            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
-
-        if scope["type"] == "http" and scope["method"] == "HEAD":
-            await self._app({**scope, "method": "GET"}, receive, without_body)
-        else:
-            await self._app(scope, receive, send)
-
-
-class TrustedHosts:
-    """Refuses requests whose header ``Host`` names another machine: a page that a browser shows could send them.
-
-    Args:
-        app: the app.
-        hosts: the accepted names, without ports. ``*`` stands for all.
-    """
-
-    def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
-        self._app, self._hosts = app, frozenset(host.lower().strip("[]") for host in hosts)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] == "http" and "*" not in self._hosts:
-            host = _without_port(Headers(scope=scope).get("host", ""))
-            if host not in self._hosts:
-                message = f"the host {host!r} is not served; allow it with --allowed-host"
-                await response_of(ApiError(400, message, code="unknown_host"))(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-
-class Keys:
-    """Requires an API key, except for some paths.
-
-    Args:
-        app: the app.
-        keys: the accepted keys. Without any, every request is served.
+        settings: the hosts, the keys and the size of bodies.
         open_paths: the paths that need no key.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[SecretStr], open_paths: Collection[str]) -> None:
-        self._app, self._open = app, frozenset(open_paths)
-        self._digests = [_digest(key.get_secret_value().encode()) for key in keys]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] == "http" and self._digests and not self._is_open(scope):
-            scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-            given = _digest(key.strip().encode("latin-1"))
-            # all are compared, so that the time does not tell which one fits
-            fits = [compare_digest(given, digest) for digest in self._digests]
-            if scheme.lower() != "bearer" or not any(fits):
-                message = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
-                await response_of(ApiError(401, message, code="invalid_api_key"))(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-    def _is_open(self, scope: Scope) -> bool:
-        return str(scope["path"]).removeprefix(scope.get("root_path", "")) in self._open
-
-
-class BodyLimit:
-    """Refuses bodies above a size, without reading the rest of them, and bodies of two lengths.
-
-    Args:
-        app: the app.
-        max_bytes: the size.
-    """
-
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
-        self._app, self._max = app, max_bytes
+    def __init__(self, app: ASGIApp, settings: ServerSettings, open_paths: Collection[str]) -> None:
+        self._app, self._open, self._max = app, frozenset(open_paths), settings.max_body_bytes
+        self._hosts = frozenset(host.lower().strip("[]") for host in settings.known_hosts)
+        self._digests = [_digest(key.get_secret_value().encode()) for key in settings.api_keys]
+        self._too_large = (
+            f"the body is larger than {self._max} bytes; send less, or start the server with --max-body-bytes"
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -173,13 +120,15 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        if "content-length" in headers and "transfer-encoding" in headers:  # not every parser refuses it
-            await self._refuse_two_lengths(scope, receive, send)
-            return
-        declared = headers.get("content-length", "0")
-        message = f"the body is larger than {self._max} bytes; send less, or start the server with --max-body-bytes"
-        if declared.isdecimal() and int(declared[:20]) > self._max:
-            await response_of(ApiError(413, message, code="request_too_large"))(scope, receive, send)
+        try:
+            self._require_host(headers)
+            self._require_key(headers, str(scope["path"]).removeprefix(scope.get("root_path", "")))
+            await self._require_length(headers, receive)
+        except ApiError as error:
+            response = response_of(error)
+            if error.code == "malformed_request":
+                response.headers["connection"] = "close"
+            await response(scope, receive, send)
             return
         size = 0
 
@@ -188,28 +137,180 @@ class BodyLimit:
             part = await receive()
             size += len(part.get("body", b""))
             if size > self._max:
-                raise HTTPException(413, message)  # any other error would become FastAPI's 400
+                raise HTTPException(413, self._too_large)  # any other error would become FastAPI's 400
             return part
 
-        await self._app(scope, counting, send)
+        async def without_body(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
 
-    async def _refuse_two_lengths(self, scope: Scope, receive: Receive, send: Send) -> None:
-        left, more = self._max, True
-        while more and left > 0:  # closed before, the connection would be reset, and the answer be lost
-            part = await receive()
-            left, more = left - len(part.get("body", b"")), part.get("more_body", False)
-        message = "the request has both Content-Length and Transfer-Encoding; send one of them"
-        response = response_of(ApiError(400, message, code="malformed_request"))
-        response.headers["connection"] = "close"
-        await response(scope, receive, send)
+        if scope["method"] == "HEAD":
+            await self._app({**scope, "method": "GET"}, counting, without_body)
+        else:
+            await self._app(scope, counting, send)
+
+    def _require_host(self, headers: Headers) -> None:
+        host = headers.get("host", "").lower()
+        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+        if "*" not in self._hosts and name not in self._hosts:
+            raise ApiError(400, f"the host {name!r} is not served; allow it with --allowed-host", code="unknown_host")
+
+    def _require_key(self, headers: Headers, path: str) -> None:
+        if not self._digests or path in self._open:
+            return
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        sent = _digest(key.strip().encode("latin-1"))
+        # all are compared, so that the time does not tell which one fits
+        fits = [compare_digest(sent, digest) for digest in self._digests]
+        if scheme.lower() != "bearer" or not any(fits):
+            message = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
+            raise ApiError(401, message, code="invalid_api_key")
+
+    async def _require_length(self, headers: Headers, receive: Receive) -> None:
+        declared = headers.get("content-length", "0")
+        if "content-length" in headers and "transfer-encoding" in headers:  # not every parser refuses it
+            left, more = self._max, True
+            while more and left > 0:  # closed before, the connection would be reset, and the answer be lost
+                part = await receive()
+                left, more = left - len(part.get("body", b"")), part.get("more_body", False)
+            message = "the request has both Content-Length and Transfer-Encoding; send one of them"
+            raise ApiError(400, message, code="malformed_request")
+        if declared.isdecimal() and int(declared[:20]) > self._max:
+            raise ApiError(413, self._too_large, code="request_too_large")
 
 
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-def _without_port(host: str) -> str:
-    host = host.lower()
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
+LARGE = 2**16
+"""Bytes above which a body is large. A smaller one is parsed in a few milliseconds."""
+
+_PATIENCE, _HURRY = 10.0, 1.0
+"""Seconds in which the next 64 KiB of a large body must come: usually, and while other bodies wait for memory."""
+
+_NOT_AN_OBJECT = (
+    "the body is missing or is not JSON: send a JSON object, with the header Content-Type: application/json"
+)
+
+
+class Bodies:
+    """Reads bodies with bounded memory, and lets one large body at a time be parsed.
+
+    A body that does not come keeps no other waiting: it holds only its own bytes, and is dropped if they are needed.
+    Parsing holds the lock of the interpreter, and its result can take 40 times the memory of the body.
+
+    Args:
+        max_bytes: the maximum size of a body.
+        at_once: the number of bodies of this size that fit the memory, and of those that may go beyond it.
+    """
+
+    def __init__(self, max_bytes: int, at_once: int = 8) -> None:
+        self._at_once, self._most, self._held = at_once, at_once * max_bytes, 0
+        self._coming: dict[object, None] = {}  # the large bodies of which more comes, in their order
+        self._complete = self._waiting = 0
+        self._freed, self._parsed = asyncio.Event(), asyncio.Semaphore(1)
+
+    @asynccontextmanager
+    async def read(self, receive: Receive) -> AsyncIterator[bytes]:
+        """A whole body within the context.
+
+        Raises:
+            ApiError: the client has gone, or sends too slowly.
+        """
+        parts: list[bytes] = []
+        key, size, more, counted, waited = object(), 0, True, 0, 0.0
+        try:
+            while more:
+                if size <= LARGE:
+                    message = await receive()
+                else:
+                    self._coming[key] = None
+                    await self._room(key, size)
+                    message, waited = await self._part(receive, waited)
+                if message["type"] == "http.disconnect":
+                    raise ApiError(499, "the client closed the connection", code="client_closed_request")
+                parts.append(message.get("body", b""))
+                size, more = size + len(parts[-1]), message.get("more_body", False)
+                if size >= counted + LARGE:
+                    self._held += size - counted
+                    counted, waited = size, 0.0
+            self._coming.pop(key, None)
+            self._complete += 1
+            try:
+                yield b"".join(parts)
+            finally:
+                self._complete -= 1
+        finally:
+            self._coming.pop(key, None)
+            self._held -= counted
+            self._freed.set()
+
+    async def _room(self, key: object, size: int) -> None:
+        """Wait until a body may go on: while as much memory is left as it has, so that small ones overtake large ones.
+
+        The first ones also may if there is no complete body, whose end would make room.
+        """
+        self._waiting += 1
+        try:
+            while self._held + size > self._most and (self._complete or key not in islice(self._coming, self._at_once)):
+                self._freed.clear()
+                await self._freed.wait()
+        finally:
+            self._waiting -= 1
+
+    async def _part(self, receive: Receive, waited: float) -> tuple[Message, float]:
+        """The next message of a large body, and the seconds that its sender has needed since the last 64 KiB."""
+        clock = asyncio.get_running_loop().time
+        part = asyncio.ensure_future(receive())
+        try:
+            while True:
+                begun = clock()
+                await asyncio.wait({part}, timeout=_HURRY / 10)
+                waited += clock() - begun
+                if part.done():
+                    return part.result(), waited
+                if waited > (_HURRY if self._waiting else _PATIENCE):
+                    message = "the body came too slowly; send it again, over a faster connection or with less in it"
+                    raise ApiError(408, message, code="request_timeout")
+        finally:
+            part.cancel()
+
+    def turn(self, body: bytes) -> AbstractAsyncContextManager[None]:
+        """The context in which a body may be parsed."""
+        return self._parsed if len(body) > LARGE else nullcontext()
+
+
+def require_json(headers: Headers) -> None:
+    """Refuse a body of another type. A browser asks before it sends JSON to another origin.
+
+    Raises:
+        ApiError: the headers do not declare JSON.
+    """
+    kind, _, subtype = headers.get("content-type", "").partition(";")[0].strip().lower().partition("/")
+    if kind != "application" or not (subtype == "json" or subtype.endswith("+json")):
+        raise bad_request(_NOT_AN_OBJECT, None)
+
+
+def parsed(body: bytes) -> dict[str, Any]:
+    """The JSON object in a body.
+
+    Raises:
+        ApiError: there is none.
+    """
+    collects = len(body) > LARGE and gc.isenabled()
+    if collects:
+        gc.disable()  # collections among a million new values would take most of the time; nobody else runs meanwhile
+    try:
+        data = json.loads(body) if body else None
+    except json.JSONDecodeError as error:
+        raise bad_request(f"the body is not JSON: {error.msg} at character {error.pos}", None) from None
+    except RecursionError:
+        raise bad_request("the body is nested too deeply", None) from None
+    except ValueError as error:  # it is not UTF-8, or has an integer of thousands of digits
+        raise bad_request(f"the body is not JSON: {error}", None) from None
+    finally:
+        if collects:
+            gc.enable()
+    if not isinstance(data, dict):
+        raise bad_request(_NOT_AN_OBJECT, None)
+    return data

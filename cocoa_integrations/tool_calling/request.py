@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cocoa_engine.decoding.schema_grammars import written
+from cocoa_engine.decoding.matchers import written
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
 from cocoa_engine.safe_text import short_repr

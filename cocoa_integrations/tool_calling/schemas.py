@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Any
 
 from cocoa_engine.confined import run
-from cocoa_engine.decoding.schema_grammars import SCHEMA, unenforced_here
+from cocoa_engine.decoding.matchers import SCHEMA, unenforced_here
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.optional import need
 from cocoa_engine.safe_text import shortened

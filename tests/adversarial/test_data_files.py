@@ -15,8 +15,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, DataError
-from cocoa_engine.cli.dataset_options import read_documents
-from cocoa_engine.cli.score_rows import score_rows
+from cocoa_engine.cli.labelled import read_documents
+from cocoa_engine.cli.score import score_rows
 from cocoa_engine.lab.cache import AnswerCache, CacheFolder
 from cocoa_engine.lab.data import read_labelled
 from cocoa_engine.lab.records import read_questions

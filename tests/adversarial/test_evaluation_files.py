@@ -17,12 +17,10 @@ from langchain_core.messages import AIMessage
 
 from cocoa_engine import CocoaError
 from cocoa_integrations.evaluation.agreement import read_labels
-from cocoa_integrations.evaluation.data import load_samples
-from cocoa_integrations.evaluation.factscore import factscore_run
-from cocoa_integrations.evaluation.judge import judge_run
-from cocoa_integrations.evaluation.samples import new_run
-from cocoa_integrations.evaluation.tasks import TASKS
-from cocoa_integrations.ray.score_runner import _finished
+from cocoa_integrations.evaluation.harness import new_run
+from cocoa_integrations.evaluation.judge import factscore_run, judge_run
+from cocoa_integrations.evaluation.tasks import TASKS, load_samples
+from cocoa_integrations.ray.jobs import _finished
 from tests.helpers.mutations import broken, broken_json, broken_lines, each_change, fuzz, outcome
 
 RECORDS: dict[str, dict[str, Any]] = {

@@ -18,7 +18,7 @@ from cocoa_engine import CocoaConfig, CocoaEngine, CocoaError, RiskCalibrator, R
 from cocoa_engine.execution.native import build
 from cocoa_engine.methods import retrieval_heads
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, known_heads
-from cocoa_engine.model import gguf_model, gguf_tokenizer, lean_checks
+from cocoa_engine.model import gguf_model, gguf_tokenizer, weight_identity
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_context_window
 from cocoa_engine.risk.calibrator import Settings
@@ -278,17 +278,17 @@ def test_notes_of_compared_weights(folder: Path, monkeypatch: pytest.MonkeyPatch
     """A broken note is as good as none: the weights are compared again."""
     monkeypatch.setenv("COCOA_CACHE_DIR", str(folder / "checked"))
     model = tiny_model("llama")
-    lean_checks.will_note(model, "weights", "kernels")
-    lean_checks.note(model, "equal")
-    (note,) = (folder / "checked" / lean_checks.FOLDER).iterdir()
-    assert lean_checks.noted("weights", "kernels") == "equal"
+    weight_identity.will_note(model, "weights", "kernels")
+    weight_identity.note(model, "equal")
+    (note,) = (folder / "checked" / weight_identity.FOLDER).iterdir()
+    assert weight_identity.noted("weights", "kernels") == "equal"
 
     @fuzz(40)
     @given(broken_json(json.loads(note.read_bytes())))
     @example(b"[" * 100_000)
     def check(data: bytes) -> None:
         note.write_bytes(data)
-        found = lean_checks.noted("weights", "kernels")
+        found = weight_identity.noted("weights", "kernels")
         assert found is None or (found and json.loads(data)["found"] == found)
 
     check()

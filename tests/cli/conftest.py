@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.cli.app import app
-from cocoa_engine.cli.validation_report import ValidationReport
+from cocoa_engine.cli.calibrate import ValidationReport
 from cocoa_engine.lab import fit, signal_report
 
 

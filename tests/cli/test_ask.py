@@ -15,7 +15,7 @@ from typer.testing import Result
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime, Span, methods
 from cocoa_engine.cli.ask import TOO_RISKY, risk_of
-from cocoa_engine.rendering.scale import RiskScale
+from cocoa_engine.rendering.highlights import RiskScale
 from tests.helpers.alike import assert_alike
 from tests.helpers.made_up_answers import generation
 
@@ -79,26 +79,16 @@ def test_json_is_the_generation(cocoa: Cocoa, engine: CocoaEngine) -> None:
     assert answer.claims
 
 
-def test_json_of_a_comparison_holds_both(cocoa: Cocoa, engine: CocoaEngine) -> None:
-    both = json.loads(cocoa("ask", QUESTION, "--json", "--compare", "greedy", *SHORT).stdout)
-    answer, compared = (Generation.model_validate(both[name]) for name in ("answer", "compared"))
-    assert answer == engine.chat(messages(QUESTION), max_new_tokens=12)
-    assert compared == engine.chat(messages(QUESTION), max_new_tokens=12, method="greedy")
-
-
-def test_json_of_a_comparison_has_no_bare_infinity(
-    cocoa: Cocoa, engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_json_has_no_bare_infinity(cocoa: Cocoa, engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a token that was forced: the margin to the next one has no end."""
     monkeypatch.setattr(engine.model.generation_config, "forced_eos_token_id", engine.tokenizer.eos_token_id)
-    shown = cocoa("ask", QUESTION, "--json", "--compare", "greedy", "--max-new-tokens", "3").stdout
+    shown = cocoa("ask", QUESTION, "--json", "--max-new-tokens", "3").stdout
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
 
-    both = json.loads(shown, parse_constant=refuse)
-    for name in ("answer", "compared"):
-        assert Generation.model_validate(both[name]).spans[-1].token_margins[-1] == math.inf
+    answer = json.loads(shown, parse_constant=refuse)
+    assert Generation.model_validate(answer).spans[-1].token_margins[-1] == math.inf
 
 
 @pytest.mark.parametrize("args", [[], ["-"]])
@@ -200,14 +190,12 @@ def test_loading_options_reach_the_loader(
     assert threads == [3]
 
 
-def test_comparison_and_table(cocoa: Cocoa, engine: CocoaEngine) -> None:
+def test_details(cocoa: Cocoa, engine: CocoaEngine) -> None:
     question = "Why is the sky blue?"
-    result = cocoa("ask", question, "--compare", "greedy", "--details", *SHORT)
+    result = cocoa("ask", question, "--details", *SHORT)
     answer = engine.chat(messages(question), max_new_tokens=12)
-    greedy = engine.chat(messages(question), max_new_tokens=12, method="greedy")
     assert answer.usage.risk_points
     assert "Whole answer:" in result.stdout
-    assert ("The answers are the same." in result.stdout) == (answer.text == greedy.text)
     for span in answer.spans:
         for candidate in span.candidates:
             assert f"{candidate.log_prob:.2f} " in result.stdout
@@ -346,7 +334,6 @@ def test_ctrl_c_leaves_no_half_json(cocoa: Cocoa, interrupted: str) -> None:
         (["--metric", "g_mlds"], "metric"),
         (["--middle-layers", "9,3"], "m < n"),
         (["--middle-layers", "9"], "middle_layers"),
-        (["--compare", "gredy"], "did you mean 'greedy'"),
         (["--raw", "--system", "Be brief."], "--system"),
         (["--svg", "/no/such/folder/answer.svg"], "/no/such/folder"),
         (["--threads", "0"], "--threads"),

@@ -21,11 +21,10 @@ from typer.testing import CliRunner, Result
 from cocoa_engine import CocoaEngine, Generation
 from cocoa_engine.cli.app import app
 from cocoa_engine.rendering.terminal import check_list
-from cocoa_engine.rendering.verdict import finding, verdict
-from cocoa_engine.rendering.wording import NOT_CALIBRATED
+from cocoa_engine.rendering.wording import NOT_CALIBRATED, finding, verdict
+from tests.helpers.obedient import Wavers, wavering
 from tests.helpers.processes import read_terminal
 from tests.helpers.reasoning_models import PLAIN, Says, reasoning_engine
-from tests.helpers.wavering import Wavers, wavering
 
 Cocoa = Callable[..., Result]
 Terminal = Callable[..., str]

@@ -17,8 +17,7 @@ from typer.testing import CliRunner, Result
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, ModelInfo, __version__
 from cocoa_engine.cli.app import app
-from cocoa_engine.cli.options import LoadOptions, with_options
-from cocoa_engine.cli.plugins import plugin_commands
+from cocoa_engine.cli.options import LoadOptions, plugin_commands, with_options
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, ScoredHead
 from tests.helpers.alike import near
 from tests.helpers.processes import LIMIT, run
@@ -58,7 +57,7 @@ def test_every_number_among_the_options_has_bounds() -> None:
                 found[command, name] = [about[0].min, about[0].max]
     unbounded = {key for key, bounds in found.items() if None in bounds}
     assert unbounded == {("eval", "shuffle")}  # any number seeds Python's generator
-    assert {("serve", "max_n"), ("claims", "draws"), ("score", "threads"), ("score", "num_gpus")} <= found.keys()
+    assert {("serve", "max_n"), ("signal", "draws"), ("score", "threads"), ("score", "num_gpus")} <= found.keys()
 
 
 def test_lengths_that_no_text_has(cocoa: Cocoa) -> None:
@@ -191,7 +190,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     ("arguments", "redirection", "code", "message"),
     [
         (["ask"], "<&-", 2, "there is no question"),
-        (["ask", "Hi", "--compare", ""], "</dev/null", 2, "unknown method ''"),
+        (["compare", "Hi", "--methods", "greedy,"], "</dev/null", 2, "method"),
         (["ask", "Hi", "--svg", "/no/such/folder/x.svg"], "</dev/null", 2, "cannot be written"),
         (["info", "no/such"], "</dev/null", 2, "cannot load the model no/such"),
         (["--version"], ">&-", 0, ""),

@@ -25,7 +25,7 @@ from typer.testing import CliRunner, Result
 from cocoa_engine import CocoaEngine, Runtime, Span, SpanStream
 from cocoa_engine.cli import progress as module
 from cocoa_engine.cli.app import app
-from cocoa_engine.cli.live_answer import _screen
+from cocoa_engine.cli.ask import _screen
 from cocoa_engine.cli.progress import Progress, Stage, _duration
 from cocoa_engine.errors import ModelLoadError
 from cocoa_engine.execution.backends import shared_cache
@@ -226,7 +226,6 @@ def data(tmp_path: Path) -> dict[str, Path]:
 FITS = ["--folds", "2", "--draws", "20", "--max-new-tokens", "6"]
 COMMANDS = {
     "heads": ["heads", "--lengths", "16", "--prompts", "6"],
-    "claims": ["claims", "--data", "{texts}", "--draws", "20"],
     "signal": ["signal", "--data", "{texts}", "--draws", "20", "--out", "{out}"],
     "calibrate": ["calibrate", "--data", "{texts}", *FITS, "--out", "{out}.json"],
     "calibrate --questions": ["calibrate", "--data", "{texts}", "--questions", "{questions}", *FITS, "--out", "{out}"],

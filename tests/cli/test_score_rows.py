@@ -11,7 +11,7 @@ import pytest
 from typer.testing import Result
 
 from cocoa_engine import CocoaConfig, CocoaEngine, DataError
-from cocoa_engine.cli.score_rows import risk_of_row, score_rows
+from cocoa_engine.cli.score import risk_of_row, score_rows
 from cocoa_engine.rendering.wording import NOT_CALIBRATED
 from tests.helpers.made_up_answers import generation
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer

@@ -21,13 +21,12 @@ from typer.testing import CliRunner, Result
 import cocoa_engine
 from cocoa_engine import CocoaEngine, RiskCalibrator
 from cocoa_engine.cli.app import app
-from cocoa_engine.cli.dataset_options import make_folder
-from cocoa_engine.cli.export import reserved
+from cocoa_engine.cli.output import make_folder, reserved
 from cocoa_engine.errors import ConfigError, OutputError
 from cocoa_engine.output_files import append, draft_of, locked, open_in_place, require_writable, write_file
-from tests.helpers.full_disk import limited
 from tests.helpers.made_up_risk import fitted, labelled_items, risk
 from tests.helpers.mutations import outcome
+from tests.helpers.processes import limited
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 Cocoa = Callable[..., Result]
@@ -288,7 +287,7 @@ def test_a_command_leaves_alone_what_another_process_writes(
 OTHER_WRITERS = {
     "cocoa_engine/cli/app.py": "a missing stdout or stderr becomes /dev/null",
     "cocoa_engine/confined.py": "/proc",
-    "cocoa_engine/cli/score_rows.py": "Parquet is written into the draft of the function that calls for it",
+    "cocoa_engine/cli/score.py": "Parquet is written into the draft of the function that calls for it",
     "cocoa_engine/rendering/plot.py": "into memory",
 }
 
@@ -405,21 +404,12 @@ def test_the_file_that_is_read_is_not_written(cocoa: Cocoa, labelled: Path, tmp_
     for arguments in (
         ("score", "--rows", str(labelled), "--out", str(labelled)),
         ("score", "--rows", str(labelled), "--out", str(link)),
-        ("claims", "--data", str(labelled), "--out", str(labelled)),
         (*ASK, "--svg", str(tmp_path / "a"), "--html", str(tmp_path / "a")),
     ):
         refused = cocoa(*arguments)
         assert refused.exit_code == 2
         assert "name a new file" in " ".join(refused.stderr.split())
     assert labelled.read_text() == given
-
-
-def test_a_table_of_claims_is_replaced_with_a_note(cocoa: Cocoa, labelled: Path, tmp_path: Path) -> None:
-    out = tmp_path / "claims.csv"
-    out.write_text("old")
-    result = cocoa("claims", "--data", str(labelled), "--out", str(out), "--draws", "20")
-    assert result.exit_code == 0, result.output
-    assert f"{out} is replaced" in " ".join(result.stderr.split())
 
 
 def test_a_page_is_whole_or_missing(cocoa: Cocoa, tiny: CocoaEngine, tmp_path: Path, monkeypatch: Any) -> None:

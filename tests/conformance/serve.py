@@ -7,7 +7,7 @@ import sys
 
 from cocoa_engine import CocoaConfig, CocoaEngine
 from cocoa_integrations.server import ServerSettings, create_app
-from cocoa_integrations.server.draining import DrainingServer
+from cocoa_integrations.server.process import DrainingServer
 
 
 def main(max_new_tokens: int, **settings: object) -> None:

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cocoa_engine import CocoaEngine, Generation
-from cocoa_engine.decoding.next_tokens import next_tokens
-from cocoa_engine.decoding.token_statistics import row_statistics, token_statistics
+from cocoa_engine.decoding.next_tokens import next_tokens, row_statistics, token_statistics
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 LOGITS = st.lists(st.floats(-60, 60, width=32) | st.just(-math.inf), min_size=2, max_size=40).filter(

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor, StoppingCriteria
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
-from cocoa_engine.decoding import speculation
-from cocoa_engine.decoding.prompt_lookup import Guess, PromptLookup
-from cocoa_engine.decoding.rules import Rules
+from cocoa_engine.decoding import speculation, task
+from cocoa_engine.decoding.request import FREE_LEAVES, Rules
+from cocoa_engine.decoding.speculation import Guess, PromptLookup
 from cocoa_engine.execution.backends.shared_cache import SharedCache
 from cocoa_engine.execution.forward.base import Segment
 from tests.helpers.alike import assert_alike
@@ -61,7 +61,7 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def run(call: Any) -> Any:
         with monkeypatch.context() as patch:
-            patch.setattr(speculation, "FREE_LEAVES", 1)
+            patch.setattr(task, "FREE_LEAVES", 1)
             return call()
 
     return run
@@ -293,11 +293,11 @@ def test_a_pass_feeds_no_more_than_has_room() -> None:
     settings: dict[str, Any] = {"max_new_tokens": 30, "max_candidates": 2}
     passes = record(engine)
     engine.generate(prompt(1), **settings)
-    assert max(sum(widths) for widths in steps(passes)) == speculation.FREE_LEAVES
+    assert max(sum(widths) for widths in steps(passes)) == FREE_LEAVES
     passes.clear()
     engine.generate_batch([prompt(seed) for seed in range(3)], **settings)
     crowded = [widths for widths in steps(passes) if len(widths) == 3]
-    assert max(sum(widths) for widths in crowded) <= 3 * (speculation.FREE_LEAVES // 3)
+    assert max(sum(widths) for widths in crowded) <= 3 * (FREE_LEAVES // 3)
     passes.clear()
     engine_of(engine.model, 0).generate(prompt(1), method="greedy", max_new_tokens=30)
     assert {tuple(widths) for widths in steps(passes)} <= {(1,)}

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import zipfile
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -140,8 +139,8 @@ def test_the_process_that_compiles_can_end_at_any_time() -> None:
     tokenizer = tiny_tokenizer()
     GrammarProcessor('start: "a"', tokenizer)
     assert confined._server is not None
-    os.kill(confined._server._process.pid, signal.SIGKILL)
-    confined._server._process.wait(30)
+    os.kill(confined._server.process.pid, signal.SIGKILL)
+    confined._server.process.wait(30)
     GrammarProcessor('start: "a"', tokenizer)
     assert json.loads(json_rule({"type": "null"}).removeprefix("%json "))["type"] == "null"
 
@@ -175,10 +174,10 @@ def test_what_was_refused_for_its_limits_is_refused_at_once(
         with pytest.raises(ConfigError, match=r"0\.2 seconds"):
             engine.constrain(json_schema={"type": "integer", "multipleOf": 99999989 + 2 * at})
     assert len(confined._refused) == 2
-    begin = confined.worker_with
+    begin = confined._worker_with
     monkeypatch.setattr(
         confined,
-        "worker_with",
+        "_worker_with",
         lambda load: begin(load) if load.function is confined._prepared else pytest.fail("again"),
     )
     with pytest.raises(ConfigError, match="limits are"):
@@ -200,7 +199,7 @@ def test_a_forked_child_has_workers_of_its_own() -> None:
         finally:
             os._exit(0 if own else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert worker.waits
+    assert not worker.ended
 
 
 def test_copies_share_the_compiled_grammar_and_leave_it_usable() -> None:
@@ -217,7 +216,7 @@ def test_copies_share_the_compiled_grammar_and_leave_it_usable() -> None:
 def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """No process has been begun yet."""
     monkeypatch.setattr("cocoa_engine.confined._server", None)
-    monkeypatch.setattr("cocoa_engine.confined._spares", deque())
+    monkeypatch.setattr("cocoa_engine.confined._spares", [])
 
 
 @pytest.mark.parametrize("executable", [None, "/nowhere/python", "/bin/true", "/bin/cat"])
@@ -282,8 +281,8 @@ def test_a_server_that_cannot_fork_says_so(failing_server: Callable[[str, str], 
         with pytest.raises(WorkerError, match="not looked at"):
             unenforced({"type": "number"})
     assert confined._server is not None
-    os.kill(confined._server._process.pid, signal.SIGKILL)
-    confined._server._process.wait(30)
+    os.kill(confined._server.process.pid, signal.SIGKILL)
+    confined._server.process.wait(30)
     assert unenforced({"type": "number"}) == []
     assert not confined._refused
 
@@ -292,7 +291,7 @@ ASKS = """
 import os, sys
 os.chdir({folder!r})
 sys.path[:0] = {path!r}
-from cocoa_engine.decoding.schema_grammars import unenforced
+from cocoa_engine.decoding.matchers import unenforced
 os.chdir("/")
 print(unenforced({{"type": "integer"}}))
 """
@@ -321,8 +320,7 @@ from cocoa_engine import Cancellation, RequestCancelledError, confined, unenforc
 print(unenforced({"type": "integer"}))
 server = confined._server
 for at in range(8):
-    worker = confined.Worker()
-    worker.end()
+    unenforced({"minimum": at})
 print(unenforced({"type": "number"}), confined._server is server and not server.ended)
 """
 
@@ -332,28 +330,13 @@ def test_ends_of_processes_that_are_ignored_do_no_harm() -> None:
     assert ran.stdout == "[]\n[] True\n", ran.stderr
 
 
-def test_an_end_that_something_else_has_seen_does_not_end_the_server(
-    failing_server: Callable[[str, str], None],
-) -> None:
-    from cocoa_engine import confined
-
-    failing_server("waitpid", "ChildProcessError")
-    server, worker = confined._server, confined.Worker()
-    worker.end()
-    assert unenforced({"type": "integer"}) == []
-    assert confined._server is server
-    assert server is not None
-    assert not server.ended
-
-
 def test_workers_are_not_copied() -> None:
-    from cocoa_engine import confined
 
-    worker = confined.Worker()
+    worker = GrammarProcessor('start: "a"', tiny_tokenizer())._grammar._workers[0]
     for copied in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="cannot be copied or pickled"):
             copied(worker)
-    assert worker.waits
+    assert not worker.ended
 
 
 def test_many_schemas_of_a_request_have_one_limit(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,7 +368,7 @@ def test_decoding_has_the_usual_priority_after_a_long_compilation(
     monkeypatch.setattr(confined, "SHORT_SECONDS", 1e-5)
     engine.generate("a", logits_processor=engine.constrain(regex="[ab]{3}"), max_new_tokens=4)
     assert confined._server is not None
-    server = confined._server._process.pid
+    server = confined._server.process.pid
     workers = [int(pid) for pid in Path(f"/proc/{server}/task/{server}/children").read_text().split()]
     assert workers
     assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in workers} == {os.getpriority(os.PRIO_PROCESS, 0)}

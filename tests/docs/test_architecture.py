@@ -53,3 +53,13 @@ def test_the_table_has_the_order_of_the_contract() -> None:
     assert sorted(name for layer in contract["layers"] for name in re.findall(r"\w+", layer)) == sorted(layer_of)
     for above, below in pairwise(order):
         assert min(above) >= max(below)
+
+
+def test_the_lines_of_the_loop_are_those_of_the_files() -> None:
+    shown = _PAGE.partition("```text\n")[2].partition("```")[0].strip().split("\n\n")
+    assert len(shown) >= 5
+    for part in shown:
+        title, *lines = part.split("\n")
+        file = ROOT / title.removeprefix("# ").partition(":")[0]
+        code = [line.strip() for line in file.read_text(encoding="utf-8").split("\n")]
+        assert [line for line in lines if line.strip() not in code] == []

@@ -17,11 +17,11 @@ from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory, is_pri
 from cocoa_engine.errors import OutputError
 from cocoa_engine.methods import retrieval_heads
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, spread_heads
-from cocoa_engine.model import gguf_tokenizer, lean_checks
+from cocoa_engine.model import gguf_tokenizer, weight_identity
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.loading import load_pretrained
-from tests.helpers.full_disk import limited
+from tests.helpers.processes import limited
 from tests.helpers.tiny_gguf import write_tiny_gguf
 from tests.helpers.tiny_models import tiny_model
 
@@ -159,9 +159,9 @@ Kept = tuple[Path, Callable[[], Any]]
 
 def note(_: Path) -> Kept:
     model = tiny_model("llama")
-    lean_checks.will_note(model, "weights", "kernels")
-    lean_checks.note(model, "equal")
-    return only(lean_checks.FOLDER, "*"), lambda: lean_checks.noted("weights", "kernels")
+    weight_identity.will_note(model, "weights", "kernels")
+    weight_identity.note(model, "equal")
+    return only(weight_identity.FOLDER, "*"), lambda: weight_identity.noted("weights", "kernels")
 
 
 def heads(_: Path) -> Kept:
@@ -293,9 +293,9 @@ def test_small_files_on_a_full_disk(cache: Path) -> None:
     """Nothing is noted; heads, which the user asked for, are an error."""
     model = tiny_model("llama")
     with limited(0):
-        lean_checks.will_note(model, "weights", "kernels")
-        lean_checks.note(model, "equal")
+        weight_identity.will_note(model, "weights", "kernels")
+        weight_identity.note(model, "equal")
         with pytest.raises(OutputError, match="cannot be written: File too large"):
             retrieval_heads.keep(spread_heads("kept", 6, 4), LanguageModel(model))
-    assert lean_checks.noted("weights", "kernels") is None
+    assert weight_identity.noted("weights", "kernels") is None
     assert not [each for each in cache.rglob("*") if each.is_file() and ".lock" not in each.name]

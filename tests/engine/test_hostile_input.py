@@ -50,7 +50,7 @@ from cocoa_engine import (
     UnsupportedModelError,
 )
 from cocoa_engine.arguments import SettingsModel
-from cocoa_engine.cli.terminal import SafeConsole, describe_error, print_json, print_note, progress_console
+from cocoa_engine.cli.output import SafeConsole, describe_error, print_json, print_note, progress_console
 from cocoa_engine.decoding import matchers
 from cocoa_engine.decoding.grammar import GrammarProcessor, regex_grammar
 from cocoa_engine.errors import safe_cause
@@ -61,12 +61,12 @@ from cocoa_engine.logs import safe_logger
 from cocoa_engine.messages import unknown
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads
 from cocoa_engine.model.generation_config import usable
+from cocoa_engine.model.language_model import MACHINE_ERRORS
 from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_context_window
-from cocoa_engine.model.machine_errors import MACHINE_ERRORS
 from cocoa_engine.output_files import require_writable, write_file
 from cocoa_engine.risk import CalibrationWarning
 from cocoa_engine.safe_text import safe
-from cocoa_integrations.evaluation.samples import new_run
+from cocoa_integrations.evaluation.harness import new_run
 from cocoa_integrations.server.settings import ServerSettings
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.tiny_gguf import write_tiny_gguf
@@ -830,9 +830,9 @@ def modules_with(pattern: str) -> set[str]:
 OTHER_LOGGERS = {
     "cocoa_engine/logs.py": "defines safe_logger",
     "cocoa_engine/optional.py": "drops lines of other packages",
-    "cocoa_integrations/server/log_lines.py": "gives loggers their handlers back",
+    "cocoa_integrations/server/errors.py": "gives loggers their handlers back",
     # the server writes whole prompts and tracebacks, which a safe logger would shorten
-    "cocoa_integrations/server/answer_log.py": "calls safe for prompts and answers; the rest is made by the server",
+    "cocoa_integrations/server/record.py": "calls safe for prompts and answers; the rest is made by the server",
 }
 
 
@@ -841,7 +841,7 @@ def test_loggers_of_all_modules_show_control_characters() -> None:
 
 
 def test_consoles_of_all_modules_show_control_characters() -> None:
-    assert modules_with(r"\bConsole\(") == {"cocoa_engine/rendering/svg.py"}  # of text that is safe
+    assert modules_with(r"\bConsole\(") == {"cocoa_engine/rendering/documents.py"}  # of text that is safe
     assert isinstance(progress_console(), SafeConsole)
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 PATIENCE = 120.0
 """Seconds after which a thread that has not ended is taken to be stuck."""
@@ -54,3 +57,13 @@ def wait_until(condition: Callable[[], bool]) -> None:
             return
         pause.wait(0.002)
     raise AssertionError("the condition was not met in time")
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

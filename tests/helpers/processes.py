@@ -1,12 +1,12 @@
-"""Programs run in processes of their own."""
+"""Programs run in processes of their own, and a disk on which files cannot grow."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 LIMIT = 240.0
 """Seconds after which a program that has not ended is taken to be stuck."""
@@ -29,3 +29,16 @@ def read_terminal(master: int, shown: list[bytes]) -> None:
     with suppress(OSError):
         while data := os.read(master, 65536):
             shown.append(data)
+
+
+@contextmanager
+def limited(size: int) -> Iterator[None]:
+    """No file of this process grows beyond a number of bytes: a longer write fails, as on a full disk."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -17,7 +17,7 @@ import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from cocoa_integrations.ray.cluster import PATIENT
+from cocoa_integrations.ray.jobs import PATIENT
 from tests.helpers.reasoning_models import PLAIN
 from tests.helpers.served import CHAT
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer

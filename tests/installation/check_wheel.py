@@ -63,7 +63,7 @@ BASE = (
 import importlib
 import cocoa_engine, cocoa_integrations.evaluation, cocoa_integrations.tool_calling, cocoa_integrations.transformers
 from cocoa_engine.errors import CocoaError, MissingExtraError
-from cocoa_integrations.evaluation.judge_command import chat_model
+from cocoa_integrations.evaluation.command import chat_model
 from cocoa_integrations.evaluation.metrics import rouge_l
 from cocoa_engine.lab.ranking import paired_test
 

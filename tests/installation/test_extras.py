@@ -30,7 +30,6 @@ FRAMEWORKS = ("langchain_core", "langchain", "langgraph", "openai", "llama_index
 NEITHER = """
 import cocoa_integrations.evaluation.command
 import cocoa_integrations.evaluation.judge
-import cocoa_integrations.evaluation.judge_command
 import cocoa_integrations.tool_calling
 import cocoa_integrations.tracing
 import cocoa_integrations.transformers
@@ -50,7 +49,7 @@ for module, package, extra in (
     else:
         raise AssertionError(module)
 try:
-    cocoa_integrations.evaluation.judge_command.chat_model("openai:gpt")
+    cocoa_integrations.evaluation.command.chat_model("openai:gpt")
 except MissingExtraError as error:
     assert str(error) == "cocoa judge needs langchain: pip install 'cocoa-integrations[agents]'", error
 """

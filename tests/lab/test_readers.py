@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cocoa_engine import DataError
-from cocoa_engine.cli.dataset_options import read_documents
+from cocoa_engine.cli.labelled import read_documents
 from cocoa_engine.cli.prompting import read_sources
 from cocoa_engine.lab import data
 from cocoa_engine.lab.data import LabelledText, _errors, read_labelled, sample

@@ -30,7 +30,7 @@ from cocoa_engine.methods.retrieval_heads import (
     spread_heads_of,
 )
 from cocoa_engine.model.language_model import LanguageModel
-from cocoa_engine.model.weight_samples import model_digest
+from cocoa_engine.model.weight_identity import model_digest
 from tests.helpers.alike import near
 from tests.helpers.backends import PROMPTS
 from tests.helpers.in_threads import join, start

@@ -14,9 +14,8 @@ from scipy.stats import chisquare
 from transformers import GenerationConfig, RepetitionPenaltyLogitsProcessor
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation
-from cocoa_engine.decoding import speculation
-from cocoa_engine.decoding.next_tokens import next_tokens
-from cocoa_engine.decoding.sampler import Sampler
+from cocoa_engine.decoding import task
+from cocoa_engine.decoding.next_tokens import Sampler, next_tokens
 from cocoa_engine.methods.sample import Sample
 from cocoa_integrations.langchain import ChatCocoa
 from tests.helpers.alike import assert_alike, near
@@ -173,7 +172,7 @@ def test_tokens_fed_ahead_change_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
         settings = {"temperature": 0.3, "seed": number, "max_new_tokens": 40}
         ahead = sampled(engine_of(model, draft_tokens=5), given, **settings)
         with monkeypatch.context() as patch:
-            patch.setattr(speculation, "FREE_LEAVES", 1)
+            patch.setattr(task, "FREE_LEAVES", 1)
             one_by_one = sampled(engine_of(model, draft_tokens=0), given, **settings)
         assert_alike(ahead, one_by_one)
         saved += one_by_one.usage.forward_passes - ahead.usage.forward_passes

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from cocoa_engine.model.blocks import BlockTensor
-from cocoa_engine.model.weight_samples import sampled
+from cocoa_engine.model.weight_identity import sampled
 
 KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "F16", "BF16")
 

@@ -16,7 +16,7 @@ from cocoa_engine.execution.backends import CaptureSpec
 from cocoa_engine.model import embedded
 from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.loading import load_pretrained
-from cocoa_engine.model.weight_samples import model_digest
+from cocoa_engine.model.weight_identity import model_digest
 from tests.helpers.libraries import needs_kernels
 from tests.helpers.tiny_gguf import write_tiny_gguf
 

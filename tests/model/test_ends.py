@@ -15,7 +15,7 @@ from transformers import GenerationConfig, LogitsProcessor
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.model.ends import eos_token_ids, of_gguf, turn_end
+from cocoa_engine.model.generation_config import eos_of_gguf, eos_token_ids, turn_end
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.tokenizer import Tokens
 from tests.conformance.tools import source_if_there
@@ -131,16 +131,16 @@ NAMES += ["<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<eos>", "<end_of_utterance>", "<
 @pytest.mark.parametrize(("name", "kind"), product(NAMES, [1, 3, 4]))
 def test_known_names_end_a_text_whatever_their_type(name: str, kind: int) -> None:
     metadata = {"tokenizer.ggml.tokens": ["a", name, "b"], "tokenizer.ggml.token_type": [1, kind, 1]}
-    assert of_gguf(metadata) == [1]
+    assert eos_of_gguf(metadata) == [1]
     del metadata["tokenizer.ggml.token_type"]
-    assert of_gguf(metadata) == [1]
+    assert eos_of_gguf(metadata) == [1]
 
 
 @pytest.mark.parametrize("key", ["eos", "eot", "eom"])
 @pytest.mark.parametrize(("token_id", "ends"), [(0, [0]), (2, [2]), (3, []), (-1, []), (2**32 - 1, [])])
 def test_keys_name_tokens(key: str, token_id: int, ends: list[int]) -> None:
     metadata = {"tokenizer.ggml.tokens": ["a", "b", "c"], f"tokenizer.ggml.{key}_token_id": token_id}
-    assert of_gguf(metadata) == ends
+    assert eos_of_gguf(metadata) == ends
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_keys_name_tokens(key: str, token_id: int, ends: list[int]) -> None:
 )
 def test_names_that_are_no_ends_everywhere(tokens: dict[str, int], ends: list[str]) -> None:
     metadata = {"tokenizer.ggml.tokens": [*tokens], "tokenizer.ggml.token_type": [*tokens.values()]}
-    assert [[*tokens][one] for one in of_gguf(metadata)] == ends
+    assert [[*tokens][one] for one in eos_of_gguf(metadata)] == ends
 
 
 @pytest.mark.slow
@@ -169,7 +169,7 @@ def test_a_file_whose_end_is_not_that_of_its_template(tmp_path: Path, kind: int,
     for number, chat_template in enumerate((template, None)):
         file = tmp_path / f"{number}.gguf"
         small_gguf.write(file, "llama", "F32", special=special, ids={"bos": 1, "eos": 2}, template=chat_template)
-        assert of_gguf(GgufFile(file).metadata) == [2, 3, 4]
+        assert eos_of_gguf(GgufFile(file).metadata) == [2, 3, 4]
         engine = CocoaEngine.from_pretrained(file, calibrator=None, **options)
         said = engine.encode("he12", add_special_tokens=False)
         for end in (2, 3, 4):

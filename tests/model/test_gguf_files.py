@@ -14,7 +14,7 @@ from cocoa_engine import CocoaEngine, ModelLoadError
 from cocoa_engine.cli.app import app
 from cocoa_engine.execution.native import trial
 from cocoa_engine.model.blocks import BlockTensor
-from cocoa_engine.model.gguf_files import Location, locate
+from cocoa_engine.model.checkpoint_files import Location, locate
 from cocoa_engine.model.loading import read_context_window
 from cocoa_integrations.langchain import CocoaLLM
 from tests.helpers.tiny_gguf import write_tiny_gguf

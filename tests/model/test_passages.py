@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.model.passages import Passages, passage_positions, sources_of_batch
+from cocoa_engine.model.prompts import Passages, passage_positions, sources_of_batch
 from cocoa_engine.model.tokenizer import Tokens
 from tests.helpers.tiny_models import BOS, LoweringTokenizer, sentencepiece_like_tokenizer, tiny_tokenizer
 

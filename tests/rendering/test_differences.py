@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cocoa_engine.rendering.differences import cut, differences
+from cocoa_engine.rendering.highlights import cut, differences
 
 WORDS = st.lists(st.sampled_from(["the", " ", "\n", "sea", "日", "本", ".", "é", " a"]), max_size=12).map("".join)
 

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from cocoa_engine import Candidate, CocoaEngine, Generation
-from cocoa_engine.rendering.differences import Range
-from cocoa_engine.rendering.highlights import pieces
-from cocoa_engine.rendering.scale import RiskScale
+from cocoa_engine.rendering.highlights import Range, RiskScale, pieces
 from cocoa_engine.rendering.terminal import (
     STYLES,
     Comparison,
@@ -25,8 +23,7 @@ from cocoa_engine.rendering.terminal import (
     risk_point_table,
     spans_text,
 )
-from cocoa_engine.rendering.verdict import finding
-from cocoa_engine.rendering.wording import NOT_CALIBRATED
+from cocoa_engine.rendering.wording import NOT_CALIBRATED, finding
 from cocoa_engine.risk import Check
 from cocoa_engine.safe_text import safe
 from tests.helpers.made_up_answers import figures, generation, stopped

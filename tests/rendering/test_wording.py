@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cocoa_engine import Generation, RiskSource
+from cocoa_engine.rendering.highlights import RiskScale
 from cocoa_engine.rendering.inputs import Answer
-from cocoa_engine.rendering.scale import RiskScale
-from cocoa_engine.rendering.verdict import verdict
 from cocoa_engine.rendering.wording import (
     NOT_CALIBRATED,
     SOURCES,
@@ -22,6 +21,7 @@ from cocoa_engine.rendering.wording import (
     describe_risk,
     describe_scale,
     statistics,
+    verdict,
 )
 from cocoa_engine.risk import LOWEST_SHADE
 from cocoa_engine.safe_text import safe

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cocoa_engine import Candidate, Generation, RiskSource, Span
-from cocoa_engine.rendering.scale import RiskScale
+from cocoa_engine.rendering.highlights import RiskScale
 from cocoa_engine.risk import MeasuredText
 from tests.helpers.made_up_answers import figures, generation
 

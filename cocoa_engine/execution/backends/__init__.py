@@ -23,14 +23,13 @@ from cocoa_engine.execution.forward.base import Forward
 from cocoa_engine.execution.forward.lean import Lean, lean_obstacle
 from cocoa_engine.execution.forward.linears import LinearBackend, choose_linear_backend
 from cocoa_engine.execution.forward.static import StaticLean
-from cocoa_engine.execution.forward.windows import window_sizes
 from cocoa_engine.logs import safe_logger
-from cocoa_engine.model import lean_checks
+from cocoa_engine.model import weight_identity
+from cocoa_engine.model.configs import frequencies_of, window_sizes
 from cocoa_engine.model.hidden_states import CaptureSpec, capture
-from cocoa_engine.model.language_model import LanguageModel, frequencies_of
+from cocoa_engine.model.language_model import PASSED_ON, LanguageModel
 from cocoa_engine.model.light_model import LightModel
-from cocoa_engine.model.machine_errors import PASSED_ON
-from cocoa_engine.model.weight_fingerprint import WeightFingerprint, weight_fingerprint
+from cocoa_engine.model.weight_identity import WeightFingerprint, weight_fingerprint
 from cocoa_engine.runtime import Runtime
 
 __all__ = [
@@ -145,7 +144,7 @@ def choose(model: LanguageModel, runtime: Runtime | None = None) -> Chosen:
                 kind, reason = _try_all(model, linear_backend, obstacle, graphs)
             else:
                 kind, reason = "lean", checked
-            lean_checks.note(model.model, reason if (kind, linear_backend) == ("lean", "native") else None)
+            weight_identity.note(model.model, reason if (kind, linear_backend) == ("lean", "native") else None)
             if kind not in _FAST:
                 linear_backend = "stock"
                 if known is None or known.kind != kind:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, ReadBack, StepOutput, TokenTree
 from cocoa_engine.execution.backends.recompute import Recompute, joined
+from cocoa_engine.model.configs import Frequencies
 from cocoa_engine.model.hidden_states import CaptureSpec
-from cocoa_engine.model.language_model import Frequencies
 
 
 class TreeByLength(TokenTree):

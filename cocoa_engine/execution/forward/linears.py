@@ -31,7 +31,7 @@ from cocoa_engine.execution.forward.base import COST_OF_A_ROW
 from cocoa_engine.execution.native import operators, trial
 from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.experts import are_experts, mixed, stacks_of
-from cocoa_engine.model.weight_fingerprint import WeightFingerprint, weight_fingerprint
+from cocoa_engine.model.weight_identity import WeightFingerprint, weight_fingerprint
 
 Activation = Callable[[Tensor], Tensor]
 

@@ -15,9 +15,8 @@ from cocoa_engine.model.text import block_text
 from cocoa_engine.safe_text import short_repr, shortened
 from cocoa_integrations._shared.chat_template import ChatTemplateOptions, names
 from cocoa_integrations.server.errors import bad_request, of_parameter
-from cocoa_integrations.server.parameters import REFUSED, Refused, each
 from cocoa_integrations.server.protocol.decoding import DecodingRequest, Flag, Several, Whole, written_size
-from cocoa_integrations.server.settings import ServerSettings
+from cocoa_integrations.server.settings import REFUSED, Refused, ServerSettings, each
 from cocoa_integrations.tool_calling import ToolRequest
 from cocoa_integrations.tool_calling.json_values import object_of
 from cocoa_integrations.tool_calling.prompt import invalid_call_text

@@ -10,9 +10,8 @@ from pydantic import Field, field_validator
 from cocoa_engine import CocoaConfig
 from cocoa_engine.safe_text import short_repr
 from cocoa_integrations.server.errors import at_most, bad_request
-from cocoa_integrations.server.parameters import REFUSED, Refused, each
 from cocoa_integrations.server.protocol.decoding import DecodingRequest, Flag, Several, Whole
-from cocoa_integrations.server.settings import ServerSettings
+from cocoa_integrations.server.settings import REFUSED, Refused, ServerSettings, each
 
 REFUSED_IN_COMPLETIONS: Refused = {
     **REFUSED,

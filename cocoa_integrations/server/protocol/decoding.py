@@ -28,8 +28,7 @@ from cocoa_integrations._shared.citations import MOST_PASSAGES
 from cocoa_integrations._shared.settings import OF_SAMPLING, DecodeSettings
 from cocoa_integrations._shared.unsupported import INSTEAD, is_without_effect
 from cocoa_integrations.server.errors import at_most, bad_request
-from cocoa_integrations.server.parameters import REFUSED, SAME_SETTING, Refused
-from cocoa_integrations.server.settings import ServerSettings
+from cocoa_integrations.server.settings import REFUSED, SAME_SETTING, Refused, ServerSettings
 
 Report = Literal["both", "message", "logprobs", "none"]
 

@@ -16,11 +16,10 @@ from cocoa_integrations._shared.chat_template import ChatTemplateOptions
 from cocoa_integrations.chat_service.answer import ChatCall
 from cocoa_integrations.chat_service.local import PreparedCall
 from cocoa_integrations.server.errors import bad_request, naming
-from cocoa_integrations.server.parameters import REFUSED, SAME_SETTING, Refused, each
 from cocoa_integrations.server.protocol.answers import max_risk_of, score_one, wire_report
 from cocoa_integrations.server.protocol.chat_request import Message, entries_of, size_of_messages, template_variables
 from cocoa_integrations.server.protocol.decoding import DecodingRequest, Flag, Several, Whole
-from cocoa_integrations.server.settings import ServerSettings
+from cocoa_integrations.server.settings import REFUSED, SAME_SETTING, Refused, ServerSettings, each
 
 _NOT_DECODED = "nothing is decoded; leave it out"
 

@@ -1,20 +1,20 @@
-"""The routes, one file each."""
+"""The routes of the server."""
 
 from cocoa_integrations.server.protocol.chat_request import ChatRequest
 from cocoa_integrations.server.protocol.completion_request import CompletionRequest
 from cocoa_integrations.server.protocol.score_request import ScoreRequest
-from cocoa_integrations.server.routes import chat, completions, health, info, metrics, models, page, score
+from cocoa_integrations.server.routes import chat, completions, info, page, score
 
-OPENAI = (chat.router, completions.router, models.router, score.router, info.router)
+OPENAI = (chat.router, completions.router, info.router, score.router)
 """Routes of OpenAI's protocol, which are served below ``/v1`` and without it."""
 
-OWN = (health.router, info.own, metrics.router, page.router)
+OWN = (info.own, page.router)
 """Other routes."""
 
 BODIES = (ChatRequest, CompletionRequest, ScoreRequest)
 """The models of their bodies."""
 
-METRICS = metrics.PATH
+METRICS = info.METRICS
 
-OPEN_PATHS = frozenset((*health.PATHS, page.PATH))
+OPEN_PATHS = frozenset((*info.READY, info.LIVE, page.PATH))
 """The paths that need no key."""

@@ -16,7 +16,7 @@ from cocoa_integrations.server.protocol.answers import ChatJob, RiskFields, Stre
 from cocoa_integrations.server.protocol.chat_request import ChatRequest
 from cocoa_integrations.server.protocol.decoding import config_of_answer
 from cocoa_integrations.server.record import Record
-from cocoa_integrations.server.routes.models import served_name
+from cocoa_integrations.server.routes.info import served_name
 from cocoa_integrations.server.work import Call
 
 router = APIRouter()

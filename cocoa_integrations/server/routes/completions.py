@@ -18,7 +18,7 @@ from cocoa_integrations.server.protocol.answers import CompletionJob, Echo, Risk
 from cocoa_integrations.server.protocol.completion_request import CompletionRequest
 from cocoa_integrations.server.protocol.decoding import config_of_answer
 from cocoa_integrations.server.record import Record
-from cocoa_integrations.server.routes.models import served_name
+from cocoa_integrations.server.routes.info import served_name
 from cocoa_integrations.server.work import Call
 
 router = APIRouter()

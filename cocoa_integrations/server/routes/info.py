@@ -1,4 +1,4 @@
-"""``/v1/cocoa/info`` and ``/version``: what is served, with which settings and limits."""
+"""What is served, with which settings, limits, names and metrics, and whether the server lives."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
+from prometheus_client.exposition import choose_encoder
 
 from cocoa_engine import CocoaEngine, RiskCalibrator, __version__
 from cocoa_integrations._shared.workers import in_worker
-from cocoa_integrations.server.lifecycle import state_of
+from cocoa_integrations.server.errors import ApiError
+from cocoa_integrations.server.lifecycle import ServerState, state_of
 from cocoa_integrations.server.protocol.decoding import OPERATORS
-from cocoa_integrations.server.routes.models import names_of
 
 router = APIRouter()
 own = APIRouter()
@@ -75,10 +76,96 @@ def _calibrator(calibrator: RiskCalibrator) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:  # a build of its own name
             continue
-    return found
+    return versions
+
+
+READY = ("/health", "/ready", "/health/ready")
+LIVE = "/health/live"
+
+
+async def health(request: Request) -> dict[str, str]:
+    """Status 200 if the server accepts calls, and 503 while it loads its model or shuts down."""
+    state = state_of(request)
+    state.require_ready()
+    return {"status": "ok"}
+
+
+@own.get(LIVE)
+async def live(request: Request) -> dict[str, str]:
+    """Status 200 as long as the process answers; ``status`` is ``loading``, ``ready``, ``draining`` or ``failed``."""
+    return {"status": state_of(request).phase}
+
+
+for path in READY:
+    own.add_api_route(path, health, methods=["GET"])
+
+
+@router.get("/models")
+async def list_models(request: Request) -> dict[str, Any]:
+    """The names under which the model is served."""
+    state = state_of(request)
+    return {"object": "list", "data": [_entry(name, state) for name in names_of(state)]}
+
+
+@router.get("/models/{name:path}")
+async def retrieve_model(name: str, request: Request) -> dict[str, Any]:
+    """One of the names of the model."""
+    state = state_of(request)
+    return _entry(served_name(name, state, strict=True), state)
+
+
+def names_of(state: ServerState) -> tuple[str, ...]:
+    """The names of the model: those that it is served under, or its own."""
+    return state.settings.served_names or (state.engine.model_name,)
+
+
+def served_name(name: str | None, state: ServerState, *, strict: bool = False) -> str:
+    """The name of the model in the answer to a request.
+
+    Args:
+        name: the name in the request.
+        state: the state of the server.
+        strict: whether an unknown name is always refused. Otherwise it is served, unless the settings name the model.
+
+    Raises:
+        ApiError: the name is refused.
+    """
+    names = names_of(state)
+    if name is not None and name in names:
+        return name
+    if name is None or not (strict or state.settings.served_names):
+        return names[0]
+    raise ApiError(
+        404,
+        f"the model {name[:100]!r} is not served; served are {', '.join(names)}",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def _entry(name: str, state: ServerState) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": state.started,
+        "owned_by": "cocoa",
+        "max_model_len": state.engine.context_window,
+    }
+
+
+METRICS = "/metrics"
+
+
+@own.get(METRICS)
+async def metrics(request: Request) -> Response:
+    """The metrics of the server, in the format that the header Accept asks for."""
+    state = state_of(request)
+    state.metrics.update()
+    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    return Response(encode(state.metrics.registry), headers={"content-type": content_type})

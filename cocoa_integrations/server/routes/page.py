@@ -12,8 +12,8 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from cocoa_engine import METHODS, CocoaConfig
+from cocoa_engine.rendering.highlights import BOUNDS
 from cocoa_engine.rendering.html import style_sheet
-from cocoa_engine.rendering.scale import BOUNDS
 from cocoa_engine.rendering.wording import SOURCES
 from cocoa_integrations.server.lifecycle import state_of
 from cocoa_integrations.server.settings import ServerSettings
@@ -83,7 +83,7 @@ def document(settings: ServerSettings, config: CocoaConfig, nonce: str) -> str:
         "script": "\n".join(map(_text, _SCRIPTS)),
         "data": json.dumps(data).replace("<", "\\u003c"),
     }
-    return re.sub(r"\{(nonce|style|script|data)\}", lambda found: parts[found[1]], _text("page.html"))
+    return re.sub(r"\{(nonce|style|script|data)\}", lambda match: parts[match[1]], _text("page.html"))
 
 
 @cache

@@ -10,7 +10,7 @@ from cocoa_integrations.server.answering import Envelope, admitted, json_respons
 from cocoa_integrations.server.lifecycle import ServerState, state_of
 from cocoa_integrations.server.openapi import takes
 from cocoa_integrations.server.protocol.score_request import ScoreJob, ScoreRequest
-from cocoa_integrations.server.routes.models import served_name
+from cocoa_integrations.server.routes.info import served_name
 from cocoa_integrations.server.work import Call
 
 router = APIRouter()

@@ -19,17 +19,17 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
-from cocoa_engine.decoding.speculation import FREE_LEAVES
+from cocoa_engine.decoding.request import FREE_LEAVES
 from cocoa_engine.execution.backends import KINDS, Path, ReadBack, choose
 from cocoa_engine.execution.backends.copied_cache import CopiedTree
 from cocoa_engine.execution.backends.shared_cache import SPARE_SLOTS, SharedCache, SharedTree
 from cocoa_engine.execution.forward.kv_store import KeyValues
 from cocoa_engine.execution.forward.linears import LinearBackend
-from cocoa_engine.execution.forward.windows import Windows
 from cocoa_engine.execution.native import operators, trial
+from cocoa_engine.model.configs import Windows
 from cocoa_engine.model.hidden_states import CaptureSpec, FinalLayer
 from cocoa_engine.model.language_model import LanguageModel
-from cocoa_engine.model.weight_fingerprint import weight_fingerprint
+from cocoa_engine.model.weight_identity import weight_fingerprint
 from tests.helpers import in_threads
 from tests.helpers.alike import near
 from tests.helpers.backends import PROMPTS, WANTED, made, plain, same

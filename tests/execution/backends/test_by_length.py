@@ -16,8 +16,8 @@ from cocoa_engine.errors import PromptError
 from cocoa_engine.execution.backends import KINDS
 from cocoa_engine.execution.native import trial
 from cocoa_engine.model import gguf_model
+from cocoa_engine.model.configs import context_window_of
 from cocoa_engine.model.gguf_reader import GgufFile
-from cocoa_engine.model.language_model import context_window_of
 from tests.helpers.alike import assert_alike
 from tests.helpers.backends import made
 from tests.helpers.family_gguf import write_family

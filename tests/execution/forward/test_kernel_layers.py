@@ -16,9 +16,9 @@ from cocoa_engine.execution.forward.linears import LinearBackend
 from cocoa_engine.execution.native.layers import MAX_ROWS, KeyValuePointers, Layers
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
+from tests.helpers.in_threads import threads
 from tests.helpers.libraries import needs_kernels
 from tests.helpers.tiny_models import NUM_LAYERS, tiny_model
-from tests.helpers.torch_threads import threads
 
 pytestmark = needs_kernels
 

@@ -15,7 +15,7 @@ from cocoa_engine.errors import ConfigError
 from cocoa_engine.execution.backends import Backend, TokenTree
 from cocoa_engine.execution.backends.shared_cache import SharedCache
 from cocoa_engine.execution.forward.source_attention import SourceProbe, of_segments
-from cocoa_engine.model.passages import Passages
+from cocoa_engine.model.prompts import Passages
 from tests.helpers.alike import near
 from tests.helpers.backends import PROMPTS, made
 from tests.helpers.inside import use_backend

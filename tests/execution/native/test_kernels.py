@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from cocoa_engine.decoding.next_tokens import next_tokens
 from cocoa_engine.execution.native import operators
+from tests.helpers.in_threads import threads
 from tests.helpers.libraries import MULTIPLIES_PAIRS, needs_kernels
-from tests.helpers.torch_threads import threads
 
 pytestmark = needs_kernels
 

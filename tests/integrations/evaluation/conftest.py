@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cocoa_engine import CocoaEngine
-from cocoa_engine.cli import plugins
+from cocoa_engine.cli import options as plugins
 from cocoa_engine.cli.app import app
 from tests.helpers.paths import ROOT
 

@@ -1,4 +1,4 @@
-"""FActScore: what becomes of a judge's replies. They are recorded, and a local server replays them."""
+"""FActScore: what becomes of a judge's replies, which are recorded."""
 
 from __future__ import annotations
 
@@ -6,21 +6,25 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages.ai import UsageMetadata
+from langchain_core.outputs import ChatGeneration, ChatResult
+from pydantic import Field
 from typer.testing import CliRunner
 
 from cocoa_engine import CocoaConfig
 from cocoa_engine.cli import progress
 from cocoa_engine.cli.app import app
 from cocoa_engine.errors import ConfigError
-from cocoa_integrations.evaluation.factscore import facts_of, factscore, factscore_report, factscore_run
-from cocoa_integrations.evaluation.samples import new_run, write_rows
-from cocoa_integrations.evaluation.table_text import markdown
-from tests.helpers.openai_server import OpenAIChat, Recorded
+from cocoa_integrations.evaluation.harness import new_run, write_rows
+from cocoa_integrations.evaluation.judge import factscore, factscore_report, factscore_run
+from cocoa_integrations.evaluation.prompts import facts_of
+from cocoa_integrations.evaluation.table import markdown
 
 DOCUMENTS = {"1": "Ann baked a cake on Monday.", "2": "Bob sold his car."}
 SUMMARIES = {
@@ -39,10 +43,32 @@ ANSWERS: dict[str, str | int] = {
 }
 
 
+class Recorded(BaseChatModel):
+    """A judge that replays the last recorded answer whose key is in the prompt, and counts words as tokens."""
+
+    model: str = "recorded"
+    temperature: float | None = 0.0
+    answers: dict[str, str | int] = Field(default_factory=lambda: dict(ANSWERS))
+    prompts: list[str] = Field(default_factory=list)
+
+    @property
+    def _llm_type(self) -> str:
+        return "recorded"
+
+    def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **options: Any) -> Any:
+        prompt = str(messages[0].content)
+        self.prompts.append(prompt)
+        answer = next(answer for key, answer in reversed(self.answers.items()) if key in prompt)
+        if isinstance(answer, int):
+            raise ValueError(f"status {answer}")
+        read, written = len(prompt.split()), len(answer.split())
+        usage = UsageMetadata(input_tokens=read, output_tokens=written, total_tokens=read + written)
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(content=answer, usage_metadata=usage))])
+
+
 @pytest.fixture
-def recorded() -> Iterator[Recorded]:
-    with Recorded(dict(ANSWERS)).served() as recorded:
-        yield recorded
+def recorded() -> Recorded:
+    return Recorded()
 
 
 @pytest.fixture
@@ -81,7 +107,7 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_the_share_of_facts_that_the_document_supports(folder: Path, recorded: Recorded) -> None:
-    results = factscore_run(folder, OpenAIChat(url=recorded.url))
+    results = factscore_run(folder, recorded)
     greedy, cocoa = results["arms"]
     assert greedy["metrics"]["factscore"]["mean"] == pytest.approx((1 / 2 + 1) / 2)
     assert greedy["metrics"]["facts"]["mean"] == 1.5
@@ -93,17 +119,16 @@ def test_the_share_of_facts_that_the_document_supports(folder: Path, recorded: R
     assert "| Baseline (greedy) | - | 75.00 ± 25.00 | 1.50 ± 0.50 | 0 |" in shown
     assert "Summaries empty or without a fact, which are left out of the means: 1 across all arms." in shown
     # three summaries, and three facts: "Ann baked." is checked once for both methods
-    prompts = [request["messages"][0]["content"] for request in recorded.requests]
+    prompts = recorded.prompts
     assert len(prompts) == len(set(prompts)) == 6
-    assert all(request["temperature"] == 0 for request in recorded.requests)
     checks = [prompt for prompt in prompts if "Statement: " in prompt]
     assert all(DOCUMENTS["2" if "Bob" in prompt else "1"] in prompt for prompt in checks)
     assert not any(document in prompt for prompt in prompts if prompt not in checks for document in DOCUMENTS.values())
 
 
 def test_the_cost_is_counted(folder: Path, recorded: Recorded) -> None:
-    results = factscore_run(folder, OpenAIChat(url=recorded.url))
-    read = sum(len(request["messages"][0]["content"].split()) for request in recorded.requests)
+    results = factscore_run(folder, recorded)
+    read = sum(len(prompt.split()) for prompt in recorded.prompts)
     written = sum(len(line["reply"].split()) for line in lines_of(folder))
     assert results["cost"] == {"calls": 6, "without_verdict": 0, "input_tokens": read, "output_tokens": written}
     assert (
@@ -113,36 +138,32 @@ def test_the_cost_is_counted(folder: Path, recorded: Recorded) -> None:
 
 
 def test_nothing_is_asked_twice(folder: Path, recorded: Recorded) -> None:
-    judge = OpenAIChat(url=recorded.url)
-    first = factscore_run(folder, judge)
-    asked = len(recorded.requests)
-    assert factscore_run(folder, judge) == first
-    assert len(recorded.requests) == asked
+    first = factscore_run(folder, recorded)
+    asked = len(recorded.prompts)
+    assert factscore_run(folder, recorded) == first
+    assert len(recorded.prompts) == asked
     lines = lines_of(folder)
     kept = lines[:2]  # as after an interruption
     (folder / "factscore.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
-    again = factscore_run(folder, judge)
+    again = factscore_run(folder, recorded)
     assert again["arms"] == first["arms"]
-    assert len(recorded.requests) == asked + 4
+    assert len(recorded.prompts) == asked + 4
 
 
 def test_errors_are_kept_and_asked_again(folder: Path, recorded: Recorded) -> None:
     recorded.answers["Statement: There were two cakes."] = 500
     recorded.answers["Summary:\nBob sold a car."] = "I cannot do that."
-    judge = OpenAIChat(url=recorded.url)
-    results = factscore_run(folder, judge, attempts=2)
+    results = factscore_run(folder, recorded, attempts=2)
     greedy = results["arms"][0]
     assert (greedy["unjudged"], greedy["metrics"]["factscore"]["mean"]) == (2, None)
     assert results["cost"]["without_verdict"] == 4
     errors = [line for line in lines_of(folder) if line["error"]]
-    assert (
-        sorted(line["error"][:25] for line in errors)
-        == ["HTTPStatusError: Server er"[:25]] * 2 + ["no verdict in the reply"] * 2
-    )
+    kinds = ["ValueError: status 500"] * 2 + ["no verdict in the reply"] * 2
+    assert sorted(line["error"] for line in errors) == kinds
     assert {line["reply"] for line in errors} == {None, "I cannot do that."}
     assert "Summaries without all verdicts, which are left out of the means: 2" in (folder / "factscore.md").read_text()
     recorded.answers |= ANSWERS
-    mended = factscore_run(folder, judge)
+    mended = factscore_run(folder, recorded)
     assert mended["arms"][0]["metrics"]["factscore"]["mean"] == 0.75
     assert mended["cost"]["without_verdict"] == 4
 
@@ -152,7 +173,7 @@ def test_the_length_penalty_is_that_of_the_papers_code(folder: Path, recorded: R
     assert factscore([True, True, False], gamma=10) == pytest.approx(2 / 3 * math.exp(1 - 10 / 3))
     assert factscore([True] * 10, gamma=10) == 1.0
     assert factscore([True] * 5 + [False] * 6, gamma=10) == 5 / 11
-    results = factscore_run(folder, OpenAIChat(url=recorded.url), gamma=10)
+    results = factscore_run(folder, recorded, gamma=10)
     expected = (0.5 * math.exp(1 - 10 / 2) + math.exp(1 - 10)) / 2
     assert results["arms"][0]["metrics"]["factscore"]["mean"] == pytest.approx(expected)
     assert "FActScore with the length penalty of gamma = 10." in (folder / "factscore.md").read_text()
@@ -175,21 +196,20 @@ def test_facts_in_a_reply(reply: str, facts: list[str] | None) -> None:
 
 
 def test_refused(folder: Path, tmp_path: Path, recorded: Recorded) -> None:
-    judge = OpenAIChat(url=recorded.url)
     with pytest.raises(ConfigError, match="samsum and xsum, not for nq"):
-        factscore_run(run_of("nq", tmp_path / "nq"), judge)
+        factscore_run(run_of("nq", tmp_path / "nq"), recorded)
     for gamma in (0, -1, math.nan, math.inf):
         with pytest.raises(ConfigError, match="gamma must be above 0"):
-            factscore_run(folder, judge, gamma=gamma)
+            factscore_run(folder, recorded, gamma=gamma)
     with pytest.raises(ConfigError, match="temperature=0"):
-        factscore_run(folder, OpenAIChat(url=recorded.url, temperature=0.5))
-    assert not recorded.requests
+        factscore_run(folder, Recorded(temperature=0.5))
+    assert not recorded.prompts
     assert not (folder / "factscore.jsonl").exists()
 
 
 def test_command(folder: Path, recorded: Recorded, entry_point: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(entry_point))
-    monkeypatch.setattr("langchain.chat_models.init_chat_model", lambda name, **_: OpenAIChat(url=recorded.url))
+    monkeypatch.setattr("langchain.chat_models.init_chat_model", lambda name, **_: recorded)
 
     def cocoa(*options: str) -> Any:
         return CliRunner().invoke(

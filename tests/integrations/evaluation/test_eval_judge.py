@@ -12,7 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from langchain_core.language_models import BaseChatModel
@@ -26,8 +27,8 @@ from cocoa_engine import CocoaConfig, CocoaEngine
 from cocoa_engine.errors import ConfigError, DataError
 from cocoa_integrations.evaluation import TASKS, Arm, evaluate, load_samples
 from cocoa_integrations.evaluation.agreement import agreement, in_words, read_labels
-from cocoa_integrations.evaluation.judge import judge_run
-from cocoa_integrations.evaluation.judge_prompts import QUESTIONS
+from cocoa_integrations.evaluation.judge import Judge, judge_run
+from cocoa_integrations.evaluation.prompts import QUESTIONS, yes_or_no
 from tests.helpers.eval_data import write_truthfulqa
 
 ARMS = [Arm("greedy"), Arm("cocoa-sig", "f_mlds", 2.5)]
@@ -409,3 +410,11 @@ def test_bad_labels_are_refused_before_judging(
     with pytest.raises(DataError, match=message):
         judge_run(folder, judge, labels=labels)
     assert not judge.prompts
+
+
+@pytest.mark.parametrize("usage", [None, 3, [], {"input_tokens": None}, {"input_tokens": "x", "output_tokens": [1]}])
+def test_a_verdict_counts_whatever_its_provider_says_of_tokens(usage: object) -> None:
+    reply = SimpleNamespace(text="yes", usage_metadata=usage)
+    judge = Judge(cast(Any, SimpleNamespace(temperature=0, invoke=lambda prompt: reply)), "judge", attempts=1)
+    [[line]] = judge.replies([judge.asked("Is it?", yes_or_no)])
+    assert (line["verdict"], line["tokens"]) == (True, None)

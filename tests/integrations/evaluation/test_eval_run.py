@@ -29,7 +29,7 @@ from cocoa_integrations.evaluation import (
     make_arms,
     metrics,
 )
-from cocoa_integrations.evaluation.samples import new_run
+from cocoa_integrations.evaluation.harness import new_run
 from cocoa_integrations.evaluation.tasks import Sample
 from tests.helpers.alike import near
 from tests.helpers.eval_data import TRUTHFULQA, write_truthfulqa
@@ -331,7 +331,7 @@ def test_a_row_that_was_changed_is_refused(
 def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
     with new_run(tmp_path / "out", {"task": "x"}):
         code = (
-            "import sys; from pathlib import Path; from cocoa_integrations.evaluation.samples import new_run\n"
+            "import sys; from pathlib import Path; from cocoa_integrations.evaluation.harness import new_run\n"
             "with new_run(Path(sys.argv[1]), {'task': 'x'}): pass"
         )
         other = subprocess.run(
@@ -494,8 +494,10 @@ def test_commands_that_cannot_be_loaded_fail_alone(
 
 def test_the_engine_does_not_import_the_integrations() -> None:
     code = (
-        "import sys, cocoa_engine, cocoa_engine.cli.app\n"
-        "bad = [m for m in ('cocoa_integrations', 'torch', 'lm_eval', 'datasets', 'rouge_score') if m in sys.modules]\n"
+        "import sys, cocoa_engine\n"
+        "assert 'cocoa_integrations' not in sys.modules\n"
+        "import cocoa_engine.cli.app\n"  # which reads the options of entry points
+        "bad = [m for m in ('torch', 'lm_eval', 'datasets', 'rouge_score', 'ray') if m in sys.modules]\n"
         "assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -18,12 +18,10 @@ from rich.console import Console
 
 from cocoa_engine import CocoaConfig
 from cocoa_engine.errors import ConfigError
-from cocoa_integrations.evaluation import TASKS, Arm, paper
+from cocoa_integrations.evaluation import TASKS, Arm, table
 from cocoa_integrations.evaluation.judge import COLUMNS, TRUTH
-from cocoa_integrations.evaluation.paper import choose_model, paper_results
-from cocoa_integrations.evaluation.statistics import beyond_noise, statistics
-from cocoa_integrations.evaluation.table import report
-from cocoa_integrations.evaluation.table_text import draw, markdown, show
+from cocoa_integrations.evaluation.metrics import beyond_noise, statistics
+from cocoa_integrations.evaluation.table import choose_model, draw, markdown, paper_results, report, show
 
 
 def results(
@@ -165,7 +163,7 @@ WINDOWS = {"": None, "all": (1, 32), "11-19": (11, 19), "12-18": (12, 18), "13-1
 
 
 def test_all_of_the_papers_figures_are_there_and_can_be_shown() -> None:
-    with Path(paper.__file__).with_name("paper_figures.csv").open(encoding="utf-8", newline="") as file:
+    with Path(table.__file__).with_name("paper_figures.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     counts = Counter((row["task"], row["method"]) for row in rows)
     assert counts == {(task, method): n for task, methods in COUNTS.items() for method, n in methods.items()}

@@ -17,7 +17,7 @@ from typer.main import get_command
 
 from cocoa_integrations.ray.settings import RaySettings
 from cocoa_integrations.server.routes import METRICS
-from cocoa_integrations.server.routes.health import LIVE, READY
+from cocoa_integrations.server.routes.info import LIVE, READY
 from tests.helpers.pages import ROOT
 
 DEPLOY = ROOT / "deploy"

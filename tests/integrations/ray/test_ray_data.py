@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
-from cocoa_engine.cli.score_rows import score_rows
+from cocoa_engine.cli.score import score_rows
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.model.load_options import LoadOptions
 from cocoa_integrations.evaluation import TASKS, Arm, evaluate, load_samples
@@ -20,8 +20,8 @@ from tests.helpers.ray_cluster import STUCK, eventually
 
 pytest.importorskip("ray")
 
-from cocoa_integrations.ray import eval_runner, score_runner
-from cocoa_integrations.ray.pool import Pool
+from cocoa_integrations.ray import jobs
+from cocoa_integrations.ray.jobs import Pool
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(STUCK), pytest.mark.usefixtures("ray_cluster")]
 
@@ -82,7 +82,7 @@ def test_rows_are_those_of_one_process_and_an_interrupted_run_is_resumed(
     load: LoadOptions, given: Path, expected: str, tmp_path: Path, counts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out.jsonl"
-    append, written = score_runner.append_lines, 0
+    append, written = jobs.append_lines, 0
 
     def interrupted(file: Path, values: list[dict[str, Any]]) -> None:
         nonlocal written
@@ -92,16 +92,16 @@ def test_rows_are_those_of_one_process_and_an_interrupted_run_is_resumed(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(score_runner, "append_lines", interrupted)
+        patch.setattr(jobs, "append_lines", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            score_runner.score(load, given, out, CocoaConfig(), **HALVES)
+            jobs.score(load, given, out, CocoaConfig(), **HALVES)
     partial = tmp_path / "out.jsonl.partial"
     with partial.open("a", encoding="utf-8") as file:
         file.write('{"number": 2')  # torn by the kill
     assert not out.exists()
     with pytest.raises(ConfigError, match=r"other settings \(settings\)"):
-        score_runner.score(load, given, out, CocoaConfig(alpha=1.0), **HALVES)
-    assert score_runner.score(load, given, out, CocoaConfig(), **HALVES) == (3, 24)
+        jobs.score(load, given, out, CocoaConfig(alpha=1.0), **HALVES)
+    assert jobs.score(load, given, out, CocoaConfig(), **HALVES) == (3, 24)
     assert out.read_text(encoding="utf-8") == expected
     assert counts == [24, 15]
     assert not partial.exists()
@@ -113,7 +113,7 @@ def test_an_actor_that_is_killed_is_replaced(
     many = tmp_path / "many.jsonl"
     many.write_text(given.read_text(encoding="utf-8") * 10, encoding="utf-8")
     out, result = tmp_path / "out.jsonl", []
-    thread = start(lambda: score_runner.score(load, many, out, CocoaConfig(), **HALVES), result)
+    thread = start(lambda: jobs.score(load, many, out, CocoaConfig(), **HALVES), result)
     partial = tmp_path / "out.jsonl.partial"
     eventually(lambda: partial.exists() and partial.read_text(encoding="utf-8").count("\n") > 3)
     actors = [one for one in psutil.Process().children(recursive=True) if "MapWorker" in " ".join(one.cmdline())]
@@ -134,7 +134,7 @@ def test_parquet_in_and_out(load: LoadOptions, engine_here: CocoaEngine, tmp_pat
     parquet.write_table(table, given)
     here, there = tmp_path / "here.parquet", tmp_path / "there.parquet"
     assert score_rows(engine_here, given, here, CocoaConfig()) == (1, 2)
-    assert score_runner.score(load, given, there, CocoaConfig(), **HALVES) == (1, 2)
+    assert jobs.score(load, given, there, CocoaConfig(), **HALVES) == (1, 2)
     scored, failed = parquet.read_table(there).to_pylist()
     assert parquet.read_table(here).to_pylist() == [scored, failed]
     assert (scored["id"], scored["error"], failed["risk"]) == (1, None, None)
@@ -146,7 +146,7 @@ def test_a_model_that_cannot_be_loaded_is_one_message(given: Path, tmp_path: Pat
     from cocoa_engine.errors import CocoaError
 
     with pytest.raises(CocoaError, match=r"^the actors could not do their work: [^\n]*nothing-here"):
-        score_runner.score(
+        jobs.score(
             LoadOptions(model_name=str(tmp_path / "nothing-here")), given, tmp_path / "out", CocoaConfig(), **HALVES
         )
 
@@ -163,14 +163,14 @@ def test_an_evaluation_is_that_of_one_process_and_is_resumed(
     arms = [Arm("greedy"), Arm("cocoa-sig", "f_mlds", 2.5)]
     evaluate(engine_here, TASKS[task], samples, arms, tmp_path / "here", **options)
     there = tmp_path / "there"
-    evaluate(lambda: eval_runner.evaluate(load, **HALVES), TASKS[task], samples, arms, there, **options)
+    evaluate(lambda: Pool.of(load, **HALVES), TASKS[task], samples, arms, there, **options)
     written = {
         name: (there / name).read_text(encoding="utf-8") for name in ("samples.jsonl", "results.json", "table.md")
     }
     assert written == {name: (tmp_path / "here" / name).read_text(encoding="utf-8") for name in written}
     lines = written["samples.jsonl"].splitlines(keepends=True)
     (there / "samples.jsonl").write_text("".join([lines[-1], lines[0], lines[1][:20]]), encoding="utf-8")
-    evaluate(eval_runner.evaluate(load, **HALVES), TASKS[task], samples, arms, there, **options)
+    evaluate(Pool.of(load, **HALVES), TASKS[task], samples, arms, there, **options)
     resumed = (there / "samples.jsonl").read_text(encoding="utf-8").splitlines()
     assert list(map(_without_usage, resumed)) == list(map(_without_usage, lines))  # the passes of a batch are shared
     assert len(counts) == (3 if TASKS[task].multiple_choice else 4)  # arms share the spans of choices

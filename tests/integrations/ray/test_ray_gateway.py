@@ -14,13 +14,9 @@ from starlette.datastructures import Headers
 from starlette.types import Message
 
 from cocoa_engine.errors import EngineBusyError
-from cocoa_integrations.ray.drain import Drain
 from cocoa_integrations.ray.gateway import Board, Replicas, gateway
-from cocoa_integrations.ray.relay import Forwarded, Relay, ReplicaLostError
-from cocoa_integrations.ray.replica import Replica
-from cocoa_integrations.ray.session import session_of
+from cocoa_integrations.ray.relay import Drain, Forwarded, Relay, Replica, ReplicaLostError, session_of
 from cocoa_integrations.server import ServerSettings
-from cocoa_integrations.server.errors import ApiError
 from tests.helpers.inside import sequences_running
 from tests.helpers.served import CHAT, HELLO, Exchange, Speaker, error_of, gated, happens, speaker, threads_of_json
 
@@ -189,15 +185,17 @@ async def test_a_gateway_that_stops_takes_no_calls_and_lets_those_that_run_end()
 
 
 async def test_a_call_that_was_being_received_when_the_gateway_stopped_is_refused() -> None:
-    drain, ran = Drain(), []
+    drain = Drain()
+    app = gateway(Replicas(pytest.fail, _ready, Board(60)), ServerSettings(), drain=drain)
 
-    async def work() -> None:
-        ran.append(True)
+    async def slowly() -> AsyncGenerator[bytes, None]:
+        yield b"{}"
+        drain.begin()
 
-    drain.begin()
-    with pytest.raises(ApiError):
-        await drain.run(work())
-    assert not ran
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        refused = await client.post(CHAT, content=slowly(), headers={"content-type": "application/json"})
+    assert (refused.status_code, error_of(refused)["code"]) == (503, "shutting_down")
     assert len(drain) == 0
 
 

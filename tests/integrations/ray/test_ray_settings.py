@@ -11,13 +11,13 @@ import typer
 from typer.testing import CliRunner, Result
 
 import cocoa_integrations.ray
-from cocoa_engine.cli import plugins
+from cocoa_engine.cli import options as plugins
 from cocoa_engine.cli.app import OneLineErrors
 from cocoa_engine.cli.score import score
 from cocoa_engine.errors import ConfigError, MissingExtraError
 from cocoa_engine.model.load_options import LoadOptions
 from cocoa_integrations.evaluation.command import evaluate
-from cocoa_integrations.ray.cluster import connected, everywhere
+from cocoa_integrations.ray.jobs import connected, everywhere
 from cocoa_integrations.ray.serve_runner import drain
 from cocoa_integrations.ray.settings import RaySettings
 from cocoa_integrations.server.command import serve

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from cocoa_integrations.server.draining import DrainingServer
+from cocoa_integrations.server.process import DrainingServer
 from tests.helpers.in_threads import wait_until
 from tests.helpers.served import PATIENCE
 

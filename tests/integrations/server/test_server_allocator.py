@@ -11,8 +11,8 @@ import threading
 
 import pytest
 
-from cocoa_integrations.server import allocator
-from cocoa_integrations.server.allocator import free_memory_released, keep_one_arena, one_arena
+from cocoa_integrations.server import lifecycle
+from cocoa_integrations.server.lifecycle import free_memory_released, keep_one_arena, one_arena
 from tests.helpers.served import happens
 
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
@@ -20,7 +20,7 @@ glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C libr
 ARENAS = """
 import ctypes, sys, threading
 import cocoa_engine, cocoa_integrations.server.command, cocoa_integrations.ray
-from cocoa_integrations.server.allocator import keep_one_arena
+from cocoa_integrations.server.lifecycle import keep_one_arena
 
 done = keep_one_arena() if "keep" in sys.argv else False
 together = threading.Barrier(6)
@@ -94,7 +94,7 @@ def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
 
 async def test_free_memory_is_released_until_the_server_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     releases: list[threading.Thread] = []
-    monkeypatch.setattr(allocator, "release_free_memory", lambda: releases.append(threading.current_thread()))
+    monkeypatch.setattr(lifecycle, "release_free_memory", lambda: releases.append(threading.current_thread()))
     for environment in ({}, {"PATH": "/bin"}, one_arena({})):
         releases.clear()
         async with free_memory_released(0.001, environment):

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cocoa_integrations.server import ServerSettings, create_app
-from cocoa_integrations.server import body as body_module
-from cocoa_integrations.server.body import LARGE, Bodies, parsed
+from cocoa_integrations.server import middleware as body_module
 from cocoa_integrations.server.errors import ApiError
+from cocoa_integrations.server.middleware import LARGE, Bodies, parsed
 from cocoa_integrations.server.protocol.chat_request import ChatRequest
 from cocoa_integrations.server.protocol.completion_request import CompletionRequest
 from cocoa_integrations.server.protocol.decoding import DecodingRequest

@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 
 from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_engine.cli.app import OneLineErrors
-from cocoa_integrations.server import ServerSettings, command, create_app, draining
+from cocoa_integrations.server import ServerSettings, create_app, lifecycle, process
 from cocoa_integrations.server.command import given_keys, serve
 from tests.helpers.in_threads import start, wait_until
 from tests.helpers.served import CHAT, HELLO, PATIENCE, speaker
@@ -32,7 +32,7 @@ def cocoa(monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs ``cocoa`` with some arguments in this process."""
     monkeypatch.delenv("COCOA_API_KEYS", raising=False)
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(draining, "log_config", lambda shows_texts: None)  # logging is left as it is
+    monkeypatch.setattr(process, "log_config", lambda shows_texts: None)  # logging is left as it is
     app = typer.Typer(cls=OneLineErrors)
     app.command()(serve)
     app.callback()(lambda: None)
@@ -55,14 +55,14 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 @pytest.fixture
 def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     """Calls a function with the server's address in a thread, and then sends this process a signal."""
-    servers: list[draining.DrainingServer] = []
+    servers: list[process.DrainingServer] = []
 
-    class Noted(draining.DrainingServer):
+    class Noted(process.DrainingServer):
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options, log_config=None)
             servers.append(self)
 
-    monkeypatch.setattr(draining, "DrainingServer", Noted)
+    monkeypatch.setattr(process, "DrainingServer", Noted)
 
     def begin(visit: Callable[[str], None], kind: signal.Signals = signal.SIGTERM) -> list[Any]:
         outcome: list[Any] = []
@@ -117,7 +117,7 @@ def test_one_arena_is_kept_before_the_model_is_loaded(
 ) -> None:
     order: list[str] = []
     load = CocoaEngine.from_pretrained
-    monkeypatch.setattr(command, "keep_one_arena", lambda: order.append("arena"))
+    monkeypatch.setattr(lifecycle, "keep_one_arena", lambda: order.append("arena"))
     monkeypatch.setattr(
         CocoaEngine, "from_pretrained", lambda *args, **options: order.append("load") or load(*args, **options)
     )
@@ -213,7 +213,7 @@ def test_an_error_about_a_key_does_not_show_it() -> None:
 def test_the_servers_log_is_written_with_uvicorns(monkeypatch: pytest.MonkeyPatch) -> None:
     configured: list[dict[str, Any]] = []
     monkeypatch.setattr("logging.config.dictConfig", configured.append)
-    draining.DrainingServer(create_app(speaker()))
+    process.DrainingServer(create_app(speaker()))
     logger = configured[0]["loggers"]["cocoa_integrations.server"]
     assert (logger["level"], logger["handlers"]) == ("INFO", ["default"])
     assert "uvicorn" in configured[0]["loggers"]

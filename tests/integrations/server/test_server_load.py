@@ -20,9 +20,8 @@ import pytest
 
 from cocoa_engine import SpanStream
 from cocoa_integrations.server import ServerSettings, create_app
-from cocoa_integrations.server.draining import DrainingServer, listening
-from cocoa_integrations.server.streaming import EventStream
-from cocoa_integrations.server.work import Call
+from cocoa_integrations.server.process import DrainingServer, listening
+from cocoa_integrations.server.work import Call, EventStream
 from tests.helpers.in_threads import join, start, wait_until
 from tests.helpers.inside import assert_idle, sequences_running
 from tests.helpers.served import CHAT, HELLO, PATIENCE, Speaker, happens, joined, post, speaker
@@ -154,7 +153,7 @@ async def test_many_requests_leave_nothing_behind(endless: Speaker) -> None:
 SERVER = """
 import sys
 from cocoa_integrations.server import ServerSettings, create_app
-from cocoa_integrations.server.draining import DrainingServer
+from cocoa_integrations.server.process import DrainingServer
 from tests.helpers.served import speaker
 DrainingServer(create_app(speaker(ends=False), ServerSettings(port=int(sys.argv[1]))), log_level="error").run()
 """

@@ -16,8 +16,8 @@ FORGED = f"{SECRET}\nERROR: a forged line\x1b[31m\x9b31m\u2028"
 PROGRAM = """
 import asyncio, logging, sys, threading, warnings
 from cocoa_integrations.server import ServerSettings, create_app
-from cocoa_integrations.server.draining import DrainingServer, listening
-from cocoa_integrations.server.log_lines import unhandled_logged
+from cocoa_integrations.server.process import DrainingServer, listening
+from cocoa_integrations.server.errors import unhandled_logged
 from tests.helpers.served import speaker
 
 class Failing:

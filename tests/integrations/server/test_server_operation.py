@@ -17,7 +17,7 @@ from cocoa_engine import ConfigError
 from cocoa_engine.errors import ModelLoadError
 from cocoa_integrations.server import ServerSettings, create_app
 from cocoa_integrations.server.errors import bad_request, log_unexpected, response_of
-from cocoa_integrations.server.streaming import error_event
+from cocoa_integrations.server.work import error_event
 from tests.helpers.forward_passes import failing
 from tests.helpers.inside import assert_idle, sequences_running
 from tests.helpers.served import (

@@ -199,7 +199,7 @@ def test_a_shutdown_ends_work_outside_of_forward_passes(name: str) -> None:
 import time
 from cocoa_integrations._shared import workers
 from cocoa_integrations.server import ServerSettings, create_app
-from cocoa_integrations.server.draining import DrainingServer, listening
+from cocoa_integrations.server.process import DrainingServer, listening
 from tests.helpers.served import speaker
 settings = ServerSettings(port=0, shutdown_timeout=0)
 engine = speaker(template={template!r})

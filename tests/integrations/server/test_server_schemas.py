@@ -66,7 +66,7 @@ async def test_a_process_that_cannot_start_is_the_fault_of_the_server(monkeypatc
     app, asked = create_app(speaker(), ServerSettings()), asking({"type": "boolean"})
     with monkeypatch.context() as patched:
         patched.setattr(confined, "_server", None)
-        patched.setattr(confined, "_spares", type(confined._spares)())
+        patched.setattr(confined, "_spares", [])
         patched.setattr("multiprocessing.spawn._python_exe", "/bin/true")
         response = await post(app, asked)
         assert response.status_code == 503

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from cocoa_integrations.server import create_app, tracing
+from cocoa_integrations.server import create_app, record
 from tests.helpers.alike import near
 from tests.helpers.served import HELLO, Speaker, client_of, post, speaker
 
@@ -135,7 +135,7 @@ async def test_inside_another_instrumentation_there_is_no_second_span(
 async def test_without_opentelemetry_nothing_happens(
     tiny: Speaker, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracing, "find_spec", lambda name: None)
-    monkeypatch.setattr("cocoa_integrations.server.app.can_trace", tracing.can_trace)
+    monkeypatch.setattr(record, "find_spec", lambda name: None)
+    monkeypatch.setattr("cocoa_integrations.server.app.can_trace", record.can_trace)
     assert (await post(create_app(tiny), ASKED)).status_code == 200
     assert spans.get_finished_spans() == ()

@@ -18,7 +18,7 @@ PROGRAM = """
 import asyncio, atexit, os, sys, threading
 from cocoa_integrations.langchain import CocoaLLM as LangChainLLM
 from cocoa_integrations.llama_index import CocoaLLM as LlamaIndexLLM
-from cocoa_engine.model.model_classes import import_model_classes
+from cocoa_engine.model.light_model import import_model_classes
 
 import_model_classes()  # or torchao writes to stderr when the tests' models are made
 from tests.helpers.engines import endless

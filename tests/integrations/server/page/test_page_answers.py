@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
 from cocoa_engine import CocoaEngine
-from cocoa_engine.rendering.scale import RiskScale
+from cocoa_engine.rendering.highlights import RiskScale
 from cocoa_engine.rendering.wording import describe_different_kinds
 from cocoa_integrations.server import create_app
 from tests.helpers.asked_page import PATIENCE, ROME, Site, ask, fill_more, watched

@@ -8,7 +8,7 @@ import re
 from fastapi.testclient import TestClient
 
 from cocoa_engine import METHODS, CocoaConfig
-from cocoa_engine.rendering.scale import BOUNDS
+from cocoa_engine.rendering.highlights import BOUNDS
 from cocoa_engine.rendering.wording import NOT_CALIBRATED
 from cocoa_integrations.server.app import create_app
 from cocoa_integrations.server.routes.page import SETTINGS

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from cocoa_engine.rendering.scale import RiskScale
+from cocoa_engine.rendering.highlights import RiskScale
 from cocoa_engine.safe_text import safe
 from tests.helpers.asked_page import ROME, Site, ask, watched
 from tests.helpers.chromium import needs_chromium

@@ -1,25 +1,115 @@
-"""The answers that a calibrator is fitted or evaluated on: read from files or made, then measured with the model."""
+"""Labelled data and questions of a command: its options, and what the model measures of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from cocoa_engine.cli.dataset_options import read, read_documents, teacher_forced
+import typer
+
 from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.unfinished import fate
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.errors import CalibrationError
-from cocoa_engine.lab.data import LabelledText, Question, read_questions, sample
+from cocoa_engine.errors import CalibrationError, DataError
+from cocoa_engine.lab.data import FORMATS, LabelledText, Question, checked, read_labelled, read_questions, sample
+from cocoa_engine.lab.files import read_document
+from cocoa_engine.model.embedded import MODEL_NAME
 from cocoa_engine.risk.features import Level
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
     from cocoa_engine.lab.cache import CacheFolder
     from cocoa_engine.lab.fit import LabelledFeatures
+    from cocoa_engine.lab.forced import TeacherForced
+
+DataPath = Annotated[Path, typer.Option("--data", help="A labelled data set: a file or a folder.")]
+Format = Annotated[
+    str | None,
+    typer.Option(
+        "--format", metavar="|".join(FORMATS), help="The format of the data. Default: detected.", show_default=False
+    ),
+]
+Prompts = Annotated[
+    int | None,
+    typer.Option(min=2, max=10**7, help="Use the answers to this many prompts, drawn at random. Default: all."),
+]
+Chat = Annotated[bool, typer.Option("--chat", help="Use the model's chat template instead of a plain-text prompt.")]
+Cache = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache",
+        metavar="FOLDER",
+        file_okay=False,
+        help="Keep what is measured of each answer in this folder for good, for other commands too. Without it, an "
+        "interrupted command continues when it is given again.",
+        show_default=False,
+    ),
+]
+Draws = Annotated[int, typer.Option(min=20, max=100_000, help="Number of bootstrap draws.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of all random draws.")]
+
+
+def read(path: Path, format: str | None, prompts: int | None, seed: int) -> list[LabelledText]:
+    """Read the labelled answers of a command.
+
+    Raises:
+        DataError: the data cannot be read, or has labels of one class only.
+    """
+    records = sample(read_labelled(path, format), prompts, seed)
+    return checked(records, path)
+
+
+def read_documents(path: Path) -> list[str]:
+    """The text of a file, or of each ``.txt`` and ``.md`` file of a folder, in the order of their names.
+
+    Raises:
+        DataError: there are none, or one cannot be read.
+    """
+    files = sorted(file for file in path.rglob("*") if file.suffix in (".txt", ".md")) if path.is_dir() else [path]
+    if not files:
+        raise DataError(f"{path} has no .txt or .md files.")
+    return [read_document(file) for file in files]
+
+
+@contextmanager
+def teacher_forced(
+    engine: CocoaEngine,
+    records: list[LabelledText],
+    config: CocoaConfig,
+    *,
+    chat: bool,
+    without_source: bool = False,
+    layer: int | None = None,
+    cache: CacheFolder | None = None,
+    progress: Progress,
+) -> Iterator[Iterator[TeacherForced]]:
+    """Feed answers as :func:`~cocoa_engine.lab.forced.force` does, as the stage ``feeding answers``.
+
+    ``cache`` is a folder in which they are kept, with the mean states of their spans at a ``layer``.
+    """
+    from cocoa_engine.lab.forced import ProfileCache, force
+
+    options: dict[str, Any] = {"chat": chat, "without_source": without_source}
+    fed = None if cache is None else ProfileCache(cache, engine, config, layer=layer, **options)
+    with progress.stage("feeding answers", "answers", len(records), fate=partial(fate, cache)) as stage:
+        yield force(engine, records, config, cache=fed, advance=stage.advance, **options)
+
+
+def short_name(model: str | None) -> str:
+    """The last part of a model's name, for file names."""
+    return (model or MODEL_NAME).rstrip("/").rpartition("/")[2]
+
+
+def command_line() -> str:
+    """The command line of this process, with ``cocoa`` as the program's name."""
+    return shlex.join(["cocoa", *sys.argv[1:]])
+
 
 ANSWER = 10.0
 """The work of an answer to a question, where that of feeding a text is 1."""

@@ -1,0 +1,222 @@
+"""Reads the config of a model: the facts that decoding needs, and whether it is a causal language model at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, AutoConfig, PreTrainedConfig
+
+from cocoa_engine.errors import ModelLoadError, UnsupportedModelError
+from cocoa_engine.model.light_model import import_model_classes
+from cocoa_engine.safe_text import short_repr
+
+MAX_LAYERS = 1000
+"""The largest models have about 130. A number far above that in a config would build modules until memory ends."""
+
+NEEDED = "a decoder-only causal language model is needed, such as Llama, Mistral, Qwen, Gemma, Phi or GPT-2"
+
+
+def require_decoder_only(config: PreTrainedConfig, name: str) -> None:
+    """Check from its config alone that a model is decoder-only and has at least 3 layers.
+
+    Args:
+        config: the model's config.
+        name: the model's name in error messages.
+
+    Raises:
+        UnsupportedModelError: it is an encoder-decoder or encoder-only (embedding) model, or has fewer than 3 or more
+            than 1000 layers.
+    """
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(f"{name} is an encoder-decoder model; {NEEDED}")
+    layers = getattr(text_part(config), "num_hidden_layers", None)
+    if layers is not None:
+        require_layer_count(layers, f"{name}: num_hidden_layers", "config.json")
+    if layers is not None and layers < 3:
+        raise UnsupportedModelError(f"{name} has {layers} decoder layer(s); a middle-layer window needs 3 or more.")
+    # BERT-like models have a causal class too, which is causal only if the config sets is_decoder
+    if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
+        raise UnsupportedModelError(
+            f"{name} is an encoder-only (embedding) model, which attends in both directions; {NEEDED}"
+        )
+
+
+def require_layer_count(value: object, field: str, file: str) -> None:
+    """Check a number of layers that was read from a file.
+
+    Args:
+        value: the number.
+        field, file: where it stands, for the error message.
+
+    Raises:
+        UnsupportedModelError: it is not a whole number, or more than 1000.
+    """
+    if not isinstance(value, int) or value > MAX_LAYERS:
+        raise UnsupportedModelError(
+            f"{field} must be a whole number of at most {MAX_LAYERS} (got {short_repr(value)}); correct the model's "
+            f"{file}."
+        )
+
+
+def _objects(config: Any) -> Iterator[dict[str, Any]]:
+    """All objects in the JSON of a config, at any depth: a config of several models has one for each."""
+    parts = [config]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict):
+            yield part
+            parts.extend(part.values())
+        elif isinstance(part, list):
+            parts.extend(part)
+
+
+def require_causal_lm(config: PreTrainedConfig, name: str) -> None:
+    """Check from the config alone that a model is a causal language model.
+
+    Raises:
+        UnsupportedModelError: it is an encoder-decoder or encoder-only (embedding) model, has fewer than 3 layers, or
+            is not a causal language model.
+    """
+    kind = f"{name} ({getattr(config, 'model_type', type(config).__name__)})"
+    require_decoder_only(config, kind)
+    has_own_class = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not has_own_class:
+        raise UnsupportedModelError(f"{kind} is not a causal language model; {NEEDED}")
+
+
+_LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
+"""The fields of a config.json for the number of layers; transformers reads the others as the first."""
+
+
+def read_config(name: str, options: dict[str, Any]) -> PreTrainedConfig:
+    """A model's config. The number of layers is checked before: some configs build a list of that length.
+
+    Raises:
+        UnsupportedModelError: there are more layers than any model has.
+        ModelLoadError: a field that says what a forward pass returns is neither true nor false.
+    """
+    import_model_classes()  # the class of a config imports much of them
+    if "gguf_file" not in options or not Path(name).is_dir():  # a local GGUF file has been checked
+        found, _ = PreTrainedConfig.get_config_dict(name, **options)
+        for part in _objects(found):
+            for field in _LAYER_COUNTS:
+                if part.get(field) is not None:
+                    require_layer_count(part[field], f"{name}: {field}", "config.json")
+    config = AutoConfig.from_pretrained(name, **options)
+    for field in ("output_hidden_states", "output_attentions"):
+        value = getattr(config, field, None) or False
+        if not isinstance(value, int):
+            raise ModelLoadError(
+                f"{name}: {field} must be true or false (got {short_repr(value)}); correct the model's config.json."
+            )
+    config.return_dict = True  # as passes need it
+    return config
+
+
+def text_part(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The text config of a multi-modal model's config; other configs are returned unchanged."""
+    return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+
+
+def attention_heads(config: PreTrainedConfig) -> int | None:
+    """The number of attention heads of each layer; `None` if the config has none, or another number in each layer."""
+    try:
+        count = getattr(config, "num_attention_heads", None)
+    except Exception:  # transformers refuses to read a field that differs between layers
+        return None
+    return count if isinstance(count, int) else None
+
+
+WINDOW_FIELDS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+
+
+def context_window_of(config: PreTrainedConfig) -> int | None:
+    """The maximum number of tokens in a sequence, from a model's config; `None` if the config does not state it.
+
+    A scaling of the rotary positions is a factor of the window, except where the config states the scaled length: for
+    the types that begin with another one (Llama 3, LongRoPE), and where kinds of layers have their own (Gemma 3).
+    """
+    text_config = text_part(config)
+    values = (getattr(text_config, name, None) for name in WINDOW_FIELDS)
+    window = next((value for value in values if isinstance(value, int) and value > 0), None)
+    rope = getattr(text_config, "rope_parameters", None) or {}
+    if window is None or rope.get("rope_type") not in _SCALED_BY_FACTOR:
+        return window
+    trained, factor = rope.get("original_max_position_embeddings") or window, rope.get("factor")
+    if not all(isinstance(number, (int, float)) and 0 < number < _HUGE for number in (trained, factor)):
+        return window
+    return max(window, int(trained * (factor or 1)))
+
+
+_HUGE = 2.0**53  # of a file that is wrong, as is a number that is not finite
+
+
+_SCALED_BY_FACTOR = ("linear", "dynamic", "yarn", "proportional")
+
+Frequencies = Callable[[int], tuple[int, ...]]
+"""By the length of a sequence: equal for lengths with the same rotary frequencies."""
+
+
+def frequencies_of(config: Any) -> Frequencies | None:
+    """How the rotary frequencies of a model depend on the length (LongRoPE, dynamic NTK); ``None``: not at all."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    limits: list[tuple[int, bool]] = []  # up to a length they are the same; beyond it, whether each length differs
+    for part in (rope, *(part for part in rope.values() if isinstance(part, dict))):
+        if part.get("rope_type") == "longrope":
+            limits.append((part["original_max_position_embeddings"], False))
+        if part.get("rope_type") == "dynamic":
+            limits.append((config.max_position_embeddings, True))
+    if not limits:
+        return None
+    return lambda length: tuple(0 if length <= limit else length if each else 1 for limit, each in limits)
+
+
+_WINDOW_FIELDS = ("sliding_window", "max_window_layers")
+"""Config fields that this module reads, or that transformers has converted to ``layer_types``."""
+
+
+class Windows:
+    """The sliding window of each kind of layer.
+
+    Args:
+        config: the model's text config.
+
+    Raises:
+        NotImplementedError: the cache of a layer cannot hold branches (recurrent state, chunked attention), or the
+            config has an unknown kind of window.
+    """
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        if strange := sorted(window_sizes(config).keys() - set(_WINDOW_FIELDS)):
+            raise NotImplementedError(f"unknown kinds of windows ({', '.join(strange)})")
+        if "local" in (getattr(config, "attention_layers", None) or ()):
+            raise NotImplementedError("local attention layers")
+        window = getattr(config, "sliding_window", None)
+        if getattr(config, "use_sliding_window", True) is False:
+            window = None
+        self._layer_kinds = list(getattr(config, "layer_types", None) or ())
+        kinds = sorted(set(self._layer_kinds))
+        unknown = [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]
+        if unknown:
+            raise NotImplementedError(f"layers of kind {', '.join(unknown)} cannot hold branches")
+        if "sliding_attention" in kinds and window is None:
+            raise NotImplementedError("the config has sliding-attention layers but no sliding_window")
+        self.by_kind: dict[str, int | None] = {
+            kind: window if kind == "sliding_attention" else None for kind in kinds
+        } or {"all": window}
+        self.smallest = min((size for size in self.by_kind.values() if size is not None), default=None)
+
+    def __getitem__(self, layer: int) -> int | None:
+        """The window of one layer; ``None`` for full attention."""
+        return self.by_kind[self._layer_kinds[layer] if self._layer_kinds else "all"]
+
+
+def window_sizes(config: PreTrainedConfig) -> dict[str, int]:
+    """All integer config fields with "window" in their name, except patterns (how often windowed layers occur)."""
+    return {
+        name: value
+        for name, value in vars(config).items()
+        if "window" in name and not name.endswith("_pattern") and type(value) is int
+    }

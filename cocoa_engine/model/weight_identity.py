@@ -1,0 +1,169 @@
+"""Which weights a model has: whether they have changed, and whether they are those of another model or process.
+
+The lean forward pass is compared with transformers' modules once for the same weights, kernels and code. A new process
+that finds the note does without the modules, see :class:`~cocoa_engine.model.light_model.LightModel`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import weakref
+from collections.abc import Iterable
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from cocoa_engine.cache_directory import cache_directory, keep_newest, read_note, write_note
+from cocoa_engine.logs import safe_logger
+from cocoa_engine.model.blocks import BlockTensor
+from cocoa_engine.model.configs import attention_heads
+from cocoa_engine.model.language_model import LanguageModel
+
+logger = safe_logger(__name__)
+
+FOLDER = "checked"
+KEPT = 64
+"""The number of notes that stay, those that were written last."""
+
+SAMPLES = 16
+"""Number of elements sampled in each tensor. More would slow down short calls, fewer would miss more changes."""
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether the elements can be read directly: no quantised, distributed or meta tensor."""
+    return type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided and not tensor.is_meta
+
+
+def sampled(tensor: Tensor) -> Tensor:
+    """Elements spread evenly over a tensor's memory."""
+    last = tensor.numel() - 1
+    if isinstance(tensor, BlockTensor):
+        at = torch.arange(min(SAMPLES, last + 1)) * (last // max(min(SAMPLES, last + 1) - 1, 1))
+        return tensor.rows(at // tensor.shape[-1]).gather(1, at[:, None] % tensor.shape[-1]).flatten()
+    if last > 0 and not tensor.is_contiguous():
+        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    count = min(SAMPLES, last + 1)
+    return tensor.as_strided((count,), (max(last, 0) // max(count - 1, 1),))
+
+
+class WeightFingerprint(NamedTuple):
+    """Equal for the same tensors as long as they are not written to.
+
+    Attributes:
+        versions: for each tensor, its address and torch's version counter.
+        samples: by device and dtype, the bytes of some elements of each tensor. torch does not count writes through
+            ``.data`` (such as merging an adapter); they are detected only if they change one of these elements.
+    """
+
+    versions: list[tuple[int, int]]
+    samples: dict[tuple[torch.device, torch.dtype], bytes]
+
+
+def weight_fingerprint(tensors: Iterable[Tensor]) -> WeightFingerprint:
+    """The fingerprint of some tensors. On a GPU this needs one small copy to the host."""
+    known = [tensor.blocks if isinstance(tensor, BlockTensor) else tensor for tensor in tensors]
+    versions = [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in known]
+    views: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    with torch.no_grad():
+        for tensor in known:
+            if is_plain(tensor):
+                views.setdefault((tensor.device, tensor.dtype), []).append(sampled(tensor))
+        return WeightFingerprint(versions, {kind: _bytes(torch.cat(parts)) for kind, parts in views.items()})
+
+
+def _bytes(samples: Tensor) -> bytes:
+    """The samples as bytes, so that every change counts and NaN equals itself."""
+    return samples.view(torch.uint8).cpu().numpy().tobytes()
+
+
+_digests: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def model_digest(model: LanguageModel) -> str:
+    """A short text that identifies a model: its architecture, its shape and samples of its weights.
+
+    The samples are rounded to bfloat16, so that a model has the same digest if it is loaded as bfloat16 or float32. The
+    name is not part of it: a copy of the model is the same model. The digest is computed once for each loaded model.
+    """
+    with _lock:
+        held = model.model
+        if (known := _digests.get(held)) is not None:
+            return known
+        config = model.config
+        shape = (model.num_layers, attention_heads(config), model.vocab_size)
+        digest = hashlib.sha256(repr((model.architecture, shape)).encode())
+        with torch.no_grad():
+            for name, weight in sorted(held.named_parameters()):
+                digest.update(repr((name, tuple(weight.shape))).encode())
+                if (is_plain(weight) or isinstance(weight, BlockTensor)) and weight.is_floating_point():
+                    rounded = sampled(weight.detach()).to("cpu", torch.bfloat16).contiguous()
+                    digest.update(rounded.view(torch.uint8).numpy().tobytes())
+        found = _digests[held] = digest.hexdigest()[:24]
+        return found
+
+
+_asked: weakref.WeakKeyDictionary[nn.Module, tuple[Path, WeightFingerprint]] = weakref.WeakKeyDictionary()
+
+
+def noted(weights: str, kernels: str) -> str | None:
+    """What the comparison found with these weights, kernels and versions of the code, if it was made here.
+
+    Args:
+        weights: a digest of the weights, or of samples of them, and of the settings that belong to them.
+        kernels: the name of the compiled kernels.
+    """
+    file = _note_of(weights, kernels)
+    found = (read_note(file) or {}).get("found")
+    return found if isinstance(found, str) and found else None
+
+
+def will_note(model: nn.Module, weights: str, kernels: str) -> None:
+    """Say which weights a model has, for :func:`note`. The arguments are those of :func:`noted`."""
+    _asked[model] = _note_of(weights, kernels), weight_fingerprint(model.parameters())
+
+
+def note(model: nn.Module, found: str | None) -> None:
+    """Keep what the comparison found, if :func:`will_note` was told of the model and its weights are as they were.
+
+    Args:
+        model: transformers' model.
+        found: the result; ``None``: the lean pass is not used, or not with the kernels.
+    """
+    file, as_loaded = _asked.pop(model, (None, None))
+    if file is None or found is None or weight_fingerprint(model.parameters()) != as_loaded:
+        return
+    try:
+        write_note(file, json.dumps({"found": found}))
+        keep_newest(file.parent, "*.json", KEPT)
+    except OSError as error:
+        logger.info("%s is not kept: %s", file, error)
+
+
+def _note_of(weights: str, kernels: str) -> Path:
+    known = [weights, kernels, _code(), *map(_version, ("cocoa-integrations", "torch", "transformers"))]
+    digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()
+    return cache_directory() / FOLDER / f"{digest[:32]}.json"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # it is run from its folder
+        return ""
+
+
+@cache
+def _code() -> str:
+    """A digest of the code that is compared, the kernels included."""
+    digest, package = hashlib.sha256(), Path(__file__).parent.parent
+    for file in sorted(each for folder in ("execution", "model") for each in (package / folder).rglob("*")):
+        if file.suffix in (".py", ".cpp", ".h"):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()

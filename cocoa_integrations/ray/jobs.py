@@ -1,0 +1,303 @@
+"""Ray clusters, and the work that their actors share by Ray Data: ``cocoa score --ray`` and ``cocoa eval --ray``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cocoa_engine import CocoaConfig, Runtime, __version__
+from cocoa_engine.cli.progress import Progress
+from cocoa_engine.cli.score import read_rows, scored_row, writing
+from cocoa_engine.errors import CocoaError, ConfigError, DataError
+from cocoa_engine.model.load_options import LoadOptions, loading_arguments
+from cocoa_engine.optional import need
+from cocoa_engine.output_files import locked
+from cocoa_integrations.evaluation.files import append_lines, read_lines
+
+if TYPE_CHECKING:
+    from cocoa_engine import CocoaEngine
+    from cocoa_integrations.evaluation.harness_task import Kind
+
+PATIENT = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60"}
+"""For Ray Serve in a new cluster. It gives up if the process that listens does not start within 5 seconds, its default,
+and a busy machine needs more."""
+
+
+@contextmanager
+def connected(what: str) -> Iterator[bool]:
+    """Connect to a cluster: that of ``RAY_ADDRESS``, the one that runs on this machine, or else a new one.
+
+    A new cluster has Ray's token authentication, and ends with the block. Yields whether it is new.
+
+    Args:
+        what: what needs the cluster, for the message if Ray is missing.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+        ConfigError: there is no cluster at ``RAY_ADDRESS``.
+    """
+    ray = need("ray", extra="ray", what=what)
+    if ray.is_initialized():
+        yield False
+        return
+    options = {"log_to_driver": False, "logging_level": logging.WARNING}
+    own = False
+    try:
+        ray.init(address="auto", **options)
+    except (ConnectionError, RuntimeError) as error:
+        if address := os.environ.get("RAY_ADDRESS"):
+            raise ConfigError(f"there is no Ray cluster at RAY_ADDRESS={address}: {error}") from None
+        own = True
+        with suppress(Exception):
+            ray.shutdown()
+        for name, value in PATIENT.items():  # its processes inherit them
+            os.environ.setdefault(name, value)
+        ray.init(address="local", include_dashboard=False, **options)
+    try:
+        yield own
+    finally:
+        ray.shutdown()
+
+
+def require_cores(needed: float, what: str) -> None:
+    """Check that a new cluster, which is this machine, has enough cores. Ray would wait indefinitely for more.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    import ray
+
+    there = ray.cluster_resources().get("CPU", 0)
+    if needed > there:
+        raise ConfigError(
+            f"{what} need {needed:g} CPU cores, and this machine has {there:g}: ask for fewer, or for less of a core "
+            "each with --num-cpus"
+        )
+
+
+def everywhere(options: LoadOptions) -> LoadOptions:
+    """The options with absolute paths, since actors have other working folders."""
+
+    def absolute(name: str | None) -> str | None:
+        return str(Path(name).resolve()) if name is not None and Path(name).exists() else name
+
+    return options.model_copy(
+        update={
+            "model_name": absolute(options.model_name),
+            "tokenizer_name": absolute(options.tokenizer_name),
+            "calibrator": absolute(options.calibrator),
+        }
+    )
+
+
+Do = Callable[["CocoaEngine", Any], Any]
+"""Does one piece of work with an engine. It is sent to the actors, and so is what it is bound to."""
+
+LARGEST_BLOCK = 16
+"""Pieces of work that an actor is given together. Their results come when all are done."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The actors.
+
+    Attributes:
+        load: how each loads its engine.
+        actors: their largest number. One is enough to begin.
+        num_cpus: CPU cores of each.
+        num_gpus: GPUs of each.
+        threads: threads of each; `None`: as many as cores.
+    """
+
+    load: LoadOptions
+    actors: int = 2
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0
+    threads: int | None = None
+
+    @classmethod
+    def of(cls, load: LoadOptions, **options: float | None) -> Pool:
+        """The actors that the options of a command ask for: the other attributes; `None` is the default."""
+        return cls(everywhere(load), **{name: value for name, value in options.items() if value})  # type: ignore[arg-type]
+
+    def answer(
+        self, kind: Kind, requests: Sequence[Any], config: CocoaConfig, advance: Callable[[int], object]
+    ) -> list[Any]:
+        """The answers to requests of lm-evaluation-harness, in order; what ``cocoa eval`` needs."""
+        size = 2 * (self.load.runtime or Runtime()).max_batch_size
+        chunks = [requests[start : start + size] for start in range(0, len(requests), size)]
+        answers: dict[int, list[Any]] = {}
+        with self.open("cocoa eval --ray") as run:
+            for number, part in run(chunks, partial(_answered, kind, config)):
+                answers[number] = part
+                advance(len(part))
+        return [answer for number in range(len(chunks)) for answer in answers[number]]
+
+    @contextmanager
+    def open(self, what: str) -> Iterator[Callable[[Sequence[Any], Do], Iterator[tuple[int, Any]]]]:
+        """Connect to a cluster. Yields a function that does pieces of work, and yields the results as they come.
+
+        Each result has the number of its piece, from 0. An actor that ends is started anew, and its work is repeated.
+
+        Args:
+            what: what needs the cluster.
+
+        Raises:
+            ConfigError: this machine has too few cores.
+            CocoaError: the actors cannot work.
+        """
+        with connected(what) as own:
+            if own:
+                require_cores(self.actors * self.num_cpus, f"{self.actors} actors")
+            yield self._run
+
+    def _run(self, work: Sequence[Any], do: Do) -> Iterator[tuple[int, Any]]:
+        import ray.data
+
+        context = ray.data.DataContext.get_current()
+        context.enable_progress_bars = False
+        items = [{"number": number, "work": ray.cloudpickle.dumps(piece)} for number, piece in enumerate(work)]
+        size = max(1, min(LARGEST_BLOCK, len(items) // (4 * self.actors)))
+        results = ray.data.from_items(items, override_num_blocks=-(-len(items) // size)).map_batches(
+            _Actor,
+            fn_constructor_args=(self, ray.cloudpickle.dumps(do)),
+            batch_size=1,
+            batch_format="pyarrow",
+            num_cpus=self.num_cpus,
+            num_gpus=self.num_gpus or None,
+            compute=ray.data.ActorPoolStrategy(min_size=1, max_size=self.actors),
+        )
+        try:
+            for batch in results.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
+                for number, result in zip(batch["number"].to_pylist(), batch["result"].to_pylist(), strict=True):
+                    yield number, pickle.loads(result)
+        except ray.exceptions.RayError as error:
+            raise CocoaError(f"the actors could not do their work: {last_line(error)}") from None
+
+
+def last_line(error: object) -> str:
+    """The last line of an error of Ray, whose message holds tracebacks."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+class _Actor:
+    """One actor of a pool, with an engine of its own."""
+
+    def __init__(self, pool: Pool, do: bytes) -> None:
+        import torch
+
+        from cocoa_engine import CocoaEngine
+
+        if pool.threads is not None or not pool.num_gpus:
+            torch.set_num_threads(pool.threads or max(1, int(pool.num_cpus)))
+        self._engine = CocoaEngine.from_pretrained(**loading_arguments(pool.load))
+        self._do: Do = pickle.loads(do)
+
+    def __call__(self, batch: Any) -> Any:
+        """The results of some pieces of work."""
+        import pyarrow
+
+        results = [pickle.dumps(self._do(self._engine, pickle.loads(piece))) for piece in batch["work"].to_pylist()]
+        return pyarrow.table({"number": batch["number"], "result": pyarrow.array(results, pyarrow.binary())})
+
+
+def _answered(kind: Kind, config: CocoaConfig, engine: CocoaEngine, requests: Sequence[Any]) -> list[Any]:
+    from cocoa_integrations.evaluation.harness_task import answer  # loads the harness
+
+    return answer(kind, config, lambda count: None, engine, requests)
+
+
+def score(
+    load: LoadOptions,
+    given: Path,
+    out: Path,
+    config: CocoaConfig,
+    *,
+    progress: Progress | None = None,
+    **options: float | None,
+) -> tuple[int, int]:
+    """Score the rows of a file with many engines. The result is that of one engine, row by row.
+
+    Finished rows are kept beside ``out``, in a file that ends in ``.partial``, until all are done. Repeating an
+    interrupted call scores only the others.
+
+    Args:
+        load: how the model is loaded.
+        given: the file to read: Parquet, or one JSON object a line.
+        out: the file to write.
+        config: the settings.
+        progress: that of the command.
+        **options: the number of actors and what each has; see :class:`Pool`.
+
+    Returns:
+        The number of rows with an error, and of all rows.
+
+    Raises:
+        ConfigError: the file of finished rows is of another run.
+        DataError: the file cannot be read, or has no rows.
+    """
+    lines = read_rows(given)
+    pool = Pool.of(load, **options)
+    partial_file = out.with_name(f"{out.name}.partial")
+    with locked(out):
+        done = _finished(partial_file, _settings(pool.load, lines, config))
+        if missing := [number for number in range(1, len(lines) + 1) if number not in done]:
+            shown = (progress or Progress("score")).stage("scoring", "rows", len(lines))
+            with shown as stage, pool.open("cocoa score --ray") as run:
+                stage.resume()
+                stage.at(len(done), len(lines))
+                work = [(number, lines[number - 1]) for number in missing]
+                for index, (line, failed) in run(work, partial(_score, config)):
+                    done[missing[index]] = (line, failed)
+                    append_lines(partial_file, [{"number": missing[index], "line": line, "failed": failed}])
+                    stage.advance()
+        with writing(out) as write:
+            for number in range(1, len(lines) + 1):
+                write(done[number][0])
+        partial_file.unlink()
+    return sum(failed for _, failed in done.values()), len(lines)
+
+
+def _score(config: CocoaConfig, engine: CocoaEngine, work: tuple[int, str]) -> tuple[str, bool]:
+    number, line = work
+    return scored_row(engine, number, line, config)
+
+
+def _settings(load: LoadOptions, lines: list[str], config: CocoaConfig) -> dict[str, Any]:
+    """What rows of one run have in common."""
+    return {
+        "version": __version__,
+        "model": load.model_name,
+        "dtype": str(load.dtype),
+        "calibrator": load.calibrator,
+        "rows": sha256("\n".join(lines).encode(errors="surrogatepass")).hexdigest(),
+        "settings": config.model_dump(mode="json"),
+    }
+
+
+def _finished(file: Path, settings: dict[str, Any]) -> dict[int, tuple[str, bool]]:
+    """The finished rows by number, from a file that begins with the settings of its run. It is created."""
+    there = read_lines(file)
+    if not there:
+        append_lines(file, [settings])
+        return {}
+    first, *rows = there
+    if first != settings:
+        names = ", ".join(name for name in settings if first.get(name) != settings[name])
+        raise ConfigError(
+            f"{file} has rows of an interrupted run with other settings ({names}): delete it, name another --out, or "
+            "repeat that run"
+        )
+    try:
+        return {int(row["number"]): (str(row["line"]), bool(row["failed"])) for row in rows}
+    except (KeyError, TypeError, ValueError, OverflowError):  # OverflowError: the number is Infinity
+        raise DataError(f"{file} is not a file of finished rows; it was changed") from None

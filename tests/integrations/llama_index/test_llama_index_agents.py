@@ -21,7 +21,7 @@ from cocoa_integrations.llama_index import CocoaLLM, collect_risk, get_risk
 from tests.helpers import tool_templates
 from tests.helpers.alike import close
 from tests.helpers.llama_index_helpers import Script
-from tests.helpers.reports import without_run
+from tests.helpers.reports import to_dicts, without_run
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +179,7 @@ async def test_react_agent_calls_a_tool_and_answers(engine: CocoaEngine) -> None
         {**theirs, **ours} for ours, theirs in zip(get_risk(output).to_dict()["spans"], last["spans"], strict=True)
     ] == last["spans"]
     spans = [raw["cocoa_spans"][0] for raw in live if "cocoa_spans" in raw]
-    assert spans == reports[0]["spans"] + reports[1]["spans"]
+    assert spans == to_dicts(reports[0].spans + reports[1].spans)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from llama_index.core.llms import ChatMessage, ImageBlock, MessageRole, TextBloc
 from cocoa_engine import CocoaConfig, CocoaEngine, PromptError
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent, CocoaSpanEvent
 from tests.helpers.llama_index_helpers import Listener
-from tests.helpers.reports import all_spans, risk_report, without_run
+from tests.helpers.reports import all_spans, risk_report, to_dicts, without_run
 
 QUESTION = [ChatMessage("Name a colour.")]
 AS_DICTS = [{"role": "user", "content": "Name a colour."}]
@@ -107,7 +107,7 @@ def test_a_chat_call_is_one_generation(streamed: bool, llm: CocoaLLM, heard: Lis
     assert not heard.of(LLMCompletionEndEvent)
     assert end.response == response
     assert without_run([risk.report]) == [response.additional_kwargs["cocoa_risk"]]
-    assert [event.span for event in heard.of(CocoaSpanEvent)] == risk.generation.spans
+    assert to_dicts(event.span for event in heard.of(CocoaSpanEvent)) == all_spans(risk.generation)
 
 
 async def _two_turns(how: str, chat: SimpleChatEngine) -> list[str]:

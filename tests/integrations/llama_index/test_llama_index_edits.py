@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
-from pydantic import PrivateAttr, TypeAdapter
+from pydantic import PrivateAttr
 
 from cocoa_engine import Generation
 from cocoa_engine.errors import ConfigError
@@ -27,7 +28,7 @@ from cocoa_engine.report import RiskReport
 from cocoa_integrations._shared.citations import Citation
 from cocoa_integrations._shared.edits import replacement
 from cocoa_integrations._shared.limits import Limit
-from cocoa_integrations.llama_index import RiskChatEngine, RiskCitationQueryEngine, RiskQueryEngine, answers
+from cocoa_integrations.llama_index import RiskChatEngine, RiskCitationQueryEngine, RiskQueryEngine, answers, get_risk
 from cocoa_integrations.llama_index.callbacks import Observers
 from tests.helpers.edited_answers import (
     MARKS,
@@ -41,6 +42,7 @@ from tests.helpers.edited_answers import (
     squeezed,
 )
 from tests.helpers.made_up_answers import generation
+from tests.helpers.reports import to_dicts
 
 TEXTS = ("first", "second", "third")
 
@@ -67,7 +69,8 @@ class Told(CustomLLM):
 
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
-        Observers(lambda edit=None: pytest.fail("no prompt is repeated")).answer_complete(answer)
+        told: Any = SimpleNamespace(report=RiskReport.of(answer), generation=answer)
+        Observers(lambda edit=None: pytest.fail("no prompt is repeated")).answer_complete(told)
         return CompletionResponse(text=answer.text)
 
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
@@ -77,7 +80,7 @@ class Told(CustomLLM):
 class Changing(BaseQueryEngine):
     """An engine that marks or replaces a response as ``RiskRetryQueryEngine`` does after its tries."""
 
-    def __init__(self, inner: BaseQueryEngine, change: Callable[[str, dict[str, Any]], Any]) -> None:
+    def __init__(self, inner: BaseQueryEngine, change: Callable[[str, RiskReport], Any]) -> None:
         super().__init__(CallbackManager())
         self._inner, self._change = inner, change
 
@@ -86,13 +89,14 @@ class Changing(BaseQueryEngine):
 
     def _query(self, query_bundle: QueryBundle) -> Response:
         response: Any = self._inner.query(query_bundle)
-        report = response.metadata["cocoa_risk"]
-        if report is None:
+        if response.metadata["cocoa_risk"] is None:
             return response
+        report = get_risk(response)
         change = self._change(str(response), report)
-        metadata = {**response.metadata, "cocoa_risk": change.of_report(report)}
+        metadata = {**response.metadata, "cocoa_risk": change.of_report(report).to_dict()}
         if "cocoa_citations" in metadata:
-            metadata["cocoa_citations"] = change.moved(metadata["cocoa_citations"], 0)
+            citations = [Citation.from_wire(citation) for citation in metadata["cocoa_citations"]]
+            metadata["cocoa_citations"] = to_dicts(change.moved(citations))
         return Response(response=change.text, source_nodes=response.source_nodes, metadata=metadata)
 
     async def _aquery(self, query_bundle: QueryBundle) -> Response:
@@ -151,7 +155,7 @@ class Stripping(Changing):
 @pytest.mark.filterwarnings("ignore::cocoa_integrations.llama_index.MissingRiskWarning")
 def test_offsets_follow_any_engines(mode: Any, spans: Any, values: Any, steps: Any, strip: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(answers, "_by_node", lambda part, answer, nodes: [values[number] for number, _ in part.spans])
+        patch.setattr(answers, "_lift_by_node", lambda part, nodes: [values[number] for number in part.numbers])
         plain = asked(mode, spans, [], strip=strip)
         response = asked(mode, spans, steps, strip=strip)
     report, before = response.metadata["cocoa_risk"], plain.metadata["cocoa_risk"]
@@ -159,13 +163,11 @@ def test_offsets_follow_any_engines(mode: Any, spans: Any, values: Any, steps: A
         assert report == before
         return
     text = str(response)
-    TypeAdapter(RiskReport).validate_python(report)
     assert_offsets_follow(text, report["spans"])
     for key in ("claims", "sentences", "parts"):
         assert_offsets_follow(text, report.get(key, []))
-    assert_offsets_follow(text, report["check"], ordered=False)
+    assert_offsets_follow(text, report.get("check", []), ordered=False)
     citations = response.metadata.get("cocoa_citations", [])
-    TypeAdapter(list[Citation]).validate_python(citations)
     assert_offsets_follow(text, citations)
     assert [span["text"] for span in report["spans"]] == [span["text"] for span in before["spans"]]
     assert [span["risk"] for span in report["spans"]] == [span["risk"] for span in before["spans"]]
@@ -179,7 +181,7 @@ def test_offsets_follow_any_engines(mode: Any, spans: Any, values: Any, steps: A
 
 @pytest.mark.parametrize("steps", [["cite", "mark"], ["mark", "cite"], ["cite", "report", "mark", "report"]])
 def test_marks_and_citations_in_any_order(steps: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "_by_node", lambda part, answer, nodes: [[None], [None], [2.0], [None]])
+    monkeypatch.setattr(answers, "_lift_by_node", lambda part, nodes: [[None], [None], [2.0], [None]])
     spans = [("The tower", 0.1), (" is", 0.2), (" old", 0.9), (".", 0.1)]
     response = asked(ResponseMode.COMPACT, [spans], steps, strip=False)
     left, right = MARKS[0].format(text="|").split("|")
@@ -191,7 +193,7 @@ def test_marks_and_citations_in_any_order(steps: list[str], monkeypatch: pytest.
 
 def test_a_text_that_a_person_changed_is_refused() -> None:
     response = asked(ResponseMode.COMPACT, [[("The tower", 0.9), (" is old.", 0.9)]], ["mark"], strip=False)
-    report = response.metadata["cocoa_risk"]
+    report = get_risk(response)
     for text in (f"So {response}", str(response).replace("old", "new"), str(response).upper()):
         with pytest.raises(ConfigError, match="before changing its text"):
             Limit(0.5).with_marks(text, report, MARKS[1])
@@ -203,7 +205,7 @@ def test_a_text_that_a_person_changed_is_refused() -> None:
 async def test_a_chat_keeps_what_engines_inside_it_wrote(
     how: str, steps: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answers, "_by_node", lambda part, answer, nodes: [[None], [None], [2.0], [None]])
+    monkeypatch.setattr(answers, "_lift_by_node", lambda part, nodes: [[None], [None], [2.0], [None]])
     told = generation(("The tower", 0.1), (" is", 0.2), (" old", 0.9), (".", 0.1))
     inner = built(RetrieverQueryEngine.from_args(Found(), llm=Told([told])), steps)
     chat = RiskChatEngine(CondenseQuestionChatEngine.from_defaults(query_engine=inner, llm=MockLLM()))
@@ -225,7 +227,7 @@ async def test_a_chat_keeps_what_engines_inside_it_wrote(
 def test_answers_in_one_text_change_as_they_do_alone(spans: Any, values: Any, steps: Any) -> None:
     """No marker of an answer stands in another one, or behind what separates them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(answers, "_by_node", lambda part, answer, nodes: [values[number] for number, _ in part.spans])
+        patch.setattr(answers, "_lift_by_node", lambda part, nodes: [values[number] for number in part.numbers])
         together = asked(ResponseMode.ACCUMULATE, spans, steps, strip=False)
         alone = [asked(ResponseMode.COMPACT, [of_one], steps, strip=False) for of_one in spans]
     if together.metadata["cocoa_risk"] is None or any(one.metadata["cocoa_risk"] is None for one in alone):
@@ -239,7 +241,7 @@ def test_answers_in_one_text_change_as_they_do_alone(spans: Any, values: Any, st
 @pytest.mark.filterwarnings("ignore::cocoa_integrations.llama_index.MissingRiskWarning")
 def test_the_same_engines_again_change_nothing(spans: Any, values: Any, steps: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(answers, "_by_node", lambda part, answer, nodes: [values[number] for number, _ in part.spans])
+        patch.setattr(answers, "_lift_by_node", lambda part, nodes: [values[number] for number in part.numbers])
         once, twice = (asked(ResponseMode.COMPACT, [spans], given, strip=False) for given in (steps, [*steps, *steps]))
     assert str(once) == str(twice)
     first, second = ({**one.metadata["cocoa_risk"], "run_id": None} for one in (once, twice))
@@ -248,7 +250,7 @@ def test_the_same_engines_again_change_nothing(spans: Any, values: Any, steps: A
 
 @pytest.mark.parametrize("text", ['{"a": 41}', "[1]", '```json\n{"a": "red tower"}\n```'])
 def test_json_stays_as_it_is(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "_by_node", lambda part, answer, nodes: [[2.0]])
+    monkeypatch.setattr(answers, "_lift_by_node", lambda part, nodes: [[2.0]])
     response = asked(ResponseMode.COMPACT, [[(text, 0.9)]], ["cite", "mark", "cite"], strip=False)
     assert str(response) == text
     assert [one["text"] for one in response.metadata["cocoa_citations"]] == [text]

@@ -21,7 +21,7 @@ from cocoa_engine.report import RISK_KEY
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent, CocoaSpanEvent, RiskScores, collect_risk
 from tests.helpers.in_threads import join, start
 from tests.helpers.llama_index_helpers import PROMPT, Listener
-from tests.helpers.reports import risk_report, without_run
+from tests.helpers.reports import all_spans, risk_report, to_dicts, without_run
 
 QUESTION = [ChatMessage("Name a colour.")]
 
@@ -34,7 +34,7 @@ def test_one_event_a_span_and_one_an_answer(llm: CocoaLLM, heard: Listener) -> N
     assert risk.report["run_id"] == risk.span_id
     assert len(spans) > 1
     assert [event.number for event in spans] == list(range(len(risk.generation.spans)))
-    assert [event.span for event in spans] == risk.generation.spans
+    assert to_dicts(event.span for event in spans) == all_spans(risk.generation)
     assert {event.span_id for event in spans} == {risk.span_id}
     assert risk.span_id.startswith("CocoaLLM.complete-")
 

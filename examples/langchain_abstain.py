@@ -26,7 +26,7 @@ def main() -> None:
         report = get_risk(answer)
         print(f"{question}\n  {answer.text}   (highest risk {report.max_risk:.3f})")
         if "gate" in report:
-            print("  withheld: " + "".join(span.text for span in report.spans))
+            print("  withheld: " + "".join(span.text or "" for span in report.spans))
 
 
 if __name__ == "__main__":

@@ -32,8 +32,8 @@ def main() -> None:
         risk = part.get("risk", risk)
 
     print(f"\n\n{risk.method}, {risk.risk_points} risk points, highest risk {risk.max_risk:.3f}")
-    for span in sorted(risk.spans, key=lambda span: -span.risk):
-        print(f"{span.risk:.3f}  {span['kind']:<10}  {span['text']!r}")
+    for span in sorted(risk.spans, key=lambda span: -(span.risk or 0.0)):
+        print(f"{span.risk:.3f}  {span.kind:<10}  {span.text!r}")
 
 
 if __name__ == "__main__":

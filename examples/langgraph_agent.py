@@ -27,7 +27,7 @@ def book_table(restaurant: str, people: int, time: str) -> str:
     return f"Booked: {restaurant}, {people} people, {time}."
 
 
-@before_model(can_jump_to=.end)
+@before_model(can_jump_to=["end"])
 def end_after_tool(state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
     """End the agent after a tool result. The embedded model is too small to summarise it."""
     return {"jump_to": "end"} if isinstance(state["messages"][-1], ToolMessage) else None

@@ -264,7 +264,7 @@ def test_fields_after_the_reasoning(engines: dict[str, CocoaEngine]) -> None:
         [(path, field)] = field_risks(each).items()
         text = "".join(span["text"] for span in report.to_dict()["spans"])
         assert path == "$.up"
-        assert json.loads(text[field["start"] : field["end"]]) == json.loads(str(each.message.content))["up"]
+        assert json.loads(text[field.start : field.end]) == json.loads(str(each.message.content))["up"]
         assert close(report["fields"], field_risks(each))
 
     class AsksForJson(CustomQueryEngine):

@@ -265,7 +265,7 @@ def test_fields_after_the_reasoning(engines: dict[str, CocoaEngine]) -> None:
         text = "".join(span["text"] for span in report.to_dict()["spans"])
         assert path == "$.up"
         assert json.loads(text[field.start : field.end]) == json.loads(str(each.message.content))["up"]
-        assert close(report["fields"], field_risks(each))
+        assert close(report.fields, field_risks(each))
 
     class AsksForJson(CustomQueryEngine):
         def custom_query(self, query_str: str) -> str:

@@ -12,7 +12,7 @@ import argparse
 import json
 
 from cocoa_engine import CocoaEngine
-from cocoa_integrations._shared.detail import Detail
+from cocoa_engine.report import Detail
 
 PROMPT = "Tell me about the history of the telephone, from its invention until today."
 DETAILS: tuple[Detail, ...] = ("full", "compact", "none")

@@ -41,6 +41,7 @@ from cocoa_engine.timeline import Timeline
 
 if TYPE_CHECKING:
     from cocoa_engine.consistency import Consistency
+    from cocoa_engine.context import ContextLift, context_lift, context_lift_of_text, passage_attention
     from cocoa_engine.decoding.grammar import GrammarProcessor
     from cocoa_engine.decoding.matchers import json_rule, unenforced
     from cocoa_engine.decoding.request import PerPrompt
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from cocoa_engine.lab.fit import FitSettings
     from cocoa_engine.lab.fit_calibrator import fit_calibrator, fit_self_made
     from cocoa_engine.model.detokenizer import Detokenizer
-    from cocoa_engine.scoring.context import ContextLift, context_lift, context_lift_of_text, passage_attention
     from cocoa_engine.scoring.given_texts import rescore
     from cocoa_engine.stream import SpanStream
 
@@ -114,19 +114,19 @@ __all__ = [
 _LAZY = {
     "CocoaEngine": "engine",
     "Consistency": "consistency",
-    "ContextLift": "scoring.context",
+    "ContextLift": "context",
     "Detokenizer": "model.detokenizer",
     "FitSettings": "lab.fit",
     "GrammarProcessor": "decoding.grammar",
     "ModelInfo": "info",
     "PerPrompt": "decoding.request",
     "SpanStream": "stream",
-    "context_lift": "scoring.context",
-    "context_lift_of_text": "scoring.context",
+    "context_lift": "context",
+    "context_lift_of_text": "context",
     "json_rule": "decoding.matchers",
     "fit_calibrator": "lab.fit_calibrator",
     "fit_self_made": "lab.fit_calibrator",
-    "passage_attention": "scoring.context",
+    "passage_attention": "context",
     "rescore": "scoring.given_texts",
     "unenforced": "decoding.matchers",
 }

@@ -183,10 +183,10 @@ def span_log_probs(
     ends = list(ended) or [False] * len(candidates)
     if len(ends) != len(candidates):
         raise ValueError(f"ended is given for {len(ends)} of {len(candidates)} candidates")
-    lengths = [len(one) for one in candidates]
+    lengths = [len(candidate) for candidate in candidates]
     if rule == "common_length":
-        return [float(sum(one[: min(lengths)])) for one in candidates]
-    totals = [float(sum(one)) for one in candidates]
+        return [float(sum(candidate[: min(lengths)])) for candidate in candidates]
+    totals = [float(sum(candidate)) for candidate in candidates]
     if rule == "end_mean":
         longest = max((n for n, end in zip(lengths, ends, strict=True) if not end), default=max(lengths))
         scales = [longest / n if end else 1.0 for n, end in zip(lengths, ends, strict=True)]

@@ -21,7 +21,7 @@ class CocoaError(Exception):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        message = [bounded(one, MESSAGE_LIMIT) if isinstance(one, str) else one for one in args[:1]]
+        message = [bounded(arg, MESSAGE_LIMIT) if isinstance(arg, str) else arg for arg in args[:1]]
         super().__init__(*message, *args[1:], **kwargs)
 
 
@@ -119,7 +119,7 @@ class HallucinationRiskError(CocoaError, RuntimeError):
     """The risk of an answer reaches its threshold.
 
     Attributes:
-        report: the answer's ``cocoa_risk`` report. Its spans hold the withheld text.
+        report: the :class:`~cocoa_engine.report.RiskReport` of the answer. Its spans hold the withheld text.
         value: the highest value of any span.
         threshold: the value from which an answer is withheld.
         metric: the name of the value.
@@ -130,7 +130,7 @@ class HallucinationRiskError(CocoaError, RuntimeError):
         self,
         message: str,
         *,
-        report: dict[str, Any] | None = None,
+        report: Any = None,
         value: float | None = None,
         threshold: float | None = None,
         metric: str | None = None,

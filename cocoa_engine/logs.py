@@ -19,6 +19,6 @@ def safe_logger(name: str) -> logging.Logger:
 def _make_safe(record: logging.LogRecord) -> bool:
     """Replace the arguments of a line, except numbers, by texts that neither a terminal nor a new line interprets."""
     if isinstance(record.args, tuple):
-        shown = (one if isinstance(one, Number) else one_line(bounded(str(one), MESSAGE_LIMIT)) for one in record.args)
+        shown = (arg if isinstance(arg, Number) else one_line(bounded(str(arg), MESSAGE_LIMIT)) for arg in record.args)
         record.args = tuple(shown)
     return True

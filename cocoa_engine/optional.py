@@ -13,9 +13,7 @@ from cocoa_engine.errors import MissingExtraError
 DISTRIBUTIONS = {
     "jsonschema_specifications": "jsonschema-specifications",
     "langchain_core": "langchain-core",
-    "langchain_openai": "langchain-openai",
     "llama_index": "llama-index-core",
-    "llama_index.llms.openai_like": "llama-index-llms-openai-like",
     "lm_eval": "lm-eval",
     "opentelemetry": "opentelemetry-api",
     "rouge_score": "rouge-score",

@@ -10,17 +10,23 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import ConfigDict, Field
 
 from cocoa_engine.arguments import ResultModel
+from cocoa_engine.errors import ConfigError
+from cocoa_engine.messages import unknown
 from cocoa_engine.results import Generation
 from cocoa_engine.risk.units import MeasuredText, Unit
-from cocoa_engine.spans import RiskSource, Span
+from cocoa_engine.spans import Candidate, RiskSource, Span
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+Detail = Literal["full", "compact", "none"]
+"""How much of the risk of an answer its metadata has. ``full``: everything that is measured. ``compact``: one report,
+in which nothing is written twice. ``none``: no report."""
 
 Part = Literal["reasoning", "answer"]
 """What a span of a model that reasons belongs to."""
@@ -29,10 +35,27 @@ Metric = Literal["risk", "con_mlds", "f_mlds", "self_information"]
 """The values of a span that a threshold can be compared with; higher is riskier."""
 
 SCHEMA = 1
+
+RISK_KEY = "cocoa_risk"
+"""The key of a report in the metadata of an answer."""
+
+SPANS_KEY = "cocoa_spans"
+"""The key of the spans of a chunk, or of an answer with full metadata."""
+
 CLOSING = "</think>"
 
 _UNSET: dict[str, Any] = {"flagged": False, "reaches_max_risk": False, "candidates": 0, "source_attention": None}
 """The values of a span that a compact report leaves out."""
+
+
+def require_detail(detail: Any) -> None:
+    """Refuse an unknown level of detail.
+
+    Raises:
+        ConfigError: the level is unknown. The message names the closest one.
+    """
+    if detail is not None and detail not in get_args(Detail):
+        raise ConfigError(f"risk_metadata: {unknown([str(detail)], get_args(Detail), what='value')}")
 
 
 def finite(value: float | None) -> float | None:
@@ -73,7 +96,14 @@ class ReportEntry(ResultModel):
     def without(self, *names: str) -> Self:
         """A copy in which some fields are not set."""
         kept = self.model_fields_set.difference(names)
-        return type(self).model_construct(**{name: getattr(self, name) for name in kept})  # type: ignore[return-value]
+        return type(self)(**{name: getattr(self, name) for name in kept})
+
+
+class RangeReport(ReportEntry):
+    """A stretch of the text that is shown."""
+
+    start: int = Field(description="Offset of its first character, as for spans.")
+    end: int = Field(description="Offset after its last character.")
 
 
 class RivalReport(ReportEntry):
@@ -86,8 +116,20 @@ class RivalReport(ReportEntry):
     score: float | None = Field(description="Score by which the method ranks candidates. Higher is better.")
     is_greedy: bool = Field(description="Whether greedy decoding would have taken its first token.")
 
+    @classmethod
+    def of(cls, candidate: Candidate) -> RivalReport:
+        """The report of a candidate."""
+        return cls(
+            text=candidate.text,
+            log_prob=finite(candidate.log_prob),
+            con_mlds=finite(candidate.con_mlds),
+            f_mlds=finite(candidate.f_mlds),
+            score=finite(candidate.score),
+            is_greedy=candidate.is_greedy,
+        )
 
-class SpanReport(ReportEntry):
+
+class SpanReport(RangeReport):
     """One entry of ``cocoa_spans``, and of ``spans`` in ``cocoa_risk``."""
 
     span: int = Field(0, description="Number of the span in the answer, from 0. Not in a compact report.")
@@ -204,13 +246,14 @@ class SpanReport(ReportEntry):
     )
 
     @classmethod
-    def of(cls, span: Span, number: int, part: Part | None = None) -> SpanReport:
-        """The entry of a span.
+    def of(cls, span: Span, number: int, part: Part | None = None, *, rivals: bool = False) -> SpanReport:
+        """The report of a span.
 
         Args:
             span: the span.
             number: its number in the answer, from 0.
             part: whether it belongs to the reasoning or to the answer; ``None`` if the model did not reason.
+            rivals: whether it lists the candidates that competed.
         """
         risk = finite(span.risk)
         values: dict[str, Any] = {
@@ -239,7 +282,9 @@ class SpanReport(ReportEntry):
             values["repeats"] = True
         if part is not None:
             values["part"] = part
-        return cls.model_construct(**values)
+        if rivals:
+            values["rivals"] = [RivalReport.of(candidate) for candidate in span.candidates]
+        return cls(**values)
 
     @property
     def is_reasoning(self) -> bool:
@@ -278,12 +323,10 @@ class SpanReport(ReportEntry):
         return self.with_values(**{name: value for name, value in values.items() if name not in self.model_fields_set})
 
 
-class CheckReport(ReportEntry):
+class CheckReport(RangeReport):
     """One entry of ``check`` in ``cocoa_risk``: a claim that is worth checking first."""
 
     text: str = Field(description="Text of the claim: a name, number, date, short quotation or content word.")
-    start: int = Field(description="Offset of its first character, as for spans.")
-    end: int = Field(description="Offset after its last character.")
     kind: Literal["word", "name", "number", "date", "quote"] | None = Field(
         None,
         description="What it is. Not in a compact report.",
@@ -302,17 +345,15 @@ class CheckReport(ReportEntry):
     spans: list[int] = Field(default_factory=list, description="Numbers of its spans. Not in a compact report.")
 
 
-class ClaimReport(ReportEntry):
+class ClaimReport(RangeReport):
     """One entry of ``claims`` in ``cocoa_risk``."""
 
-    start: int = Field(description="Offset of its first character, as for spans.")
-    end: int = Field(description="Offset after its last character.")
     risk: float | None = Field(description="Highest risk of its spans.")
 
     @classmethod
     def of(cls, unit: Unit) -> Self:
         """The entry of a claim or sentence."""
-        return cls.model_construct(start=unit.start, end=unit.end, risk=finite(unit.risk))  # type: ignore[return-value]
+        return cls(start=unit.start, end=unit.end, risk=finite(unit.risk))
 
 
 class SentenceReport(ClaimReport):
@@ -323,7 +364,7 @@ class SentenceReport(ClaimReport):
     )
 
 
-class ValueReport(ReportEntry):
+class ValueReport(RangeReport):
     """One value of ``fields`` in ``cocoa_risk``, or of ``arguments`` in an entry of ``tool_calls``."""
 
     risk: float | None = Field(description="Highest risk of any span that shares a character with the value.")
@@ -332,8 +373,7 @@ class ValueReport(ReportEntry):
     log_prob: float | None = Field(
         description="Sum of the log-probabilities of the value's own tokens. Forced tokens count 0.",
     )
-    start: int = Field(description="Offset of the value's first character, as for spans, without quotes.")
-    end: int = Field(description="Offset after the value's last character.")
+    start: int = Field(description="Offset of its first character, as for spans, without quotes.")
     spans: list[int] = Field(description="Numbers of these spans.")
 
     def value(self, metric: Metric) -> float:
@@ -387,7 +427,7 @@ class EditReport(ReportEntry):
     was: str | None = Field(None, description="What was replaced. Missing if it is the whole answer.")
 
 
-class PartReport(ReportEntry):
+class PartReport(RangeReport):
     """One entry of ``parts`` in ``cocoa_risk``: a stretch of the response that one answer wrote."""
 
     start: int = Field(description="Offset of its first character in the text of the response.")
@@ -505,6 +545,7 @@ class RiskReport(RiskSummary):
         description="Only where a mark, a marker of a citation or a gate changed the text: the changes. All "
         "other offsets refer to the changed text.",
     )
+    gate: GateReport | None = Field(None, description="Only where a gate or a retry acted on the answer.")
     text_length: int = Field(
         0,
         description="Only in a compact report of a text that was changed at its end: the number of its characters.",
@@ -528,6 +569,7 @@ class RiskReport(RiskSummary):
         parts: Sequence[Part] | None = None,
         answer_start: int = 0,
         answered: Generation | None = None,
+        rivals: bool = False,
     ) -> RiskReport:
         """The report of a complete answer.
 
@@ -536,11 +578,14 @@ class RiskReport(RiskSummary):
             parts: the part of each span; ``None`` if the model did not reason.
             answer_start: the offset at which the answer begins, after any reasoning.
             answered: the generation without its reasoning.
+            rivals: whether spans list the candidates that competed.
         """
         answered = answered or generation
-        numbered = enumerate(generation.spans)
         report = cls.of_spans(
-            [SpanReport.of(span, number, None if parts is None else parts[number]) for number, span in numbered],
+            [
+                SpanReport.of(span, number, None if parts is None else parts[number], rivals=rivals)
+                for number, span in enumerate(generation.spans)
+            ],
             method=generation.config.method,
             risk_source=generation.risk_source,
             threshold=generation.threshold,
@@ -559,8 +604,7 @@ class RiskReport(RiskSummary):
             generation.text, generation.spans, begin=answer_start, has_source=not generation.closed_book
         )
         values["check"] = [
-            CheckReport.model_construct(**{**check.__dict__, "risk": finite(check.risk)})
-            for check in units.check_these()
+            CheckReport(**{**check.__dict__, "risk": finite(check.risk)}) for check in units.check_these()
         ]
         values["claims"] = [ClaimReport.of(claim) for claim in units.claims]
         values["sentences"] = [SentenceReport.of(sentence) for sentence in units.sentences]
@@ -595,8 +639,8 @@ class RiskReport(RiskSummary):
         if any(span.part is not None for span in spans):
             thoughts = [span for span in spans if span.is_reasoning]
             numbers = [span.span for span in thoughts]
-            values["reasoning"] = ReasoningReport.model_construct(**_risk_of(thoughts), spans=numbers)
-        return cls.model_construct(**values)
+            values["reasoning"] = ReasoningReport(**_risk_of(thoughts), spans=numbers)
+        return cls(**values)
 
     @property
     def begin(self) -> int:
@@ -675,7 +719,7 @@ class RiskReport(RiskSummary):
     def summary(self) -> RiskSummary:
         """What the report says about the answer as a whole."""
         names = self.model_fields_set.intersection(RiskSummary.model_fields)
-        return RiskSummary.model_construct(**{name: getattr(self, name) for name in names})
+        return RiskSummary(**{name: getattr(self, name) for name in names})
 
     @property
     def _length(self) -> int:

@@ -106,7 +106,7 @@ class Generation(ResultModel):
         longest.
         """
         counted = self.usage.prompt_tokens if self.question_tokens is None else self.question_tokens
-        return counted <= CLOSED_BOOK_TOKENS and not any(one.passage_attention for one in self.spans)
+        return counted <= CLOSED_BOOK_TOKENS and not any(span.passage_attention for span in self.spans)
 
     @property
     def max_risk(self) -> float:

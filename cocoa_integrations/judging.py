@@ -17,10 +17,9 @@ from typing import Any, Literal, get_args
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Span
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.rendering.wording import SOURCES
+from cocoa_engine.report import RiskReport, severity
 from cocoa_integrations._shared.citations import find_in, spread
-from cocoa_integrations._shared.finite import severity
-from cocoa_integrations._shared.limits import Limit, metric_of
-from cocoa_integrations._shared.metadata import risk_report
+from cocoa_integrations._shared.limits import Limit
 from cocoa_integrations._shared.workers import in_worker
 
 __all__ = ["AnswerJudge", "JudgeMeasure", "Judgement", "RagasRisk"]
@@ -40,13 +39,13 @@ class Judgement:
         risk: the risk of the answer; higher is riskier, and infinite if it is not a finite number.
         measure: the value of the report that ``risk`` is.
         threshold: the value from which a risk is too high; ``None``: no verdict.
-        report: the ``cocoa_risk`` report. Its spans are the sentences of the answer.
+        report: the report. Its spans are the sentences of the answer.
     """
 
     risk: float
     measure: JudgeMeasure
     threshold: float | None
-    report: dict[str, Any]
+    report: RiskReport
 
     @property
     def passing(self) -> bool | None:
@@ -56,10 +55,11 @@ class Judgement:
     @property
     def comment(self) -> str:
         """One sentence about the riskiest span."""
-        worst = max(self.report["spans"], key=lambda span: metric_of(span, "risk"))
-        source = "" if self.measure == "answer_risk" else f" ({SOURCES.get(self.report['risk_source'], 'unknown')})"
-        risk = metric_of(worst, "risk")
-        return f"{self.measure} {self.risk:.3f}{source}; riskiest: {worst['text'].strip()!r} ({risk:.3f})"
+        worst = max(self.report.spans, key=lambda span: span.value("risk"))
+        kind = SOURCES.get(self.report.risk_source or "", "unknown")
+        source = "" if self.measure == "answer_risk" else f" ({kind})"
+        risk, text = worst.value("risk"), (worst.text or "").strip()
+        return f"{self.measure} {self.risk:.3f}{source}; riskiest: {text!r} ({risk:.3f})"
 
 
 class AnswerJudge:
@@ -142,14 +142,18 @@ class AnswerJudge:
         whole = self.engine.score(before, f" {answer}" if begins else answer, config=self._config, source=source)
         judged = whole.model_copy(update={"text": answer, "spans": self._sentences(before, answer, whole, source)})
         out_of_domain = whole.out_of_domain or judged.has_spans_out_of_domain
-        report = risk_report(judged.model_copy(update={"out_of_domain": out_of_domain}))
-        for span in report["spans"]:
-            if "passage_attention" in span:
-                span["passage_attention"] = spread(span["passage_attention"], found, len(given))
+        report = RiskReport.of(judged.model_copy(update={"out_of_domain": out_of_domain}))
+        spans = [
+            span.with_values(passage_attention=spread(span.passage_attention, found, len(given)))
+            if span.passage_attention
+            else span
+            for span in report.spans
+        ]
+        report = report.with_values(spans=spans)
         measure = self._measure or ("mean_risk" if whole.answer_risk is None else "answer_risk")
         if measure == "answer_risk" and whole.answer_risk is None:
             raise ConfigError("measure='answer_risk' needs an engine with a calibrator for answers; use 'mean_risk'.")
-        return Judgement(severity(report[measure]), measure, self.threshold, report)
+        return Judgement(severity(getattr(report, measure)), measure, self.threshold, report)
 
     async def ajudge(self, question: str, answer: str, contexts: Sequence[str] | None = None) -> Judgement:
         """Like :meth:`judge`, without blocking the event loop."""

@@ -21,16 +21,17 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 from weakref import WeakKeyDictionary
 
-from cocoa_engine import Generation, __version__
+from cocoa_engine import __version__
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.forks import free_in_child
 from cocoa_engine.rendering.wording import SOURCES
-from cocoa_integrations._shared.finite import finite, severity
+from cocoa_engine.report import RiskReport, finite, severity
 from cocoa_integrations._shared.limits import Limit, highest, measured_units
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 __all__ = ["RiskTrace"]
+
+MAX_REPORTS = 10_000
+"""How many reports a handler keeps by default."""
 
 SCORE_NAME = "hallucination_risk"
 EVENT_NAME = "gen_ai.evaluation.result"
@@ -54,14 +58,14 @@ class _Totals:
     answers: int = 0
     calibrated: bool = True
 
-    def add(self, generation: Generation) -> None:
-        self.max_risk = max(self.max_risk, severity(generation.max_risk))
-        risks = [span.risk for span in generation.spans if span.risk is not None]
+    def add(self, report: RiskReport) -> None:
+        risks = [severity(span.risk) for span in report.answer_spans if not span.is_unmeasured]
+        self.max_risk = max([self.max_risk, *risks])
         self.sum_risk += sum(risks)
         self.spans += len(risks)
-        self.risk_points += sum(span.kind == "risk_point" for span in generation.spans)
+        self.risk_points += report.risk_points
         self.answers += 1
-        self.calibrated &= generation.calibrated
+        self.calibrated &= report.calibrated
 
     def attributes(self) -> dict[str, float | int | bool]:
         return {
@@ -73,8 +77,52 @@ class _Totals:
         }
 
 
+class HasReport(Protocol):
+    """An answer of a chat service."""
+
+    @property
+    def report(self) -> RiskReport | None:
+        """Its report; ``None`` if a server sent none."""
+
+
 _totals: WeakKeyDictionary[Span, _Totals] = WeakKeyDictionary()  # the attributes of a span cannot be read back
 _lock = free_in_child(threading.Lock())
+
+
+class RiskLog:
+    """The reports of the latest answers. Threads can share it.
+
+    Args:
+        max_reports: how many reports to keep. ``None``: all of them.
+
+    Attributes:
+        reports: the reports.
+        max_risk: the highest risk of any span of any answer, including those whose report was dropped; 0.0 without
+            answers.
+
+    Raises:
+        ConfigError: ``max_reports`` is neither a positive integer nor ``None``.
+    """
+
+    def __init__(self, max_reports: int | None = MAX_REPORTS) -> None:
+        is_number = isinstance(max_reports, int) and not isinstance(max_reports, bool)
+        if max_reports is not None and not (is_number and max_reports >= 1):
+            raise ConfigError(
+                f"max_reports takes a positive integer, or None to keep every report, not {max_reports!r}"
+            )
+        self.reports: list[RiskReport] = []
+        self.max_risk = 0.0
+        self.max_reports = max_reports
+        self._lock = free_in_child(threading.Lock())
+
+    def add(self, reports: Iterable[RiskReport]) -> None:
+        """Append reports, and drop the oldest ones that are too many."""
+        with self._lock:
+            for report in reports:
+                self.reports.append(report.with_values(spans=list(report.spans)))  # its own list
+                self.max_risk = max(self.max_risk, severity(report.max_risk))
+            if self.max_reports is not None:
+                del self.reports[: -self.max_reports]
 
 
 class RiskTrace:
@@ -100,12 +148,12 @@ class RiskTrace:
         """Whether the span still takes attributes."""
         return self.span is not None and self.span.is_recording()
 
-    def record(self, generation: Generation) -> None:
+    def record(self, answer: HasReport) -> None:
         """Add a complete answer."""
-        if self.span is not None and self.span.is_recording():
+        if self.span is not None and self.span.is_recording() and answer.report is not None:
             with _lock:  # the calls of a batch may run under the same span
                 totals = _totals.setdefault(self.span, _Totals())
-                totals.add(generation)
+                totals.add(answer.report)
                 self.span.set_attributes(totals.attributes())
 
     def current(self) -> AbstractContextManager[object]:
@@ -140,38 +188,37 @@ class Scoring:
         if self.threshold is not None:
             Limit(self.threshold)
 
-    def score(self, report: dict[str, Any]) -> float:
+    def score(self, report: RiskReport) -> float:
         """The highest risk of any span with visible text; the reasoning does not count.
 
         It is infinite if the risk of a span is not a finite number.
         """
-        return highest(report["spans"], "risk")
+        return highest(report.spans, "risk")
 
-    def label(self, report: dict[str, Any]) -> str | None:
+    def label(self, report: RiskReport) -> str | None:
         """``pass`` or ``fail``; ``None`` without a threshold."""
         if self.threshold is None:
             return None
         return "fail" if self.score(report) >= self.threshold else "pass"
 
-    def explanation(self, report: dict[str, Any]) -> str:
+    def explanation(self, report: RiskReport) -> str:
         """What the score is, and the riskiest claim."""
-        kind = SOURCES.get(report.get("risk_source") or "", "source unknown")
+        kind = SOURCES.get(report.risk_source or "", "source unknown")
         score = f"highest risk of any span ({kind})"
-        claims = measured_units(report["spans"], "risk", "claim") if self.explain else []
-        riskiest = max(claims, key=lambda claim: claim["value"], default={})
-        if "text" not in riskiest:  # a compact report has no texts
-            return score
-        return f"{score}; the riskiest claim is {riskiest['text'].strip()!r}"
+        claims = measured_units(report.spans, "risk", "claim") if self.explain else []
+        riskiest = max(claims, key=lambda measured: measured[1])[0].text if claims else None
+        # a compact report has no texts
+        return score if riskiest is None else f"{score}; the riskiest claim is {riskiest.strip()!r}"
 
 
 def emit_event(
-    scoring: Scoring, report: dict[str, Any], *, response_id: str | None, provider: LoggerProvider | None
+    scoring: Scoring, report: RiskReport, *, response_id: str | None, provider: LoggerProvider | None
 ) -> None:
     """Emit the ``gen_ai.evaluation.result`` event of an answer, in the context of the current span.
 
     Args:
         scoring: how the report becomes a score.
-        report: the ``cocoa_risk`` report of the answer.
+        report: the report of the answer.
         response_id: the id of the answer, where it is known.
         provider: the provider of the logger; by default OpenTelemetry's global one.
     """
@@ -185,7 +232,7 @@ def emit_event(
         "gen_ai.evaluation.score.label": scoring.label(report),
         "gen_ai.evaluation.explanation": scoring.explanation(report),
         "gen_ai.response.id": response_id,
-        "gen_ai.response.model": report.get("model_name"),
+        "gen_ai.response.model": report.model_name,
     }
     logger = (provider or get_logger_provider()).get_logger("cocoa_integrations", __version__)
     present = {name: value for name, value in attributes.items() if value is not None}

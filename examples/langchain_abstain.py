@@ -24,9 +24,9 @@ def main() -> None:
     for question in QUESTIONS:
         answer = chain.invoke({"question": question})
         report = get_risk(answer)
-        print(f"{question}\n  {answer.text}   (highest risk {report['max_risk']:.3f})")
+        print(f"{question}\n  {answer.text}   (highest risk {report.max_risk:.3f})")
         if "gate" in report:
-            print("  withheld: " + "".join(span["text"] for span in report["spans"]))
+            print("  withheld: " + "".join(span.text for span in report.spans))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ class SpanPrinter(BaseCallbackHandler):
     def on_llm_new_token(self, token: Any, *, chunk: Any = None, **kwargs: Any) -> None:
         """Print the span of the chunk. The last chunk has no span; it carries the report of the answer."""
         for span in get_spans(chunk):
-            print(f"  {span['risk']:.3f}  {span['candidates'] or 1} candidate(s)  {span['text']!r}", flush=True)
+            print(f"  {span.risk:.3f}  {span['candidates'] or 1} candidate(s)  {span['text']!r}", flush=True)
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
             print(f"  => {answer.text}\n")
 
     for question, report in zip(QUESTIONS, risk.reports, strict=True):
-        print(f"{report['max_risk']:.3f} at most, {report['mean_risk']:.3f} on average: {question}")
+        print(f"{report.max_risk:.3f} at most, {report.mean_risk:.3f} on average: {question}")
 
 
 if __name__ == "__main__":

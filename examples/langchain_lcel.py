@@ -31,9 +31,9 @@ def main() -> None:
         print(part.get("text", ""), end="", flush=True)
         risk = part.get("risk", risk)
 
-    print(f"\n\n{risk['method']}, {risk['risk_points']} risk points, highest risk {risk['max_risk']:.3f}")
-    for span in sorted(risk["spans"], key=lambda span: -span["risk"]):
-        print(f"{span['risk']:.3f}  {span['kind']:<10}  {span['text']!r}")
+    print(f"\n\n{risk.method}, {risk.risk_points} risk points, highest risk {risk.max_risk:.3f}")
+    for span in sorted(risk.spans, key=lambda span: -span.risk):
+        print(f"{span.risk:.3f}  {span['kind']:<10}  {span['text']!r}")
 
 
 if __name__ == "__main__":

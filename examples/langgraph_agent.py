@@ -48,7 +48,7 @@ def main() -> None:
                 (call,) = message.tool_calls
                 risks = argument_risks(message)[call["id"] or ""]
                 for name, value in call["args"].items():
-                    print(f"  {name}={value!r}  risk {risks[name]['risk']:.3f}")
+                    print(f"  {name}={value!r}  risk {risks[name].risk:.3f}")
         print()
 
 

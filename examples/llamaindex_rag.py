@@ -33,10 +33,10 @@ def query_engine(llm: CocoaLLM) -> RetrieverQueryEngine:
 def show(report: dict[str, Any]) -> None:
     """Print each span with a bar of its risk, from 0 to 1."""
     print(f"risk of each span (by {report['risk_source']}):")
-    for span in report["spans"]:
-        bar = "#" * round(20 * span["risk"])
+    for span in report.spans:
+        bar = "#" * round(20 * span.risk)
         candidates = f"  ({span['candidates']} candidates)" if span["candidates"] else ""
-        print(f"  {span['risk']:.3f} {bar:<20} {span['text']!r}{candidates}")
+        print(f"  {span.risk:.3f} {bar:<20} {span.text!r}{candidates}")
 
 
 def main(question: str = QUESTION) -> None:

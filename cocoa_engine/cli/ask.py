@@ -239,7 +239,7 @@ def risk_of(generation: Generation) -> float:
     if generation.answer_risk is not None:
         return generation.answer_risk
     units = MeasuredText(generation.text, generation.spans).compared("claim")
-    return riskiest(one.risk for one in units) or 0.0
+    return riskiest(unit.risk for unit in units) or 0.0
 
 
 @with_options(*(name for name in CocoaConfig.model_fields if name != "method"))
@@ -284,7 +284,7 @@ def compare(
             raise
         interrupt = error
     if json:
-        print_json(answers_json([answer_json(one) for one in generations]))
+        print_json(answers_json([answer_json(generation) for generation in generations]))
     else:
         console = output(no_color)
         console.print(report(generations, table=table, marks=console.color_system is None))

@@ -222,7 +222,7 @@ def _ends(conversation: Conversation, console: Console, line: str) -> bool:
 def _method(conversation: Conversation, name: str) -> str:
     if name:
         conversation.config = conversation.config.replace(method=name)
-    others = [one for one in get_args(MethodName) if one != conversation.config.method]
+    others = [method for method in get_args(MethodName) if method != conversation.config.method]
     return f"Method: {conversation.config.method}. Others: {', '.join(others)}."
 
 

@@ -193,7 +193,12 @@ def with_options(*only: str) -> Callable[[Callable[..., None]], Callable[..., No
                 elif kind is LoadOptions:
                     given[name] = LoadOptions(**loading)
             if elsewhere is not None:
-                given["runner"] = elsewhere(**{one.name: given.pop(one.name) for one in _runner_options(elsewhere)})
+                given["runner"] = elsewhere(
+                    **{
+                        runner_option.name: given.pop(runner_option.name)
+                        for runner_option in _runner_options(elsewhere)
+                    }
+                )
             if "positional_model" in given:
                 given["model"] = _one_model(given["model"], given.pop("positional_model"))
             function(**given)

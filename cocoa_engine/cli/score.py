@@ -171,7 +171,10 @@ def risk_of_row(generation: Generation) -> dict[str, Any]:
         "source_attention": _mean(span.source_attention for span in visible),
         "passage_attention": _mean(mean(span.passage_attention) for span in visible if span.passage_attention),
         "check": [{**one.model_dump(), "risk": _finite(one.risk)} for one in generation.check_these()],
-        "sentences": [{"start": one.start, "end": one.end, "risk": _finite(one.risk)} for one in generation.sentences],
+        "sentences": [
+            {"start": sentence.start, "end": sentence.end, "risk": _finite(sentence.risk)}
+            for sentence in generation.sentences
+        ],
     }
 
 

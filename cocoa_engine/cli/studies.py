@@ -139,7 +139,8 @@ def alpha(
         from cocoa_engine.lab.cache import answers_cache
 
         asked: Sequence[str | Sequence[int]] = [
-            engine.encode_chat([{"role": "user", "content": one.question}]) if chat else one.prompt for one in questions
+            engine.encode_chat([{"role": "user", "content": question.question}]) if chat else question.prompt
+            for question in questions
         ]
         known = None if kept is None else answers_cache(kept, "alpha", engine, config)
         with progress.stage("answering", "prompts", len(asked), fate=partial(fate, kept)) as stage:

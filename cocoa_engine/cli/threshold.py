@@ -68,11 +68,13 @@ def threshold(
         from cocoa_engine.lab.stopping import Answer, common_source, measure, read_own_prompts, require_scale
 
     lines = read_own_prompts(prompts)
-    answers = [Answer.of(one.measured, one.is_right(one.measured.text)) for one in lines if one.measured is not None]
+    answers = [
+        Answer.of(line.measured, line.is_right(line.measured.text)) for line in lines if line.measured is not None
+    ]
     common_source(answers, thresholds)  # refuse bad thresholds before the work
     with measured_answers(context, cache) as kept:
         interrupt: KeyboardInterrupt | None = None
-        if asked := [one for one in lines if one.measured is None]:
+        if asked := [line for line in lines if line.measured is None]:
             require_scale(config.risk, thresholds)
             progress = Progress("threshold")
             engine = load_engine(model, loading, calibrator, progress=progress)
@@ -118,7 +120,7 @@ def _tables(answers: Sequence[Answer], thresholds: Sequence[float]) -> list[Tabl
     """The tables of spans and of whole answers, and what they mean."""
     from cocoa_engine.lab.stopping import by_answer, by_default, by_span, common_source
 
-    source, labelled = common_source(answers, thresholds), sum(one.right is not None for one in answers)
+    source, labelled = common_source(answers, thresholds), sum(answer.right is not None for answer in answers)
     what = f" ({SOURCES[source]})" if source in SOURCES else ""
     default, default_of_whole = by_default(answers)
     rows, wholes = by_span(answers, thresholds), by_answer(answers, thresholds)
@@ -132,7 +134,7 @@ def _tables(answers: Sequence[Answer], thresholds: Sequence[float]) -> list[Tabl
     if not thresholds:
         parts.append(Text("The suggested thresholds stop at most 50 %, 25 %, 10 % and 5 % of the answers."))
     if labelled:
-        wrong = sum(one.right is False for one in answers)
+        wrong = sum(answer.right is False for answer in answers)
         parts.append(Text(f"{wrong} of {labelled} answers with a known answer are wrong: they do not contain it."))
     return parts
 

@@ -226,7 +226,10 @@ class SpanDecoder:
         PMI of a cut span is that of the whole branch.
         """
         candidates = self.score_candidates(branches, pmi)
-        scores, ended = [one.score for one in candidates], [one.ends_answer for one in candidates]
+        scores, ended = (
+            [candidate.score for candidate in candidates],
+            [candidate.ends_answer for candidate in candidates],
+        )
         if self.config.temperature > 0:
             allowed = torch.tensor(may_be_kept(self.config.span_log_prob, ended))
             values = torch.tensor(scores, dtype=torch.float64).masked_fill(~allowed, -torch.inf)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from cocoa_engine.cancellation import Cancellation
-from cocoa_engine.config import CocoaConfig
 from cocoa_engine.execution.backends import Backend, Chosen, choose, state_of
 from cocoa_engine.execution.scheduler import Scheduler
 from cocoa_engine.forks import require_process
@@ -18,22 +17,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from cocoa_engine.model.light_model import LightModel
-
-
-class SessionOwner(Protocol):
-    """The part of the engine that lower layers use."""
-
-    @property
-    def session(self) -> Session:
-        """The model, its tokenizer, the backend and the scheduler."""
-
-    @property
-    def config(self) -> CocoaConfig:
-        """The default settings."""
-
-    @property
-    def runtime(self) -> Runtime:
-        """Settings of speed and memory."""
 
 
 class Session:

@@ -69,13 +69,16 @@ def collect(
     settings = config.replace(alpha=1.0)
 
     def candidates_of(generation: Generation) -> dict[str, Any]:
-        candidates = [one for span in generation.spans for one in span.candidates]
+        candidates = [candidate for span in generation.spans for candidate in span.candidates]
         return {
-            "candidates": [(ranking_mlds(settings, one.con_mlds, one.f_mlds), abs(one.log_prob)) for one in candidates]
+            "candidates": [
+                (ranking_mlds(settings, candidate.con_mlds, candidate.f_mlds), abs(candidate.log_prob))
+                for candidate in candidates
+            ]
         }
 
     asked = answered(engine, prompts, prompts, settings, candidates_of, cache=cache, advance=advance)
-    return [CandidateScale(*one) for _, values in asked for one in values["candidates"]]
+    return [CandidateScale(*value) for _, values in asked for value in values["candidates"]]
 
 
 def suggest(candidates: Sequence[CandidateScale]) -> AlphaRange:
@@ -84,7 +87,7 @@ def suggest(candidates: Sequence[CandidateScale]) -> AlphaRange:
     Raises:
         CalibrationError: there are no candidates, because no prompt led to a risk point.
     """
-    values = np.array([one for one in candidates if one.mlds > 0], dtype=np.float64)
+    values = np.array([candidate for candidate in candidates if candidate.mlds > 0], dtype=np.float64)
     if not len(values):
         raise CalibrationError("no candidate spans: none of the prompts led to a risk point. Give more prompts.")
     low, median, high = np.quantile(values[:, 1] / values[:, 0], [0.25, 0.5, 0.75])

@@ -245,7 +245,7 @@ def answered(
     """
     passages = [None] * len(prompts) if source is None else list(source)
     identities = [prompt if one is None else [prompt, one] for prompt, one in zip(prompts, passages, strict=True)]
-    known = [None if cache is None else cache.get(one) for one in identities]
+    known = [None if cache is None else cache.get(identity) for identity in identities]
     missing = [number for number, values in enumerate(known) if values is None]
     advance(len(known) - len(missing))
     asked, of_asked = [prompts[at] for at in missing], [passages[at] for at in missing]

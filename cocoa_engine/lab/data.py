@@ -240,7 +240,7 @@ def read_diasumfact(path: Path) -> list[LabelledText]:
         where = f"{file}, dialogue {name}"
         dialogue = as_object(value, where)
         utterances = field(dialogue, "utterances", list, where)
-        if not all(isinstance(one, str) for one in utterances):
+        if not all(isinstance(utterance, str) for utterance in utterances):
             raise DataError(f"{where}: the utterances must be texts.")
         lines = "\n".join(utterances)
         query = field(dialogue, "query", str, where).strip()

@@ -253,7 +253,7 @@ class KeptProfile(TokenProfile):
     def from_plain(cls, values: dict[str, Any]) -> KeptProfile:
         """The profile of plain values."""
         ranges = [(start, end) for start, end in values["ranges"]]
-        of_spans = [_tensor(one) for one in values["of_spans"]]
+        of_spans = [_tensor(value) for value in values["of_spans"]]
         states = None if values["states"] is None else _tensor(values["states"])
         return cls(
             **{name: values[name] for name in _LISTS},
@@ -313,7 +313,7 @@ class ProfileCache:
         values = self._answers.get(identity(record))
         if values is None:
             return None
-        profiles = [KeptProfile.from_plain(one) for one in values["profiles"]]
+        profiles = [KeptProfile.from_plain(value) for value in values["profiles"]]
         first, *other = [TeacherForced(record, profile, values["ends"]) for profile in profiles]
         return TeacherForced(record, first.profile, first.ends, *other)
 

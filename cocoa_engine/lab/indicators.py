@@ -166,7 +166,7 @@ class _Rows:
 
     def items(self) -> Items:
         columns = {
-            field.name: np.array([getattr(one, field.name) for one in self.statistics], dtype=np.float64)
+            field.name: np.array([getattr(statistic, field.name) for statistic in self.statistics], dtype=np.float64)
             for field in fields(Statistics)
         }
         layers = self.layers

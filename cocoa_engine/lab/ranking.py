@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import Literal, NamedTuple, TypedDict
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,25 +18,6 @@ Floats = NDArray[np.float64]
 Measure = Literal["auroc", "auprc"]
 
 
-class IntervalRecord(TypedDict):
-    """An estimate with its bootstrap interval, see :class:`~cocoa_engine.lab.ranking.Interval`."""
-
-    estimate: float
-    low: float | None
-    high: float | None
-
-
-class PairedRecord(TypedDict):
-    """A paired test, see :class:`~cocoa_engine.lab.ranking.PairedTest`."""
-
-    pairs: int
-    z: float
-    effect_size: float
-    p_two_sided: float
-    p_right: float
-    right: float
-
-
 class Interval(NamedTuple):
     """An estimate with its 95 % percentile bootstrap interval, widened if necessary to include the estimate.
 
@@ -46,10 +27,6 @@ class Interval(NamedTuple):
     estimate: float
     low: float | None
     high: float | None
-
-    def record(self) -> IntervalRecord:
-        """The interval as plain data."""
-        return {"estimate": self.estimate, "low": self.low, "high": self.high}
 
     def shown(self, form: str = ".3f") -> str:
         """The estimate as text, followed by the interval in parentheses if there is one."""
@@ -243,17 +220,6 @@ class PairedTest(NamedTuple):
     p_two_sided: float
     p_right: float
     right: float
-
-    def record(self) -> PairedRecord:
-        """The test as plain data."""
-        return {
-            "pairs": self.pairs,
-            "z": self.z,
-            "effect_size": self.effect_size,
-            "p_two_sided": self.p_two_sided,
-            "p_right": self.p_right,
-            "right": self.right,
-        }
 
 
 def paired_test(supported: Sequence[float], hallucinated: Sequence[float]) -> PairedTest:

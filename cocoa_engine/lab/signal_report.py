@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
@@ -25,8 +25,6 @@ from cocoa_engine.lab.indicators import (
 from cocoa_engine.lab.ranking import (
     Bootstrap,
     Interval,
-    IntervalRecord,
-    PairedRecord,
     PairedTest,
     Ranked,
     caution,
@@ -43,6 +41,13 @@ if TYPE_CHECKING:
 def plot_names(level: Level) -> list[str]:
     """The files of a level's plots. The scores of characters are not drawn: there are too many."""
     return [f"auroc-{level}.svg", *([] if level == "character" else [f"scores-{level}.svg"])]
+
+
+IntervalRecord = dict[str, Any]
+"""An :class:`~cocoa_engine.lab.ranking.Interval` as plain data."""
+
+PairedRecord = dict[str, Any]
+"""A :class:`~cocoa_engine.lab.ranking.PairedTest` as plain data."""
 
 
 class RankingRow(TypedDict):
@@ -205,9 +210,9 @@ def _level(items: Items, layers: Layers, config: CocoaConfig, draws: int, seed: 
     baselines = [name for name in candidates if name in ranked]
     rows: dict[str, RankingRow] = {
         name: {
-            "auroc": bootstrap.interval(one, "auroc").record(),
-            "auprc": bootstrap.interval(one, "auprc").record(),
-            "less": {name: bootstrap.difference(one, ranked[name], "auroc").record() for name in baselines},
+            "auroc": bootstrap.interval(one, "auroc")._asdict(),
+            "auprc": bootstrap.interval(one, "auprc")._asdict(),
+            "less": {name: bootstrap.difference(one, ranked[name], "auroc")._asdict() for name in baselines},
         }
         for name, one in ranked.items()
     }
@@ -233,7 +238,7 @@ def _paired(items: Items, layers: Layers, config: CocoaConfig) -> dict[str, Pair
         return {}
     values = {**composites(items, layers, config.alpha, config.span_log_prob), **parts(items, layers)}
     values["mean log p alone"] = items.log_prob / items.tokens
-    return {name: _test(score, sides).record() for name, score in values.items()}
+    return {name: _test(score, sides)._asdict() for name, score in values.items()}
 
 
 def _test(score: Floats, sides: list[tuple[list[int], list[int]]]) -> PairedTest:
@@ -253,10 +258,10 @@ def _layers(items: Items, configured: Layers, config: CocoaConfig, bootstrap: Bo
             "middle_layers": list(layers.window),
             "final_layer": layers.final,
             "auroc": {
-                score: bootstrap.interval(Ranked(risk, items.hallucinated, items.supported), "auroc").record()
+                score: bootstrap.interval(Ranked(risk, items.hallucinated, items.supported), "auroc")._asdict()
                 for score, risk in values.items()
             },
-            "paired_f_mlds": _test(-f, sides).record() if len(sides) > 1 else None,
+            "paired_f_mlds": _test(-f, sides)._asdict() if len(sides) > 1 else None,
         }
     return rows
 

@@ -130,7 +130,7 @@ def _measured(row: Mapping[str, Any], where: str) -> OwnPrompt:
         tuple(spans),
         None if whole is None else _number(whole, where),
         source,
-        *(None if one is None else _finite_number(one, where) for one in thresholds),
+        *(None if threshold is None else _finite_number(threshold, where) for threshold in thresholds),
     )
     return OwnPrompt("", measured, _known(given, where))
 
@@ -195,7 +195,7 @@ class Answer:
     def of(cls, measured: MeasuredAnswer, right: bool | None) -> Answer:
         """The risks of a measured answer."""
         visible = [
-            (_finite(one.risk), one.flagged) for one in measured.spans if one.text.strip() and one.risk is not None
+            (_finite(span.risk), span.flagged) for span in measured.spans if span.text.strip() and span.risk is not None
         ]
         known = [flagged or math.isinf(risk) for risk, flagged in visible if flagged is not None]
         return cls(
@@ -269,7 +269,9 @@ def measure(
     chat = engine.has_chat_template and not raw
     if system is not None and not chat:
         raise ChatTemplateError(f"{engine.model_name} has no chat template, which a system message needs")
-    asked: list[Prompt] = [engine.encode_chat(chat_of(one.request, system)) if chat else one.request for one in prompts]
+    asked: list[Prompt] = [
+        engine.encode_chat(chat_of(prompt.request, system)) if chat else prompt.request for prompt in prompts
+    ]
     source = _sources(engine, prompts, asked, config)
     for one, values in answered(engine, prompts, asked, config, _values, source=source, cache=cache, advance=advance):
         spans = tuple(MeasuredSpan(*span) for span in values["spans"])
@@ -314,7 +316,7 @@ def common_source(answers: Sequence[Answer], thresholds: Sequence[float] = ()) -
         ConfigError: the answers differ in it, so that no threshold fits all; or a threshold is outside [0, 1] and the
             risk is not a raw MLDS.
     """
-    sources = sorted({one.risk_source for one in answers if one.risk_source is not None})
+    sources = sorted({answer.risk_source for answer in answers if answer.risk_source is not None})
     if len(sources) > 1:
         raise ConfigError(
             f"the answers have risks of different sources ({', '.join(sources)}), which no threshold fits; measure all "
@@ -332,10 +334,10 @@ def require_scale(source: str, thresholds: Sequence[float]) -> None:
     Raises:
         ConfigError: a threshold is outside [0, 1] and the risk is not a raw MLDS.
     """
-    if source not in RAW and not all(0 <= one <= 1 for one in thresholds):
+    if source not in RAW and not all(0 <= threshold <= 1 for threshold in thresholds):
+        shown = ", ".join(f"{threshold:g}" for threshold in thresholds)
         raise ConfigError(
-            f"--at takes thresholds in [0, 1], as the risk (got {', '.join(f'{one:g}' for one in thresholds)}); for "
-            "the raw MLDS give --risk f_mlds"
+            f"--at takes thresholds in [0, 1], as the risk (got {shown}); for the raw MLDS give --risk f_mlds"
         )
 
 
@@ -346,8 +348,8 @@ def by_span(answers: Sequence[Answer], thresholds: Sequence[float] = ()) -> list
         answers: the answers.
         thresholds: the thresholds. Default: suggested ones, see :func:`suggested`.
     """
-    highest = [max(one.spans, default=-math.inf) for one in answers]
-    spans = [risk for one in answers for risk in one.spans]
+    highest = [max(answer.spans, default=-math.inf) for answer in answers]
+    spans = [risk for answer in answers for risk in answer.spans]
     return [
         _row(threshold, answers, highest, Count(sum(risk >= threshold for risk in spans), len(spans)))
         for threshold in thresholds or suggested(highest)
@@ -356,7 +358,7 @@ def by_span(answers: Sequence[Answer], thresholds: Sequence[float] = ()) -> list
 
 def by_answer(answers: Sequence[Answer], thresholds: Sequence[float] = ()) -> list[Row]:
     """The same for the risk of whole answers; empty if they have none."""
-    known = [one for one in answers if one.whole is not None]
+    known = [answer for answer in answers if answer.whole is not None]
     risks = [one.whole for one in known if one.whole is not None]
     return [_row(threshold, known, risks, None) for threshold in (thresholds or suggested(risks)) if known]
 
@@ -367,11 +369,13 @@ def by_default(answers: Sequence[Answer]) -> tuple[Row | None, Row | None]:
     A row is `None` if the answers have no such threshold.
     """
     spans = whole = None
-    flagged = [one.flagged for one in answers if one.flagged is not None and one.threshold is not None]
+    flagged = [answer.flagged for answer in answers if answer.flagged is not None and answer.threshold is not None]
     if answers and len(flagged) == len(answers):
         of_spans = Count(sum(map(sum, flagged)), sum(map(len, flagged)))
-        spans = _stopped(_common(one.threshold for one in answers), answers, [any(one) for one in flagged], of_spans)
-    known = [one for one in answers if one.whole is not None]
+        spans = _stopped(
+            _common(answer.threshold for answer in answers), answers, [any(one) for one in flagged], of_spans
+        )
+    known = [answer for answer in answers if answer.whole is not None]
     if known and all(one.whole_threshold is not None for one in known):
         stopped = [reaches(one.whole, one.whole_threshold) for one in known]
         whole = _stopped(_common(one.whole_threshold for one in known), known, stopped, None)

@@ -5,6 +5,7 @@ transformers passes wrong values of a tokenizer's files on, to where they fail, 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path, PureWindowsPath
@@ -16,6 +17,12 @@ from cocoa_engine.arguments import ValidatedModel
 from cocoa_engine.errors import CocoaError, ModelLoadError
 from cocoa_engine.model.gguf_reader import SUFFIX, parts_of
 from cocoa_engine.safe_text import short_repr
+
+# Options of transformers that determine where files come from. All of them apply to the config, and to the tokenizer if
+# it has the model's name. A tokenizer with another name has its own revision and folder.
+ACCESS_OPTIONS = ("token", "cache_dir", "local_files_only", "force_download", "proxies")
+SOURCE_OPTIONS = (*ACCESS_OPTIONS, "revision", "code_revision", "subfolder", "gguf_file")
+FILE_OPTIONS = (*ACCESS_OPTIONS, "revision", "subfolder")
 
 
 class Location(NamedTuple):
@@ -63,6 +70,84 @@ def _on_the_hub(name: str, path: Path) -> Location:
             f"there is no file {path}; name a GGUF file, or one in a repository of the Hub: owner/model/file{SUFFIX}"
         )
     return Location("/".join(words[:2]), parts_of("/".join(words[2:]))[0])
+
+
+def name_of(given: str | os.PathLike[str], what: str) -> str:
+    """The name of a model or tokenizer as text.
+
+    Raises:
+        ModelLoadError: it is empty, contains a NUL character, or is neither text nor a path.
+    """
+    name = os.fspath(given) if isinstance(given, (str, os.PathLike)) else None
+    if not isinstance(name, str) or not name.strip() or "\0" in name:
+        raise ModelLoadError(
+            f"the name of the {what} is {short_repr(given)}; name a local folder or a Hub id"
+            if given
+            else f"the {what}'s name is empty; name a local folder or a Hub id"
+        )
+    return name
+
+
+def with_gguf_file(name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Where a model is, and the options with the GGUF file that its name means."""
+    if "gguf_file" in options or "subfolder" in options:
+        return name, options
+    source, file = locate(name)
+    return source, options if file is None else {**options, "gguf_file": file}
+
+
+def is_path(name: str) -> bool:
+    """Whether a name is a local path rather than a Hub id (``model`` or ``owner/model``)."""
+    path = Path(name)
+    return path.exists() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
+
+
+def check_folder(folder: Path, options: dict[str, Any]) -> None:
+    """Check that a folder holds a model. The error message includes a hint if it holds something else."""
+    if not folder.is_dir():
+        found = "is a file, not a folder" if folder.exists() else "does not exist"
+        raise ModelLoadError(f"{folder} {found}; name a folder with config.json and weights, a GGUF file, or a Hub id")
+    folder = folder / options.get("subfolder", "")
+    if "gguf_file" in options:
+        if not (folder / options["gguf_file"]).is_file():
+            raise ModelLoadError(f"there is no file {options['gguf_file']} in {folder}")
+        return
+    files = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if "config.json" not in files and "config" not in options:
+        hint = ""
+        if "adapter_config.json" in files:
+            hint = f"; it holds an adapter only: {ADAPTER}"
+        raise ModelLoadError(f"{folder} is not a model folder: it has no config.json{hint}")
+
+
+def gguf_path(name: str, options: Mapping[str, Any]) -> Path:
+    """The GGUF file of a folder or, downloaded into the cache if it is not there yet, of a repository of the Hub."""
+    from huggingface_hub import hf_hub_download
+
+    folder, file = options.get("subfolder", ""), options["gguf_file"]
+    if Path(name).is_dir():
+        return Path(name) / folder / file
+    access = pick(options, ("token", "cache_dir", "local_files_only", "force_download", "revision"))
+    found = [hf_hub_download(name, part, subfolder=folder or None, **access) for part in parts_of(file)]
+    return Path(found[0])
+
+
+ADAPTER = "load it and its base model with peft, and use CocoaEngine(model, tokenizer)"
+
+
+def require_safetensors(name: str, config: Any, options: dict[str, Any]) -> None:
+    """Check that transformers will open safetensors alone, of this checkpoint: an adapter would name another one."""
+    if "gguf_file" in options:
+        return
+    access = pick(options, FILE_OPTIONS)
+    if find_file(name, access, "adapter_config.json") is not None:
+        raise ModelLoadError(f"{name} holds an adapter (adapter_config.json); {ADAPTER}")
+    if options.get("use_safetensors"):
+        safetensors_files(name, config, access, options.get("variant"))
+
+
+def pick(options: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: options[name] for name in names if name in options}
 
 
 def find_file(name: str, access: Mapping[str, Any], file: str) -> Path | None:

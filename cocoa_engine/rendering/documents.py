@@ -63,7 +63,7 @@ def to_markdown(answer: Answer) -> str:
     """
     scale = RiskScale.of(answer.spans)
     checks = answer.check_these(MOST_SHADED)
-    marked = "".join(_marked(one) for one in pieces(answer, checks, scale))
+    marked = "".join(_marked(piece) for piece in pieces(answer, checks, scale))
     if (stopped := stopped_without_text(answer)) is not None:
         marked += f"[{visible(stopped)}|0!]"
     parts = [f"**{_escaped(verdict(answer))}**", _lines(marked)]

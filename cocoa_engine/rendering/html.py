@@ -82,7 +82,7 @@ def fragment(answers: Sequence[Answer], *, title: str | None = None) -> str:
         title: a heading, such as the question.
     """
     several = len(answers) > 1
-    differing = differences([one.text for one in answers])
+    differing = differences([answer.text for answer in answers])
     parts = ["<style>", style_sheet(), "</style>"]
     if title is not None:
         parts.append(f'<p class="cocoa-prompt" dir="auto">{_text(title)}</p>')
@@ -95,7 +95,7 @@ def fragment(answers: Sequence[Answer], *, title: str | None = None) -> str:
     parts.append("</div>")
     if several:
         parts.append('<p>Words that another answer lacks are <span class="cocoa-differs">marked</span>.</p>')
-        if len({one.text for one in answers}) == 1:
+        if len({answer.text for answer in answers}) == 1:
             parts.append("<p><strong>The answers are the same.</strong></p>")
         if (kinds := describe_different_kinds(answers)) is not None:
             parts.append(f"<p>{_text(kinds)}</p>")
@@ -119,13 +119,13 @@ def _answer(answer: Answer, differing: Sequence[Range], number: int) -> str:
     name = f"cocoa-{sha256(f'{number} {answer.model_dump_json()}'.encode()).hexdigest()[:10]}"
     scale = RiskScale.of(answer.spans)
     checks = answer.check_these(MOST_SHADED)
-    shaded = (_piece(one, answer, checks, name) for one in pieces(answer, checks, scale, differing))
+    shaded = (_piece(piece, answer, checks, name) for piece in pieces(answer, checks, scale, differing))
     parts = [
         f'<p class="cocoa-verdict">{_text(verdict(answer))}</p>',
         f'<div class="cocoa-text" dir="auto">{"".join(shaded)}{_stopped(answer)}</div>',
     ]
     if checks:
-        listed = "".join(f"<li><bdi>{_text(describe_check(one))}</bdi></li>" for one in checks)
+        listed = "".join(f"<li><bdi>{_text(describe_check(check))}</bdi></li>" for check in checks)
         parts.append(f'<p class="cocoa-heading">{CHECK_THESE}</p><ol class="cocoa-check">{listed}</ol>')
     elif answer.risk_source not in RAW:
         parts.append(f"<p>{NOTHING}</p>")
@@ -174,13 +174,13 @@ def _stopped(answer: Answer) -> str:
 def _bars(answer: Answer, scale: RiskScale) -> str:
     """A bar for each sentence, with its words on hover and focus."""
     rows = []
-    for one in answer.sentences:
-        risk = "–" if one.risk is None else f"{one.risk:.2f}"
-        width = 0 if one.risk is None or not scale.absolute else round(100 * min(max(one.risk, 0.0), 1.0))
+    for sentence in answer.sentences:
+        risk = "–" if sentence.risk is None else f"{sentence.risk:.2f}"
+        width = 0 if sentence.risk is None or not scale.absolute else round(100 * min(max(sentence.risk, 0.0), 1.0))
         rows.append(
-            f'<li tabindex="0"><span class="cocoa-bar"><span class="cocoa-level-{scale.level(one.risk)}" '
+            f'<li tabindex="0"><span class="cocoa-bar"><span class="cocoa-level-{scale.level(sentence.risk)}" '
             f'style="width:{width}%"></span></span> <span class="cocoa-number">{risk}</span> '
-            f'<bdi class="cocoa-words">{_text(" ".join(one.text.split()))}</bdi></li>'
+            f'<bdi class="cocoa-words">{_text(" ".join(sentence.text.split()))}</bdi></li>'
         )
     return f'<p class="cocoa-heading">Sentences:</p><ol class="cocoa-bars">{"".join(rows)}</ol>'
 

@@ -97,15 +97,15 @@ def check_list(found: Sequence[Check], source: RiskSource | None = None) -> Text
 def sentence_list(answer: Answer) -> Text:
     """The sentences, each with a bar and its risk."""
     lines = []
-    for one in answer.sentences:
-        risk = " –  " if one.risk is None else f"{one.risk:.2f}"
-        lines.append(Text(f"{bar(one)} {risk} {safe(' '.join(one.text.split()))}"))
+    for sentence in answer.sentences:
+        risk = " –  " if sentence.risk is None else f"{sentence.risk:.2f}"
+        lines.append(Text(f"{bar(sentence)} {risk} {safe(' '.join(sentence.text.split()))}"))
     return Text("\n").join(lines)
 
 
 def legend(*answers: Answer, scale: RiskScale | None = None, marks: bool = False) -> Text:
     """The kind of scale of these answers, and the range of each level of risk."""
-    scale = scale or RiskScale.of(span for one in answers for span in one.spans)
+    scale = scale or RiskScale.of(span for answer in answers for span in answer.spans)
     text = Text().append(describe_scale(answers, scale), style="dim")
     for level, bounds in enumerate(scale.ranges):
         text.append(" " if level else "\n")
@@ -204,11 +204,11 @@ class Comparison:
     """
 
     def __init__(self, answers: Sequence[Answer], *, scale: RiskScale | None = None, marks: bool = False) -> None:
-        scale = scale or RiskScale.of(span for one in answers for span in one.spans)
-        differing = differences([one.text for one in answers])
+        scale = scale or RiskScale.of(span for answer in answers for span in answer.spans)
+        differing = differences([answer.text for answer in answers])
         self.names = [Text(name, style="bold") for name in answer_names(answers)]
-        self.verdicts = [Text(verdict(one), style="bold") for one in answers]
-        self.checks = [check_list(one.check_these(MOST_SHADED), one.risk_source) for one in answers]
+        self.verdicts = [Text(verdict(answer), style="bold") for answer in answers]
+        self.checks = [check_list(answer.check_these(MOST_SHADED), answer.risk_source) for answer in answers]
         self.answers = [
             _drawn(one, pieces(one, one.check_these(MOST_SHADED), scale, ranges), marks, compared=True)
             for one, ranges in zip(answers, differing, strict=True)
@@ -241,9 +241,9 @@ def report(answers: Sequence[Answer], *, table: bool = False, marks: bool = Fals
     several = len(answers) > 1
     parts: list[RenderableType]
     if several:
-        scale = RiskScale.of(span for one in answers for span in one.spans)
+        scale = RiskScale.of(span for answer in answers for span in answer.spans)
         parts = [Comparison(answers, scale=scale, marks=marks), Text()]
-        if len({one.text for one in answers}) == 1:
+        if len({answer.text for answer in answers}) == 1:
             parts += [Text("The answers are the same.", style="bold"), Text()]
         differing = "{Words that another answer lacks}" if marks else "Words that all share are dim."
         parts.append(Text(differing, style="dim"))
@@ -259,7 +259,7 @@ def report(answers: Sequence[Answer], *, table: bool = False, marks: bool = Fals
         parts += [spans_text(one.spans, scale=RiskScale.of(one.spans), marks=marks), Text(), sentence_list(one)]
         if any(span.candidates for span in one.spans):
             parts += [Text(), RiskPoints(one)]
-    parts += [Text(), legend(*answers, marks=marks), *(summary(one) for one in answers)]
+    parts += [Text(), legend(*answers, marks=marks), *(summary(answer) for answer in answers)]
     return Group(*parts)
 
 
@@ -285,10 +285,10 @@ def _drawn(answer: Answer, parts: Sequence[Piece], marks: bool, *, compared: boo
         stopped = stopped_without_text(answer)
         return Text(marked(parts) + ("" if stopped is None else f"[{visible(stopped)}|0!]"))
     text = Text()
-    for one in parts:
-        before, core, after = split_whitespace(safe(one.text))
-        style = REACHED_STYLE if one.reached else STYLES[one.level]
-        dim = "dim" if compared and not one.differs else ""
+    for part in parts:
+        before, core, after = split_whitespace(safe(part.text))
+        style = REACHED_STYLE if part.reached else STYLES[part.level]
+        dim = "dim" if compared and not part.differs else ""
         text.append(before, style=dim).append(core, style=f"{dim} {style}".strip()).append(after, style=dim)
     return text
 

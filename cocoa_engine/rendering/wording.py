@@ -91,7 +91,7 @@ def words_before(text: str, offset: int, length: int = 24) -> str:
 
 def answer_names(answers: Sequence[Answer]) -> list[str]:
     """A name for each answer: its method, and every other setting in which the answers differ."""
-    configs = [one.config for one in answers]
+    configs = [answer.config for answer in answers]
     differing = [
         name
         for name in CocoaConfig.model_fields
@@ -102,7 +102,7 @@ def answer_names(answers: Sequence[Answer]) -> list[str]:
 
 def describe_scale(answers: Sequence[Answer], scale: RiskScale) -> str:
     """What the levels of risk are, in these answers."""
-    sources = dict.fromkeys(one.risk_source for one in answers if one.risk_source is not None)
+    sources = dict.fromkeys(answer.risk_source for answer in answers if answer.risk_source is not None)
     named = " and ".join(SOURCES[source] for source in sources) or "no spans"
     if not scale.absolute:
         return f"Risk by {named}, not a probability: it has no levels."
@@ -111,7 +111,7 @@ def describe_scale(answers: Sequence[Answer], scale: RiskScale) -> str:
 
 def describe_different_kinds(answers: Sequence[Answer]) -> str | None:
     """A warning for answers whose risks are of different kinds; `None` if they are of one kind."""
-    kinds = {one.risk_source: SOURCES[one.risk_source] for one in answers if one.risk_source is not None}
+    kinds = {answer.risk_source: SOURCES[answer.risk_source] for answer in answers if answer.risk_source is not None}
     if len(kinds) < 2:
         return None
     return f"The risks of these answers are of different kinds, so do not compare them: {'; '.join(kinds.values())}."
@@ -153,7 +153,7 @@ def mark(level: int, reached: bool) -> str:
 
 def any_reached(answers: Iterable[Answer]) -> bool:
     """Whether any span reached ``max_risk``, so that the legend must explain its mark."""
-    return any(span.reaches_max_risk for one in answers for span in one.spans)
+    return any(span.reaches_max_risk for answer in answers for span in answer.spans)
 
 
 class Statistic(NamedTuple):

@@ -103,8 +103,10 @@ def clauses(text: str) -> list[Clause]:
 def _cuts(text: str) -> tuple[set[int], set[int], set[int]]:
     """Where sentences and their parts before semicolons end, the edges of pipes, and the ends of entities."""
     semicolons = list(_SEMICOLON.finditer(text))
-    ends = {sentence.end for sentence in sentence_ranges(text)} | {one.end() for one in semicolons if not one[1]}
-    entities = {one.end() for one in semicolons if one[1]}
+    ends = {sentence.end for sentence in sentence_ranges(text)} | {
+        semicolon.end() for semicolon in semicolons if not semicolon[1]
+    }
+    entities = {semicolon.end() for semicolon in semicolons if semicolon[1]}
     return ends, {at for pipe in _PIPE.finditer(text) for at in pipe.span()}, entities
 
 
@@ -168,8 +170,8 @@ def marked_stretches(text: str, ranges: Sequence[tuple[int, int]], *, with_code:
     words = every = [word for word in words if any(map(str.isalnum, text[word.start : word.end]))]
     code = [Range(start, end) for start, end, is_code in blocks(text) if is_code]
     matches = list(_INLINE.finditer(_without(text, code)))
-    inline = [Range(*one.span()) for one in matches if one["label"] is None]
-    tags = [Range(*one.span()) for one in matches if one["tag"] or one["address"] or one["display"]]
+    inline = [Range(*match.span()) for match in matches if match["label"] is None]
+    tags = [Range(*match.span()) for match in matches if match["tag"] or match["address"] or match["display"]]
     for one in matches:
         if one["label"] is not None:  # a mark may stand inside of the label of a link
             tags += [Range(one.start(), one.start("label")), Range(one.end("label"), one.end())]

@@ -232,7 +232,7 @@ def extreme_token_features(
 
 def candidate_features(candidates: Sequence[Candidate]) -> list[float]:
     """The features of the candidates of a risk point. Other spans count as one candidate without spread."""
-    first = [one.token_log_probs[0] for one in candidates]
+    first = [candidate.token_log_probs[0] for candidate in candidates]
     return [float(max(1, len(candidates))), max(first) - min(first) if first else 0.0]
 
 

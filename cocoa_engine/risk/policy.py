@@ -197,10 +197,10 @@ class RiskPolicy:
             config: the settings of the call.
             backend: the backend that will run the call, if it is known.
         """
-        found = self.fitting(config)
-        if found is None or (self._automatic and not measures_source(found, backend or self._session.backend)):
-            return None
-        return found
+        calibrator = self.fitting(config)
+        if calibrator is None or not self._automatic:
+            return calibrator
+        return calibrator if measures_source(calibrator, backend or self._session.backend) else None
 
     def check(self, config: CocoaConfig) -> None:
         """Check the risk that ``config`` asks for, without looking at the backend.
@@ -227,13 +227,13 @@ class RiskPolicy:
         calibrator, model = self.applying(config, backend), self._session.model
         if given and self._automatic and calibrator is not None:
             calibrator = calibrator.spans_only()
-        found = heads = heads_of_model(config.decore_heads, model)
+        heads = of_model = heads_of_model(config.decore_heads, model)
         fitted = None if calibrator is None else calibrator.heads
         measured = source_heads(config.decore_heads, model, fitted)
         if fitted is not None and set(measured) != set(source_heads(config.decore_heads, model)):
             heads = None  # the calibrator's heads are measured, and the reference distribution is of others
         measure = risk_measure(config, calibrator, heads, has_source=bool(source))
-        return replace(measure, spread=are_spread(measured, found, model))
+        return replace(measure, spread=are_spread(measured, of_model, model))
 
     def warn_of_domain(self, outside: bool) -> None:
         """Warn, once for each engine, if an answer is outside the domain of the calibrator."""
@@ -245,15 +245,16 @@ class RiskPolicy:
         """Warn, once for each difference, that the calibrator was fitted with another model or other settings."""
         if self.calibrator is None or self._automatic:
             return
-        found = self._differences(self.calibrator, config)
-        if fresh := [difference for difference in found if difference not in self._warned]:
+        differences = self._differences(self.calibrator, config)
+        if fresh := [difference for difference in differences if difference not in self._warned]:
             self._warned.update(fresh)
             warnings.warn(CalibrationWarning.of(fresh), stacklevel=4)
 
     def _embedded(self) -> RiskCalibrator | None:
         """The embedded model's calibrator, if this is that model."""
-        found = embedded_calibrator()
-        return found if found.model_name == self._session.model_name and self._obstacle(found) is None else None
+        embedded = embedded_calibrator()
+        fits = embedded.model_name == self._session.model_name and self._obstacle(embedded) is None
+        return embedded if fits else None
 
     def _usable(self, calibrator: RiskCalibrator | str | Path | None) -> RiskCalibrator | None:
         """The calibrator, read from its file if need be.
@@ -262,13 +263,13 @@ class RiskPolicy:
             CalibrationError: the file cannot be read, or the calibrator needs other layers, heads or hidden states than
                 this model has.
         """
-        found = RiskCalibrator.of(calibrator)
-        if found is not None and (obstacle := self._obstacle(found)):
+        usable = RiskCalibrator.of(calibrator)
+        if usable is not None and (obstacle := self._obstacle(usable)):
             raise CalibrationError(
                 f"the calibrator cannot be used with this model: {obstacle}. Fit one for it (cocoa calibrate), or use "
                 "none."
             )
-        return found
+        return usable
 
     def _obstacle(self, calibrator: RiskCalibrator) -> str | None:
         """Why the calibrator cannot be used with this model; `None` if it can."""
@@ -280,13 +281,13 @@ class RiskPolicy:
     def _differences(self, calibrator: RiskCalibrator, config: CocoaConfig | None) -> list[str]:
         """The differences between this model and these settings and those that the calibrator was fitted for."""
         model = self._session.model
-        found = calibrator.mismatches(self._session.model_name, config, model.num_layers)
+        differences = calibrator.mismatches(self._session.model_name, config, model.num_layers)
         path = None if config is None else config.decore_heads
         if calibrator.heads is not None and path is not None:
             heads = source_heads(path, model)
             if set(heads) != set(calibrator.heads):
-                found.append(f"the source attention is that of the heads in {path}, not of those of the fit")
-        return found
+                differences.append(f"the source attention is that of the heads in {path}, not of those of the fit")
+        return differences
 
 
 def measures_source(calibrator: RiskCalibrator, backend: Backend) -> bool:

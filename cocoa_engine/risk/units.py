@@ -214,7 +214,7 @@ class MeasuredText:
     @cached_property
     def claims(self) -> list[Unit]:
         """The names, numbers, dates, short quotations and content words."""
-        return [self._unit(one.start, one.end, one.kind) for one in self._claim_ranges]
+        return [self._unit(claim_range.start, claim_range.end, claim_range.kind) for claim_range in self._claim_ranges]
 
     @cached_property
     def sentences(self) -> list[Unit]:
@@ -310,7 +310,9 @@ class MeasuredText:
         unit = self._unit(start, end, "sentence")
         if not isfinite(unit.risk or 0.0):
             return unit
-        inside = [one.risk for one in self.claims if unit.start <= one.start < unit.end and one.risk is not None]
+        inside = [
+            claim.risk for claim in self.claims if unit.start <= claim.start < unit.end and claim.risk is not None
+        ]
         return unit.model_copy(update={"risk": mean_of_riskiest(inside)}) if inside else unit
 
     def _unit(self, start: int, end: int, kind: ClaimKind | Literal["sentence"]) -> Unit:
@@ -343,7 +345,7 @@ class MeasuredText:
     def _usual_attention(self) -> float:
         """The median attention to the source of the answer's claims; 0 if it was not measured."""
         shift = self._skipped + self._offset
-        ranges = [(one.start + shift, one.end + shift) for one in self._claim_ranges]
+        ranges = [(claim_range.start + shift, claim_range.end + shift) for claim_range in self._claim_ranges]
         measured = [_attention(self._own_tokens(*claim, self._numbers(*claim))) for claim in ranges]
         found = [attention for attention in measured if attention is not None]
         return median(found) if found else 0.0

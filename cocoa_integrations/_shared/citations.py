@@ -13,7 +13,7 @@ from pydantic import Field
 from cocoa_engine import ContextLift
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
-from cocoa_engine.report import ReportEntry
+from cocoa_engine.report import RangeReport, RiskReport, SpanReport, finite
 from cocoa_engine.risk import clauses, content_words, list_marks, word_ranges
 from cocoa_integrations._shared.edits import Change, Edit, EditedText, is_machine_read
 
@@ -47,7 +47,7 @@ VALUES: dict[CitedBy, str] = {"lift": "source_lifts", "attention": "source_atten
 """The key of a span's values by source."""
 
 
-class Citation(ReportEntry):
+class Citation(RangeReport):
     """One entry of ``cocoa_citations``: a part of the answer and the source that it was taken from."""
 
     source: int = Field(description="Number of the node or document, from 1.")
@@ -61,19 +61,9 @@ class Citation(ReportEntry):
         description="Citations by lift: log p of the part with all sources minus log p without this one, in nats.",
     )
     attention: float | None = Field(
-        None,
-        description="Citations by attention: the part's mean attention on the source, in [0, 1].",
+        None, description="Citations by attention: the part's mean attention on the source, in [0, 1]."
     )
     spans: list[int] = Field(description="Numbers of its spans.")
-
-
-def require_min_lift(min_lift: Any) -> float:
-    """Check the lowest lift of a citation.
-
-    Raises:
-        ConfigError: it is not a finite number.
-    """
-    return _require_finite("min_lift", min_lift, "a finite number of nats")
 
 
 @dataclass(frozen=True)
@@ -102,17 +92,16 @@ def citing(by: Any, min_lift: Any, min_attention: Any) -> Citing:
     """
     if by is not None and by not in get_args(CitedBy):
         raise ConfigError(f"by: {unknown([str(by)], get_args(CitedBy), what='value')}")
-    lift = require_min_lift(MIN_LIFT if min_lift is None else min_lift)
-    given = MIN_ATTENTION if min_attention is None else min_attention
-    attention = _require_finite("min_attention", given, "a share of the attention in [0, 1]")
+    lift = _finite_or("min_lift", min_lift, MIN_LIFT, "a finite number of nats")
+    attention = _finite_or("min_attention", min_attention, MIN_ATTENTION, "a share of the attention in [0, 1]")
     if by is None and min_lift is not None and min_attention is None:
         by = "lift"
     return Citing(by, {"lift": lift, "attention": attention})
 
 
-def _require_finite(name: str, value: Any, what: str) -> float:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value):
+def _finite_or(name: str, value: Any, default: float, what: str) -> float:
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ConfigError(f"{name} takes {what}, not {value!r}.")
     return float(value)
 
@@ -122,10 +111,26 @@ def find_in(text: str, passages: Sequence[str]) -> list[int]:
     return [number for number, passage in enumerate(passages) if passage.strip() and passage.strip() in text]
 
 
-def spread(values: Sequence[float], numbers: Sequence[int], count: int) -> list[float | None]:
+def spread(values: Sequence[float | None], numbers: Sequence[int], count: int) -> list[float | None]:
     """The values of some passages, by the numbers of all ``count``; ``None`` for those without a value."""
     known = dict(zip(numbers, values, strict=True)) if values else {}
     return [known.get(number) for number in range(count)]
+
+
+def with_lifts(spans: Sequence[SpanReport], lifts: Sequence[ContextLift | None]) -> list[SpanReport]:
+    """Copies of spans with how the context changed them: the values with the context minus those without it.
+
+    ``context_lift`` is the difference of ``log_prob``, in nats; ``con_mlds_lift`` and ``f_mlds_lift`` are those of the
+    MLDS. All three are ``None`` for a span without tokens.
+    """
+    return [
+        span.with_values(
+            context_lift=None if lift is None else finite(lift.log_prob),
+            con_mlds_lift=None if lift is None else finite(lift.con_mlds),
+            f_mlds_lift=None if lift is None else finite(lift.f_mlds),
+        )
+        for span, lift in zip(spans, lifts, strict=True)
+    ]
 
 
 def lift_in_nats(lift: ContextLift | None) -> float | None:
@@ -134,33 +139,32 @@ def lift_in_nats(lift: ContextLift | None) -> float | None:
 
 
 def citations_of(
-    spans: Sequence[dict[str, Any]],
+    spans: Sequence[SpanReport],
     values: Sequence[Sequence[float | None]],
     lowest: float,
     by: CitedBy = "lift",
-) -> list[dict[str, Any]]:
+) -> tuple[list[Citation], list[SpanReport]]:
     """The citations of an answer, in the order of its text.
 
-    Every span also gets ``source``, and ``source_lifts`` or ``source_attentions``. Spans that end within a word are
-    taken together, so that a citation never ends there. The lift of a part is the sum over its spans, the attention is
-    the mean over its characters. A part is cited if the highest value of any source reaches ``lowest``; neighbouring
-    parts with the same source are one citation.
+    Spans that end within a word are taken together, so that a citation never ends there. The lift of a part is the sum
+    over its spans, the attention is the mean over its characters. A part is cited if the highest value of any source
+    reaches ``lowest``; neighbouring parts with the same source are one citation.
 
     Args:
-        spans: entries of ``cocoa_spans``, in order.
+        spans: the spans of the answer, in order.
         values: for each span, the lift or the attention by each source; ``None`` if the source was not in the prompt.
         lowest: the lowest value of a cited part: nats, or a share of the attention.
         by: what the values are.
 
     Returns:
-        For each citation ``source`` (from 1), ``start``, ``end``, ``text``, ``lift`` or ``attention``, and the numbers
-        of its ``spans``.
+        The citations, without ids, and the spans with ``source``, and ``source_lifts`` or ``source_attentions``.
     """
-    citations: list[dict[str, Any]] = []
-    previous: dict[str, Any] | None = None
+    parts: list[tuple[int, list[int]]] = []  # the source of each citation, and its spans
+    cited: list[int | None] = [None] * len(spans)
+    is_open = False
 
     def value_of(numbers: Sequence[int], source: int) -> float:
-        of_source = [(values[number][source], max(1, len(spans[number]["text"]))) for number in numbers]
+        of_source = [(values[number][source], max(1, len(spans[number].text or ""))) for number in numbers]
         known = [(value, length) for value, length in of_source if value is not None]
         if not known:
             return -math.inf
@@ -170,34 +174,36 @@ def citations_of(
 
     for words in whole_words(spans):
         totals = [value_of(words, source) for source in range(len(values[words[0]]))]
-        text = "".join(spans[number]["text"] for number in words)
         best = max(range(len(totals)), key=totals.__getitem__, default=None)
-        cited = best is not None and totals[best] >= lowest and bool(text.strip())
-        source = best + 1 if best is not None and cited else None
+        is_visible = any((spans[number].text or "").strip() for number in words)
+        if best is None or totals[best] < lowest or not is_visible:
+            is_open = is_open and not is_visible
+            continue
         for number in words:
-            spans[number] |= {"source": source, VALUES[by]: list(values[number])}
-        if source is None or best is None:
-            previous = None if text.strip() else previous
-            continue
-        if previous is not None and previous["source"] == source and previous["end"] == spans[words[0]]["start"]:
-            previous["end"] = spans[words[-1]]["end"]
-            previous["text"] += text
-            previous["spans"] += words
-            previous[by] = value_of(previous["spans"], best)
-            continue
-        previous = {
-            "source": source,
-            "start": spans[words[0]]["start"],
-            "end": spans[words[-1]]["end"],
-            "text": text,
-            by: totals[best],
-            "spans": list(words),
-        }
-        citations.append(previous)
-    return citations
+            cited[number] = best + 1
+        if is_open and parts[-1][0] == best and spans[parts[-1][1][-1]].end == spans[words[0]].start:
+            parts[-1][1].extend(words)
+        else:
+            parts.append((best, list(words)))
+        is_open = True
+    citations = [
+        Citation(
+            id=None,
+            source=source + 1,
+            start=spans[numbers[0]].start,
+            end=spans[numbers[-1]].end,
+            text="".join(spans[number].text or "" for number in numbers),
+            spans=numbers,
+        ).with_values(**{by: value_of(numbers, source)})
+        for source, numbers in parts
+    ]
+    return citations, [
+        span.with_values(source=source, **{VALUES[by]: list(of_span)})
+        for span, source, of_span in zip(spans, cited, values, strict=True)
+    ]
 
 
-def marker_edits(text: str, citations: Sequence[Mapping[str, Any]]) -> list[Edit]:
+def marker_edits(text: str, citations: Sequence[Citation]) -> list[Edit]:
     """The changes that insert the markers, in the order of the text.
 
     The sources of a clause stand together at its end, before the punctuation there: ``It is red [1][2].`` A clause is
@@ -216,10 +222,10 @@ def marker_edits(text: str, citations: Sequence[Mapping[str, Any]]) -> list[Edit
     others = [word for word in word_ranges(text) if not any(mark.start <= word.start < mark.end for mark in marks)]
     others = [word for word in others if bisect_right(begins, word.start) - 1 not in with_content]
     for word in content + others:
-        for one in citations:
-            shared = text[max(word.start, one["start"]) : min(word.end, one["end"])]
+        for citation in citations:
+            shared = text[max(word.start, citation.start) : min(word.end, citation.end)]
             if any(map(str.isalnum, shared)):
-                sources[bisect_right(begins, word.start) - 1].add(one["source"])
+                sources[bisect_right(begins, word.start) - 1].add(citation.source)
     places: dict[tuple[int, str], set[int]] = {}
     before: int | None = None
     for part, cited in zip(parts, sources, strict=True):
@@ -234,7 +240,7 @@ def marker_edits(text: str, citations: Sequence[Mapping[str, Any]]) -> list[Edit
     ]
 
 
-def with_markers(text: EditedText, citations: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> Change:
+def with_markers(text: EditedText, citations: Sequence[Citation], report: RiskReport) -> Change:
     """What markers after the citations make of a text. They replace those that it has.
 
     Each answer in the text has markers of its own; one that a program reads, see :func:`.is_machine_read`, has none.
@@ -245,29 +251,29 @@ def with_markers(text: EditedText, citations: Sequence[Mapping[str, Any]], repor
         report: the report of the text.
     """
     begin, edits = text.begin, list[Edit]()
-    whole = {"start": begin, "end": begin + len(text.original)}
-    for part in text.originals(report.get("parts", ())) or [whole]:
-        start, end = part["start"], part["end"]
-        answer = text.original[start - begin : end - begin]
+    whole: list[RangeReport] = [RangeReport(start=begin, end=begin + len(text.original))]
+    for part in text.originals(report.parts) or whole:
+        answer = text.original[part.start - begin : part.end - begin]
         cited = [
-            {**one, "start": max(one["start"], start) - start, "end": one["end"] - start}
-            for one in citations
-            if start < one["end"] and one["start"] < end
+            citation.with_values(start=max(citation.start, part.start) - part.start, end=citation.end - part.start)
+            for citation in citations
+            if part.start < citation.end and citation.start < part.end
         ]
-        found = [] if is_machine_read(answer, report) else marker_edits(answer, cited)
-        edits += [replace(edit, start=edit.start + start, end=edit.end + start) for edit in found]
+        markers = [] if is_machine_read(answer, report) else marker_edits(answer, cited)
+        edits += [replace(edit, start=edit.start + part.start, end=edit.end + part.start) for edit in markers]
     return text.changed(edits, with_markers=False)
 
 
-def whole_words(spans: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+def whole_words(spans: Sequence[SpanReport]) -> list[list[int]]:
     """The numbers of the spans, those that share a word together."""
     groups: list[list[int]] = []
     before = ""
     for number, span in enumerate(spans):
-        within = bool(groups) and before[-1:].isalnum() and span["text"][:1].isalnum()
-        if within and spans[number - 1]["end"] == span["start"]:
+        text = span.text or ""
+        within = bool(groups) and before[-1:].isalnum() and text[:1].isalnum()
+        if within and spans[number - 1].end == span.start:
             groups[-1].append(number)
         else:
             groups.append([number])
-        before = span["text"] or before
+        before = text or before
     return groups

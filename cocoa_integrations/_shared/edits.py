@@ -10,20 +10,21 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from cocoa_engine.errors import ConfigError
-from cocoa_integrations._shared.metadata import begin_of, is_reasoning
+from cocoa_engine.report import EditReport, RangeReport, RiskReport, SpanReport
 
-EDITS_KEY = "edits"
+Entry = TypeVar("Entry", bound=RangeReport)
 
 _LISTS = ("spans", "check", "claims", "sentences", "parts")
 """The lists of a report whose entries have offsets."""
 
-_ADDED = ("before", "after")
+_KEPT = ("start", "end", "text", "was")
+"""The keys of an edit that are written also where they are empty."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,21 @@ class Edit:
     text: str | None = None
     was: str | None = None
 
+    def entry(self) -> EditReport:
+        """Its entry in a report."""
+        values = {key: value for key, value in asdict(self).items() if value is not None}
+        return EditReport(**{key: value for key, value in values.items() if value or key in _KEPT})
+
+
+class Mover(Protocol):
+    """Copies of entries with their offsets in a changed text.
+
+    It takes the entries, and what is added to their offsets to count from the first character that the offsets of spans
+    count from.
+    """
+
+    def __call__(self, entries: Iterable[Entry], shift: int = 0) -> list[Entry]: ...
+
 
 class Change(NamedTuple):
     """What a step makes of the text of an answer.
@@ -53,50 +69,48 @@ class Change(NamedTuple):
     Attributes:
         text: the changed text.
         edits: all changes of the original text.
-        moved: copies of entries with their offsets in the changed text. It takes the entries and what is added to their
-            offsets to count from the first character that the offsets of spans count from.
+        moved: moves the entries of its report.
     """
 
     text: str
     edits: Sequence[Edit]
-    moved: Callable[[Iterable[dict[str, Any]], int], list[dict[str, Any]]]
+    moved: Mover
 
-    def of_report(self, report: Mapping[str, Any]) -> dict[str, Any]:
+    def of_report(self, report: RiskReport) -> RiskReport:
         """A copy of the report with the offsets of everything in it moved."""
+        values: dict[str, Any] = {
+            key: self.moved(getattr(report, key)) for key in _LISTS if key in report.model_fields_set
+        }
+        if report.fields:
+            values["fields"] = dict(zip(report.fields, self.moved(report.fields.values()), strict=True))
+        if report.tool_calls:
+            values["tool_calls"] = [
+                call.with_values(arguments=dict(zip(call.arguments, self.moved(call.arguments.values()), strict=True)))
+                for call in report.tool_calls
+            ]
+        if self.edits:
+            values["edits"] = [edit.entry() for edit in self.edits]
+        return report.with_values(**values)
 
-        def values(entries: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-            return dict(zip(entries, self.moved(entries.values(), 0), strict=True))
 
-        changed = {**report, **{key: self.moved(report[key], 0) for key in _LISTS if key in report}}
-        if "fields" in report:
-            changed["fields"] = values(report["fields"])
-        if "tool_calls" in report:
-            changed["tool_calls"] = [{**one, "arguments": values(one["arguments"])} for one in report["tool_calls"]]
-        record = [
-            {key: value for key, value in asdict(edit).items() if value is not None and (value or key not in _ADDED)}
-            for edit in self.edits
-        ]
-        return {**changed, EDITS_KEY: record} if record else changed
-
-
-def is_replaced(report: Mapping[str, Any]) -> bool:
+def is_replaced(report: RiskReport) -> bool:
     """Whether the whole answer was replaced by another text."""
-    return any("text" in edit and "was" not in edit for edit in report.get(EDITS_KEY, ()))
+    return any(edit.text is not None and edit.was is None for edit in report.edits)
 
 
-def replacement(report: Mapping[str, Any], text: str) -> Change:
+def replacement(report: RiskReport, text: str) -> Change:
     """The change of a whole answer into another text. Its spans, claims and citations then cover that text."""
-    begin = begin_of(report)
+    begin = report.begin
 
-    def moved(entries: Iterable[dict[str, Any]], shift: int) -> list[dict[str, Any]]:
+    def moved(entries: Iterable[Entry], shift: int = 0) -> list[Entry]:
         return [
-            one
-            if one["start"] + shift < begin >= one["end"] + shift
-            else {**one, "start": min(one["start"], begin - shift), "end": begin + len(text) - shift}
-            for one in entries
+            entry
+            if entry.start + shift < begin >= entry.end + shift
+            else entry.with_values(start=min(entry.start, begin - shift), end=begin + len(text) - shift)
+            for entry in entries
         ]
 
-    size = sum(len(span.get("text", "")) for span in report["spans"])
+    size = sum(len(span.text or "") for span in report.spans)
     return Change(text, [Edit(begin, max(begin, size), text=text)], moved)
 
 
@@ -109,7 +123,7 @@ _CUT_OFF = frozenset(
 """What an error of JSON names where the text ends inside a value."""
 
 
-def is_machine_read(text: str, report: Mapping[str, Any]) -> bool:
+def is_machine_read(text: str, report: RiskReport) -> bool:
     """Whether a program reads an answer: JSON was asked for, or it is an object or an array of JSON.
 
     Neither marks nor markers are inserted in such an answer, because it could not be parsed then.
@@ -120,7 +134,9 @@ def is_machine_read(text: str, report: Mapping[str, Any]) -> bool:
     """
     fenced = _FENCED.fullmatch(text.strip())
     try:
-        return "fields" in report or isinstance(json.loads(fenced[1] if fenced else text, parse_int=str), (dict, list))
+        return "fields" in report.model_fields_set or isinstance(
+            json.loads(fenced[1] if fenced else text, parse_int=str), (dict, list)
+        )
     except (ValueError, RecursionError):
         return False
 
@@ -186,14 +202,14 @@ class EditedText:
         self.text = "".join([*parts, original[position:]])
 
     @classmethod
-    def find(cls, text: str, report: Mapping[str, Any]) -> EditedText | None:
+    def find(cls, text: str, report: RiskReport) -> EditedText | None:
         """The text of an answer, as its report describes it; ``None`` if something else changed the text.
 
         Args:
             text: the text that is shown.
             report: the ``cocoa_risk`` report.
         """
-        begin, edits = begin_of(report), [Edit(**entry) for entry in report.get(EDITS_KEY, ())]
+        begin, edits = report.begin, [Edit(**edit.to_dict()) for edit in report.edits]
         if is_replaced(report):
             return cls(text, (), begin, replaced=True) if text == edits[0].text else None
         parts, position = [], 0
@@ -206,16 +222,15 @@ class EditedText:
             position = at + len(piece.new)
             grown += len(piece.new) - len(piece.was)
         edited = cls("".join([*parts, text[position:]]), edits, begin)
-        answer = [span for span in report["spans"] if not is_reasoning(span)]
-        if any("text" not in span for span in answer):
+        if any(span.text is None for span in report.answer_spans):
             return None
-        answer = edited.originals(answer)
-        end = max(answer[-1]["end"], begin) if answer else begin
-        whole = "parts" in report or end - begin == len(edited.original)  # text may stand between several answers
-        return edited if whole and all(edited._has(span["start"], span) for span in answer) else None
+        answer = edited.originals(report.answer_spans)
+        end = max(answer[-1].end, begin) if answer else begin
+        whole = bool(report.parts) or end - begin == len(edited.original)  # text may stand between several answers
+        return edited if whole and all(edited._has(span.start, span.text or "") for span in answer) else None
 
     @classmethod
-    def of(cls, text: str, report: Mapping[str, Any]) -> EditedText:
+    def of(cls, text: str, report: RiskReport) -> EditedText:
         """Like :meth:`find`.
 
         Raises:
@@ -226,19 +241,21 @@ class EditedText:
             raise ConfigError("the text differs from the text of its spans; mark an answer before changing its text")
         return edited
 
-    def spans(self, entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    def spans(self, entries: Sequence[SpanReport]) -> list[SpanReport]:
         """Copies of the spans of the answer that are shown, with the offsets that they have in the original.
 
         Text before the answer, such as a closing tag, is cut off their texts.
 
         Args:
-            entries: the entries of ``cocoa_spans``.
+            entries: the spans.
         """
-        shown = [] if self.replaced else [span for span in self.originals(entries) if not is_reasoning(span)]
-        for span in shown:
-            first = max(span["start"], self.begin)
-            span |= {"start": first, "end": max(span["end"], first), "text": span["text"][first - span["start"] :]}
-        return shown
+        spans = []
+        for span in [] if self.replaced else self.originals(entries):
+            if not span.is_reasoning:
+                first = max(span.start, self.begin)
+                text = (span.text or "")[first - span.start :]
+                spans.append(span.with_values(start=first, end=max(span.end, first), text=text))
+        return spans
 
     def changed(self, edits: Sequence[Edit], *, with_markers: bool = True) -> Change:
         """What further changes make of the text.
@@ -250,54 +267,54 @@ class EditedText:
         before = [edit for edit in self.edits if with_markers or edit.start < edit.end]
         new = EditedText(self.original, [*before, *edits], self.begin)
 
-        def moved(entries: Iterable[dict[str, Any]], shift: int) -> list[dict[str, Any]]:
+        def moved(entries: Iterable[Entry], shift: int = 0) -> list[Entry]:
             return list(entries) if self.replaced else new.placed(self.originals(entries, shift), shift)
 
         return Change(new.text, new.edits, moved)
 
-    def placed(self, entries: Iterable[dict[str, Any]], shift: int = 0) -> list[dict[str, Any]]:
+    def placed(self, entries: Iterable[Entry], shift: int = 0) -> list[Entry]:
         """Copies of entries with their offsets in the shown text.
 
         Args:
-            entries: objects with ``start`` and ``end`` in the original.
+            entries: objects with offsets in the original.
             shift: what is subtracted from the offsets.
         """
-        places = ((self._place(one["start"], one["end"]), one) for one in entries)
-        return [{**one, "start": start - shift, "end": end - shift} for (start, end), one in places]
+        places = ((self._place(entry.start, entry.end), entry) for entry in entries)
+        return [entry.with_values(start=start - shift, end=end - shift) for (start, end), entry in places]
 
-    def originals(self, entries: Iterable[dict[str, Any]], shift: int = 0) -> list[dict[str, Any]]:
+    def originals(self, entries: Iterable[Entry], shift: int = 0) -> list[Entry]:
         """Copies of entries with the offsets that they have in the original.
 
         A marked entry is shown without the white space at its ends, and one in a replaced stretch as all of it. Its
         text, and the end of the entry before it, tell where it was.
 
         Args:
-            entries: objects with ``start`` and ``end`` in the shown text.
+            entries: objects with offsets in the shown text.
             shift: what is added to their offsets.
         """
         originals = []
         before = 0
-        for one in entries:
-            shown, shown_end = one["start"] + shift, one["end"] + shift
+        for entry in entries:
+            shown, shown_end = entry.start + shift, entry.end + shift
             start, end = self._offset(shown, is_end=False), self._offset(shown_end, is_end=True)
             lowest, highest = self._offset(shown, is_end=True), self._offset(shown_end, is_end=False)
-            if "text" in one:
-                text = one["text"]
+            text: str | None = getattr(entry, "text", None)
+            if text is not None:
                 first = start - len(text) + len(text.lstrip())
                 last = end - len(text.rstrip())
                 likely = (before if lowest < before <= highest else start, start, first, last, lowest)
-                start = next((place for place in likely if self._has(place, one)), start)
-                end = start + len(text) if self._has(start, one) else end
+                start = next((place for place in likely if self._has(place, text)), start)
+                end = start + len(text) if self._has(start, text) else end
             if end < start:
                 start, end = lowest, highest
             before = end
-            originals.append({**one, "start": start, "end": end})
+            originals.append(entry.with_values(start=start, end=end))
         return originals
 
-    def _has(self, start: int, entry: Mapping[str, Any]) -> bool:
-        """Whether the text of an entry stands at an offset of the original."""
+    def _has(self, start: int, text: str) -> bool:
+        """Whether a text stands at an offset of the original."""
         cut = max(self.begin - start, 0)
-        return start >= 0 and self.original.startswith(entry["text"][cut:], start + cut - self.begin)
+        return start >= 0 and self.original.startswith(text[cut:], start + cut - self.begin)
 
     def _offset(self, shown: int, *, is_end: bool) -> int:
         """The offset in the original of one in the shown text. What is inserted there is after an end."""

@@ -8,25 +8,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from cocoa_engine import UnitLevel
+from cocoa_engine import Unit, UnitLevel
 from cocoa_engine.errors import ConfigError, HallucinationRiskError
 from cocoa_engine.messages import unknown
 from cocoa_engine.rendering.wording import SOURCES
+from cocoa_engine.report import GateReport, Metric, RiskReport, SpanReport, finite, measured_text, severity
 from cocoa_engine.risk import marked_stretches
 from cocoa_integrations._shared.edits import Change, Edit, EditedText, is_machine_read
-from cocoa_integrations._shared.finite import is_unmeasured, severity
-from cocoa_integrations._shared.metadata import is_reasoning
-from cocoa_integrations._shared.units import measured_text
-
-Metric = Literal["risk", "con_mlds", "f_mlds", "self_information"]
-"""The values of a span that a threshold can be compared with; higher is riskier."""
 
 GateMetric = Literal["risk", "con_mlds", "f_mlds", "self_information", "answer_risk"]
 """A value of a span, or the risk of the answer as a whole."""
 
-Mark = str | Callable[[str, dict[str, Any]], str]
-"""How a risky span is marked: a template with ``{text}`` and ``{value}``, or a function of the text and its entry of
-``cocoa_spans``."""
+Risky = SpanReport | Unit
+"""A span, claim or sentence that is compared with a threshold."""
+
+Mark = str | Callable[[str, Risky], str]
+"""How a risky span is marked: a template with ``{text}`` and ``{value}``, or a function of its text and the span."""
 
 MARK = "[[{text}]]"
 """Default of a mark."""
@@ -35,36 +32,14 @@ ABSTENTION = "I don't know."
 """Default of the text that replaces an answer that is too risky."""
 
 
-def require_metric(metric: str, known: Any = Metric) -> None:
-    """Refuse an unknown metric.
-
-    Args:
-        metric: the given name.
-        known: the names that are allowed, as a ``Literal``.
+def require_known(name: str, value: Any, known: Any) -> None:
+    """Refuse a value that a ``Literal`` does not have.
 
     Raises:
-        ConfigError: the metric is unknown. The message names the closest one.
+        ConfigError: the value is unknown. The message names the closest one.
     """
-    if metric not in get_args(known):
-        raise ConfigError(unknown([metric], get_args(known), what="metric"))
-
-
-def metric_of(span: dict[str, Any], metric: Metric) -> float:
-    """The value of a metric for an entry of ``cocoa_spans``; ``self_information`` is -log p of the span, in nats.
-
-    A value that is not a finite number is infinite: it reaches every threshold. A risk that was not measured is 0.0.
-    """
-    return 0.0 if metric == "risk" and is_unmeasured(span) else value_of(span, metric)
-
-
-def value_of(entry: dict[str, Any], metric: Metric) -> float:
-    """The value of a metric for an entry whose values were all measured, such as that of a tool's argument.
-
-    A value that is not a finite number is infinite: it reaches every threshold.
-    """
-    if metric == "self_information":
-        return severity(None if entry["log_prob"] is None else -entry["log_prob"])
-    return severity(entry[metric])
+    if value not in get_args(known):
+        raise ConfigError(unknown([str(value)], get_args(known), what=name))
 
 
 def reaches(value: float, threshold: float) -> bool:
@@ -72,75 +47,34 @@ def reaches(value: float, threshold: float) -> bool:
     return not value < threshold
 
 
-def visible_spans(spans: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The spans of the answer with visible text. A line break or an end-of-sequence token cannot be a hallucination.
+def measured_units(spans: Sequence[SpanReport], metric: Metric, unit: UnitLevel) -> list[tuple[Risky, float]]:
+    """The spans with visible text, or the claims or sentences, each with the value of the metric.
 
-    The reasoning of a model does not count: it is not the answer. A span of a compact report has no text if it is
-    visible and the text of its message has been changed.
-    """
-    return [span for span in spans if not is_reasoning(span) and ("text" not in span or span["text"].strip())]
-
-
-def require_unit(unit: str) -> None:
-    """Refuse an unknown unit.
-
-    Raises:
-        ConfigError: the unit is unknown. The message names the closest one.
-    """
-    if unit not in get_args(UnitLevel):
-        raise ConfigError(unknown([unit], get_args(UnitLevel), what="unit"))
-
-
-def measured_units(spans: Sequence[dict[str, Any]], metric: Metric, unit: UnitLevel) -> list[dict[str, Any]]:
-    """The spans with visible text, or the claims or sentences, each with the value of the metric as ``value``.
-
+    A line break or an end-of-sequence token cannot be a hallucination, and the reasoning of a model is not its answer.
     The value of a claim is the highest of its spans, that of a sentence the mean of its three highest claims. In an
     answer without claims the sentences take their place. A visible span whose value is not a finite number counts in
     every unit. Where a span of the report has no text, the spans take the place of claims and sentences.
 
     Args:
-        spans: entries of ``cocoa_spans``.
+        spans: the spans of a report.
         metric: the value.
         unit: ``span``, ``claim`` or ``sentence``.
     """
     text = None
     if unit != "span":
-        answer = [span for span in spans if not is_reasoning(span)]
-        text = measured_text(answer, lambda span: metric_of(span, metric))
+        answer = [span for span in spans if not span.is_reasoning]
+        text = measured_text(answer, lambda span: span.value(metric))
     if unit == "span" or text is None:
-        return [{**span, "value": metric_of(span, metric)} for span in visible_spans(spans)]
-    return [
-        {**one.model_dump(include={"text", "start", "end", "kind", "risk", "spans"}), "value": one.risk or 0.0}
-        for one in text.compared(unit)
-    ]
+        return [(span, span.value(metric)) for span in spans if span.is_visible]
+    return [(part, part.risk or 0.0) for part in text.compared(unit)]
 
 
-def highest(spans: Sequence[dict[str, Any]], metric: Metric, unit: UnitLevel = "span") -> float:
+def highest(spans: Sequence[SpanReport], metric: Metric, unit: UnitLevel = "span") -> float:
     """The highest value of any span with visible text, of any claim or any sentence; 0.0 without any."""
-    return max((one["value"] for one in measured_units(spans, metric, unit)), default=0.0)
+    return max((value for _, value in measured_units(spans, metric, unit)), default=0.0)
 
 
-def has_answer_risk(report: dict[str, Any]) -> bool:
-    """Whether a calibrator measured the answer as a whole. A risk that is not a finite number is `None` in a report."""
-    if report["answer_risk"] is not None:
-        return True
-    return report.get("answer_threshold") is not None and any(not is_reasoning(one) for one in report["spans"])
-
-
-def _require_answer_risk(report: dict[str, Any]) -> None:
-    """Refuse a report without a risk of the answer as a whole.
-
-    Raises:
-        ConfigError: it has none.
-    """
-    if not has_answer_risk(report):
-        raise ConfigError(
-            "this answer has no answer_risk, because its model has no calibrator for answers; fit one with `cocoa "
-            "calibrate --questions`, or compare metric='risk', the risk of its spans"
-        )
-
-
-def kind_of(metric: str, report: dict[str, Any]) -> tuple[str, str | None]:
+def kind_of(metric: str, report: RiskReport) -> tuple[str, str | None]:
     """What a value of a report is. Values of different kinds have no order: neither of them is riskier.
 
     Args:
@@ -150,7 +84,7 @@ def kind_of(metric: str, report: dict[str, Any]) -> tuple[str, str | None]:
     Returns:
         The metric, and the ``risk_source`` of a risk of spans. Other metrics mean the same whatever the source is.
     """
-    return metric, report.get("risk_source") if metric in ("risk", "max_risk", "mean_risk") else None
+    return metric, report.risk_source if metric in ("risk", "max_risk", "mean_risk") else None
 
 
 @dataclass(frozen=True)
@@ -177,14 +111,14 @@ class Limit:
     unit: UnitLevel = "span"
 
     def __post_init__(self) -> None:
-        require_unit(self.unit)
+        require_known("unit", self.unit, UnitLevel)
         if self.metric is None:
             if self.threshold is None and self.unit == "span":
                 return
             object.__setattr__(self, "metric", "risk")
         if self.metric == "answer_risk" and self.unit != "span":
             raise ConfigError(f"answer_risk is the risk of the answer as a whole; leave unit={self.unit!r} out")
-        require_metric(str(self.metric), GateMetric)
+        require_known("metric", self.metric, GateMetric)
         if self.threshold is None:
             if not self._in_unit_interval:
                 raise ConfigError(f"metric={self.metric!r} has no default threshold; give one")
@@ -198,38 +132,40 @@ class Limit:
                 "the measured default, or give metric='f_mlds' to compare the raw MLDS"
             )
 
-    def metric_for(self, report: dict[str, Any]) -> GateMetric:
+    def metric_for(self, report: RiskReport) -> GateMetric:
         """The value of an answer that is compared."""
         if self.metric is not None:
             return self.metric
-        return "answer_risk" if has_answer_risk(report) else "risk"
+        return "answer_risk" if report.has_answer_risk else "risk"
 
-    def kind_for(self, report: dict[str, Any]) -> tuple[str, str | None]:
+    def kind_for(self, report: RiskReport) -> tuple[str, str | None]:
         """The metric of an answer and what its risk is, as of :func:`kind_of`."""
         return kind_of(self.metric_for(report), report)
 
-    def risky(self, spans: Sequence[dict[str, Any]], report: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-        """The spans, claims or sentences that reach the threshold; none if the metric is that of whole answers.
+    def risky(self, spans: Sequence[SpanReport], report: RiskReport | None = None) -> list[tuple[Risky, float]]:
+        """The spans, claims or sentences that reach the threshold, each with its value.
 
-        Without a metric they are the spans that reach their own default threshold.
+        There are none if the metric is that of whole answers. Without a metric they are the spans that reach their own
+        default threshold.
 
         Args:
-            spans: entries of ``cocoa_spans``.
+            spans: the spans of a report.
             report: the report of the answer, whose default threshold applies to claims and sentences.
         """
         if self.metric == "answer_risk":
             return []
-        if self.unit == "span":
-            return [span for span in visible_spans(spans) if self._reached_by(span)]
         threshold = self.threshold
-        if threshold is None and report is not None:
+        if threshold is None and self.unit != "span":
+            if report is None:
+                return []
             threshold = self.threshold_for(report)
-        if threshold is None:
-            return []
-        metric = self._metric_of_spans
-        return [one for one in measured_units(spans, metric, self.unit) if reaches(one["value"], threshold)]
+        return [
+            (part, value)
+            for part, value in measured_units(spans, self._metric_of_spans, self.unit)
+            if (reaches(value, threshold) if threshold is not None else _is_flagged(part, value))
+        ]
 
-    def reached(self, report: dict[str, Any]) -> bool:
+    def reached(self, report: RiskReport) -> bool:
         """Whether an answer is too risky.
 
         Raises:
@@ -238,28 +174,28 @@ class Limit:
         threshold = self.threshold_for(report)
         if self.metric_for(report) == "answer_risk":
             return reaches(self.value(report), threshold)
-        return bool(self.risky(report["spans"], report))
+        return bool(self.risky(report.spans, report))
 
-    def value(self, report: dict[str, Any]) -> float:
+    def value(self, report: RiskReport) -> float:
         """The value of an answer: its risk as a whole, or the highest value of its spans.
 
         Raises:
             ConfigError: the report has no risk of the answer as a whole.
         """
         if self.metric_for(report) != "answer_risk":
-            return highest(report["spans"], self._metric_of_spans, self.unit)
-        _require_answer_risk(report)
-        return severity(report["answer_risk"])
+            return highest(report.spans, self._metric_of_spans, self.unit)
+        self._require_answer_risk(report)
+        return severity(report.answer_risk)
 
-    def threshold_for(self, report: dict[str, Any]) -> float:
+    def threshold_for(self, report: RiskReport) -> float:
         """The threshold that applies to an answer.
 
         Raises:
             ConfigError: there is no default, or the risks of the answer are on another scale.
         """
-        source, metric = report.get("risk_source"), self.metric_for(report)
+        source, metric = report.risk_source, self.metric_for(report)
         if metric == "answer_risk":
-            _require_answer_risk(report)
+            self._require_answer_risk(report)
         if metric == "risk" and source in ("f_mlds", "con_mlds"):
             raise ConfigError(
                 f"the risk of this answer is its raw MLDS, because risk={source!r} was set; give metric={source!r} "
@@ -267,30 +203,49 @@ class Limit:
             )
         if self.threshold is not None:
             return self.threshold
-        default = report.get("answer_threshold" if metric == "answer_risk" else "threshold")
-        if default is None and report["spans"]:
+        default = report.answer_threshold if metric == "answer_risk" else report.threshold
+        if default is None and report.spans:
             raise ConfigError(
                 f"this report has no threshold of {metric}, because another version wrote it or answers with "
                 "different sources of risk are joined in it; give a number here"
             )
         return math.inf if default is None else float(default)
 
-    def error(self, report: dict[str, Any]) -> HallucinationRiskError:
+    @staticmethod
+    def _require_answer_risk(report: RiskReport) -> None:
+        if not report.has_answer_risk:
+            raise ConfigError(
+                "this answer has no answer_risk, because its model has no calibrator for answers; fit one with `cocoa "
+                "calibrate --questions`, or compare metric='risk', the risk of its spans"
+            )
+
+    def error(self, report: RiskReport) -> HallucinationRiskError:
         """The error for an answer that is too risky."""
         value, threshold, metric = self.value(report), self.threshold_for(report), self.metric_for(report)
         named, source = "the answer", ""
         if metric != "answer_risk":
-            units = measured_units(report["spans"], self._metric_of_spans, self.unit)
-            worst = max(units, key=lambda one: one["value"])
-            named = repr(worst["text"]) if "text" in worst else f"characters {worst['start']} to {worst['end']}"
-        if metric == "risk" and (known := SOURCES.get(report.get("risk_source") or "")):
-            source = f" ({known})"
+            units = measured_units(report.spans, self._metric_of_spans, self.unit)
+            worst, _ = max(units, key=lambda measured: measured[1])
+            named = f"characters {worst.start} to {worst.end}" if worst.text is None else repr(worst.text)
+        if metric == "risk" and (kind := SOURCES.get(report.risk_source or "")):
+            source = f" ({kind})"
         return HallucinationRiskError(
             f"{metric} of {named} is {value:.4g}{source}, which reaches the threshold of {threshold:.4g}",
             report=report,
             value=value,
             threshold=threshold,
             metric=metric,
+        )
+
+    def gate(self, report: RiskReport, action: str) -> GateReport:
+        """The entry in a report about what was done with the answer."""
+        unit = {} if self.unit == "span" else {"unit": self.unit}
+        return GateReport(
+            action=action,
+            metric=self.metric_for(report),
+            threshold=finite(self.threshold_for(report)),
+            value=finite(self.value(report)),
+            **unit,
         )
 
     @property
@@ -302,12 +257,7 @@ class Limit:
         """The value of a span that is compared where the answer has none as a whole."""
         return "risk" if self.metric is None or self.metric == "answer_risk" else self.metric
 
-    def _reached_by(self, span: dict[str, Any]) -> bool:
-        if self.threshold is None:
-            return bool(span.get("flagged")) or math.isinf(metric_of(span, "risk"))
-        return reaches(metric_of(span, self._metric_of_spans), self.threshold)
-
-    def with_marks(self, text: str, report: dict[str, Any], mark: Mark) -> Change:
+    def with_marks(self, text: str, report: RiskReport, mark: Mark) -> Change:
         """What marks around the risky spans, claims or sentences make of the text of an answer.
 
         An answer that a program reads, see :func:`.is_machine_read`, is redacted, and not marked otherwise.
@@ -320,21 +270,21 @@ class Limit:
         Raises:
             ConfigError: something else than a step of ours changed the text.
         """
-        edited, answers = EditedText.of(text, report), list[list[dict[str, Any]]]()
-        for span in edited.spans(report["spans"]):
-            if answers and answers[-1][-1]["end"] == span["start"]:
+        edited, answers = EditedText.of(text, report), list[list[SpanReport]]()
+        for span in edited.spans(report.spans):
+            if answers and answers[-1][-1].end == span.start:
                 answers[-1].append(span)
             else:  # the first, or one of a further answer of a LlamaIndex response
                 answers.append([span])
         edits: list[Edit] = []
         for spans in answers:
             of_answer = self.mark_edits(spans, mark, report)
-            plain = not is_machine_read("".join(span["text"] for span in spans), report)
+            plain = not is_machine_read(_text_of(spans), report)
             edits += [edit for edit in of_answer if plain or edit.text is not None]
         return edited.changed(edits)
 
     def mark_edits(
-        self, spans: Sequence[dict[str, Any]], mark: Mark, report: dict[str, Any] | None = None, before: str = ""
+        self, spans: Sequence[SpanReport], mark: Mark, report: RiskReport | None = None, before: str = ""
     ) -> list[Edit]:
         """The changes that mark each risky span, claim or sentence, in the order of the text.
 
@@ -348,36 +298,39 @@ class Limit:
             before: text before the spans, such as the line that opens a block of code.
         """
         risky = self.risky(spans, report)
-        begin, text = spans[0]["start"] - len(before) if spans else 0, before + "".join(span["text"] for span in spans)
-        ranges = [(one["start"] - begin, one["end"] - begin) for one in risky]
+        begin, text = spans[0].start - len(before) if spans else 0, before + _text_of(spans)
+        ranges = [(part.start - begin, part.end - begin) for part, _ in risky]
         edits = []
         for start, end, numbers, is_code in marked_stretches(text, ranges, with_code=callable(mark)):
-            riskiest = max((risky[number] for number in numbers), key=self._value_of)
+            riskiest, value = max((risky[number] for number in numbers), key=lambda measured: measured[1])
             place = {"text": text[start:end], "start": begin + start, "end": begin + end}
-            edit = self._marked({**riskiest, **place}, mark)
+            edit = _marked(riskiest.model_copy(update=place), value, mark)
             if edit.text is not None or not is_code:
                 edits.append(edit)
         return edits
 
-    def _value_of(self, one: dict[str, Any]) -> float:
-        """The value of a span, claim or sentence; 0.0 if only whole answers have the metric."""
-        if self.metric == "answer_risk":
-            return 0.0
-        return float(one["value"]) if "value" in one else metric_of(one, self._metric_of_spans)
 
-    def _marked(self, one: dict[str, Any], mark: Mark) -> Edit:
-        core = one["text"].strip()
-        end = one["end"] - len(one["text"]) + len(one["text"].rstrip())
-        value = self._value_of(one)
-        if isinstance(mark, str):
-            marked = mark.format(text=core, value=value)
-            before, _, after = mark.format(text="\0", value=value).rpartition("\0")
-            before = before.replace("\0", core)
-        else:
-            marked = str(mark(core, one))
-            before, after = _around(core, marked)
-        kept = f"{before}{core}{after}" == marked
-        return Edit(end - len(core), end, before, after) if kept else Edit(end - len(core), end, text=marked)
+def _text_of(spans: Sequence[SpanReport]) -> str:
+    return "".join(span.text or "" for span in spans)
+
+
+def _is_flagged(part: Risky, value: float) -> bool:
+    return isinstance(part, SpanReport) and (part.flagged or math.isinf(value))
+
+
+def _marked(part: Risky, value: float, mark: Mark) -> Edit:
+    text = part.text or ""
+    core, end = text.strip(), part.end - len(text) + len(text.rstrip())
+    if isinstance(mark, str):
+        marked = mark.format(text=core, value=value)
+        before, _, after = mark.format(text="\0", value=value).rpartition("\0")
+        before = before.replace("\0", core)
+    else:
+        marked = str(mark(core, part))
+        before, after = _around(core, marked)
+    if f"{before}{core}{after}" == marked:
+        return Edit(end - len(core), end, before, after)
+    return Edit(end - len(core), end, text=marked)
 
 
 def _around(text: str, marked: str) -> tuple[str, str]:
@@ -402,19 +355,9 @@ def require_reaction(on_risk: str, known: Any, mark: Mark, answer: str) -> None:
     Raises:
         ConfigError: the action is unknown, the mark is not valid, or the answer is no text.
     """
-    if on_risk not in get_args(known):
-        raise ConfigError(unknown([str(on_risk)], get_args(known), what="on_risk"))
-    _require_mark(mark)
+    require_known("on_risk", on_risk, known)
     if not isinstance(answer, str):
         raise ConfigError(f"answer takes a text, not a {type(answer).__name__}")
-
-
-def _require_mark(mark: Mark) -> None:
-    """Check a mark by trying it.
-
-    Raises:
-        ConfigError: it is neither a function nor a template with the known fields.
-    """
     if callable(mark):
         return
     try:

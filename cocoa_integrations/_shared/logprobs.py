@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cocoa_engine import CocoaEngine, Span
-from cocoa_integrations._shared.finite import UNLIKELY
+
+UNLIKELY = -9999.0
+"""What OpenAI's ``logprobs`` have instead of minus infinity."""
 
 
 class TokenLogprobs:

@@ -32,9 +32,15 @@ class Split:
         """The part of a span."""
         return None if self.parts is None else self.parts[number]
 
-    def report(self, generation: Generation) -> RiskReport:
-        """The report of the generation that was split."""
-        return RiskReport.of(generation, parts=self.parts, answer_start=self.answer_start, answered=self.answered)
+    def report(self, generation: Generation, *, rivals: bool = False) -> RiskReport:
+        """The report of the generation that was split; ``rivals`` adds the candidates that competed in spans."""
+        return RiskReport.of(
+            generation,
+            parts=self.parts,
+            answer_start=self.answer_start,
+            answered=self.answered,
+            rivals=rivals,
+        )
 
     def reasoning_tokens(self, generation: Generation) -> int:
         """The number of tokens of the reasoning, tags included."""

@@ -87,17 +87,30 @@ else:
 
 
 def fields_of(source: DecodeSettings | CocoaConfig) -> dict[str, Any]:
-    """The decode settings of an adapter or a config, by name."""
-    return {name: getattr(source, name) for name in CocoaConfig.model_fields}
+    """The decode settings of an adapter, or those that were set in a config, by name."""
+    names = source.model_fields_set if isinstance(source, CocoaConfig) else CocoaConfig.model_fields
+    return {name: getattr(source, name) for name in CocoaConfig.model_fields if name in names}
 
 
 def config_of(adapter: DecodeSettings) -> CocoaConfig:
-    """The decode settings of an adapter, validated.
+    """The decode settings of an adapter, validated. With a model at a server, those that are ``None`` are not set.
 
     Raises:
         ConfigError: a setting is out of range.
     """
-    return CocoaConfig(**fields_of(adapter))
+    fields = fields_of(adapter)
+    if getattr(adapter, "base_url", None) is not None:
+        fields = {name: value for name, value in fields.items() if value is not None}
+    return CocoaConfig(**fields)
+
+
+def updated(config: CocoaConfig, settings: Mapping[str, Any]) -> CocoaConfig:
+    """A copy with some settings changed. What was not set in the config is not set in the copy, either.
+
+    Raises:
+        ConfigError: a setting is unknown or out of range.
+    """
+    return CocoaConfig(**{**{name: getattr(config, name) for name in config.model_fields_set}, **settings})
 
 
 def set_config(adapter: DecodeSettings, config: CocoaConfig) -> None:
@@ -108,5 +121,5 @@ def set_config(adapter: DecodeSettings, config: CocoaConfig) -> None:
     """
     if not isinstance(config, CocoaConfig):
         raise ConfigError(f"config takes a CocoaConfig, not {type(config).__name__}")
-    for name, value in fields_of(config).items():
-        setattr(adapter, name, value)
+    for name in CocoaConfig.model_fields:
+        setattr(adapter, name, getattr(config, name))

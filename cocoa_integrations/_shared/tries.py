@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar, get_args
+from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import Field
 
 from cocoa_engine import CocoaConfig
 from cocoa_engine.errors import ConfigError, HallucinationRiskError
-from cocoa_engine.report import ReportEntry, RiskReport
-from cocoa_integrations._shared.finite import finite, severity
-from cocoa_integrations._shared.limits import ABSTENTION, MARK, Limit, Mark, kind_of, reaches, require_reaction
-from cocoa_integrations._shared.metadata import RISK_KEY
+from cocoa_engine.report import GateReport, ReportEntry, RiskReport, finite, severity
+from cocoa_integrations._shared.limits import GateMetric, Limit, Mark, kind_of, reaches, require_known, require_reaction
 
 TRIES_KEY = "cocoa_tries"
 
@@ -26,22 +24,6 @@ OnRisk = Literal["keep", "raise", "mark", "abstain"]
 spans are marked; or another text replaces it."""
 
 AnswerT = TypeVar("AnswerT")
-
-
-@dataclass(frozen=True, kw_only=True)
-class IfRisky:
-    """What happens to the answer if every attempt is too risky. The fields are options of the retries.
-
-    Raises:
-        ConfigError: an option is invalid.
-    """
-
-    on_risk: OnRisk = "keep"
-    mark: Mark = MARK
-    answer: str = ABSTENTION
-
-    def __post_init__(self) -> None:
-        require_reaction(self.on_risk, OnRisk, self.mark, self.answer)
 
 
 class Try(ReportEntry):
@@ -63,22 +45,118 @@ class Try(ReportEntry):
     chosen: bool = Field(description="Whether this answer was returned.")
 
 
+@dataclass(frozen=True, kw_only=True)
+class RetryPlan:
+    """What the attempts at an answer are, from the options of a retry.
+
+    Attributes:
+        steps: the settings that each attempt changes, the first one none.
+        growth: the factor by which the number of documents grows with each attempt.
+        limit: the value from which a risk is too high.
+        measure: the risk to compare; `None`: that of the answer where the report has one, and otherwise the highest of
+            the spans.
+        on_risk: what happens to the answer if every attempt is too risky.
+        mark: how a risky span is marked.
+        answer: the text that replaces an answer.
+    """
+
+    steps: list[Mapping[str, Any]]
+    growth: float
+    limit: Limit
+    measure: Measure | None
+    on_risk: OnRisk
+    mark: Mark
+    answer: str
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        alpha: float,
+        retriever: Any,
+        top_k: int | None,
+        has_second: bool,
+        is_same: Callable[[Mapping[str, Any]], bool],
+        threshold: float | None,
+        max_tries: int,
+        settings: Any,
+        alphas: Any,
+        top_k_growth: float | None,
+        measure: Measure | None,
+        on_risk: OnRisk,
+        mark: Mark,
+        answer: str,
+    ) -> RetryPlan:
+        """Check the options.
+
+        Args:
+            alpha: that of the first attempt.
+            retriever: the retriever of the first attempt.
+            top_k: how many documents it returns; ``None`` if that cannot be changed.
+            has_second: whether a second retriever adds documents to those of further attempts.
+            is_same: whether a call with some settings is the same as one without them. It refuses unknown settings.
+            threshold, max_tries, settings, alphas, top_k_growth, measure, on_risk, mark, answer: the options.
+
+        Raises:
+            ConfigError: an option is out of range or contradicts another, or every attempt would be the same.
+        """
+        if isinstance(max_tries, bool) or not isinstance(max_tries, int) or max_tries < 1:
+            raise ConfigError(f"max_tries must be a whole number, at least 1 (got {max_tries!r}).")
+        if measure is not None:
+            require_known("measure", measure, Measure)
+        if measure == "mean_risk" and threshold is None:
+            raise ConfigError("measure='mean_risk' has no default threshold; give one.")
+        require_reaction(on_risk, OnRisk, mark, answer)
+        growth = _growth_of(top_k_growth, has_second=has_second)
+        if growth > 1 and max_tries > 1 and top_k is None:
+            raise ConfigError(
+                f"a {type(retriever).__name__} has no number of documents to increase (similarity_top_k, or k); give a "
+                "second_retriever, or top_k_growth=1 to change only the settings."
+            )
+        steps: list[Mapping[str, Any]] = [{}, *_settings_of(alpha, settings, alphas, max_tries)]
+        same = [is_same(step) for step in steps]
+        if max_tries > 1 and growth == 1 and not has_second and all(same):
+            raise ConfigError(
+                "every attempt would be the same: the settings do not change and nothing more is retrieved. Give "
+                "settings, a top_k_growth above 1 or a second_retriever."
+            )
+        metric: GateMetric | None = None if measure is None else "answer_risk" if measure == "answer_risk" else "risk"
+        return cls(
+            steps=steps,
+            growth=growth,
+            limit=Limit(threshold, metric),
+            measure=measure,
+            on_risk=on_risk,
+            mark=mark,
+            answer=answer,
+        )
+
+    @property
+    def limit_of_spans(self) -> Limit:
+        """The threshold of the spans that are marked: that of the tries where these compare spans, else the spans'."""
+        return Limit(self.limit.threshold if self.measure in (None, "max_risk") else None, "risk")
+
+    def measure_of(self, report: RiskReport) -> Measure:
+        """The risk of a report that is compared."""
+        if self.measure is not None:
+            return self.measure
+        return "answer_risk" if self.limit.metric_for(report) == "answer_risk" else "max_risk"
+
+
 class Tries(Generic[AnswerT]):
     """The answers of the attempts so far.
 
     Args:
-        limit: the value from which a risk is too high.
-        measure: the risk to compare; `None`: that of the answer where the report has one, and otherwise the highest of
-            the spans.
+        plan: the plan of the attempts.
     """
 
-    def __init__(self, limit: Limit, measure: Measure | None) -> None:
-        self._limit, self._measure = limit, measure
-        self._answers: list[AnswerT] = []
+    def __init__(self, plan: RetryPlan) -> None:
+        self._plan = plan
+        self._answers: list[tuple[AnswerT, RiskReport | None]] = []
         self._history: list[dict[str, Any]] = []
         self._passed: int | None = None
 
-    def add(self, answer: AnswerT, report: dict[str, Any] | None, /, **entry: Any) -> bool:
+    def add(self, answer: AnswerT, report: RiskReport | None, /, **entry: Any) -> bool:
         """Add an attempt, and return whether its risk is below the threshold.
 
         It is not without a report, if the risk is not a finite number, or if a gate has withheld the answer. A
@@ -86,35 +164,46 @@ class Tries(Generic[AnswerT]):
         each answer has its own.
         """
         risk = None if report is None else finite(self._risk(report))
-        self._answers.append(answer)
-        self._history.append({**entry, RISK_KEY: report, "risk": risk, "chosen": False})
-        passed = report is not None and risk is not None and not reaches(risk, self._limit.threshold_for(report))
+        self._answers.append((answer, report))
+        wire = None if report is None else report.to_dict()
+        self._history.append({**entry, "cocoa_risk": wire, "risk": risk, "chosen": False})
+        passed = report is not None and risk is not None and not reaches(risk, self._plan.limit.threshold_for(report))
         passed = passed and _withheld(report) is None
         if passed and self._passed is None:
             self._passed = len(self._answers) - 1
         return passed
 
-    def gate(self, on_risk: OnRisk) -> dict[str, Any] | None:
-        """What is done to the returned answer, as the ``gate`` of its report; ``None`` if it is returned as it is.
+    def best(self) -> tuple[AnswerT, list[dict[str, Any]]]:
+        """The first answer below the threshold, or else the first of the least risky, and the history of all attempts.
 
-        Call it after :meth:`best`.
+        Only risks of one kind are compared: the kind of the first attempt whose risk is a finite number. The risk of
+        an answer and that of a span are different probabilities, and risks with different ``risk_source`` are on
+        different scales. Without any finite risk it is the first answer. The history has the JSON form of :class:`Try`.
+        """
+        number = self._best()
+        self._history[number]["chosen"] = True
+        return self._answers[number][0], self._history
+
+    def gate(self) -> GateReport | None:
+        """What is done to the best answer, as the ``gate`` of its report; ``None`` if it is returned as it is.
 
         Raises:
             HallucinationRiskError: every attempt is too risky, and ``on_risk`` is ``raise``, or a gate raised it for
-                the returned answer, and ``on_risk`` is not ``abstain``.
+                the best answer, and ``on_risk`` is not ``abstain``.
         """
         if self._passed is not None:
             return None
-        chosen = next(entry for entry in self._history if entry["chosen"])
-        report, value = chosen[RISK_KEY], chosen["risk"]
-        metric = None if report is None else self._measure_of(report)
-        threshold = None if report is None else finite(self._limit.threshold_for(report))
-        by_gate = _withheld(report)
-        if by_gate is not None:
-            metric, threshold, value = (by_gate[name] for name in ("metric", "threshold", "value"))
-            if by_gate["action"] == "raise" and on_risk != "abstain":
+        number, on_risk = self._best(), self._plan.on_risk
+        _, report = self._answers[number]
+        value: float | None = self._history[number]["risk"]
+        metric = None if report is None else str(self._plan.measure_of(report))
+        threshold = None if report is None else finite(self._plan.limit.threshold_for(report))
+        gate = _withheld(report)
+        if gate is not None:
+            metric, threshold, value = gate.metric, gate.threshold, gate.value
+            if gate.action == "raise" and on_risk != "abstain":
                 on_risk = "raise"
-        if on_risk == "keep" or (on_risk == "mark" and by_gate is not None):
+        if on_risk == "keep" or (on_risk == "mark" and gate is not None):
             return None
         if on_risk == "raise":
             tried = f"the least risky of {len(self._history)} answers" if len(self._history) > 1 else "the answer"
@@ -127,103 +216,59 @@ class Tries(Generic[AnswerT]):
                 threshold=threshold,
                 metric=metric,
             )
-        return {"action": on_risk, "metric": metric, "threshold": threshold, "value": value}
+        return GateReport(action=on_risk, metric=metric, threshold=threshold, value=value)
 
-    @property
-    def limit_of_spans(self) -> Limit:
-        """The threshold of the spans that are marked: that of the tries where these compare spans, else the spans'."""
-        return Limit(self._limit.threshold if self._measure in (None, "max_risk") else None, "risk")
-
-    def _risk(self, report: dict[str, Any]) -> float:
-        measure = self._measure_of(report)
-        return self._limit.value(report) if measure == "answer_risk" else severity(report[measure])
-
-    def _measure_of(self, report: dict[str, Any]) -> Measure:
-        if self._measure is not None:
-            return self._measure
-        return "answer_risk" if self._limit.metric_for(report) == "answer_risk" else "max_risk"
-
-    def _kind_of(self, entry: dict[str, Any]) -> tuple[str, str | None] | None:
-        """What the risk of an attempt is; `None` if it has none."""
-        report = entry[RISK_KEY]
-        return None if entry["risk"] is None else kind_of(self._measure_of(report), report)
-
-    def best(self) -> tuple[AnswerT, list[dict[str, Any]]]:
-        """The first answer below the threshold, or else the first of the least risky, and the history of all attempts.
-
-        Only risks of one kind are compared: the kind of the first attempt whose risk is a finite number. The risk of
-        an answer and that of a span are different probabilities, and risks with different ``risk_source`` are on
-        different scales. Without any finite risk it is the first answer.
-        """
-        kinds = [self._kind_of(one) for one in self._history]
+    def _best(self) -> int:
+        if self._passed is not None:
+            return self._passed
+        kinds = [self._kind_of(report) for _, report in self._answers]
         first = next((kind for kind in kinds if kind is not None), None)
         risks = [
-            severity(one["risk"] if kind == first else None) for one, kind in zip(self._history, kinds, strict=True)
+            severity(entry["risk"] if kind == first else None) for entry, kind in zip(self._history, kinds, strict=True)
         ]
-        number = min(range(len(risks)), key=risks.__getitem__) if self._passed is None else self._passed
-        self._history[number]["chosen"] = True
-        return self._answers[number], self._history
+        return min(range(len(risks)), key=risks.__getitem__)
+
+    def _risk(self, report: RiskReport) -> float:
+        measure = self._plan.measure_of(report)
+        return self._plan.limit.value(report) if measure == "answer_risk" else severity(getattr(report, measure))
+
+    def _kind_of(self, report: RiskReport | None) -> tuple[str, str | None] | None:
+        """What the risk of an attempt is; `None` if it has none."""
+        if report is None or finite(self._risk(report)) is None:
+            return None
+        return kind_of(self._plan.measure_of(report), report)
 
 
-def _withheld(report: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _withheld(report: RiskReport | None) -> GateReport | None:
     """The entry of the gate that withheld an answer; `None` if none did."""
-    gate = (report or {}).get("gate")
-    return gate if gate is not None and gate["action"] in ("raise", "abstain") else None
+    gate = None if report is None else report.gate
+    return gate if gate is not None and gate.action in ("raise", "abstain") else None
 
 
-def limit_of_tries(threshold: float | None, max_tries: Any, measure: Any) -> Limit:
-    """Check the arguments that all retrying engines share, and return the limit of an answer.
-
-    Raises:
-        ConfigError: ``max_tries`` is not a whole number above 0, ``measure`` is unknown, or ``threshold`` is outside
-            [0, 1] or missing for a measure without a default.
-    """
-    if isinstance(max_tries, bool) or not isinstance(max_tries, int) or max_tries < 1:
-        raise ConfigError(f"max_tries must be a whole number, at least 1 (got {max_tries!r}).")
-    if measure is not None and measure not in get_args(Measure):
-        raise ConfigError(f"measure must be one of {', '.join(map(repr, get_args(Measure)))} (got {measure!r}).")
-    if measure == "mean_risk" and threshold is None:
-        raise ConfigError("measure='mean_risk' has no default threshold; give one.")
-    if measure is None:
-        return Limit(threshold)
-    return Limit(threshold, "answer_risk" if measure == "answer_risk" else "risk")
-
-
-def settings_of_tries(alpha: float, settings: Any, alphas: Any, max_tries: int) -> list[Mapping[str, Any]]:
-    """The settings that each further attempt changes. By default alpha is doubled each time.
-
-    Args:
-        alpha: that of the first attempt.
-        settings: a dict of settings for each further attempt; the last one is used for all remaining ones.
-        alphas: the same for alpha alone.
-        max_tries: the number of attempts.
-
-    Raises:
-        ConfigError: both are given, one of them is no list or is empty, or an alpha is out of range.
-    """
+def _settings_of(alpha: float, settings: Any, alphas: Any, max_tries: int) -> list[Mapping[str, Any]]:
+    """The settings that each further attempt changes. By default alpha is doubled each time."""
     if settings is not None and alphas is not None:
         raise ConfigError("settings and alphas are both given; alphas=[5.0] is short for settings=[{'alpha': 5.0}].")
     if settings is None and alphas is None:
         alphas = [alpha * 2**number for number in range(1, max_tries)] or [alpha]
-    name, given, what = ("settings", settings, "dicts of settings") if alphas is None else ("alphas", alphas, "numbers")
-    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Sequence) or not given:
-        raise ConfigError(f"{name} takes a list of {what}, one for each further attempt (got {given!r}).")
+    name, values, what = (
+        ("settings", settings, "dicts of settings") if alphas is None else ("alphas", alphas, "numbers")
+    )
+    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Sequence) or not values:
+        raise ConfigError(f"{name} takes a list of {what}, one for each further attempt (got {values!r}).")
     if alphas is not None:
-        given = [{"alpha": CocoaConfig(alpha=one).alpha} for one in given]
-    for one in given:
-        if not isinstance(one, Mapping):
-            raise ConfigError(f"settings takes a dict for each further attempt, not {one!r}.")
-    return [*given, *[given[-1]] * max_tries][: max_tries - 1]
+        values = [{"alpha": CocoaConfig(alpha=value).alpha} for value in values]
+    for changed in values:
+        if not isinstance(changed, Mapping):
+            raise ConfigError(f"settings takes a dict for each further attempt, not {changed!r}.")
+    return [*values, *[values[-1]] * max_tries][: max_tries - 1]
 
 
-def growth_of(given: Any, *, has_second: bool) -> float:
-    """The factor by which the number of documents grows with each attempt: 2, or 1 with a second retriever.
-
-    Raises:
-        ConfigError: the given factor is not a finite number of at least 1.
-    """
-    growth = given if given is not None else 1.0 if has_second else 2.0
+def _growth_of(growth: Any, *, has_second: bool) -> float:
+    """The factor by which the number of documents grows with each attempt: 2, or 1 with a second retriever."""
+    if growth is None:
+        return 1.0 if has_second else 2.0
     is_number = isinstance(growth, (int, float)) and not isinstance(growth, bool)
     if not is_number or not math.isfinite(growth) or growth < 1:
-        raise ConfigError(f"top_k_growth must be a finite number, at least 1 (got {given!r}).")
+        raise ConfigError(f"top_k_growth must be a finite number, at least 1 (got {growth!r}).")
     return float(growth)

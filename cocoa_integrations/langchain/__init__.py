@@ -9,23 +9,26 @@ from cocoa_engine.errors import GenerationTimeoutError, HallucinationRiskError, 
 from cocoa_engine.optional import need
 
 need("langchain_core", extra="langchain", what=__name__)
-from cocoa_integrations.langchain.callbacks import RiskCallbackHandler, get_risk_callback
+from cocoa_integrations.langchain.answers import (
+    RiskOutputParser,
+    argument_risks,
+    field_risks,
+    get_risk,
+    get_spans,
+    max_risk,
+)
+from cocoa_integrations.langchain.callbacks import RiskCallbackHandler, RiskScores, get_risk_callback
 from cocoa_integrations.langchain.chat import ChatCocoa
-from cocoa_integrations.langchain.citations import with_citations
-from cocoa_integrations.langchain.context_lift import context_lift, with_context_lift
-from cocoa_integrations.langchain.evaluator import risk_evaluator
+from cocoa_integrations.langchain.citations import context_lift, with_citations, with_context_lift
+from cocoa_integrations.langchain.evaluation import risk_evaluator
 from cocoa_integrations.langchain.gates import risk_gate
 from cocoa_integrations.langchain.llm import CocoaLLM
-from cocoa_integrations.langchain.parsers import RiskOutputParser
 from cocoa_integrations.langchain.retry import with_risk_retry
-from cocoa_integrations.langchain.risk_scores import RiskScores
-from cocoa_integrations.langchain.runnables import argument_risks, field_risks, get_risk, get_spans, max_risk
 
 if TYPE_CHECKING:
-    from cocoa_integrations.langchain.middleware import RiskMiddleware as RiskMiddleware
-    from cocoa_integrations.langchain.remote import ChatCocoaRemote as ChatCocoaRemote
-    from cocoa_integrations.langchain.tool_risk import RiskyToolCalls as RiskyToolCalls
-    from cocoa_integrations.langchain.tool_risk import ToolRiskMiddleware as ToolRiskMiddleware
+    from cocoa_integrations.langchain.agents import RiskMiddleware as RiskMiddleware
+    from cocoa_integrations.langchain.agents import RiskyToolCalls as RiskyToolCalls
+    from cocoa_integrations.langchain.agents import ToolRiskMiddleware as ToolRiskMiddleware
 
 __all__ = [
     "ChatCocoa",
@@ -51,12 +54,11 @@ __all__ = [
 ]
 
 _LAZY = {
-    "ChatCocoaRemote": "remote",
-    "RiskMiddleware": "middleware",
-    "RiskyToolCalls": "tool_risk",
-    "ToolRiskMiddleware": "tool_risk",
+    "RiskMiddleware": "agents",
+    "RiskyToolCalls": "agents",
+    "ToolRiskMiddleware": "agents",
 }
-"""Names that need langchain-openai or the package langchain, with their modules."""
+"""Names that need the package langchain, with their modules."""
 
 
 def __getattr__(name: str) -> Any:

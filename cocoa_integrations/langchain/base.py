@@ -1,35 +1,28 @@
-"""What the text model and the chat model share: their options, their engine, and the metadata of an answer."""
+"""What the text model and the chat model share: construction, the options of a call, and the calls of their service."""
 
 from __future__ import annotations
 
 import os
-import time
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
-from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, TypeVar
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, Protocol, TypeVar
 
-import torch
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models.base import BaseLanguageModel, LangSmithParams
-from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_config_list
 from langchain_core.runnables.utils import AnyConfigurableField
-from pydantic import Field, PrivateAttr, ValidationError, model_validator
+from pydantic import ValidationError, model_validator
 from typing_extensions import Self
 
-from cocoa_engine import Cancellation, CocoaConfig, CocoaEngine, Generation, Span, SpanStream, __version__
+from cocoa_engine import CocoaConfig, CocoaEngine, __version__
 from cocoa_engine.errors import ConfigError, UnsupportedFeatureError
 from cocoa_engine.messages import explain
 from cocoa_engine.model.load_options import changed_options
-from cocoa_integrations._shared.async_stream import AsyncStream
-from cocoa_integrations._shared.detail import require_detail
+from cocoa_engine.report import require_detail
 from cocoa_integrations._shared.load_options import one_model_name, refuse_beside, with_field_names
 from cocoa_integrations._shared.loading import settings_digest
-from cocoa_integrations._shared.logprobs import openai_logprobs
-from cocoa_integrations._shared.metadata import RISK_KEY, risk_report
-from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations._shared.settings import (
     FIELD_SYNONYMS,
     config_of,
@@ -37,32 +30,40 @@ from cocoa_integrations._shared.settings import (
     refuse_unknown,
     set_config,
     split_settings,
+    updated,
 )
 from cocoa_integrations._shared.unsupported import refuse_unsupported
 from cocoa_integrations._shared.workers import in_worker
+from cocoa_integrations.chat_service import Answer, ChatCall, Piece
+from cocoa_integrations.chat_service.remote import sent_settings
 from cocoa_integrations.langchain.composed import Composable
-from cocoa_integrations.langchain.engine_owner import EngineOwner
-from cocoa_integrations.langchain.from_model_id import FromModelId
-from cocoa_integrations.langchain.identity import engine_id
 from cocoa_integrations.langchain.options import (
     FRAMEWORK,
     INSTEAD,
     TOOL_DETAILS,
     TOOLS,
     CallOptions,
+    ModelOptions,
+    engine_id,
     without_unset,
 )
-from cocoa_integrations.langchain.time_limit import TimeLimit
 from cocoa_integrations.tracing import RiskTrace
 
 Result = TypeVar("Result")
 Parameters = ParamSpec("Parameters")
 
-RETRY_PAUSE = 0.5
-"""Seconds before the first retry; doubled before each further one."""
+
+class Writer(Protocol):
+    """Makes the chunks of one streamed answer."""
+
+    def chunk(self, piece: Piece) -> Any:
+        """The chunk of a piece."""
+
+    def last(self, answer: Answer) -> Any:
+        """The chunk that ends the answer, with its report."""
 
 
-class CocoaModel(CallOptions, EngineOwner, FromModelId, Composable, BaseLanguageModel[Any]):
+class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
     """Base of :class:`CocoaLLM` and :class:`ChatCocoa`: construction, options of a call, access to the engine.
 
     Every setting of :class:`~cocoa_engine.CocoaConfig` is a field. A setting that is not given is taken from
@@ -72,13 +73,16 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, Composable, BaseLanguage
     :class:`~cocoa_engine.Runtime` or its fields as a dict) and ``calibrator``. ``model`` is a synonym of
     ``model_name``, and ``max_tokens`` of ``max_new_tokens``.
 
+    With ``base_url`` the model is that of a server (``cocoa serve``), which needs the extra ``remote``. ``api_key``,
+    ``timeout``, ``max_retries`` and ``default_headers`` are those of the requests, and ``model`` is a name of the model
+    there. Settings that are not given are the server's. Errors of the server are those of the package ``openai``, with
+    the server's message, such as ``BadRequestError``, ``AuthenticationError`` and ``RateLimitError``. An answer with a
+    missing field or one of a wrong type, such as that of a server of another kind, is a ``DataError``.
+
     Raises:
         ConfigError: an option is unknown, out of range, or contradicts another.
+        MissingExtraError: ``base_url`` is given, and the package openai is not installed.
     """
-
-    max_retries: int = Field(default=2, ge=0)
-    """How often a call is retried after it ran out of GPU memory, which other work may have used temporarily. Other
-    errors are not retried: decoding the same prompt again gives the same answer."""
 
     streaming: bool | None = None
     """``True``: ``invoke`` also passes each span to the callbacks as soon as it is decided. ``False``: ``stream`` of a
@@ -93,37 +97,44 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, Composable, BaseLanguage
         max_tokens = property(lambda self: self.max_new_tokens, lambda self, n: setattr(self, "max_new_tokens", n))
         config = property(config_of, set_config)
 
-    _cancellation: Cancellation | None = PrivateAttr(default=None)
-    """Cancels the call that this copy was made for."""
-
     _ls_model_type: ClassVar[Literal["chat", "llm"]]
     _call_options: ClassVar[type[CallOptions]] = CallOptions
     _tool_options: ClassVar[frozenset[str]] = frozenset()
     """The names of the options that ask for tools, for error messages."""
 
     def __init__(self, **options: Any) -> None:
-        base, engine = options.get("config"), options.get("engine")
+        what, engine, url = type(self).__name__, options.get("engine"), options.get("base_url")
+        base = options.get("config")
         if base is None:
             base = engine.config if isinstance(engine, CocoaEngine) else CocoaConfig()
         if not isinstance(base, CocoaConfig):
             raise ConfigError(f"config takes a CocoaConfig, not {type(base).__name__}")
         settings, rest = split_settings(options, base.method)
-        rest = refuse_unsupported(without_unset(type(self), rest), what=type(self).__name__)
+        rest = refuse_unsupported(without_unset(type(self), rest), what=what)
         if not_here := INSTEAD.keys() & rest.keys():
             hints = "; ".join(f"instead of {name} {INSTEAD[name]}" for name in sorted(not_here))
-            raise ConfigError(f"{type(self).__name__}: {hints}")
+            raise ConfigError(f"{what}: {hints}")
         if isinstance(rest.get("metadata"), str):
-            raise ConfigError(f"{type(self).__name__}: metadata is LangChain's; the option is named risk_metadata")
-        refuse_unknown(rest, [*type(self).model_fields, "model", "config"], what=type(self).__name__)
+            raise ConfigError(f"{what}: metadata is LangChain's; the option is named risk_metadata")
+        refuse_unknown(rest, [*type(self).model_fields, "model", "config"], what=what)
         rest.pop("config", None)
         named = one_model_name(rest)
+        changed = [named if name == "model_name" else name for name in changed_options(rest)]
         if isinstance(engine, CocoaEngine):
-            refuse_beside("engine", [named if name == "model_name" else name for name in changed_options(rest)])
+            refuse_beside("engine", [*changed, *([] if url is None else ["base_url"])])
+        if url is not None:
+            refuse_beside("base_url", [name for name in changed if name != named])
+            config = updated(base, {name: value for name, value in settings.items() if value is not None})
+            sent_settings(config)  # refuses those of the server's machine
+            fields = {**dict.fromkeys(CocoaConfig.model_fields), **fields_of(config)}
+        else:
+            fields = fields_of(base.replace(**settings))
         try:
-            super().__init__(**rest, **fields_of(base.replace(**settings)))
+            super().__init__(**rest, **fields)
         except ValidationError as error:
-            raise ConfigError(f"{type(self).__name__}: {explain(error)}") from None
-        _ = self._engine_or_lazy  # created now, so that models rebuilt from this one share it
+            raise ConfigError(f"{what}: {explain(error)}") from None
+        # created now, so that models rebuilt from this one share it, and that a wrong address is an error
+        _ = self._engine_or_lazy if url is None else self.service
 
     @model_validator(mode="after")
     def _set_cocoa_version(self) -> Self:
@@ -164,7 +175,9 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, Composable, BaseLanguage
     @property
     def _identifying_params(self) -> Mapping[str, Any]:
         """Everything that an answer depends on. LangChain's caches use it as their key."""
-        if self.engine is None:
+        if self.is_remote:
+            model: dict[str, Any] = {"base_url": self.base_url}
+        elif self.engine is None:
             model = {name: getattr(self, name) for name in changed_options(self)}
             for kwargs in model.keys() & {"model_kwargs", "tokenizer_kwargs"}:
                 model[kwargs] = {name: value for name, value in model[kwargs].items() if name != "token"}
@@ -178,8 +191,10 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, Composable, BaseLanguage
             }
         if not self.stream_usage:
             model["stream_usage"] = False
-        settings = config_of(self).model_dump(mode="json")
-        return {**model, "model_name": self._name, **settings, "logprobs": self.logprobs is not False}
+        config = config_of(self)
+        settings = config.model_dump(mode="json", include=config.model_fields_set)
+        rivals = {"candidates": True} if self.candidates else {}
+        return {**model, "model_name": self._name, **settings, **rivals, "logprobs": self._lists_logprobs}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         settings, rest = split_settings({name: value for name, value in kwargs.items() if name not in FRAMEWORK})
@@ -191,7 +206,7 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, Composable, BaseLanguage
             ls_max_tokens=settings.get("max_new_tokens", self.max_new_tokens),
         )
         if stop or self.stop:
-            params["ls_stop"] = list(stop or self.stop)
+            params["ls_stop"] = list(stop or self.stop or ())
         return params
 
     def _for_call(self, stop: list[str] | None, options: Mapping[str, Any]) -> tuple[Self, dict[str, Any]]:
@@ -204,45 +219,52 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, Composable, BaseLanguage
             UnsupportedFeatureError: a text model is asked for tools or structured output.
         """
         require_detail(self.risk_metadata)  # it may have been set after construction
-        _ = self._engine_or_lazy  # of the current options; the copy of this call shares it
-        called = self._with_tools(options)
+        if not self.is_remote:
+            _ = self._engine_or_lazy  # of the current options; the copy of this call shares it
+        called, what = self._with_tools(options), type(self).__name__
         framework = {name: value for name, value in options.items() if name in FRAMEWORK}
         others = FRAMEWORK | TOOLS | TOOL_DETAILS
         own = {name: value for name, value in options.items() if name not in others}
-        settings, rest = split_settings(own, self.method)
-        rest = refuse_unsupported(without_unset(self._call_options, rest), what=f"a call of {type(self).__name__}")
+        before = config_of(self)
+        settings, rest = split_settings(own, before.method)
+        rest = refuse_unsupported(without_unset(self._call_options, rest), what=f"a call of {what}")
         one_model_name(rest)
-        name = rest.pop("model_name", None)
-        if name not in (None, self._name):
-            raise ConfigError(
-                f"a call of {type(self).__name__} cannot change the model from {self._name!r} to {name!r}; "
-                f"make another {type(self).__name__}"
-            )
+        update: dict[str, Any] = {}
+        if (name := rest.pop("model_name", None)) not in (None, self._name):
+            if not self.is_remote:
+                raise ConfigError(
+                    f"a call of {what} cannot change the model from {self._name!r} to {name!r}; make another {what}"
+                )
+            update["model_name"] = name
         known = self._call_options.model_fields.keys() | self._tool_options
-        refuse_unknown(rest, known, what=f"a call of {type(self).__name__}")
-        config = config_of(self).replace(**settings, **({} if stop is None else {"stop": stop}))
+        refuse_unknown(rest, known, what=f"a call of {what}")
+        if self.is_remote:
+            settings = {name: value for name, value in settings.items() if value is not None}
+        config = updated(before, {**settings, **({} if stop is None else {"stop": stop})})
         try:
             checked = self._call_options(**rest)
         except ValidationError as error:
-            raise ConfigError(f"a call of {type(self).__name__}: {explain(error)}") from None
-        update = {name: getattr(checked, name) for name in rest}
+            raise ConfigError(f"a call of {what}: {explain(error)}") from None
+        update |= {name: getattr(checked, name) for name in rest}
         if any(update.get(name, getattr(self, name)) for name in ("logits_processor", "stopping_criteria")):
             update["cache"] = False
-        if not update and config == config_of(self):
+        if not update and fields_of(config) == fields_of(before):
             return called, framework
         copy = called.model_copy(update={**fields_of(config), **update})
         copy.__dict__.pop("_serialized", None)  # LangChain's cached description of the original
         return copy, framework
 
-    def _decode_options(self) -> dict[str, Any]:
-        """Keyword arguments for the engine. The time limit starts here."""
-        limit = [] if self.timeout is None else [TimeLimit(self.timeout)]
-        return {
-            "config": config_of(self),
-            "logits_processor": self.logits_processor,
-            "stopping_criteria": [*self.stopping_criteria, *limit],
-            "cancellation": self._cancellation,
-        }
+    def _call(self, **prompt: Any) -> ChatCall:
+        """What the service is asked for."""
+        return ChatCall(
+            config=config_of(self),
+            logprobs=self._lists_logprobs,
+            candidates=self.candidates,
+            logits_processor=self.logits_processor,
+            stopping_criteria=self.stopping_criteria,
+            timeout=None if self.is_remote else self.timeout,
+            **prompt,
+        )
 
     def _with_tools(self, options: Mapping[str, Any]) -> Self:
         """The model with the tools and the response format that the options of a call ask for.
@@ -257,8 +279,12 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, Composable, BaseLanguage
         return self
 
     @abstractmethod
-    def _chunks(self, prompt: Any) -> Generator[Any, None, None]:
-        """The chunks of an answer. The caller runs the callbacks."""
+    def _request(self, prompt: Any) -> ChatCall:
+        """What the service is asked for by a prompt, or by messages."""
+
+    @abstractmethod
+    def _writer(self) -> Writer:
+        """Makes the chunks of an answer."""
 
     def _stream(
         self,
@@ -268,11 +294,19 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, Composable, BaseLanguage
         **kwargs: Any,
     ) -> Generator[Any, None, None]:
         model, _ = self._for_call(stop, kwargs)
-        with closing(model._chunks(prompt)) as chunks:
-            for chunk in chunks:
-                if run_manager is not None:
-                    run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                yield chunk
+        trace, writer = RiskTrace(), model._writer()
+
+        def told(chunk: Any) -> Any:
+            if run_manager is not None:
+                run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+            return chunk
+
+        with closing(model.service.stream(model._request(prompt))) as stream:
+            for pieces in stream:
+                for piece in pieces:
+                    yield told(writer.chunk(piece))
+            trace.record(stream.answer)
+            yield told(writer.last(stream.answer))
 
     async def _astream(
         self,
@@ -281,97 +315,40 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, Composable, BaseLanguage
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncGenerator[Any, None]:
-        with self._cancellable(stop, kwargs) as (model, _):
-            async with AsyncStream(self._engine_or_lazy, model._chunks(prompt)) as chunks:
-                async for chunk in chunks:
-                    if run_manager is not None:
-                        await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                    yield chunk
+        model, _ = self._for_call(stop, kwargs)
+        trace, writer = RiskTrace(), model._writer()
 
-    async def _agenerate(
-        self,
-        prompts: Any,
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        with self._cancellable(stop, kwargs) as (model, framework):
-            return await in_worker(self._engine_or_lazy, model._generate, prompts, **framework)  # type: ignore[attr-defined]
+        async def told(chunk: Any) -> Any:
+            if run_manager is not None:
+                await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+            return chunk
 
-    @contextmanager
-    def _cancellable(self, stop: list[str] | None, options: Mapping[str, Any]) -> Iterator[tuple[Self, dict[str, Any]]]:
-        """Like :meth:`_for_call`, as a context manager that cancels the work of the model on exit."""
-        model, framework = self._for_call(stop, options)
-        model, cancellation = model.model_copy(), Cancellation()
-        model._cancellation = cancellation
-        try:
-            yield model, framework
-        finally:
-            cancellation.cancel()
+        async with model.service.astream(model._request(prompt)) as stream:
+            async for pieces in stream:
+                for piece in pieces:
+                    yield await told(writer.chunk(piece))
+            trace.record(stream.answer)
+            yield await told(writer.last(stream.answer))
 
     def _with_concurrency(
         self, config: RunnableConfig | list[RunnableConfig] | None, count: int, batch_size: int | None = None
     ) -> list[RunnableConfig]:
         """The configs of a batch, with ``max_concurrency`` where it is not set: by default the engine's batch size."""
-        batch_size = batch_size or self._engine_or_lazy.runtime.max_batch_size
+        batch_size = batch_size or (8 if self.is_remote else self._engine_or_lazy.runtime.max_batch_size)
         return [
             {**each, "max_concurrency": each.get("max_concurrency") or batch_size}
             for each in get_config_list(config, count)
         ]
 
-    def _retrying(self, work: Callable[[], Result]) -> Result:
-        """Call ``work``, again up to ``max_retries`` times if it runs out of GPU memory."""
-        for attempt in range(self.max_retries):
-            try:
-                return work()
-            except torch.OutOfMemoryError:
-                pass  # the traceback holds tensors of the failed call until the handler is left
-            torch.cuda.empty_cache()
-            time.sleep(RETRY_PAUSE * 2**attempt)
-        return work()
-
-    def _stream_spans(
-        self,
-        start: Callable[[], SpanStream],
-        to_chunk: Callable[[int, Span], Result],
-        answered: Callable[[Generation], Generation] = lambda generation: generation,
-    ) -> Generator[Result, None, Generation]:
-        """Yield ``to_chunk(number, span)`` for each span of a stream, and return the complete answer.
-
-        Only the start of a stream is retried. Closing this generator closes the stream. ``answered`` returns the part
-        of the generation whose risk is traced.
-        """
-        trace = RiskTrace()
-
-        def first_span() -> tuple[SpanStream, Span | None]:
-            stream = start()
-            return stream, next(stream, None)
-
-        stream, span = self._retrying(first_span)
-        number = 0
-        with stream:
-            while span is not None:
-                yield to_chunk(number, span)
-                span, number = next(stream, None), number + 1
-        assert stream.generation is not None
-        trace.record(answered(stream.generation))
-        return stream.generation
-
     @property
     def _keeps_logprobs(self) -> bool:
         """Whether answers carry log-probabilities even if their metadata is not full."""
-        return self.logprobs is True or (self.logprobs is None and self.top_logprobs > 0)
+        return self.logprobs is True or (self.logprobs is None and bool(self.top_logprobs))
 
-    def _metadata(self, generation: Generation, split: Split | None = None) -> dict[str, Any]:
-        """The full metadata of a complete answer. In a stream, only one chunk may carry it."""
-        metadata = {
-            RISK_KEY: risk_report(generation, split),
-            "model_name": self._name,
-            "finish_reason": generation.finish_reason,
-        }
-        if self.logprobs is not False:
-            metadata["logprobs"] = openai_logprobs(generation.spans, self.load())
-        return metadata
+    @property
+    def _lists_logprobs(self) -> bool:
+        """Whether the service lists the tokens of answers. A server is asked for them only where they are wanted."""
+        return self._keeps_logprobs if self.is_remote else self.logprobs is not False
 
 
 async def in_worker_of(
@@ -379,17 +356,3 @@ async def in_worker_of(
 ) -> Result:
     """Run a function in a worker thread of the engine of a model."""
     return await in_worker(model._engine_or_lazy, call, *args, **kwargs)
-
-
-def usage_of(generation: Generation, split: Split | None = None) -> UsageMetadata:
-    """Token counts under LangChain's names, with those of the reasoning if the model reasoned."""
-    usage = generation.usage
-    counts = UsageMetadata(
-        input_tokens=usage.prompt_tokens,
-        output_tokens=usage.completion_tokens,
-        total_tokens=usage.total_tokens,
-        input_token_details=InputTokenDetails(cache_read=usage.cached_tokens),
-    )
-    if split is not None and split.parts is not None:
-        counts["output_token_details"] = {"reasoning": split.reasoning_tokens(generation)}
-    return counts

@@ -2,44 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
-from langchain_core.callbacks import CallbackManagerForLLMRun, Callbacks
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun, Callbacks
 from langchain_core.language_models import LanguageModelInput
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, LLMResult
-from langchain_core.runnables import RunnableConfig
+from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.outputs import ChatGeneration, ChatResult, LLMResult
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.tools import BaseTool
 from pydantic import PrivateAttr, model_validator
 from typing_extensions import Self
 
-from cocoa_engine import Generation
+from cocoa_engine.errors import ConfigError
+from cocoa_engine.messages import unknown
 from cocoa_integrations._shared.chat_template import given_options, template_options
-from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY, all_spans, span_metadata
-from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations._shared.workers import in_worker
-from cocoa_integrations.langchain.base import CocoaModel, usage_of
-from cocoa_integrations.langchain.cocoa_chat import CocoaChat
-from cocoa_integrations.langchain.detail import ReducedStream, reduced_result
-from cocoa_integrations.langchain.messages import chunk_content, message_content, to_chat, to_entries
+from cocoa_integrations.chat_service import Answer, ChatCall, LocalChat
+from cocoa_integrations.langchain.answers import ReducedStream, reduced_result
+from cocoa_integrations.langchain.base import CocoaModel
+from cocoa_integrations.langchain.messages import MessageWriter, answer_message, answer_metadata, to_chat, to_entries
 from cocoa_integrations.langchain.options import PER_CALL, TOOL_DETAILS, TOOLS, ChatCallOptions
-from cocoa_integrations.langchain.tools import ChunkWriter, refuse_legacy, tool_calls, tool_has_answered, tool_request
-from cocoa_integrations.tool_calling import Call, Plan, ToolRequest, new_id, parts_of_report
-from cocoa_integrations.tool_calling.streaming import GrowingAnswer, Piece
+from cocoa_integrations.langchain.structured import (
+    TITLE,
+    as_tool,
+    json_parser,
+    json_schema_of,
+    openai_tool,
+    structured,
+    tool_parser,
+    tool_request,
+)
+from cocoa_integrations.tool_calling import ToolRequest
 from cocoa_integrations.tracing import RiskTrace
 
 if TYPE_CHECKING:
     from langchain_core.language_models.model_profile import ModelProfile
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+STRUCTURED_METHODS = ("json_schema", "function_calling", "json_mode")
 
 
 # LangChain passes the prompt of a call by position, so CocoaModel need not name it as BaseChatModel does.
-class ChatCocoa(ChatCallOptions, CocoaModel, CocoaChat):  # type: ignore[misc]
-    """A local chat model, decoded with CoCoA-SIG, that reports the risk of every span of its answers.
+class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[misc]
+    """A chat model, decoded with CoCoA-SIG, that reports the risk of every span of its answers.
+
+    The model is in this process, or at a server (``cocoa serve``) whose address is ``base_url``.
 
     Messages are formatted with the chat template of the tokenizer. An answer has its report in
     ``response_metadata["cocoa_risk"]``: a compact one, unless ``risk_metadata="full"``. In a stream, each chunk has the
@@ -70,6 +80,7 @@ class ChatCocoa(ChatCallOptions, CocoaModel, CocoaChat):  # type: ignore[misc]
         >>> answer = chat.invoke("What is the capital of France?")
         >>> answer.response_metadata["cocoa_risk"]["max_risk"]
         >>> chat.invoke("And of Italy?", alpha=1.0)  # every setting can be changed for one call
+        >>> remote = ChatCocoa(base_url="http://gpu-box:8000/v1", api_key="...")
     """
 
     initial_tool_choice: str | None = None
@@ -106,8 +117,8 @@ class ChatCocoa(ChatCallOptions, CocoaModel, CocoaChat):  # type: ignore[misc]
         return "cocoa-chat"
 
     def _resolve_model_profile(self) -> ModelProfile:
-        window = self._engine_or_lazy.context_window
-        enforces = find_spec("llguidance") is not None
+        window = None if self.is_remote else self._engine_or_lazy.context_window
+        enforces = self.is_remote or find_spec("llguidance") is not None
         limit: ModelProfile = {} if window is None else {"max_input_tokens": window}
         return {
             **limit,
@@ -123,14 +134,16 @@ class ChatCocoa(ChatCallOptions, CocoaModel, CocoaChat):  # type: ignore[misc]
         }
 
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
-        """Number of prompt tokens of these messages, including those of the chat template and the tools."""
-        if not messages:
-            return 0
-        engine = self.load()
-        request = self._tool_request if tools is None else tool_request({"tools": tools})
+        """Number of prompt tokens of these messages, including those of the chat template and the tools.
+
+        For a model at a server it is that of the texts alone, counted by ``custom_get_token_ids``.
+        """
+        if self.is_remote or not messages:
+            return sum(len(self.get_token_ids(message.text)) for message in messages)
         options = template_options(self).model_copy(update={"continue_final_message": False})
-        chat, template_kwargs = Plan(request, engine, options).prompt(to_entries(messages))
-        return len(engine.encode_chat(chat, **template_kwargs))
+        request = self._tool_request if tools is None else tool_request({"tools": tools})
+        call = ChatCall(messages=to_entries(messages), tools=request, template=options)
+        return len(LocalChat(self.load()).prompt_ids(call))
 
     @property
     def _identifying_params(self) -> Mapping[str, Any]:
@@ -140,7 +153,8 @@ class ChatCocoa(ChatCallOptions, CocoaModel, CocoaChat):  # type: ignore[misc]
         return {**super()._identifying_params, **tools, **given_options(self), **source}
 
     def _with_tools(self, options: Mapping[str, Any]) -> Self:
-        refuse_legacy(options)
+        if legacy := [name for name in ("functions", "function_call") if options.get(name)]:
+            raise ConfigError(f"instead of {' and '.join(legacy)} give tools and tool_choice")
         if not any(options.get(name) is not None for name in TOOLS | TOOL_DETAILS):
             return self
         copy = self.model_copy()
@@ -183,7 +197,8 @@ class ChatCocoa(ChatCallOptions, CocoaModel, CocoaChat):  # type: ignore[misc]
     ) -> LLMResult:
         """As in LangChain. The options of the call are applied to the model first, so caches and traces see them."""
         model, framework = self._for_call(stop, kwargs)
-        result = super(ChatCocoa, model).generate(messages, list(model.stop) or None, callbacks, **framework)
+        stops = list(model.stop or ()) or None
+        result = super(ChatCocoa, model).generate(messages, stops, callbacks, **framework)
         return model._returned(result)
 
     async def agenerate(
@@ -195,7 +210,9 @@ class ChatCocoa(ChatCallOptions, CocoaModel, CocoaChat):  # type: ignore[misc]
     ) -> LLMResult:
         """See :meth:`generate`."""
         model, framework = self._for_call(stop, kwargs)
-        result = await super(ChatCocoa, model).agenerate(messages, list(model.stop) or None, callbacks, **framework)
+        result = await super(ChatCocoa, model).agenerate(
+            messages, list(model.stop or ()) or None, callbacks, **framework
+        )
         return model._returned(result)
 
     def stream(
@@ -251,61 +268,34 @@ class ChatCocoa(ChatCallOptions, CocoaModel, CocoaChat):  # type: ignore[misc]
         **kwargs: Any,
     ) -> ChatResult:
         model, _ = self._for_call(stop, kwargs)
-        plan, chat, options = model._prepare(messages)
         trace = RiskTrace()
-        generation = model._retrying(lambda: plan.engine.chat(chat, **options))
-        split = plan.split(generation)
-        trace.record(split.answered)
-        reading = plan.read(generation.text, start=split.answer_start)
-        calls = [(new_id(), call) for call in reading.calls]
-        valid, invalid = tool_calls(calls)
-        message = AIMessage(
-            content=message_content(split.reasoning, reading.content),
-            tool_calls=valid,
-            invalid_tool_calls=invalid,
-            additional_kwargs={SPANS_KEY: all_spans(generation, split)},
-            response_metadata=model._chat_metadata(generation, plan, split, calls),
-            usage_metadata=usage_of(generation, split),
-        )
+        return model._result(model.service.answer(model._request(messages)), trace)
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        model, _ = self._for_call(stop, kwargs)
+        trace = RiskTrace()
+        return model._result(await model.service.aanswer(model._request(messages)), trace)
+
+    def _result(self, answer: Answer, trace: RiskTrace) -> ChatResult:
+        trace.record(answer)
+        message = answer_message(answer, {**answer_metadata(answer), "model_provider": "cocoa"})
         return ChatResult(generations=[ChatGeneration(message=message)])
 
-    def _chunks(self, messages: list[BaseMessage]) -> Generator[ChatGenerationChunk, None, None]:
-        plan, chat, options = self._prepare(messages)
-        answer, writer = GrowingAnswer(plan), ChunkWriter()
+    def _writer(self) -> MessageWriter:
+        return MessageWriter(blocks=self.output_version == "v1", usage=self.stream_usage)
 
-        def to_chunk(piece: Piece, **last: Any) -> ChatGenerationChunk:
-            blocks = answer.has_reasoning or self.output_version == "v1"
-            message = AIMessageChunk(
-                content=chunk_content(piece.reasoning, piece.content) if blocks else piece.content,
-                tool_call_chunks=[writer.chunk(delta) for delta in piece.calls],
-                additional_kwargs={}
-                if piece.span is None or piece.number is None
-                else {SPANS_KEY: [span_metadata(piece.span, piece.number, piece.part)]},
-                **last,
-            )
-            return ChatGenerationChunk(message=message)
-
-        spans = self._stream_spans(
-            lambda: plan.engine.stream_chat(chat, **options),
-            lambda _, span: [to_chunk(piece) for piece in answer.add(span)],
-            lambda generation: plan.split(generation).answered,
-        )
-        generation = yield from _flattened(spans)
-        [*held, rest], reading = answer.finish()
-        yield from map(to_chunk, held)
-        split = plan.split(generation)
-        usage = usage_of(generation, split) if self.stream_usage else None
-        last = to_chunk(rest, usage_metadata=usage, chunk_position="last")
-        calls = list(zip(writer.ids, reading.calls, strict=True))
-        last.message.response_metadata = self._chat_metadata(generation, plan, split, calls)
-        yield last
-
-    def _prompt(self, messages: Sequence[BaseMessage]) -> tuple[Plan, list[dict[str, Any]], dict[str, Any]]:
-        """The plan of a call, and the messages and the arguments of the chat template of its prompt."""
+    def _request(self, messages: Sequence[BaseMessage]) -> ChatCall:
         chat = to_chat(messages)
-        request = self._tool_request if tool_has_answered(messages) else self._initial_request or self._tool_request
-        plan = Plan(request, self.load(), template_options(self))
-        return plan, *plan.prompt(chat)
+        last = next((each for each in reversed(messages) if isinstance(each, (HumanMessage, ToolMessage))), None)
+        answered = isinstance(last, ToolMessage)  # a tool has, since the last human message
+        request = self._tool_request if answered else self._initial_request or self._tool_request
+        return self._call(messages=chat, tools=request, template=template_options(self), source=self.source or None)
 
     def prompt_ids(self, given: LanguageModelInput) -> list[int]:
         """The token ids of the prompt of a call, as the chat template and the tools of this model make it.
@@ -313,17 +303,24 @@ class ChatCocoa(ChatCallOptions, CocoaModel, CocoaChat):  # type: ignore[misc]
         Raises:
             PromptError: the messages have no text, or unsupported content.
             ChatTemplateError: the tokenizer has no chat template, or it refuses the messages.
+            UnsupportedFeatureError: the model is at a server.
         """
-        plan, chat, template_kwargs = self._prompt(self._convert_input(given).to_messages())
-        return plan.engine.encode_chat(chat, **template_kwargs)
+        return LocalChat(self.load()).prompt_ids(self._request(self._convert_input(given).to_messages()))
 
     def prompt_text(self, given: LanguageModelInput) -> str:
-        """The text of the prompt of a call; see :meth:`prompt_ids`."""
-        plan, chat, template_kwargs = self._prompt(self._convert_input(given).to_messages())
-        return plan.engine.render_chat(chat, **template_kwargs)
+        """The text of the prompt of a call; see :meth:`prompt_ids`. For a model at a server, the texts of the messages.
+
+        The chat template is at the server then.
+        """
+        request = self._request(self._convert_input(given).to_messages())
+        if self.is_remote:
+            return "\n".join(entry["content"] for entry in request.messages or ())
+        return LocalChat(self.load()).prompt_text(request)
 
     async def aprompt_text(self, given: LanguageModelInput) -> str:
         """See :meth:`prompt_text`; without blocking the event loop."""
+        if self.is_remote:
+            return self.prompt_text(given)
         return await in_worker(self._engine_or_lazy, self.prompt_text, given)
 
     def calls_like(self, other: ChatCocoa) -> bool:
@@ -332,28 +329,84 @@ class ChatCocoa(ChatCallOptions, CocoaModel, CocoaChat):  # type: ignore[misc]
             getattr(self, name) == getattr(other, name) for name in PER_CALL
         )
 
-    def _prepare(self, messages: Sequence[BaseMessage]) -> tuple[Plan, list[dict[str, Any]], dict[str, Any]]:
-        """The plan of a call, and the messages and the options for ``chat`` or ``stream_chat`` of the engine."""
-        plan, chat, template_kwargs = self._prompt(messages)
-        options = self._decode_options()
-        options["logits_processor"] = [*options["logits_processor"], *plan.processors(chat, template_kwargs)]
-        options["source"] = self.source or None
-        return plan, chat, {"template_kwargs": template_kwargs, **options}
+    def bind_tools(
+        self,
+        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
+        *,
+        tool_choice: str | bool | dict[str, Any] | None = None,
+        strict: bool | None = None,
+        parallel_tool_calls: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """This model with tools that it can call.
 
-    def _chat_metadata(
-        self, generation: Generation, plan: Plan, split: Split, calls: Sequence[tuple[str, Call]]
-    ) -> dict[str, Any]:
-        metadata = {**self._metadata(generation, split), "model_provider": "cocoa"}
-        metadata[RISK_KEY] |= parts_of_report(generation, plan, split, calls)
-        return metadata
+        Args:
+            tools: functions, LangChain tools, pydantic classes, TypedDicts or tools in OpenAI's format.
+            tool_choice: ``"auto"``: the model decides. ``"any"``, ``"required"`` or ``True``: the model must call a
+                tool. A name, or ``{"type": "function", "function": {"name": ...}}``: the model must call this tool. A
+                required call is constrained by a grammar. ``"none"``: the tools are not offered to the model. The
+                default is ``initial_tool_choice`` of the model, or else ``"auto"``.
+            strict: ``True`` also constrains calls that the model decides to make to the JSON schema of their tool.
+            parallel_tool_calls: whether an answer may contain several calls. The default is ``True`` if the model
+                decides, and ``False`` if a call is required. With ``False``, further calls are listed as invalid.
+            **kwargs: options of a call, such as ``response_format``.
 
+        Raises:
+            ConfigError: a tool cannot be converted, ``tool_choice`` names an unknown tool, or an option is unknown.
+        """
+        details = {"tool_choice": tool_choice, "strict": strict, "parallel_tool_calls": parallel_tool_calls}
+        given = {name: value for name, value in {**details, **kwargs}.items() if value is not None}
+        self.with_options({"tools": tools, **given})  # reports errors now rather than at the first call
+        if not tools and not given.keys() - details.keys():
+            return self
+        return self.bind(tools=[openai_tool(tool, strict=strict) for tool in tools], **given)
 
-def _flattened(lists: Generator[list[Item], None, Result]) -> Generator[Item, None, Result]:
-    """Yield the items of the lists of a generator, and return what it returns."""
-    with closing(lists):
-        while True:
-            try:
-                items = next(lists)
-            except StopIteration as end:
-                return end.value
-            yield from items
+    def with_structured_output(
+        self,
+        schema: dict[str, Any] | type | None = None,
+        *,
+        method: Literal["json_schema", "function_calling", "json_mode"] = "json_schema",
+        include_raw: bool = False,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, Any]:
+        """This model with structured output: its answers are objects, whose JSON schema is enforced token by token.
+
+        Args:
+            schema: a pydantic class, a TypedDict or a JSON schema. Objects have no properties besides the declared
+                ones, unless the schema allows them. Optional only for ``"json_mode"``.
+            method: ``"json_schema"``: the answer is JSON, and the system message contains the schema.
+                ``"function_calling"``: the answer is a tool call with these arguments. ``"json_mode"``: the answer is
+                JSON, and your prompt describes its content.
+            include_raw: return ``{"raw": message, "parsed": object or None, "parsing_error": error or None}``.
+            strict: accepted for compatibility; the schema is always enforced.
+            **kwargs: options of a call.
+
+        Returns:
+            A runnable from a prompt to an object of the pydantic class, or to a dict.
+
+        Raises:
+            ConfigError: a method or an option is unknown, or the schema is missing or not a schema.
+            OutputParserException: raised by the returned runnable if the answer was cut off (by ``max_tokens``) or does
+                not validate.
+        """
+        if method not in STRUCTURED_METHODS:
+            raise ConfigError(f"with_structured_output: {unknown([method], STRUCTURED_METHODS, what='method')}")
+        if schema is None and method != "json_mode":
+            raise ConfigError(f"with_structured_output: method={method!r} takes a schema")
+        json_schema = None if schema is None else json_schema_of(schema)
+        traced = {"kwargs": {"method": method}, "schema": {"title": TITLE, **(json_schema or {})}}
+        options = {**kwargs, "ls_structured_output_format": traced}
+        if method == "function_calling":
+            model = self.bind_tools([as_tool(schema)], tool_choice="any", **options)
+            return structured(model, tool_parser(schema), include_raw=include_raw)
+        enforced = {"schema": json_schema, "strict": False}  # the parser validates what no grammar enforces
+        if json_schema is None:
+            response_format: dict[str, Any] = {"type": "json_object"}
+        elif method == "json_mode":
+            response_format = {"type": "json_object", **enforced}
+        else:
+            response_format = {"type": "json_schema", "json_schema": enforced}
+        self.with_options({**kwargs, "response_format": response_format})
+        model = self.bind(response_format=response_format, **options)
+        return structured(model, json_parser(schema, json_schema), include_raw=include_raw)

@@ -1,4 +1,4 @@
-"""Answers from documents that cite, for each part, the document that it was taken from."""
+"""Answers from documents: how much each changed an answer, and the document that each part was taken from."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from functools import partial
 from typing import Any
 
 from langchain_core.documents import Document
+from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
+from langchain_core.runnables import Runnable, RunnableConfig
 
 from cocoa_engine import context_lift_of_text
 from cocoa_engine.errors import ConfigError
@@ -26,35 +27,32 @@ from cocoa_integrations._shared.citations import (
     find_in,
     lift_in_nats,
     spread,
+    with_lifts,
     with_markers,
 )
 from cocoa_integrations._shared.edits import EditedText
 from cocoa_integrations._shared.settings import config_of
+from cocoa_integrations.langchain.answers import get_risk, get_spans, require_message, with_change, with_spans
 from cocoa_integrations.langchain.base import in_worker_of
 from cocoa_integrations.langchain.chat import ChatCocoa
-from cocoa_integrations.langchain.cocoa_chat import CocoaChat
 from cocoa_integrations.langchain.composed import called_model
-from cocoa_integrations.langchain.detail import set_report
-from cocoa_integrations.langchain.edits import with_change
-from cocoa_integrations.langchain.retry import AFTER_A_RETRY, join_documents
-from cocoa_integrations.langchain.runnables import (
+from cocoa_integrations.langchain.retrieval import (
     Call,
     Calls,
-    arun_calls,
-    get_risk,
-    get_spans,
+    chain_of,
     invocation,
+    join_documents,
     prompt_text_of,
-    require_message,
-    run_calls,
 )
 
 logger = safe_logger(__name__)
 
+AFTER_A_RETRY = "Citations follow a retry: with_risk_retry(..., return_documents=True) | with_citations(prompt, chat)."
+
 
 def with_citations(
     prompt: Runnable[Any, Any],
-    chat: CocoaChat,
+    chat: ChatCocoa,
     *,
     context: str = "context",
     format_documents: Callable[[list[Document]], Any] = join_documents,
@@ -109,15 +107,11 @@ def with_citations(
         ConfigError: ``chat`` is another model, ``by`` is unknown, or a limit is not a finite number. A call raises it
             if the input has no list of documents, or if ``by="attention"`` cannot be measured.
     """
-    if not isinstance(called_model(chat), CocoaChat):
-        raise ConfigError(
-            f"with_citations takes a ChatCocoa or a ChatCocoaRemote, not a {type(chat).__name__}. {AFTER_A_RETRY}"
-        )
+    if not isinstance(called_model(chat), ChatCocoa):
+        raise ConfigError(f"with_citations takes a ChatCocoa, not a {type(chat).__name__}. {AFTER_A_RETRY}")
     cite = citing(by, min_lift, min_attention)
-    if cite.by == "lift" and not isinstance(called_model(chat), ChatCocoa):
-        raise ConfigError(
-            "by='lift' feeds the answer again, which needs a model in this process, a ChatCocoa; give by='attention'."
-        )
+    if cite.by == "lift" and called_model(chat).is_remote:
+        raise ConfigError("by='lift' feeds the answer again, which needs a model in this process; give by='attention'.")
 
     def documents_of(values: Mapping[str, Any]) -> Sequence[Document]:
         documents = values.get(context) if isinstance(values, Mapping) else None
@@ -129,14 +123,14 @@ def with_citations(
         """The values of the prompt, with all documents but one."""
         return {**values, context: format_documents([one for one in values[context] if one is not left_out])}
 
-    def chosen(called: CocoaChat, message: AIMessage, documents: Sequence[Document], in_prompt: list[int]) -> CitedBy:
+    def chosen(called: ChatCocoa, message: AIMessage, documents: Sequence[Document], in_prompt: list[int]) -> CitedBy:
         """What finds the sources of an answer.
 
         Raises:
             ConfigError: attention was asked for, and cannot be measured.
         """
         spans = get_spans(message)
-        seen = not (in_prompt and spans) or any(span.get("passage_attention") for span in spans)
+        seen = not (in_prompt and spans) or any(span.passage_attention for span in spans)
         if cite.by == "attention" and not seen:
             raise ConfigError(CANNOT_ATTEND)
         if cite.by is not None:
@@ -144,14 +138,14 @@ def with_citations(
         missing = any(one.page_content.strip() for number, one in enumerate(documents) if number not in in_prompt)
         if not seen or missing:
             why = NOT_FOUND if seen else NOT_SEEN
-            if isinstance(called, ChatCocoa):
+            if not called.is_remote:
                 logger.warning("citations are by lift, because %s", why)
                 return "lift"
             logger.warning("some sources are not cited, because %s", why)
         return "attention"
 
     def measured(
-        called: CocoaChat,
+        called: ChatCocoa,
         message: AIMessage,
         prompts: Sequence[Any],
         documents: Sequence[Document],
@@ -161,18 +155,18 @@ def with_citations(
         spans = get_spans(message)
         lifts: list[list[float | None]] = [[None] * len(documents) for _ in spans]
         if by == "attention":
-            lifts = [spread(span.get("passage_attention", []), in_prompt, len(documents)) for span in spans]
-        elif isinstance(called, ChatCocoa) and any(span["text"] for span in spans):
+            lifts = [spread(span.passage_attention, in_prompt, len(documents)) for span in spans]
+        elif any(span.text for span in spans):
             engine, config = called.load(), config_of(called)
             full, *without_sources = (called.prompt_ids(one) for one in prompts)
-            texts = [span["text"] for span in spans]
+            texts = [span.text or "" for span in spans]
             columns = [context_lift_of_text(engine, texts, full, without, config) for without in without_sources]
             lifts = [[lift_in_nats(column[number]) for column in columns] for number in range(len(spans))]
         return cited(message, lifts, documents, lowest=cite.lowest[by], by=by, markers=markers)
 
     def calls(
         prompt: Runnable[Any, Any],
-        chat: CocoaChat,
+        chat: ChatCocoa,
         values: Mapping[str, Any],
         config: RunnableConfig,
         options: Mapping[str, Any],
@@ -182,7 +176,7 @@ def with_citations(
         full = yield invocation(prompt, filled(values), config)
         in_prompt: list[int] = []
         if cite.by != "lift":
-            most = None if isinstance(called, ChatCocoa) else MOST_PASSAGES
+            most = MOST_PASSAGES if called.is_remote else None
             in_prompt = find_in((yield prompt_text_of(called, full)), texts)[:most]
         message = values.get("answer")
         if isinstance(message, AIMessage):
@@ -197,7 +191,7 @@ def with_citations(
                     raise
                 in_prompt, message = [], (yield invocation(chat, full, config, **options, source=[]))
         message = require_message(message, "with_citations")
-        if any(len(span.get("passage_attention") or in_prompt) != len(in_prompt) for span in get_spans(message)):
+        if any(len(span.passage_attention or in_prompt) != len(in_prompt) for span in get_spans(message)):
             in_prompt = []  # it was written with other passages
         how = chosen(called, message, documents, in_prompt)
         prompts = [full]
@@ -206,14 +200,8 @@ def with_citations(
         measure = partial(measured, called, message, prompts, documents, in_prompt, how)
         return (yield Call(measure, partial(in_worker_of, called, measure))) if how == "lift" else measure()
 
-    # LangChain finds the runnables of a chain among the variables that these functions name
-    def answer(values: Mapping[str, Any], config: RunnableConfig, **options: Any) -> AIMessage:
-        return run_calls(calls(prompt, chat, values, config, options))
-
-    async def aanswer(values: Mapping[str, Any], config: RunnableConfig, **options: Any) -> AIMessage:
-        return await arun_calls(calls(prompt, chat, values, config, options))
-
-    return RunnableLambda(answer, aanswer, name="with_citations")
+    chain: Runnable[Mapping[str, Any], AIMessage] = chain_of("with_citations", calls, prompt, chat)
+    return chain
 
 
 def cited(
@@ -235,22 +223,113 @@ def cited(
         by: what the values are.
         markers: whether the text gets the markers.
     """
-    message = message.model_copy(deep=True)
     report, spans = get_risk(message), get_spans(message)
-    found = EditedText.find(message.text, report)
+    edited = EditedText.find(message.text, report)
     # in a message with tool calls, which the text lacks, offsets are those in the generated text
-    text = EditedText("".join(span["text"] for span in spans)) if found is None else found
+    text = edited or EditedText("".join(span.text or "" for span in spans))
     shown = text.spans(spans)
-    citations = citations_of(shown, [values[span["span"]] for span in shown], lowest, by)
-    for citation in citations:
-        document = documents[citation["source"] - 1]
-        citation |= {"id": document.id, "metadata": dict(document.metadata)}
-        citation["spans"] = [shown[number]["span"] for number in citation["spans"]]
-    for span, of_span in zip(spans, values, strict=True):
-        span |= {"source": None, VALUES[by]: list(of_span)}
-    for span in shown:
-        spans[span["span"]]["source"] = span["source"]
-    report["spans"] = [dict(span) for span in spans]
-    set_report(message, report, spans)
-    message.response_metadata[CITATIONS_KEY] = text.placed(citations, text.begin)
-    return with_change(message, with_markers(text, citations, report)) if markers and found else message
+    citations, sourced = citations_of(shown, [values[span.span] for span in shown], lowest, by)
+    citations = [
+        citation.with_values(
+            id=documents[citation.source - 1].id,
+            metadata=dict(documents[citation.source - 1].metadata),
+            spans=[shown[number].span for number in citation.spans],
+        )
+        for citation in citations
+    ]
+    sources = {span.span: span.source for span in sourced}
+    spans = [
+        span.with_values(source=sources.get(span.span), **{VALUES[by]: list(of_span)})
+        for span, of_span in zip(spans, values, strict=True)
+    ]
+    message = with_spans(message, report, spans)
+    placed = [citation.to_dict() for citation in text.placed(citations, text.begin)]
+    message = message.model_copy(update={"response_metadata": {**message.response_metadata, CITATIONS_KEY: placed}})
+    return with_change(message, with_markers(text, citations, report)) if markers and edited else message
+
+
+def context_lift(
+    chat: ChatCocoa, message: AIMessage, prompt: LanguageModelInput, prompt_without_context: LanguageModelInput
+) -> AIMessage:
+    """Measure how much the context changed each span of an answer. Takes two forward passes.
+
+    Every entry of the spans in ``cocoa_risk``, and of ``cocoa_spans`` if the message has them, gets ``context_lift``,
+    ``con_mlds_lift`` and ``f_mlds_lift``. ``context_lift`` is log p of the span with the context minus log p without
+    it, in nats. A value near or below 0 means that the span does not come from the context. The text of the answer is
+    tokenized again, and its probabilities are those of the model without logits processors.
+
+    Args:
+        chat: the model that answered, or one with the same engine.
+        message: the answer, from ``invoke`` or as the sum of the chunks of a stream.
+        prompt: the prompt that was answered: a text, messages or a prompt value.
+        prompt_without_context: the same prompt without the context.
+
+    Returns:
+        A copy of the message with the added values.
+
+    Raises:
+        ConfigError: the message carries no spans, or ``chat`` is not a ChatCocoa.
+        PromptError: a prompt and the answer together do not fit the context window.
+    """
+    chat = called_model(chat)
+    if not isinstance(chat, ChatCocoa) or chat.is_remote:
+        raise ConfigError(f"context lift is measured with a ChatCocoa in this process, not a {type(chat).__name__}.")
+    report, spans = get_risk(message), get_spans(message)
+    texts = [span.text for span in spans if span.text is not None]
+    if len(texts) < len(spans):
+        raise ConfigError("the text of the message was changed after it was generated, so its spans are not known.")
+    if not any(texts):
+        return message.model_copy(deep=True)
+    engine = chat.load()
+    with_context, without_context = chat.prompt_ids(prompt), chat.prompt_ids(prompt_without_context)
+    lifts = context_lift_of_text(engine, texts, with_context, without_context, config_of(chat))
+    return with_spans(message, report, with_lifts(spans, lifts))
+
+
+def with_context_lift(
+    prompt: Runnable[Any, Any], chat: ChatCocoa, *, context: str | Sequence[str] = "context", empty: Any = ""
+) -> Runnable[Mapping[str, Any], AIMessage]:
+    """``prompt | chat`` as one runnable whose answers have the context lift of every span.
+
+    The prompt is formatted a second time with an empty context::
+
+        prompt = ChatPromptTemplate.from_template("Context: {context}\\n\\nQuestion: {question}")
+        chain = {"context": retriever | join, "question": RunnablePassthrough()} | with_context_lift(prompt, chat)
+        get_spans(chain.invoke("Who built the lighthouse?"))[0]["context_lift"]
+
+    The runnable returns its message in one piece, because the lift is only known at the end. Options of a call, such as
+    ``alpha=1.0``, are passed to the model.
+
+    Args:
+        prompt: a prompt template, or another runnable from a dict to a prompt.
+        chat: the model.
+        context: the variable, or variables, of the prompt that contain the context.
+        empty: the value of these variables without the context; for a ``MessagesPlaceholder`` it is ``[]``.
+
+    Raises:
+        ConfigError: ``chat`` is not a ChatCocoa. A call raises it if a variable of the context is missing from the
+            input.
+    """
+    if not isinstance(called := called_model(chat), ChatCocoa) or called.is_remote:
+        raise ConfigError(f"with_context_lift takes a ChatCocoa in this process, not a {type(chat).__name__}.")
+    names = (context,) if isinstance(context, str) else tuple(context)
+
+    def calls(
+        prompt: Runnable[Any, Any],
+        chat: ChatCocoa,
+        values: Mapping[str, Any],
+        config: RunnableConfig,
+        options: Mapping[str, Any],
+    ) -> Calls:
+        missing = [name for name in names if not isinstance(values, Mapping) or name not in values]
+        if missing:
+            raise ConfigError(f"the input has no {', '.join(missing)}, which should hold the context.")
+        full = yield invocation(prompt, values, config)
+        without_source = yield invocation(prompt, {**values, **dict.fromkeys(names, empty)}, config)
+        called = called_model(chat, config, options)
+        message = require_message((yield invocation(chat, full, config, **options)), "with_context_lift")
+        measure = partial(context_lift, called, message, full, without_source)
+        return (yield Call(measure, partial(in_worker_of, called, measure)))
+
+    chain: Runnable[Mapping[str, Any], AIMessage] = chain_of("with_context_lift", calls, prompt, chat)
+    return chain

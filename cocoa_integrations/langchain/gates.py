@@ -11,13 +11,15 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from cocoa_engine import Generation as EngineGeneration
 from cocoa_engine import UnitLevel
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.report import SPANS_KEY, RiskReport, SpanReport
 from cocoa_engine.risk import is_unspaced, open_block, open_inline
 from cocoa_integrations._shared.edits import Change, Edit, EditedText, is_machine_read, is_replaced, may_become_json
-from cocoa_integrations._shared.finite import finite
 from cocoa_integrations._shared.limits import ABSTENTION, MARK, GateMetric, Limit, Mark, require_reaction
-from cocoa_integrations._shared.metadata import SPANS_KEY, is_reasoning
-from cocoa_integrations.langchain.edits import (
+from cocoa_integrations.langchain.answers import (
     calls_tools,
+    find_risk,
+    get_risk,
+    get_spans,
     replaced,
     text_of,
     with_change,
@@ -25,7 +27,6 @@ from cocoa_integrations.langchain.edits import (
     with_text,
     without_tool_calls,
 )
-from cocoa_integrations.langchain.runnables import find_risk, get_risk, get_spans
 
 OnRisk = Literal["raise", "mark", "abstain"]
 A = TypeVar("A")
@@ -68,7 +69,7 @@ def risk_gate(
             or ``abstain``: replace the text by ``answer`` and drop tool calls. The report is kept, and its spans
             contain the original text.
         mark: how to mark a span: a template of ``{text}`` and ``{value}``, such as
-            ``"<mark title='{value:.2f}'>{text}</mark>"``, or a function of the text and the entry of ``cocoa_spans``;
+            ``"<mark title='{value:.2f}'>{text}</mark>"``, or a function of the text and the :class:`.SpanReport`;
             one whose result does not have the text redacts it. Whitespace at the ends of a span stays outside the mark.
             The offsets in the report refer to the shown text, those of a marked span to the text inside the mark. A
             message with tool calls is not marked. The text is not escaped: do not insert it into HTML as it is.
@@ -163,7 +164,7 @@ class RiskGate(Runnable[Any, Any]):
         for passed in stream.end():
             yield passed
 
-    def _marked(self, answer: A, report: dict[str, Any]) -> A:
+    def _marked(self, answer: A, report: RiskReport) -> A:
         """An answer with marks around its risky spans, claims or sentences."""
         if is_replaced(report):  # by a gate before
             return answer
@@ -172,14 +173,8 @@ class RiskGate(Runnable[Any, Any]):
     def with_gate_entry(self, answer: A, action: str | None = None) -> A:
         """The answer with an entry in its report about the action; by default that of the gate."""
         report = get_risk(answer)  # type: ignore[arg-type]
-        gate = {
-            "action": action or self.on_risk,
-            "metric": self.limit.metric_for(report),
-            **({} if self.limit.unit == "span" else {"unit": self.limit.unit}),
-            "threshold": finite(self.limit.threshold_for(report)),
-            "value": finite(self.limit.value(report)),
-        }
-        return with_report(answer, {**report, "gate": gate})
+        gate = self.limit.gate(report, action or self.on_risk)
+        return with_report(answer, report.with_values(gate=gate))
 
 
 def limit_of(threshold: float | None, metric: GateMetric | None, unit: UnitLevel, on_risk: str) -> Limit:
@@ -198,8 +193,8 @@ class _Stream:
         self._begin = 0  # the offset of the first character, after any reasoning
         self._text = ""  # of the chunks so far, without marks
         self._passed = 0  # characters of it that were passed on; the others may still get a mark, or be part of a word
-        self._pending: list[dict[str, Any]] = []  # spans that were not passed on
-        self._line: list[dict[str, Any]] = []  # spans of the line that is not complete
+        self._pending: list[SpanReport] = []  # spans that were not passed on
+        self._line: list[SpanReport] = []  # spans of the line that is not complete
         self._before = ""  # what stands before them in that line, after the line that opens a block of code
         self._grown = 0  # characters of the marks before it
         self._edits: list[Edit] = []  # of what was passed on
@@ -219,7 +214,7 @@ class _Stream:
         elif self._last is not None and not self._reported:
             text, spans = self._taken(is_last=True)
             if text:
-                yield AIMessageChunk(content=text, additional_kwargs={SPANS_KEY: spans}, id=self._last.id)
+                yield _with_chunk_spans(AIMessageChunk(content=text, id=self._last.id), spans)
             get_risk(self._last)  # raises an error that explains what is missing
 
     def _continues(self, chunk: Any) -> bool:
@@ -227,36 +222,36 @@ class _Stream:
         if not isinstance(chunk, BaseMessage):
             return False
         spans, text = get_spans(chunk), chunk.text
-        written = "".join(span.get("text", "") for span in spans if not is_reasoning(span))
-        if self._text or not any("part" in span for span in spans):
+        written = "".join(span.text or "" for span in spans if not span.is_reasoning)
+        if self._text or not any(span.part for span in spans):
             return written == text
         return written.endswith(text) and written.removesuffix(text).rstrip()[-1:] in ("", ">")  # after a closing tag
 
     def _marked(self, chunk: BaseMessage) -> BaseMessage:
         self._last, spans, text, report = chunk, get_spans(chunk), chunk.text, find_risk(chunk)
         if text and not self._text:
-            self._begin = spans[-1]["end"] - len(text)
+            self._begin = spans[-1].end - len(text)
         self._text += text
         if self._text:
             self._pending += spans
-            self._line += [span for span in spans if not is_reasoning(span)]
+            self._line += [span for span in spans if not span.is_reasoning]
             is_json = report is not None and not self._passed and is_machine_read(self._text, report)
             shown, moved = self._taken(is_last=report is not None, is_json=is_json)
             if shown != text:
                 chunk = with_text(chunk, shown)
             if moved != spans:
-                chunk = chunk.model_copy(update={"additional_kwargs": {**chunk.additional_kwargs, SPANS_KEY: moved}})
+                chunk = _with_chunk_spans(chunk, moved)
         if report is None:
             return chunk
         self._reported = True
         return self._with_gate_entry(with_report(chunk, self._marks(report).of_report(report)))
 
-    def _taken(self, *, is_last: bool, is_json: bool = False) -> tuple[str, list[dict[str, Any]]]:
+    def _taken(self, *, is_last: bool, is_json: bool = False) -> tuple[str, list[SpanReport]]:
         """The text and the spans that can be passed on. A word, a mark or JSON that may go on is kept back."""
         if not self._line or not (is_last or self._passed or not may_become_json(self._text)):
             return "", []
         begin, text = self._begin, self._text
-        first = max(self._line[0]["start"] - begin, 0)
+        first = max(self._line[0].start - begin, 0)
         line = EditedText(text[first:], (), begin + first)
         edits = self._gate.limit.mark_edits(line.spans(self._line), self._gate.mark, before=self._before)
         edits = [edit for edit in edits if edit.text is not None or not is_json]
@@ -264,9 +259,8 @@ class _Stream:
         while not is_last and end > self._passed and not (text[end - 1].isspace() or is_unspaced(text[end - 1])):
             end -= 1
         if callable(self._gate.mark) and not is_last:  # signs may be redacted with the word that follows them
-            risky = [
-                (one["start"] - begin, one["end"] - begin) for one in self._gate.limit.risky(line.spans(self._line))
-            ]
+            parts = self._gate.limit.risky(line.spans(self._line))
+            risky = [(part.start - begin, part.end - begin) for part, _ in parts]
             while end > self._passed and not text[end - 1].isalnum() and any(a < end <= b for a, b in risky):
                 end -= 1
         last_line = text.rfind("\n") + 1
@@ -280,11 +274,10 @@ class _Stream:
         new = [edit for edit in edits if self._passed <= edit.start - begin and edit.end - begin <= end]
         edits = [*(edit for edit in self._edits if edit.start - begin >= first), *new]
         change = EditedText(text[first:end], (), begin + first).changed(edits)
-        ready = [span for span in self._pending if span["end"] - begin <= end]
+        ready = [span for span in self._pending if span.end - begin <= end]
         self._pending = self._pending[len(ready) :]
         moved = [
-            {**span, "start": span["start"] + self._grown, "end": span["end"] + self._grown}
-            for span in change.moved(ready, 0)
+            span.with_values(start=span.start + self._grown, end=span.end + self._grown) for span in change.moved(ready)
         ]
         self._edits += new
         shown = EditedText(text[self._passed : end], (), begin + self._passed).changed(new).text
@@ -292,8 +285,8 @@ class _Stream:
         spans, before = self._line, first
         first, begins = end + 1, text.rfind("\n", 0, end) + 1
         while begins < first:  # also where a span or a mark that goes on began
-            self._line = [span for span in spans if span["end"] - begin > begins]
-            first = max(self._line[0]["start"] - begin, 0) if self._line else end
+            self._line = [span for span in spans if span.end - begin > begins]
+            first = max(self._line[0].start - begin, 0) if self._line else end
             begins = min([first, *(one.start - begin for one in edits if one.start - begin < first < one.end - begin)])
         seen = self._before + text[before:first]
         begins = seen.rfind("\n") + 1
@@ -308,23 +301,26 @@ class _Stream:
             rest, spans = self._taken(is_last=True)
             change = self._marks(report)
             chunk = self._with_gate_entry(with_report(chunk, change.of_report(report), change))
-            kwargs = {**chunk.additional_kwargs, SPANS_KEY: [*spans, *get_spans(chunk)]} if spans else None
-            chunk = chunk if kwargs is None else chunk.model_copy(update={"additional_kwargs": kwargs})
+            chunk = _with_chunk_spans(chunk, [*spans, *get_spans(chunk)]) if spans else chunk
             return with_text(chunk, rest + chunk.text) if rest else chunk
         if self._pending:
-            kwargs = {**chunk.additional_kwargs, SPANS_KEY: [*self._pending, *get_spans(chunk)]}
-            chunk = chunk.model_copy(update={"additional_kwargs": kwargs})
+            chunk = _with_chunk_spans(chunk, [*self._pending, *get_spans(chunk)])
         change = self._gate.limit.with_marks(self._text + chunk.text, report, self._gate.mark)
         shown = self._passed + sum(map(_growth, self._edits))
         return self._with_gate_entry(with_text(with_change(chunk, change), change.text[shown:]))
 
-    def _marks(self, report: dict[str, Any]) -> Change:
+    def _marks(self, report: RiskReport) -> Change:
         """What the marks change in the generated text."""
-        generated = "".join(span["text"] for span in report["spans"])
+        generated = "".join(span.text or "" for span in report.spans)
         return EditedText(generated[self._begin :], (), self._begin).changed(self._edits)
 
     def _with_gate_entry(self, chunk: BaseMessage) -> BaseMessage:
         return self._gate.with_gate_entry(chunk) if self._gate.limit.reached(get_risk(chunk)) else chunk
+
+
+def _with_chunk_spans(chunk: BaseMessage, spans: list[SpanReport]) -> BaseMessage:
+    kwargs = {**chunk.additional_kwargs, SPANS_KEY: [span.to_dict() for span in spans]}
+    return chunk.model_copy(update={"additional_kwargs": kwargs})
 
 
 def _growth(edit: Edit) -> int:

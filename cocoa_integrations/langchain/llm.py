@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
-from typing import Any, NoReturn, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun, Callbacks
 from langchain_core.language_models import LanguageModelInput
@@ -14,18 +14,20 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from pydantic import Field
 from typing_extensions import Self
 
-from cocoa_engine import Generation, Span
-from cocoa_engine.errors import PromptError, UnsupportedFeatureError
-from cocoa_engine.model.text import require_unicode
-from cocoa_integrations._shared.metadata import SPANS_KEY, all_spans, span_metadata
-from cocoa_integrations.langchain.base import CocoaModel, usage_of
-from cocoa_integrations.langchain.detail import reduced_result
-from cocoa_integrations.langchain.with_risk import LLMWithRisk
+from cocoa_engine.errors import UnsupportedFeatureError
+from cocoa_engine.report import SPANS_KEY
+from cocoa_integrations.chat_service import Answer, ChatCall, Piece
+from cocoa_integrations.langchain.answers import reduced_result
+from cocoa_integrations.langchain.base import CocoaModel
+from cocoa_integrations.langchain.composed import LLMWithRisk
+from cocoa_integrations.langchain.messages import answer_metadata, span_entries, usage_metadata
 from cocoa_integrations.tracing import RiskTrace
 
 
 class CocoaLLM(CocoaModel, BaseLLM):
-    """A local text model, decoded with CoCoA-SIG, that reports the risk of every span of its answers.
+    """A text model, decoded with CoCoA-SIG, that reports the risk of every span of its answers.
+
+    The model is in this process, or at a server (``cocoa serve``) whose address is ``base_url``.
 
     LangChain returns only the text of an answer. The risk is in the output of :meth:`with_risk`, in the
     ``generation_info`` of ``generate()``, in callbacks (see
@@ -119,7 +121,8 @@ class CocoaLLM(CocoaModel, BaseLLM):
     ) -> LLMResult:
         """As in LangChain. The options of the call are applied to the model first, so caches and traces see them."""
         model, framework = self._for_call(stop, kwargs)
-        result = super(CocoaLLM, model).generate(prompts, list(model.stop) or None, callbacks, **framework)
+        stops = list(model.stop or ()) or None
+        result = super(CocoaLLM, model).generate(prompts, stops, callbacks, **framework)
         return model._returned(result)
 
     async def agenerate(
@@ -131,7 +134,8 @@ class CocoaLLM(CocoaModel, BaseLLM):
     ) -> LLMResult:
         """See :meth:`generate`."""
         model, framework = self._for_call(stop, kwargs)
-        result = await super(CocoaLLM, model).agenerate(prompts, list(model.stop) or None, callbacks, **framework)
+        stops = list(model.stop or ()) or None
+        result = await super(CocoaLLM, model).agenerate(prompts, stops, callbacks, **framework)
         return model._returned(result)
 
     def _returned(self, result: LLMResult) -> LLMResult:
@@ -149,21 +153,8 @@ class CocoaLLM(CocoaModel, BaseLLM):
         if model._streams(prompts, framework):
             return model._result([_sum(model._stream(prompts[0], run_manager=run_manager))])
         # A batch has one run manager, whose events do not identify the answer they belong to, so none are sent.
-        for prompt in prompts:
-            _require_text(prompt)
-        engine, options = model.load(), model._decode_options()
-        trace = RiskTrace()
-        generations = model._retrying(lambda: engine.generate_batch(prompts, batch_size=model.batch_size, **options))
-        for generation in generations:
-            trace.record(generation)
-        return model._result(
-            [
-                TextGeneration(
-                    text=one.text, generation_info={SPANS_KEY: all_spans(one), **model._generation_info(one)}
-                )
-                for one in generations
-            ]
-        )
+        trace, requests = RiskTrace(), [model._request(prompt) for prompt in prompts]
+        return model._made(model.service.answers(requests, model.batch_size), trace)
 
     async def _agenerate(
         self,
@@ -172,25 +163,28 @@ class CocoaLLM(CocoaModel, BaseLLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        if not self._streams(prompts, kwargs):
-            return cast("LLMResult", await super()._agenerate(prompts, stop, run_manager, **kwargs))
-        return self._result([_sum([chunk async for chunk in self._astream(prompts[0], stop, run_manager, **kwargs)])])
+        model, framework = self._for_call(stop, kwargs)
+        if model._streams(prompts, framework):
+            return model._result([_sum([chunk async for chunk in model._astream(prompts[0], None, run_manager)])])
+        trace, requests = RiskTrace(), [model._request(prompt) for prompt in prompts]
+        return model._made(await model.service.aanswers(requests, model.batch_size), trace)
 
     def _streams(self, prompts: list[str], options: Mapping[str, Any]) -> bool:
         return len(prompts) == 1 and bool(options.get("stream", self.streaming))
 
-    def _chunks(self, prompt: str) -> Generator[GenerationChunk, None, None]:
-        _require_text(prompt)
-        engine, options = self.load(), self._decode_options()
+    def _request(self, prompt: str) -> ChatCall:
+        return self._call(prompt=prompt)
 
-        def to_chunk(number: int, span: Span) -> GenerationChunk:
-            return GenerationChunk(text=span.text, generation_info={SPANS_KEY: [span_metadata(span, number)]})
+    def _writer(self) -> _TextWriter:
+        return _TextWriter(usage=self.stream_usage)
 
-        generation = yield from self._stream_spans(lambda: engine.stream(prompt, **options), to_chunk)
-        information = self._generation_info(generation)
-        if not self.stream_usage:
-            del information["usage_metadata"]
-        yield GenerationChunk(text="", generation_info=information)
+    def _made(self, answers: Sequence[Answer], trace: RiskTrace) -> LLMResult:
+        made = []
+        for answer in answers:
+            trace.record(answer)
+            information = {SPANS_KEY: span_entries(answer), **_info(answer)}
+            made.append(TextGeneration(text=answer.text, generation_info=information))
+        return self._result(made)
 
     def _result(self, answers: list[TextGeneration]) -> LLMResult:
         return LLMResult(
@@ -198,19 +192,28 @@ class CocoaLLM(CocoaModel, BaseLLM):
             llm_output={"model_name": self._name, "token_usage": _total_usage(answers)},
         )
 
-    def _generation_info(self, generation: Generation) -> dict[str, Any]:
-        return {**self._metadata(generation), "usage_metadata": usage_of(generation)}
+
+class _TextWriter:
+    """Makes the chunks of one streamed answer."""
+
+    def __init__(self, *, usage: bool) -> None:
+        self._usage = usage
+
+    def chunk(self, piece: Piece) -> GenerationChunk:
+        """The chunk of a piece."""
+        spans = [] if piece.entry is None else [piece.entry.to_dict()]
+        return GenerationChunk(text=piece.content, generation_info={SPANS_KEY: spans})
+
+    def last(self, answer: Answer) -> GenerationChunk:
+        """The chunk that ends the answer, with its report."""
+        information = _info(answer)
+        if not self._usage:
+            del information["usage_metadata"]
+        return GenerationChunk(text="", generation_info=information)
 
 
-def _require_text(prompt: str) -> None:
-    """Refuse a prompt that cannot be encoded before a model is loaded.
-
-    Raises:
-        PromptError: the prompt is empty, or has a lone surrogate.
-    """
-    if not prompt:
-        raise PromptError("the prompt is empty; give some text.")
-    require_unicode(prompt, "prompt")
+def _info(answer: Answer) -> dict[str, Any]:
+    return {**answer_metadata(answer), "usage_metadata": usage_metadata(answer)}
 
 
 def _sum(chunks: Iterable[GenerationChunk]) -> TextGeneration:
@@ -225,4 +228,4 @@ def _total_usage(answers: list[TextGeneration]) -> dict[str, int]:
     """Token counts of a batch, under LangChain's names for text models."""
     usage = [counts for answer in answers if (counts := (answer.generation_info or {}).get("usage_metadata"))]
     names = {"prompt_tokens": "input_tokens", "completion_tokens": "output_tokens", "total_tokens": "total_tokens"}
-    return {name: sum(one[key] for one in usage) for name, key in names.items()}
+    return {name: sum(counts[key] for counts in usage) for name, key in names.items()}

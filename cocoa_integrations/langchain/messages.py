@@ -1,15 +1,30 @@
-"""LangChain messages as the plain dicts that a chat template takes."""
+"""LangChain messages as the plain dicts that a chat template takes, and answers as LangChain messages."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    ChatMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolCallChunk,
+    ToolMessage,
+)
+from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
+from langchain_core.messages.tool import invalid_tool_call, tool_call, tool_call_chunk
+from langchain_core.outputs import ChatGenerationChunk
+from langchain_core.utils.json import parse_partial_json
 
 from cocoa_engine.errors import PromptError
 from cocoa_engine.model.text import block_text, require_unicode
-from cocoa_integrations.tool_calling.prompt import invalid_call_text
+from cocoa_engine.report import RISK_KEY, SPANS_KEY
+from cocoa_integrations.chat_service import Answer, Piece
+from cocoa_integrations.tool_calling import CallDelta, invalid_call_text
 
 ROLES: dict[type[BaseMessage], str] = {
     SystemMessage: "system",
@@ -127,3 +142,99 @@ def chunk_content(reasoning: str, text: str) -> list[str | dict[str, Any]]:
     if text:
         blocks.append({"type": "text", "text": text, "index": "lc_txt_0"})
     return blocks
+
+
+def answer_message(answer: Answer, metadata: dict[str, Any]) -> AIMessage:
+    """The message of a whole answer."""
+    calls = [tool_call(name=call.name or "", args=call.arguments or {}, id=call.id) for call in answer.valid_calls]
+    invalid = [
+        invalid_tool_call(name=call.name, args=call.written, id=call.id, error=call.error)
+        for call in answer.invalid_calls
+    ]
+    return AIMessage(
+        content=message_content(answer.reasoning, answer.content),
+        tool_calls=calls,
+        invalid_tool_calls=invalid,
+        additional_kwargs={SPANS_KEY: span_entries(answer)},
+        response_metadata=metadata,
+        usage_metadata=usage_metadata(answer),
+    )
+
+
+def span_entries(answer: Answer) -> list[dict[str, Any]]:
+    """``cocoa_spans`` of a whole answer."""
+    return [] if answer.report is None else [span.to_dict() for span in answer.report.spans]
+
+
+def answer_metadata(answer: Answer) -> dict[str, Any]:
+    """The full metadata of a whole answer. In a stream, only one chunk may carry it."""
+    tokens = {} if answer.logprobs is None else {"logprobs": {"content": answer.logprobs}}
+    risk = {} if answer.report is None else {RISK_KEY: answer.report.to_dict()}
+    return {**risk, "model_name": answer.model_name, "finish_reason": answer.finish_reason, **tokens}
+
+
+def usage_metadata(answer: Answer) -> UsageMetadata:
+    """Token counts under LangChain's names, with those of the reasoning if the model reasoned."""
+    usage = answer.usage
+    counts = UsageMetadata(
+        input_tokens=usage.prompt_tokens,
+        output_tokens=usage.completion_tokens,
+        total_tokens=usage.total_tokens,
+        input_token_details=InputTokenDetails(cache_read=usage.cached_tokens),
+    )
+    if answer.reasoning_tokens is not None:
+        counts["output_token_details"] = {"reasoning": answer.reasoning_tokens}
+    return counts
+
+
+class MessageWriter:
+    """Makes the chunks of one streamed answer.
+
+    Args:
+        blocks: whether the content of chunks is a list of blocks from the beginning. Otherwise it is from the first
+            reasoning on.
+        usage: whether the last chunk has the token counts.
+    """
+
+    def __init__(self, *, blocks: bool, usage: bool) -> None:
+        self._blocks, self._usage = blocks, usage
+        self._written: dict[int, str] = {}  # the arguments of each call
+
+    def chunk(self, piece: Piece, **last: Any) -> ChatGenerationChunk:
+        """The chunk of a piece."""
+        self._blocks = self._blocks or bool(piece.reasoning)
+        message = AIMessageChunk(
+            content=chunk_content(piece.reasoning, piece.content) if self._blocks else piece.content,
+            tool_call_chunks=[self._call(delta) for delta in piece.calls],
+            additional_kwargs={} if piece.entry is None else {SPANS_KEY: [piece.entry.to_dict()]},
+            **last,
+        )
+        return ChatGenerationChunk(message=message)
+
+    def last(self, answer: Answer) -> ChatGenerationChunk:
+        """The chunk that ends the answer, with its report."""
+        usage = usage_metadata(answer) if self._usage else None
+        made = self.chunk(answer.rest, usage_metadata=usage, chunk_position="last")
+        made.message.response_metadata = {**answer_metadata(answer), "model_provider": "cocoa"}
+        return made
+
+    def _call(self, delta: CallDelta) -> ToolCallChunk:
+        written = self._written[delta.number] = self._written.get(delta.number, "") + delta.written
+        ending = "" if delta.error is None else invalid_ending(written)
+        return tool_call_chunk(name=delta.name, args=delta.written + ending, id=delta.id, index=delta.number)
+
+
+def invalid_ending(written: str) -> str:
+    """An ending that makes truncated arguments invalid for LangChain, which would otherwise complete them.
+
+    ``parse_partial_json`` fails on an unmatched bracket, and LangChain then lists the call as invalid.
+    """
+    endings = ("", "]", "}", '"]', '"}', '""]', '""}')
+    return next((ending for ending in endings if not _can_be_completed(written + ending)), "")
+
+
+def _can_be_completed(args: str) -> bool:
+    try:
+        return not args or isinstance(parse_partial_json(args), dict)
+    except ValueError:
+        return False

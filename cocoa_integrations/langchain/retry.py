@@ -3,47 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
+from langchain_core.runnables import Runnable, RunnableConfig
 
 from cocoa_engine import CocoaConfig
 from cocoa_engine.errors import ConfigError, HallucinationRiskError
 from cocoa_integrations._shared.citations import find_in
-from cocoa_integrations._shared.limits import ABSTENTION, MARK, Limit, Mark
-from cocoa_integrations._shared.tries import (
-    TRIES_KEY,
-    IfRisky,
-    Measure,
-    OnRisk,
-    Tries,
-    growth_of,
-    limit_of_tries,
-    settings_of_tries,
+from cocoa_integrations._shared.limits import ABSTENTION, MARK, Mark
+from cocoa_integrations._shared.tries import TRIES_KEY, Measure, OnRisk, RetryPlan, Tries
+from cocoa_integrations.langchain.answers import (
+    calls_tools,
+    get_risk,
+    replaced,
+    require_message,
+    with_change,
+    with_report,
+    without_tool_calls,
 )
 from cocoa_integrations.langchain.chat import ChatCocoa
-from cocoa_integrations.langchain.cocoa_chat import CocoaChat
+from cocoa_integrations.langchain.citations import AFTER_A_RETRY, with_context_lift
 from cocoa_integrations.langchain.composed import called_model
-from cocoa_integrations.langchain.context_lift import with_context_lift
-from cocoa_integrations.langchain.edits import calls_tools, replaced, with_change, with_report, without_tool_calls
-from cocoa_integrations.langchain.more_documents import Retriever, top_k_of, with_top_k, without_duplicates
-from cocoa_integrations.langchain.runnables import (
+from cocoa_integrations.langchain.retrieval import (
     Calls,
-    arun_calls,
-    get_risk,
+    Retriever,
+    chain_of,
     invocation,
+    join_documents,
     prompt_text_of,
-    require_message,
-    run_calls,
+    top_k_of,
+    with_top_k,
+    without_duplicates,
 )
 
-AFTER_A_RETRY = "Citations follow a retry: with_risk_retry(..., return_documents=True) | with_citations(prompt, chat)."
 
-
-def in_prompt_of(chat: CocoaChat, prompt: str, documents: Sequence[Document]) -> dict[str, Any]:
+def in_prompt_of(chat: ChatCocoa, prompt: str, documents: Sequence[Document]) -> dict[str, Any]:
     """The option that names the documents as passages of a prompt; none if the prompt lacks the text of one of them."""
     texts = [document.page_content for document in documents]
     if not texts or chat.source or len(find_in(prompt, texts)) < len(texts):
@@ -51,15 +47,10 @@ def in_prompt_of(chat: CocoaChat, prompt: str, documents: Sequence[Document]) ->
     return {"source": [text.strip() for text in texts]}
 
 
-def join_documents(documents: Sequence[Document]) -> str:
-    """The texts of documents, with an empty line between them."""
-    return "\n\n".join(document.page_content for document in documents)
-
-
 def with_risk_retry(
     retriever: Retriever,
     prompt: Runnable[Any, Any],
-    chat: CocoaChat,
+    chat: ChatCocoa,
     *,
     threshold: float | None = None,
     max_tries: int = 3,
@@ -134,157 +125,92 @@ def with_risk_retry(
             it if the input has no question.
         HallucinationRiskError: a call raises it if every attempt is too risky, with ``on_risk="raise"``.
     """
-    if not isinstance(called_model(chat), CocoaChat):
-        raise ConfigError(
-            f"with_risk_retry takes a ChatCocoa or a ChatCocoaRemote, not a {type(chat).__name__}. {AFTER_A_RETRY}"
-        )
+    if not isinstance(called_model(chat), ChatCocoa):
+        raise ConfigError(f"with_risk_retry takes a ChatCocoa, not a {type(chat).__name__}. {AFTER_A_RETRY}")
     if called_model(chat).alpha is None:  # left to the server
         chat = chat.bind(alpha=CocoaConfig().alpha)
     for name, given in (("retriever", retriever), ("prompt", prompt), ("second_retriever", second_retriever)):
         if not isinstance(given, Runnable) and not (given is None and name == "second_retriever"):
             raise ConfigError(f"{name} takes a runnable, not a {type(given).__name__}.")
-    limit = limit_of_tries(threshold, max_tries, measure)
-    if_risky = IfRisky(on_risk=on_risk, mark=mark, answer=answer)
-    growth = growth_of(top_k_growth, has_second=second_retriever is not None)
-    if growth > 1 and max_tries > 1 and top_k_of(retriever) is None:
-        raise ConfigError(
-            f"a {type(retriever).__name__} has no number of documents to increase; give a second_retriever, or "
-            "top_k_growth=1 to change only the settings."
-        )
-    steps = [{}, *settings_of_tries(called_model(chat).alpha, settings, alphas, max_tries)]
-    for options in steps[1:]:
-        called_model(chat, options=options)  # refuses unknown ones
-    if (
-        growth == 1
-        and second_retriever is None
-        and max_tries > 1
-        and all(called_model(chat, options=one).calls_like(called_model(chat)) for one in steps[1:])
-    ):
-        raise ConfigError(
-            "every attempt would be the same: the settings do not change and nothing more is retrieved. Give settings, "
-            "a top_k_growth above 1 or a second_retriever."
-        )
+    model = called_model(chat)
+
+    def is_same(step: Mapping[str, Any]) -> bool:
+        return bool(called_model(chat, options=step).calls_like(model))
+
+    plan = RetryPlan.of(
+        alpha=model.alpha,
+        retriever=retriever,
+        top_k=top_k_of(retriever),
+        has_second=second_retriever is not None,
+        is_same=is_same,
+        threshold=threshold,
+        max_tries=max_tries,
+        settings=settings,
+        alphas=alphas,
+        top_k_growth=top_k_growth,
+        measure=measure,
+        on_risk=on_risk,
+        mark=mark,
+        answer=answer,
+    )
     answering = None
     if context_lift:
-        if not isinstance(called_model(chat), ChatCocoa):
-            raise ConfigError("context_lift is measured on a model in this process, with a ChatCocoa; leave it out.")
-        answering = with_context_lift(prompt, cast("ChatCocoa", chat), context=context)
+        if model.is_remote:
+            raise ConfigError("context_lift is measured on a model in this process; leave it out.")
+        answering = with_context_lift(prompt, chat, context=context)
 
-    plan = _Plan(
-        retriever=retriever,
-        second_retriever=second_retriever,
-        growth=growth,
-        steps=steps,
-        limit=limit,
-        measure=measure,
-        if_risky=if_risky,
-        question=question,
-        context=context,
-        format_documents=format_documents,
-        return_documents=return_documents,
-    )
+    def calls(
+        prompt: Runnable[Any, Any],
+        chat: ChatCocoa,
+        given: str | Mapping[str, Any],
+        config: RunnableConfig,
+        options: Mapping[str, Any],
+    ) -> Calls:
+        values = dict(given) if isinstance(given, Mapping) else {question: given}
+        if not isinstance(values.get(question), str):
+            raise ConfigError(f"the input needs a text under {question!r}, the question to retrieve documents for.")
+        tries = Tries[tuple[AIMessage, list[Document]]](plan)
+        for number, step in enumerate(plan.steps):
+            grown = with_top_k(retriever, plan.growth**number)
+            retrieved = [(yield invocation(grown, values[question], config))]
+            if number and second_retriever is not None:
+                retrieved.append((yield invocation(second_retriever, values[question], config)))
+            documents = without_duplicates(*retrieved)
+            filled = {**values, context: format_documents(documents)}
+            asked = yield invocation(prompt, filled, config)
+            called = {**options, **step}
+            model = called_model(chat, config, called)
+            called |= in_prompt_of(model, (yield prompt_text_of(model, asked)), documents)
+            try:
+                message = yield invocation(answering or chat, filled if answering else asked, config, **called)
+            except HallucinationRiskError as error:  # of a gate after the chat
+                if error.answer is None:
+                    raise
+                message = error.answer
+            message = require_message(message, "with_risk_retry")
+            entry = {"settings": dict(step), "alpha": model.alpha, "top_k": top_k_of(grown)}
+            entry |= {"documents": len(documents), "answer": message.text}
+            if tries.add((message, documents), get_risk(message), **entry):
+                break
+        message, documents = _chosen(plan, tries)
+        return {**values, context: documents, "answer": message} if return_documents else message
 
-    # LangChain finds the runnables of a chain among the variables that these functions name
-    def ask(given: str | Mapping[str, Any], config: RunnableConfig, **options: Any) -> Any:
-        return run_calls(_calls(plan, prompt, chat, answering, given, config, options))
-
-    async def aask(given: str | Mapping[str, Any], config: RunnableConfig, **options: Any) -> Any:
-        return await arun_calls(_calls(plan, prompt, chat, answering, given, config, options))
-
-    return cast(Runnable[str | Mapping[str, Any], Any], RunnableLambda(ask, aask, name="with_risk_retry"))
+    chain: Runnable[str | Mapping[str, Any], Any] = chain_of("with_risk_retry", calls, prompt, chat)
+    return chain
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Plan:
-    """What the attempts of a chain are made of. The fields are arguments of :func:`with_risk_retry`, checked.
+def _chosen(plan: RetryPlan, tries: Tries[tuple[AIMessage, list[Document]]]) -> tuple[AIMessage, list[Document]]:
+    """The best answer, with the history of all attempts, and its documents.
 
-    Attributes:
-        growth: the factor by which the number of documents grows with each attempt.
-        steps: the options of a call for each attempt.
-        limit: the value from which a risk is too high.
+    Raises:
+        HallucinationRiskError: every attempt is too risky, and ``on_risk`` is ``raise``.
     """
-
-    retriever: Retriever
-    second_retriever: Retriever | None
-    growth: float
-    steps: list[Mapping[str, Any]]
-    limit: Limit
-    measure: Measure | None
-    if_risky: IfRisky
-    question: str
-    context: str
-    format_documents: Callable[[list[Document]], Any]
-    return_documents: bool
-
-    def values(self, given: str | Mapping[str, Any]) -> dict[str, Any]:
-        """The variables of the prompt, without the documents.
-
-        Raises:
-            ConfigError: the input has no question.
-        """
-        values = dict(given) if isinstance(given, Mapping) else {self.question: given}
-        if not isinstance(values.get(self.question), str):
-            raise ConfigError(
-                f"the input needs a text under {self.question!r}, the question to retrieve documents for."
-            )
-        return values
-
-    def attempt(
-        self, number: int, chat: CocoaChat, options: Mapping[str, Any]
-    ) -> tuple[list[Retriever], dict[str, Any], dict[str, Any]]:
-        """The retrievers of an attempt, its options of a call, and what its history says about it."""
-        grown = with_top_k(self.retriever, self.growth**number)
-        more = [self.second_retriever] if number and self.second_retriever is not None else []
-        called = {**options, **self.steps[number]}
-        alpha = called_model(chat, options=called).alpha
-        return [grown, *more], called, {"settings": dict(self.steps[number]), "alpha": alpha, "top_k": top_k_of(grown)}
-
-    def result(self, tries: Tries[tuple[AIMessage, list[Document]]], values: dict[str, Any]) -> Any:
-        """What the chain returns: the best answer, with the history of all attempts.
-
-        Raises:
-            HallucinationRiskError: every attempt is too risky, and ``on_risk`` is ``raise``.
-        """
-        (message, documents), history = tries.best()
-        if (gate := tries.gate(self.if_risky.on_risk)) is not None:
-            if gate["action"] == "abstain":
-                message = replaced(without_tool_calls(message), self.if_risky.answer)
-            elif not calls_tools(message):
-                change = tries.limit_of_spans.with_marks(message.text, get_risk(message), self.if_risky.mark)
-                message = with_change(message, change)
-            message = with_report(message, {**get_risk(message), "gate": gate})
-        message = message.model_copy(update={"response_metadata": {**message.response_metadata, TRIES_KEY: history}})
-        return {**values, self.context: documents, "answer": message} if self.return_documents else message
-
-
-def _calls(
-    plan: _Plan,
-    prompt: Runnable[Any, Any],
-    chat: CocoaChat,
-    answering: Runnable[Any, Any] | None,
-    given: str | Mapping[str, Any],
-    config: RunnableConfig,
-    options: Mapping[str, Any],
-) -> Calls:
-    """The calls of one answer, in order. The result of each is sent back; what is returned is the chain's result."""
-    values, tries = plan.values(given), Tries[tuple[AIMessage, list[Document]]](plan.limit, plan.measure)
-    for number in range(len(plan.steps)):
-        retrievers, called, entry = plan.attempt(number, chat, options)
-        retrieved = []
-        for one in retrievers:
-            retrieved.append((yield invocation(one, values[plan.question], config)))
-        found = without_duplicates(*retrieved)
-        filled = {**values, plan.context: plan.format_documents(found)}
-        asked = yield invocation(prompt, filled, config)
-        model = called_model(chat, config, called)
-        called |= in_prompt_of(model, (yield prompt_text_of(model, asked)), found)
-        try:
-            message = yield invocation(answering or chat, filled if answering else asked, config, **called)
-        except HallucinationRiskError as error:  # of a gate after the chat
-            if error.answer is None:
-                raise
-            message = error.answer
-        message = require_message(message, "with_risk_retry")
-        if tries.add((message, found), get_risk(message), **entry, documents=len(found), answer=message.text):
-            break
-    return plan.result(tries, values)
+    (message, documents), history = tries.best()
+    if (gate := tries.gate()) is not None:
+        if gate.action == "abstain":
+            message = replaced(without_tool_calls(message), plan.answer)
+        elif not calls_tools(message):
+            message = with_change(message, plan.limit_of_spans.with_marks(message.text, get_risk(message), plan.mark))
+        message = with_report(message, get_risk(message).with_values(gate=gate))
+    metadata = {**message.response_metadata, TRIES_KEY: history}
+    return message.model_copy(update={"response_metadata": metadata}), documents

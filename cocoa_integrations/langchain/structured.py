@@ -1,4 +1,7 @@
-"""Parsers for structured output. An answer that was cut off raises an error; it never becomes a partial object."""
+"""Tools and schemas in every form that LangChain takes, and the parsers of structured output.
+
+An answer that was cut off raises an error; it never becomes a partial object.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,15 @@ from langchain_core.output_parsers import BaseCumulativeTransformOutputParser
 from langchain_core.output_parsers.openai_tools import JsonOutputKeyToolsParser
 from langchain_core.outputs import Generation
 from langchain_core.runnables import Runnable, RunnableGenerator, RunnableMap, RunnablePassthrough
-from langchain_core.tools import BaseTool
+from langchain_core.tools import BaseTool, Tool, create_schema_from_function
+from langchain_core.utils.function_calling import convert_to_openai_function
 from langchain_core.utils.json import parse_partial_json
+from pydantic.errors import PydanticUserError
 
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.safe_text import short_repr
-from cocoa_integrations.langchain.tools import openai_tool
-from cocoa_integrations.tool_calling.schema_forms import json_schema, reader_of, standard
+from cocoa_engine.safe_text import short_repr, shortened
+from cocoa_integrations.tool_calling import ToolRequest
+from cocoa_integrations.tool_calling.schema_forms import function_of, json_schema, reader_of, standard
 from cocoa_integrations.tool_calling.schemas import mismatch
 
 TITLE = "answer"
@@ -37,6 +42,83 @@ _HINTS: dict[str | None, str] = {
     "stop": ": a stop text or criterion ended it",
 }
 """A hint about an incomplete answer, by its finish reason."""
+
+
+def tool_request(options: Mapping[str, Any]) -> ToolRequest:
+    """The tools and the response format that the options of a call ask for.
+
+    Args:
+        options: ``tools`` (of every type that LangChain accepts), ``tool_choice``, ``strict``, ``parallel_tool_calls``
+            and ``response_format``. Other options are ignored.
+
+    Raises:
+        ConfigError: a tool cannot be converted; see also :meth:`ToolRequest.of`.
+    """
+    strict = options.get("strict")
+    tools = [openai_tool(tool, strict=strict) for tool in options.get("tools") or ()]
+    return ToolRequest.of(
+        list({_without_titles(tool): tool for tool in reversed(tools)}.values())[::-1],  # as a class and its schema
+        tool_choice=options.get("tool_choice"),
+        strict=strict,
+        parallel_tool_calls=options.get("parallel_tool_calls"),
+        response_format=options.get("response_format"),
+    )
+
+
+def _without_titles(tool: dict[str, Any]) -> str:
+    def untitled(part: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in part.items() if key != "title" or not isinstance(value, str)}
+
+    try:
+        return json.dumps(json.loads(json.dumps(tool), object_hook=untitled), sort_keys=True)
+    except (TypeError, ValueError, RecursionError):  # refused by the request
+        return repr(id(tool))
+
+
+def refuse_legacy(options: Mapping[str, Any]) -> None:
+    """Refuse OpenAI's earlier names of tools.
+
+    Raises:
+        ConfigError: one is given.
+    """
+    if legacy := [name for name in ("functions", "function_call") if options.get(name)]:
+        raise ConfigError(f"instead of {' and '.join(legacy)} give tools and tool_choice")
+
+
+def openai_tool(tool: Any, *, strict: bool | None = None) -> dict[str, Any]:
+    """A tool in OpenAI's format.
+
+    Raises:
+        ConfigError: LangChain cannot convert it.
+    """
+    try:
+        return {"type": "function", "function": {**_function(tool), **({} if strict is None else {"strict": strict})}}
+    except (PydanticUserError, TypeError, ValueError, AttributeError, NameError) as error:
+        raise ConfigError(
+            f"{short_repr(tool)} is not a tool: give a function, a LangChain tool, a pydantic class, a TypedDict, a "
+            f"tool in OpenAI's format, or a JSON schema with a title ({shortened(str(error), 300)})"
+        ) from error
+
+
+def _function(tool: Any) -> dict[str, Any]:
+    """The name, the description and the parameters of a tool. LangChain's own conversion loses optional parts."""
+    if isinstance(tool, Mapping):
+        return function_of(tool)
+    if isinstance(tool, BaseTool):
+        schema = tool.tool_call_schema if tool.args_schema or not isinstance(tool, Tool) else None
+        if schema is None:  # the one argument of a Tool has no type
+            return dict(convert_to_openai_function(tool))
+        made = dict(schema) if isinstance(schema, Mapping) else json_schema(schema)
+        made = {**made, "title": tool.name, "description": tool.description}
+    elif isinstance(tool, type):
+        made = json_schema(tool)
+    else:
+        made = json_schema(
+            create_schema_from_function(
+                tool.__name__, tool, filter_args=(), parse_docstring=True, include_injected=False
+            )
+        )
+    return function_of(made)
 
 
 def json_schema_of(schema: Any) -> dict[str, Any]:

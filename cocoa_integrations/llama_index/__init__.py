@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
 from cocoa_engine.optional import need
 
 need("llama_index.core", extra="llama-index", what=__name__)
 
 from cocoa_integrations.llama_index.answers import MissingRiskWarning
 from cocoa_integrations.llama_index.callbacks import CocoaRiskEvent, CocoaSpanEvent, RiskScores, collect_risk
-from cocoa_integrations.llama_index.chat_engine import RiskChatEngine, RiskStreamingChatResponse
-from cocoa_integrations.llama_index.citations import RiskCitationQueryEngine
-from cocoa_integrations.llama_index.evaluator import RiskEvaluator
+from cocoa_integrations.llama_index.evaluation import RiskEvaluator
 from cocoa_integrations.llama_index.llm import CocoaLLM
-from cocoa_integrations.llama_index.query_engine import RiskQueryEngine
+from cocoa_integrations.llama_index.query_engines import (
+    RiskChatEngine,
+    RiskCitationQueryEngine,
+    RiskQueryEngine,
+    RiskStreamingChatResponse,
+)
 from cocoa_integrations.llama_index.retry import RiskRetryQueryEngine
 from cocoa_integrations.llama_index.risk import argument_risks, field_risks, get_risk
-
-if TYPE_CHECKING:
-    from cocoa_integrations.llama_index.remote import CocoaRemote as CocoaRemote
 
 __all__ = [
     "CocoaLLM",
@@ -39,9 +36,3 @@ __all__ = [
     "field_risks",
     "get_risk",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "CocoaRemote":  # it needs llama-index-llms-openai-like
-        return import_module("cocoa_integrations.llama_index.remote").CocoaRemote
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,38 +4,47 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 from llama_index.core.base.response.schema import RESPONSE_TYPE
 from llama_index.core.schema import NodeWithScore
 from llama_index.core.tools import ToolOutput
 
-from cocoa_engine import ConfigError, Generation, passage_attention
+from cocoa_engine import ConfigError, passage_attention
 from cocoa_engine.logs import safe_logger
+from cocoa_engine.report import RISK_KEY, PartReport, RiskReport, SpanReport
 from cocoa_integrations._shared.citations import (
     CANNOT_ATTEND,
     CITATIONS_KEY,
     NOT_FOUND,
     NOT_SEEN,
+    Citation,
     CitedBy,
     Citing,
     citations_of,
     find_in,
     lift_in_nats,
     spread,
+    with_lifts,
 )
-from cocoa_integrations._shared.edits import EditedText
-from cocoa_integrations._shared.metadata import REPORTS_KEY, RISK_KEY, add_context_lift
-from cocoa_integrations._shared.reasoning import Split
+from cocoa_integrations._shared.edits import EditedText, Entry
 from cocoa_integrations._shared.tries import TRIES_KEY
-from cocoa_integrations.llama_index.callbacks import RiskCollector, Start
-from cocoa_integrations.llama_index.context_lift import lift_of, shares_a_run
-from cocoa_integrations.llama_index.retrieved import Retrieval, by_source_node, texts_in
-from cocoa_integrations.llama_index.shown_text import Part, merged_report, parts_of, text_of
+from cocoa_integrations.llama_index.callbacks import Collected, RiskCollector
+from cocoa_integrations.llama_index.retrieved import Retrieval, by_source_node, lift_of, shares_a_run, texts_in
 
 logger = safe_logger(__name__)
+
+REPORTS_KEY = "cocoa_reports"
+"""The key of the reports of all answers that the model gave for one response."""
+
+EMPTY = "Empty Response"
+"""What LlamaIndex's synthesizers show instead of an empty answer."""
+
+SEPARATOR = "\n---------------------\n"
+"""What LlamaIndex's ``Accumulate`` puts between answers."""
 
 _END: Any = object()
 
@@ -46,19 +55,63 @@ class MissingRiskWarning(UserWarning):
     """A response has no risk, or no context lift. The message gives the reason."""
 
 
-class Answered(NamedTuple):
-    """One answer, the function that repeats its request, the number of the request, and its report.
+@dataclass(frozen=True)
+class Part:
+    """A stretch of the shown text that an answer wrote.
 
-    ``start_of_answer`` is the offset in the generated text at which the answer begins, after any reasoning.
-    ``node_ids`` are the retrieved nodes in its prompt.
+    Attributes:
+        number: the index of the answer.
+        answer: the answer.
+        start: offset of the first character in the shown text.
+        end: offset after the last one.
+        moved: what is added to offsets in the generated text.
     """
 
-    generation: Generation
-    start: Start | None
-    request: int
-    report: dict[str, Any]
-    start_of_answer: int
-    node_ids: Sequence[str]
+    number: int
+    answer: Collected
+    start: int
+    end: int
+    moved: int
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of the answer's spans that are shown. Those before it, such as its reasoning, are not."""
+        spans, begin = self.answer.report.spans, self.answer.begin
+        return range(sum(span.end <= begin for span in spans) if begin else 0, len(spans))
+
+    def spans_in(self, text: str) -> list[SpanReport]:
+        """The spans, with offsets in the shown text."""
+        spans = self._placed([self.answer.report.spans[number] for number in self.numbers])
+        return [span.with_values(text=text[span.start : span.end]) for span in spans]
+
+    def report_in(self, spans: Sequence[SpanReport]) -> RiskReport:
+        """The report of the answer with these spans and all offsets in the shown text."""
+        report, first = self.answer.report, self.numbers.start
+        values: dict[str, Any] = {"spans": list(spans)}
+        if report.reasoning is not None:  # its spans are not part of the shown text
+            values["reasoning"] = report.reasoning.without("answer_start").with_values(spans=[])
+        for name in ("check", "claims", "sentences"):
+            if name in report.model_fields_set:
+                values[name] = self._placed(getattr(report, name))
+        if report.check:
+            values["check"] = [
+                check.with_values(spans=[number - first for number in check.spans]) for check in values["check"]
+            ]
+        if report.fields:
+            placed = self._placed(report.fields.values())
+            values["fields"] = {
+                path: value.with_values(spans=[number - first for number in value.spans])
+                for path, value in zip(report.fields, placed, strict=True)
+            }
+        return report.with_values(**values)
+
+    def _placed(self, entries: Iterable[Entry]) -> list[Entry]:
+        """Entries with their offsets in the shown text, which may lack white space at the ends."""
+
+        def place(offset: int) -> int:
+            return min(max(offset + self.moved, self.start), self.end)
+
+        return [entry.with_values(start=place(entry.start), end=place(entry.end)) for entry in entries]
 
 
 class Answers(RiskCollector):
@@ -72,10 +125,10 @@ class Answers(RiskCollector):
     def __init__(self, *, lift: bool, cite: Citing | None = None) -> None:
         super().__init__()
         self._lift, self._cite = lift, cite
-        self._answers: list[Answered] = []
+        self._answers: list[Collected] = []
         self.retrieval = Retrieval()
 
-    def __enter__(self) -> list[dict[str, Any]]:
+    def __enter__(self) -> list[RiskReport]:
         self.retrieval.__enter__()
         return super().__enter__()
 
@@ -85,23 +138,10 @@ class Answers(RiskCollector):
         super().__exit__(kind, error, traceback)
         self.retrieval.__exit__(kind, error, traceback)
 
-    def take(
-        self,
-        generation: Generation,
-        start: Start | None,
-        *,
-        request: int,
-        run_id: str | None = None,
-        split: Split | None = None,
-        report: Mapping[str, Any] | None = None,
-        node_ids: Sequence[str] = (),
-    ) -> dict[str, Any]:
-        """Add an answer and return its report."""
-        report = super().take(generation, start, request=request, run_id=run_id, split=split, report=report)
-        begin = 0 if split is None else split.answer_start
-        # with its report: threads may interleave
-        self._answers.append(Answered(generation, start, request, report, begin, tuple(node_ids)))
-        return report
+    def take(self, answer: Collected) -> None:
+        """Add an answer."""
+        super().take(answer)
+        self._answers.append(answer)
 
     def write(
         self,
@@ -109,13 +149,15 @@ class Answers(RiskCollector):
         text: str,
         nodes: Sequence[NodeWithScore],
         sources: Sequence[ToolOutput] = (),
+        *,
+        is_object: bool = False,
     ) -> None:
         """Fill the metadata of a response. Without answers, the report is ``None`` and the list of reports is empty.
 
-        The report of the response covers the answers that its text shows. Later requests, such as those of a memory,
-        and earlier ones, such as a rewritten question, do not count. The report is ``None`` if the text was changed
-        after it was generated, so that the spans cannot be found in it. Where an engine of ours inside has replaced
-        the text, its own report stays.
+        The report of the response is that of the last answer that is its text, up to white space; or that of all
+        answers in a text that ``Accumulate`` joined, see :func:`joined`; or that of the only answer, where the response
+        shows the object that was parsed from it. Otherwise it is ``None``: LlamaIndex does not tell which answer wrote
+        what. Where an engine of ours inside has replaced the text, its own report stays.
 
         Args:
             metadata: the metadata of the response.
@@ -123,79 +165,74 @@ class Answers(RiskCollector):
             nodes: the nodes retrieved for it.
             sources: the outputs that a chat engine made the response of. If the report of one describes the text, it
                 is taken as that of the engine inside.
+            is_object: whether the text is that of an object which was parsed from an answer.
         """
         inside, shown = _engine_inside(text, metadata, sources)
         metadata |= inside
-        if shown is None:
-            self._write(metadata, text, nodes)
-        elif shown.replaced:
-            metadata |= {REPORTS_KEY: self.reports, **({} if self._cite is None else {CITATIONS_KEY: []})}
-        else:  # an engine of ours inside may have changed the text
-            cited = metadata.get(CITATIONS_KEY)
-            self._write(metadata, shown.original, nodes)
+        answers = [_by_source_node(answer, nodes) for answer in self._answers]
+        metadata[REPORTS_KEY] = [answer.report.to_dict() for answer in answers]
+        if shown is not None and shown.replaced:
+            metadata |= {} if self._cite is None else {CITATIONS_KEY: []}
+            return
+        report, citations = self._report_of(answers, text if shown is None else shown.original, nodes, is_object)
+        if shown is not None and report is not None:  # an engine of ours inside may have changed the text
             change = EditedText(shown.original, (), shown.begin).changed(shown.edits)
-            if metadata[RISK_KEY] is not None:
-                inner = inside[RISK_KEY]
-                gate = {key: inner[key] for key in ("gate",) if key in inner}
-                report = {**change.of_report(metadata[RISK_KEY]), **gate}
-                if [span["text"] for span in inner["spans"]] == [span["text"] for span in report["spans"]]:
-                    # what the engine inside measured stays, such as the sources that it cites
-                    report["spans"] = [
-                        {**of_inner, **span} for of_inner, span in zip(inner["spans"], report["spans"], strict=True)
+            inner, report = RiskReport.from_wire(inside[RISK_KEY]), change.of_report(report)
+            if inner.gate is not None:
+                report = report.with_values(gate=inner.gate)
+            if [span.text for span in inner.spans] == [span.text for span in report.spans]:
+                # what the engine inside measured stays, such as the sources that it cites
+                report = report.with_values(
+                    spans=[
+                        of_inner.with_values(**{name: getattr(span, name) for name in span.model_fields_set})
+                        for of_inner, span in zip(inner.spans, report.spans, strict=True)
                     ]
-                metadata[RISK_KEY] = report
-                if metadata.get(CITATIONS_KEY) is not cited:
-                    metadata[CITATIONS_KEY] = change.moved(metadata[CITATIONS_KEY], 0)
+                )
+            citations = None if citations is None else change.moved(citations)
+        metadata[RISK_KEY] = None if report is None else report.to_dict()
+        if citations is not None:
+            metadata[CITATIONS_KEY] = [citation.to_dict() for citation in citations]
 
-    def _write(self, metadata: dict[str, Any], text: str, nodes: Sequence[NodeWithScore]) -> None:
-        answers = list(self._answers)
-        reports = [answer.report for answer in answers]
-        for answer in answers:
-            _sort_by_source_node(answer, nodes)
-        metadata[REPORTS_KEY] = self.reports
-        metadata[RISK_KEY] = None
+    def _report_of(
+        self, answers: Sequence[Collected], text: str, nodes: Sequence[NodeWithScore], is_object: bool
+    ) -> tuple[RiskReport | None, list[Citation] | None]:
+        """The report of a text that the model wrote, and its citations."""
         if not answers:
             _warn(
-                "the response has no risk, because no CocoaLLM or CocoaRemote generated it: either another LLM did, or "
+                "the response has no risk, because no CocoaLLM generated it: either another LLM did, or "
                 "nothing was retrieved and no LLM was called."
             )
-            return
-        requests, begins = [answer.request for answer in answers], [answer.start_of_answer for answer in answers]
-        parts = parts_of(text, reports, requests, begins)
-        if parts is None:
+            return None, None
+        parts = parts_of(text, answers)
+        if not parts and is_object and len(answers) == 1:
+            return answers[0].report, None
+        if not parts:
             _warn(
-                "the response has no cocoa_risk, because its text is not what the model wrote: an output parser, a "
-                "response_mode or an engine changed it. The reports of the answers are in cocoa_reports."
+                "the response has no cocoa_risk, because LlamaIndex does not tell which answer wrote its text: an "
+                "output parser or an engine changed it. The reports of the answers are in cocoa_reports."
             )
-            return
-        only = reports[parts[0].answer] if len(parts) == 1 else None
-        report = only if only is not None and text_of(only) == text else merged_report(parts, reports)
-        metadata[RISK_KEY] = report
-        here = all(answers[part.answer].start is not None for part in parts)
+            return None, None
+        report, citations = joined(parts, text), None
+        here = all(part.answer.start is not None for part in parts)
         if self._lift and here:
-            self._add_lift(report, parts, answers, nodes)
+            report = report.with_values(spans=self._lifted(report.spans, parts, nodes))
         elif self._lift:
             _warn(f"no context lift and no citations by lift: they are {_OF_A_SERVER}")
-        if self._cite is not None and (found := self._sources(self._cite, parts, answers, nodes, here)) is not None:
-            by, values = found
-            metadata[CITATIONS_KEY] = citations_of(report["spans"], values, self._cite.lowest[by], by)
-            for citation in metadata[CITATIONS_KEY]:
-                citation["id"] = nodes[citation["source"] - 1].node.node_id
+        if self._cite is not None and (sources := self._sources(self._cite, parts, nodes, here)) is not None:
+            by, values = sources
+            found, spans = citations_of(report.spans, values, self._cite.lowest[by], by)
+            citations = [citation.with_values(id=nodes[citation.source - 1].node.node_id) for citation in found]
+            report = report.with_values(spans=spans)
+        return report, citations
 
     def _sources(
-        self,
-        cite: Citing,
-        parts: Sequence[Part],
-        answers: Sequence[Answered],
-        nodes: Sequence[NodeWithScore],
-        here: bool,
+        self, cite: Citing, parts: Sequence[Part], nodes: Sequence[NodeWithScore], here: bool
     ) -> tuple[CitedBy, list[list[float | None]]] | None:
         """What finds the sources of a response, and for each span its value by each node; ``None`` if nothing can.
 
         Args:
             cite: how citations are found.
             parts: the parts of the response.
-            answers: the answers.
             nodes: the source nodes of the response.
             here: whether the model is in this process.
 
@@ -203,7 +240,7 @@ class Answers(RiskCollector):
             ConfigError: attention was asked for, and cannot be measured.
         """
         if cite.by != "lift":
-            measured = [_attention_by_node(part, answers[part.answer], nodes) for part in parts]
+            measured = [_attention_by_node(part, nodes) for part in parts]
             values = [of_span for of_part, _ in measured for of_span in of_part]
             why = next((reason for _, reason in measured if reason is not None), None)
             if why == NOT_SEEN and cite.by == "attention":
@@ -217,24 +254,23 @@ class Answers(RiskCollector):
         elif not here:
             _warn(f"no citations: lift is {_OF_A_SERVER}")
             return None
-        return "lift", [of_span for part in parts for of_span in _by_node(part, answers[part.answer], nodes)]
+        return "lift", [of_span for part in parts for of_span in _lift_by_node(part, nodes)]
 
-    def _add_lift(
-        self, report: dict[str, Any], parts: Sequence[Part], answers: Sequence[Answered], nodes: Sequence[NodeWithScore]
-    ) -> None:
-        missing = False
-        spans = iter(report["spans"])
+    def _lifted(
+        self, spans: Sequence[SpanReport], parts: Sequence[Part], nodes: Sequence[NodeWithScore]
+    ) -> list[SpanReport]:
+        remaining, lifted, missing = iter(spans), list[SpanReport](), False
         for part in parts:
-            lifts = lift_of(answers[part.answer].generation, answers[part.answer].start, nodes)
-            entries = [next(spans) for _ in part.spans]
+            lifts = lift_of(part.answer.generation, part.answer.start, nodes)
+            of_part = [next(remaining) for _ in part.numbers]
             missing = missing or lifts is None
-            if lifts is not None:
-                add_context_lift(entries, [lifts[number] for number, _ in part.spans])
+            lifted += of_part if lifts is None else with_lifts(of_part, [lifts[number] for number in part.numbers])
         if missing:
             _warn(
                 "no context lift: the prompt of this answer contains no text of the source nodes, so there is "
                 "nothing to leave out."
             )
+        return lifted
 
     def read(
         self,
@@ -278,17 +314,78 @@ class Answers(RiskCollector):
         finally:
             if isinstance(deltas, AsyncGenerator):
                 await deltas.aclose()
-        await self.awrite(metadata, text, nodes, sources)
-
-    async def awrite(
-        self,
-        metadata: dict[str, Any],
-        text: str,
-        nodes: Sequence[NodeWithScore],
-        sources: Sequence[ToolOutput] = (),
-    ) -> None:
-        """Like :meth:`write`, without blocking the event loop."""
         await asyncio.to_thread(self.write, metadata, text, nodes, sources)
+
+
+def parts_of(text: str, answers: Sequence[Collected]) -> list[Part]:
+    """The parts of a shown text that answers wrote, in the order of the text; empty if that is not known.
+
+    Args:
+        text: the text of the response.
+        answers: the answers, in order of completion.
+    """
+    for number in reversed(range(len(answers))):
+        answer = answers[number]
+        written = answer.text[answer.begin :]
+        if written.strip() == text.strip() or (text == EMPTY and not written):
+            lead = len(text) - len(text.lstrip()) - (len(written) - len(written.lstrip()))
+            return [Part(number, answer, 0, len(text) if written else 0, lead - answer.begin)]
+    by_request = sorted(range(len(answers)), key=lambda number: answers[number].request)
+    for first in range(len(answers)):  # the first ones may be of other requests, such as a rewritten question
+        if parts := _accumulated(text, answers, by_request[first:]):
+            return parts
+    return []
+
+
+def _accumulated(text: str, answers: Sequence[Collected], numbers: Sequence[int]) -> list[Part]:
+    """The parts of a text that ``Accumulate`` made of answers in the order of their requests."""
+    parts: list[Part] = []
+    position = 0
+    for count, number in enumerate(numbers):
+        answer = answers[number]
+        written = answer.text[answer.begin :]
+        opening = f"{SEPARATOR if count else ''}Response {count + 1}: {written or EMPTY}"
+        if not text.startswith(opening, position):
+            return []
+        position += len(opening)
+        start = position - len(written or EMPTY)
+        parts.append(Part(number, answer, start, start + len(written), start - answer.begin))
+    return parts if position == len(text) else []
+
+
+def joined(parts: Sequence[Part], text: str) -> RiskReport:
+    """The report of a shown text.
+
+    One answer keeps its report, with offsets in the text. That of several answers has the spans of all of them and
+    ``parts``; their claims and sentences are in their own reports.
+    """
+    reports = [part.answer.report for part in parts]
+    if len(parts) == 1 and parts[0].answer.text == text:
+        return reports[0]
+    spans = [span for part in parts for span in part.spans_in(text)]
+    spans = [span.with_values(span=number) for number, span in enumerate(spans)]
+    if len(parts) == 1:
+        report = parts[0].report_in(spans)
+    else:
+        report = RiskReport.of_spans(
+            spans,
+            method=_common(report.method for report in reports),
+            risk_source=_common(report.risk_source for report in reports if report.spans),
+            threshold=_common(report.threshold for report in reports if report.spans),
+            model_name=_common(report.model_name for report in reports),
+        )
+        if any(report.out_of_domain for report in reports):
+            report = report.with_values(out_of_domain=True)
+        if (heads := _common(report.source_heads for report in reports)) is not None:
+            report = report.with_values(source_heads=heads)
+    ranges = [PartReport(start=part.start, end=part.end, report=part.number) for part in parts]
+    return report.with_values(parts=ranges)
+
+
+def _common(values: Iterable[Any]) -> Any:
+    """The value that all reports have in common; ``None`` if they differ."""
+    different = set(values)
+    return different.pop() if len(different) == 1 else None
 
 
 def _engine_inside(
@@ -297,32 +394,33 @@ def _engine_inside(
     """What an engine of ours inside wrote of this text to a source or to the metadata, and the text by its report."""
     outputs = [source.raw_output for source in reversed(sources)]
     written = [output.metadata or {} for output in outputs if isinstance(output, get_args(RESPONSE_TYPE))]
-    for one in [*written, metadata]:
-        report = one.get(RISK_KEY)
-        if report is not None and (shown := EditedText.find(text, report)) is not None:
-            return {key: one[key] for key in (RISK_KEY, CITATIONS_KEY, TRIES_KEY) if key in one}, shown
+    for of_output in [*written, metadata]:
+        wire = of_output.get(RISK_KEY)
+        if wire is not None and (shown := EditedText.find(text, RiskReport.from_wire(wire))) is not None:
+            return {key: of_output[key] for key in (RISK_KEY, CITATIONS_KEY, TRIES_KEY) if key in of_output}, shown
     return {}, None
 
 
-def _sort_by_source_node(answer: Answered, nodes: Sequence[NodeWithScore]) -> None:
-    """Order the attention of the spans of an answer by the source nodes of the response, as in its other answers."""
+def _by_source_node(answer: Collected, nodes: Sequence[NodeWithScore]) -> Collected:
+    """The answer with the attention of its spans by the source nodes of the response, as in its other answers."""
     if not answer.node_ids:  # the caller named the sources
-        return
-    for entry in answer.report["spans"]:
-        measured = entry.pop("passage_attention", None)
-        if measured and (values := by_source_node(measured, answer.node_ids, nodes)) is not None:
-            entry["passage_attention"] = values
+        return answer
+    spans = []
+    for span in answer.report.spans:
+        values = by_source_node(span.passage_attention, answer.node_ids, nodes) if span.passage_attention else None
+        span = span.without("passage_attention")
+        spans.append(span if values is None else span.with_values(passage_attention=values))
+    return replace(answer, report=answer.report.with_values(spans=spans))
 
 
-def _by_node(part: Part, answer: Answered, nodes: Sequence[NodeWithScore]) -> list[list[float | None]]:
+def _lift_by_node(part: Part, nodes: Sequence[NodeWithScore]) -> list[list[float | None]]:
     """For each span of a part, its lift by each node, in nats; ``None`` if the node was not in the prompt."""
+    answer = part.answer
     of_nodes = [lift_of(answer.generation, answer.start, nodes, only=number) for number in range(len(nodes))]
-    return [[None if lifts is None else lift_in_nats(lifts[number]) for lifts in of_nodes] for number, _ in part.spans]
+    return [[None if lifts is None else lift_in_nats(lifts[number]) for lifts in of_nodes] for number in part.numbers]
 
 
-def _attention_by_node(
-    part: Part, answer: Answered, nodes: Sequence[NodeWithScore]
-) -> tuple[list[list[float | None]], str | None]:
+def _attention_by_node(part: Part, nodes: Sequence[NodeWithScore]) -> tuple[list[list[float | None]], str | None]:
     """The attention of each span of a part on each node, and why it is not that on all nodes of the prompt.
 
     It was measured while the answer was written, unless the nodes of the response are others than those that were
@@ -332,12 +430,11 @@ def _attention_by_node(
         For each span its values, ``None`` for a node that was not in the prompt as it is; and ``NOT_SEEN`` or
         ``NOT_FOUND``, or ``None`` if nothing is missing.
     """
-    entries = answer.report["spans"]
-    known = [entries[number].get("passage_attention") if answer.node_ids else None for number, _ in part.spans]
-    nothing: list[float | None] = [None] * len(nodes)
-    complete = [nothing if values is None else list(values) for values in known]
-    if answer.start is None:
-        return complete, NOT_FOUND if nodes and known and not any(known) else None
+    answer, numbers = part.answer, part.numbers
+    measured = [answer.report.spans[number].passage_attention if answer.node_ids else [] for number in numbers]
+    complete = [values or [None] * len(nodes) for values in measured]
+    if answer.start is None or answer.generation is None:
+        return complete, NOT_FOUND if nodes and measured and not any(measured) else None
     asked = answer.start()
     engine = answer.start.engine
     prompt = engine.decode(asked.prompt)
@@ -353,7 +450,7 @@ def _attention_by_node(
         fed_again = passage_attention(engine, answer.generation, asked.prompt, source)
         if not any(fed_again):
             return complete, NOT_SEEN
-        complete = [spread(fed_again[number], in_prompt, len(nodes)) for number, _ in part.spans]
+        complete = [spread(fed_again[number], in_prompt, len(nodes)) for number in numbers]
     return complete, why
 
 

@@ -4,7 +4,7 @@
 
     with collect_risk() as reports:
         response = query_engine.query("...")
-    reports[-1]["max_risk"]
+    reports[-1].max_risk
 
 LlamaIndex suppresses exceptions of event handlers, so a handler can observe an answer but not stop it.
 """
@@ -12,10 +12,8 @@ LlamaIndex suppresses exceptions of event handlers, so a handler can observe an 
 from __future__ import annotations
 
 import itertools
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from copy import deepcopy
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -26,13 +24,10 @@ from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.instrumentation.span import active_span_id
 
-from cocoa_engine import CocoaEngine, Generation, Span, SpanStream
-from cocoa_engine.forks import free_in_child
-from cocoa_integrations._shared.finite import severity
-from cocoa_integrations._shared.metadata import risk_report
-from cocoa_integrations._shared.reasoning import Split
-from cocoa_integrations._shared.recent_reports import MAX_REPORTS, add_reports, require_max_reports
-from cocoa_integrations.tracing import SCORE_NAME, RiskTrace, Scoring, emit_event
+from cocoa_engine import CocoaEngine, Generation, SpanStream
+from cocoa_engine.report import RiskReport, SpanReport
+from cocoa_integrations.chat_service import Answer, Piece
+from cocoa_integrations.tracing import MAX_REPORTS, SCORE_NAME, RiskLog, RiskTrace, Scoring, emit_event
 
 if TYPE_CHECKING:
     from opentelemetry._logs import LoggerProvider
@@ -49,7 +44,7 @@ class CocoaSpanEvent(BaseEvent):
     """
 
     number: int
-    span: Span
+    span: SpanReport
 
     @classmethod
     def class_name(cls) -> str:
@@ -60,11 +55,13 @@ class CocoaSpanEvent(BaseEvent):
 class CocoaRiskEvent(BaseEvent):
     """An answer is complete. There is exactly one event per generation, for every kind of call.
 
-    A generation that fails, is cancelled or is abandoned has no complete answer and sends no such event.
+    ``report`` is the dict of its report, as exports of events need it. ``generation`` is the answer of the engine, and
+    ``None`` if the model is at a server. A generation that fails, is cancelled or is abandoned has no complete answer
+    and sends no such event.
     """
 
     report: dict[str, Any]
-    generation: Generation
+    generation: Generation | None
 
     @classmethod
     def class_name(cls) -> str:
@@ -90,7 +87,7 @@ class Start:
 
 
 def collect_risk(*, max_reports: int | None = MAX_REPORTS) -> RiskCollector:
-    """Collect the ``cocoa_risk`` report of every answer requested inside the ``with`` block, in order of completion.
+    """Collect the :class:`.RiskReport` of every answer requested inside the ``with`` block, in order of completion.
 
     The collector uses a context variable. Async tasks, ``asyncio.to_thread`` and LlamaIndex's own threads that start
     inside the block are included; other tasks and threads are not. Start a ``threading.Thread`` or an executor job with
@@ -110,7 +107,33 @@ def collect_risk(*, max_reports: int | None = MAX_REPORTS) -> RiskCollector:
     return RiskCollector(max_reports=max_reports)
 
 
-class RiskCollector:
+@dataclass(frozen=True)
+class Collected:
+    """A complete answer, as collectors receive it.
+
+    Attributes:
+        report: its report.
+        generation: the answer; ``None`` if it is that of a server.
+        start: repeats the request; ``None`` for an answer of a server.
+        request: the number of the request; later requests have higher numbers.
+        begin: the offset in the generated text at which the answer begins, after any reasoning.
+        node_ids: the retrieved nodes that its ``passage_attention`` is of.
+    """
+
+    report: RiskReport
+    generation: Generation | None
+    start: Start | None
+    request: int
+    begin: int = 0
+    node_ids: Sequence[str] = ()
+
+    @property
+    def text(self) -> str:
+        """The generated text."""
+        return "".join(span.text or "" for span in self.report.spans)
+
+
+class RiskCollector(RiskLog):
     """The context manager of :func:`collect_risk`.
 
     Attributes:
@@ -118,14 +141,7 @@ class RiskCollector:
         max_risk: the highest risk of any span of any answer, including those whose report was dropped.
     """
 
-    def __init__(self, *, max_reports: int | None = MAX_REPORTS) -> None:
-        require_max_reports(max_reports)
-        self.reports: list[dict[str, Any]] = []
-        self.max_risk = 0.0
-        self._max_reports = max_reports
-        self._lock = free_in_child(threading.Lock())
-
-    def __enter__(self) -> list[dict[str, Any]]:
+    def __enter__(self) -> list[RiskReport]:
         _collectors.set((*_collectors.get(), self))
         return self.reports
 
@@ -135,40 +151,9 @@ class RiskCollector:
         # Not reset(token): the block may be left in a different context than it was entered in (async fixtures).
         _collectors.set(tuple(collector for collector in _collectors.get() if collector is not self))
 
-    def take(
-        self,
-        generation: Generation,
-        start: Start | None,
-        *,
-        request: int,
-        run_id: str | None = None,
-        split: Split | None = None,
-        report: Mapping[str, Any] | None = None,
-        node_ids: Sequence[str] = (),
-    ) -> dict[str, Any]:
-        """Add an answer and return its report.
-
-        Args:
-            generation: the answer.
-            start: repeats the request; ``None`` for an answer of a server.
-            request: the number of the request; later requests have higher numbers.
-            run_id: the id of LlamaIndex's span of the call.
-            split: separates the reasoning of the answer.
-            report: the report of a server. Default: that of the generation.
-            node_ids: the retrieved nodes that its ``passage_attention`` is of.
-        """
-        report = _report(generation, split, run_id, report)  # one for each collector, which may change it
-        with self._lock:
-            add_reports(self.reports, [report], self._max_reports)
-            self.max_risk = max(self.max_risk, severity(report["max_risk"]))
-        return report
-
-
-def _report(
-    generation: Generation, split: Split | None, run_id: str | None, report: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    report = risk_report(generation, split) if report is None else deepcopy(dict(report))
-    return {**report, **({} if run_id is None else {"run_id": run_id})}
+    def take(self, answer: Collected) -> None:
+        """Add an answer."""
+        self.add([answer.report])
 
 
 class Observers:
@@ -188,44 +173,29 @@ class Observers:
         self._trace = RiskTrace()
         self._spans = 0
 
-    def span_decided(self, span: Span) -> None:
-        """Report the next span of the answer."""
-        _dispatcher.event(CocoaSpanEvent(number=self._spans, span=span, span_id=self._llama_index_span))
-        self._spans += 1
+    def span_decided(self, piece: Piece) -> None:
+        """Report the next span of the answer, if the piece has one."""
+        if piece.entry is not None:
+            number, self._spans = self._spans, self._spans + 1
+            _dispatcher.event(CocoaSpanEvent(number=number, span=piece.entry, span_id=self._llama_index_span))
 
-    def answer_complete(
-        self,
-        generation: Generation,
-        split: Split | None = None,
-        parts: Mapping[str, Any] | None = None,
-        report: Mapping[str, Any] | None = None,
-        node_ids: Sequence[str] = (),
-    ) -> None:
+    def answer_complete(self, answer: Answer, node_ids: Sequence[str] = ()) -> None:
         """Report the complete answer.
 
         Args:
-            generation: the answer.
-            split: separates its reasoning.
-            parts: what is added to its reports: the risk of its tool calls or fields.
-            report: the report of a server. Default: that of the generation.
+            answer: the answer. One of a server that measures no risk is not reported.
             node_ids: the retrieved nodes that its ``passage_attention`` is of.
         """
-        run_id, added = self._llama_index_span, dict(parts or {})
-        self._trace.record(generation if split is None else split.answered)
+        report, run_id = answer.report, self._llama_index_span
+        if report is None:
+            return
+        report = report if run_id is None else report.with_values(run_id=run_id)
+        collected = Collected(report, answer.generation, self._start, self._request, report.begin, tuple(node_ids))
+        self._trace.record(collected)
         for collector in self._collectors:
-            taken = collector.take(
-                generation,
-                self._start,
-                request=self._request,
-                run_id=run_id,
-                split=split,
-                report=report,
-                node_ids=node_ids,
-            )
-            taken.update(deepcopy(added))
-        told = {**_report(generation, split, run_id, report), **deepcopy(added)}
+            collector.take(collected)
         with self._trace.current():
-            _dispatcher.event(CocoaRiskEvent(report=told, generation=generation, span_id=run_id))
+            _dispatcher.event(CocoaRiskEvent(report=report.to_dict(), generation=answer.generation, span_id=run_id))
 
 
 class RiskScores(BaseEventHandler):
@@ -271,4 +241,5 @@ class RiskScores(BaseEventHandler):
     def handle(self, event: BaseEvent, **kwargs: Any) -> None:
         """Emit the score of a complete answer."""
         if isinstance(event, CocoaRiskEvent):
-            emit_event(self._scoring, event.report, response_id=None, provider=self._logger_provider)
+            report = RiskReport.from_wire(event.report)
+            emit_event(self._scoring, report, response_id=None, provider=self._logger_provider)

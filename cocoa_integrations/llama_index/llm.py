@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from functools import partial
+from contextlib import AsyncExitStack, closing
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages_to_prompt
 from llama_index.core.base.llms.types import (
@@ -21,13 +22,7 @@ from llama_index.core.base.llms.types import (
     LLMMetadata,
     MessageRole,
 )
-from llama_index.core.bridge.pydantic import (
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    ValidationError,
-    field_serializer,
-)
+from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, ValidationError, field_serializer
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.llm import default_completion_to_prompt
@@ -35,47 +30,64 @@ from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 from torch import nn
 from typing_extensions import Self
 
-from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation, PromptError, SpanStream
+from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, SpanStream
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.messages import explain
-from cocoa_engine.model.callables import Processor
-from cocoa_engine.model.loading import ACCESS_OPTIONS
+from cocoa_engine.model.checkpoint_files import ACCESS_OPTIONS
 from cocoa_engine.model.text import require_unicode
-from cocoa_integrations._shared.async_stream import AsyncStream
+from cocoa_engine.report import Detail
 from cocoa_integrations._shared.at_exit import closed_at_exit
-from cocoa_integrations._shared.chat_template import ChatTemplateOptions, given_options, text_ends_inside_reasoning
-from cocoa_integrations._shared.detail import Detail
+from cocoa_integrations._shared.chat_template import ChatTemplateOptions, given_options
 from cocoa_integrations._shared.load_options import one_model_name, with_field_names
-from cocoa_integrations._shared.settings import DecodeSettings, config_of, fields_of, refuse_unknown, split_settings
+from cocoa_integrations._shared.settings import (
+    DecodeSettings,
+    config_of,
+    fields_of,
+    refuse_unknown,
+    split_settings,
+    updated,
+)
 from cocoa_integrations._shared.unsupported import refuse_unsupported
-from cocoa_integrations._shared.workers import in_worker
+from cocoa_integrations.chat_service import Answer, ChatCall, RemoteChat
+from cocoa_integrations.chat_service.local import PreparedCall
+from cocoa_integrations.chat_service.remote import DEFAULT_MODEL, sent_settings
 from cocoa_integrations.llama_index.callbacks import Observers, Start
-from cocoa_integrations.llama_index.engine_owner import EngineOwner
-from cocoa_integrations.llama_index.function_calling import CallsFunctions
-from cocoa_integrations.llama_index.messages import edited, require_text, to_entries
-from cocoa_integrations.llama_index.options import BESIDE_SETTINGS, SUPPORTED, DecodeOptions, split_template_options
-from cocoa_integrations.llama_index.responses import (
-    Chunks,
-    CompletionReader,
+from cocoa_integrations.llama_index.messages import (
+    ChatWriter,
+    CompletionWriter,
     Delivery,
-    Reader,
     Response,
-    complete_answer,
+    Writer,
+    edited,
+    require_text,
+    to_entries,
+)
+from cocoa_integrations.llama_index.options import (
+    BESIDE_SETTINGS,
+    SUPPORTED,
+    DecodeOptions,
+    ModelOptions,
+    split_template_options,
+    split_tools,
 )
 from cocoa_integrations.llama_index.retrieved import PassagesOfCall
-from cocoa_integrations.llama_index.tools import ChatReader, split_tools
+from cocoa_integrations.llama_index.structured import CallsFunctions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 logger = safe_logger(__name__)
 
+Edit = Callable[[str], str] | None
+
 FOLLOW_MODEL = ("context_window", "is_chat_model", "is_function_calling_model")
 """Options that follow from the model unless they are given."""
 
 
-class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions):
-    """A local Hugging Face model, decoded with CoCoA, that reports the risk of every span of its answers.
+class CocoaLLM(ChatTemplateOptions, DecodeSettings, ModelOptions, CallsFunctions):
+    """A language model, decoded with CoCoA, that reports the risk of every span of its answers.
+
+    The model is a local Hugging Face model, or that of a server (``cocoa serve``) whose address is ``base_url``.
 
     Every field of :class:`CocoaConfig` is also an option, of the constructor and of each call::
 
@@ -96,6 +108,12 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
 
     LlamaIndex counts tokens with its own tokenizer to fit contexts into the window. Set ``Settings.tokenizer =
     llm.engine.encode`` to count the tokens of the model.
+
+    With ``base_url``, which needs the extra ``remote``, ``model`` is a name of the model at the server, settings that
+    are not given are the server's, and ``context_window`` is asked of it once. The retrieved nodes of an engine whose
+    text is in the messages are sent as ``source``. Errors of the server are those of the package ``openai``, with its
+    message, such as ``BadRequestError`` and ``RateLimitError``. An answer with a missing field or one of a wrong type,
+    such as that of a server of another kind, is a ``DataError``.
 
     Every option is a field that can be read and set; a new value applies from the next call. If it concerns the
     weights, they are loaded again. LLMs with the same loading options share one engine, and LLMs that differ in
@@ -119,6 +137,7 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
     Raises:
         ConfigError: an option is unknown, out of range, not supported, or contradicts another.
         ModelLoadError: the model cannot be loaded.
+        MissingExtraError: ``base_url`` is given, and the package openai is not installed.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=("pydantic_model_",))
@@ -157,6 +176,9 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
         "twice; or `none`. Default: full in streams, compact in other responses and in the `raw` of every complete "
         "answer, which agents keep. Events and collectors always receive everything.",
     )
+    candidates: bool = Field(
+        False, description="Whether the entries of spans list the candidates that competed in them, as `rivals`."
+    )
     logprobs: bool | None = Field(
         None,
         description="Whether responses carry the log-probabilities of their tokens. Default: where the risk is full, "
@@ -192,18 +214,28 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
         rest = refuse_unsupported(rest, what="CocoaLLM")
         refuse_unknown(rest, (*type(self).model_fields, "engine", "config", "model", "tokenizer"), what="CocoaLLM")
         of_every_call = {} if generate_kwargs is None else generate_kwargs
-        decode = DecodeOptions(base.replace(**settings)).updated(of_every_call)
+        url = options.get("base_url")
+        if url is not None:
+            settings = {name: value for name, value in settings.items() if value is not None}
+            base, unset = updated(base, settings), dict.fromkeys(CocoaConfig.model_fields)
+            sent_settings(base)  # refuses those of the server's machine
+        else:
+            base, unset = base.replace(**settings), {}
+        decode = DecodeOptions(base).updated(of_every_call)
         if twice := settings.keys() & split_settings(of_every_call)[0].keys():
             raise ConfigError(f"given both by itself and in generate_kwargs: {', '.join(sorted(twice))}.")
         fields: dict[str, Any] = {
             # as in HuggingFaceLLM, None leaves an option at its default; for device_map None is a value, the CPU
             **{name: value for name, value in rest.items() if value is not None or name == "device_map"},
+            **unset,
             **fields_of(decode.config),
             "context_window": DEFAULT_CONTEXT_WINDOW if context_window is None else context_window,
             "query_wrapper_prompt": _query_wrapper(query_wrapper_prompt),
             "generate_kwargs": {name: value for name, value in of_every_call.items() if name in BESIDE_SETTINGS},
-            "is_chat_model": is_chat_model or False,
-            "is_function_calling_model": is_function_calling_model or False,
+            "is_chat_model": url is not None if is_chat_model is None else is_chat_model,
+            "is_function_calling_model": url is not None
+            if is_function_calling_model is None
+            else is_function_calling_model,
         }
         try:
             super().__init__(**fields)
@@ -266,13 +298,24 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
     @property
     def metadata(self) -> LLMMetadata:
         """The properties of the model that LlamaIndex uses to build prompts."""
-        engine = self.engine  # first, because the other values may follow from a model that was set just now
+        service = self.service if self.is_remote else None
+        if isinstance(service, RemoteChat) and "context_window" in self._follow_model:
+            self.context_window = service.context_window() or DEFAULT_CONTEXT_WINDOW
+        return self._metadata(DEFAULT_MODEL if self.is_remote else self.engine.model_name)
+
+    def to_payload(self) -> dict[str, Any]:
+        """The description for callbacks. It does not ask a server."""
+        if not self.is_remote:
+            return super().to_payload()
+        return {"class_name": self.class_name(), **self._metadata(DEFAULT_MODEL).model_dump()}
+
+    def _metadata(self, name: str) -> LLMMetadata:
         return LLMMetadata(
             context_window=self.context_window,
             num_output=self._decoding({}).config.max_new_tokens,
             is_chat_model=self.is_chat_model,
             is_function_calling_model=self.is_function_calling_model,
-            model_name=engine.model_name,
+            model_name=self.model_name or name if self.is_remote else name,
         )
 
     @llm_completion_callback()
@@ -288,29 +331,25 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
             PromptError: the prompt is empty or does not fit the context window.
             ConfigError: an option is unknown, out of range or not supported.
         """
-        reader, start = self._completion(prompt, formatted, kwargs)
-        return self._answer(start, reader)
+        return self._answer(self._completion(prompt, formatted, kwargs, streamed=False))
 
     @closed_at_exit
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         """Like :meth:`complete`, with one chunk for each span as soon as it is decided."""
-        reader, start = self._completion(prompt, formatted, kwargs)
-        return self._stream(start, reader)
+        return self._stream(self._completion(prompt, formatted, kwargs, streamed=True))
 
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Like :meth:`complete`, without blocking the event loop. Cancelling the task stops the work."""
         await self._follow_options_in_worker()
-        reader, start = self._completion(prompt, formatted, kwargs)
-        return await self._aanswer(start, reader)
+        return await self._aanswer(self._completion(prompt, formatted, kwargs, streamed=False))
 
     @llm_completion_callback()
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
         """Like :meth:`stream_complete`, without blocking the event loop. Leaving the stream stops the work."""
         await self._follow_options_in_worker()
-        reader, start = self._completion(prompt, formatted, kwargs)
-        return await self._astream(start, reader)
+        return await self._astream(self._completion(prompt, formatted, kwargs, streamed=True))
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
@@ -332,29 +371,25 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
             ConfigError: an option is unknown, out of range or not supported.
             IncompleteAnswerError: a required tool call was cut off.
         """
-        reader, start = self._conversation(messages, kwargs)
-        return self._answer(start, reader)
+        return self._answer(self._conversation(messages, kwargs, streamed=False))
 
     @closed_at_exit
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Like :meth:`chat`, with one chunk for each span as soon as it is decided."""
-        reader, start = self._conversation(messages, kwargs)
-        return self._stream(start, reader)
+        return self._stream(self._conversation(messages, kwargs, streamed=True))
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Like :meth:`chat`, without blocking the event loop. Cancelling the task stops the work."""
         await self._follow_options_in_worker()
-        reader, start = self._conversation(messages, kwargs)
-        return await self._aanswer(start, reader)
+        return await self._aanswer(self._conversation(messages, kwargs, streamed=False))
 
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """Like :meth:`stream_chat`, without blocking the event loop. Leaving the stream stops the work."""
         await self._follow_options_in_worker()
-        reader, start = self._conversation(messages, kwargs)
-        return await self._astream(start, reader)
+        return await self._astream(self._conversation(messages, kwargs, streamed=True))
 
     @field_serializer("model_kwargs", "tokenizer_kwargs", "generate_kwargs")
     def _serialized_kwargs(self, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -370,53 +405,49 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
         """Whether messages_to_prompt was given; LlamaIndex fills in a default otherwise."""
         return self.messages_to_prompt not in (None, generic_messages_to_prompt)
 
-    def _completion(self, prompt: str, formatted: bool, options: Mapping[str, Any]) -> tuple[CompletionReader, Start]:
-        """The object that makes responses of the answer, and the function that starts it."""
+    def _completion(
+        self, prompt: str, formatted: bool, options: Mapping[str, Any], *, streamed: bool
+    ) -> _Asked[CompletionResponse]:
+        """What is asked for by a prompt."""
         self._follow_options()
-        delivery, options = self._delivery(options)
-        reader = CompletionReader(delivery)
+        delivery, rest = self._delivery(options, streamed)
 
-        def stream(edit: Callable[[str], str] | None) -> SpanStream:
-            decoding = self._decoding(options)
+        def call(edit: Edit) -> ChatCall:
+            asked = self._call(rest, delivery)
             assert self.completion_to_prompt is not None  # set by a validator of LLM
             require_unicode(prompt, "prompt")
             text = prompt if edit is None else edit(prompt)
-            wrapped = text if formatted else self._extend_prompt(self.completion_to_prompt(text))
-            return self._begin(wrapped, decoding, reader.passages)
+            return replace(asked, prompt=text if formatted else self._extend_prompt(self.completion_to_prompt(text)))
 
-        return reader, Start(self._engine, stream)
+        return self._asked(call, CompletionWriter(delivery))
 
-    def _conversation(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> tuple[ChatReader, Start]:
-        """The object that parses the answer, and the function that starts it."""
+    def _conversation(
+        self, messages: Sequence[ChatMessage], options: Mapping[str, Any], *, streamed: bool
+    ) -> _Asked[ChatResponse]:
+        """What is asked for by chat messages."""
         self._follow_options()
-        delivery, options = self._delivery(options)
-        request, rest = split_tools(options)
+        delivery, rest = self._delivery(options, streamed)
+        request, rest = split_tools(rest)
         template, rest = split_template_options(self, rest)
-        reader = ChatReader(request, self._engine, delivery, template)
 
-        def stream(edit: Callable[[str], str] | None) -> SpanStream:
-            decoding = self._decoding(rest)
+        def call(edit: Edit) -> ChatCall:
+            asked = self._call(rest, delivery)
             require_text(messages)
             opened = list(messages) if edit is None else edited(messages, edit)
             if opened[0].role not in (MessageRole.SYSTEM, MessageRole.DEVELOPER):
                 opened = self._extend_messages(opened)
             if not self._formats_messages:
-                chat, template_kwargs = reader.plan.prompt(to_entries(opened))
-                prompt = self._engine.encode_chat(chat, **template_kwargs)
-                processors = reader.plan.processors(chat, template_kwargs)
-                return self._begin(prompt, decoding, reader.passages, processors)
+                return replace(asked, messages=to_entries(opened), tools=request, template=template)
             if request:
                 raise ConfigError("tools and response_format need the chat template; leave out messages_to_prompt.")
             if given := given_options(template):
                 raise ConfigError(f"{', '.join(given)}: only for the chat template; leave out messages_to_prompt.")
             assert self.messages_to_prompt is not None
-            text = self.messages_to_prompt(opened)
-            reader.plan.inside_reasoning = text_ends_inside_reasoning(text)
-            return self._begin(text, decoding, reader.passages)
+            return replace(asked, prompt=self.messages_to_prompt(opened), splits_reasoning=True)
 
-        return reader, Start(self._engine, stream)
+        return self._asked(call, ChatWriter(delivery, required=request.required))
 
-    def _delivery(self, options: Mapping[str, Any]) -> tuple[Delivery, dict[str, Any]]:
+    def _delivery(self, options: Mapping[str, Any], streamed: bool) -> tuple[Delivery, dict[str, Any]]:
         """What the responses of a call carry besides their text, and the other options of the call."""
         rest = dict(options)
         given = {name: rest.pop(name, None) for name in ("risk_metadata", "logprobs")}
@@ -424,98 +455,92 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
         top = rest.get("top_logprobs")
         if logprobs is None and (self.top_logprobs if top is None else top):
             logprobs = True
-        return Delivery(detail, logprobs), rest
+        return Delivery(detail, logprobs, streamed), rest
 
     def _decoding(self, options: Mapping[str, Any]) -> DecodeOptions:
         """The decode options of a call: the current settings and options, updated by those of the call."""
         current = DecodeOptions(config_of(self)).updated({"stopping_ids": self.stopping_ids or None})
         return current.updated(self.generate_kwargs).updated(options)
 
-    def _begin(
-        self,
-        prompt: str | list[int],
-        decoding: DecodeOptions,
-        passages: PassagesOfCall,
-        processors: Sequence[Processor] = (),
-    ) -> SpanStream:
-        config, source = decoding.config, None
-        if prompt:  # the engine refuses an empty one
-            prompt = self._engine.encode(prompt) if isinstance(prompt, str) else prompt
-            remaining = self.context_window - len(prompt)
-            if remaining < 1:
-                raise PromptError(
-                    f"the prompt has {len(prompt)} tokens and context_window is {self.context_window}: no tokens are "
-                    f"left for an answer. Shorten the prompt by at least {1 - remaining} tokens."
-                )
-            config = config.replace(max_new_tokens=min(config.max_new_tokens, remaining))
-            source = passages.source(partial(self._engine.decode, prompt), self._engine)
-        return self._engine.stream(
-            prompt,
-            config=config,
-            source=source,
-            logits_processor=[*decoding.logits_processors(), *processors],
+    def _call(self, options: Mapping[str, Any], delivery: Delivery) -> ChatCall:
+        """What the service is asked for, without a prompt."""
+        rest = dict(options)
+        candidates = rest.pop("candidates", None)
+        if self.is_remote:
+            rest = {name: value for name, value in rest.items() if value is not None}
+        decoding = self._decoding(rest)
+        # a server is asked for log-probabilities only where they are wanted
+        logprobs = delivery.logprobs is True if self.is_remote else delivery.has_logprobs
+        return ChatCall(
+            config=decoding.config,
+            logprobs=logprobs,
+            candidates=self.candidates if candidates is None else candidates,
+            context_window=None if self.is_remote else self.context_window,
+            logits_processor=decoding.logits_processors(),
             stopping_criteria=decoding.stopping_criteria(),
+            timeout=None if self.is_remote else self.timeout,
         )
 
-    def _answer(self, start: Start, reader: Reader[Response]) -> Response:
-        observers = Observers(start)
-        with start() as stream:
-            for span in stream:
-                observers.span_decided(span)
-        return self._complete_answer(stream.generation, observers, reader)
+    def _asked(self, call: Callable[[Edit], ChatCall], writer: Writer[Response]) -> _Asked[Response]:
+        passages = PassagesOfCall()
+        start = None
+        if not self.is_remote:
+            engine = self._engine
 
-    async def _aanswer(self, start: Start, reader: Reader[Response]) -> Response:
-        observers = Observers(start)
-        stream = await in_worker(self._engine, start)  # encoding a long prompt takes time too
-        async with AsyncStream(self._engine, stream) as spans:
-            async for span in spans:
-                observers.span_decided(span)
-        return self._complete_answer(stream.generation, observers, reader)
+            def stream(edit: Edit) -> SpanStream:
+                return PreparedCall(engine, replace(call(edit), source=passages)).open()
 
-    def _stream(self, start: Start, reader: Reader[Response]) -> Generator[Response, None, None]:
-        observers, stream = Observers(start), start()
+            start = Start(engine, stream)
+        return _Asked(replace(call(None), source=passages), writer, passages, Observers(start))
+
+    def _answer(self, asked: _Asked[Response]) -> Response:
+        return asked.complete(self.service.answer(asked.call, asked.observers.span_decided))
+
+    async def _aanswer(self, asked: _Asked[Response]) -> Response:
+        return asked.complete(await self.service.aanswer(asked.call, asked.observers.span_decided))
+
+    def _stream(self, asked: _Asked[Response]) -> Generator[Response, None, None]:
+        stream = self.service.stream(asked.call)
+        stream.open()
 
         def responses() -> Generator[Response, None, None]:
-            chunks = Chunks(self._engine, reader.delivery, reader.splitter())
-            with stream:
-                for span in stream:
-                    observers.span_decided(span)
-                    for answer in chunks.next(span):
-                        yield reader.response(answer)
-            for answer in chunks.rest():
-                yield reader.response(answer)
-            yield self._complete_answer(stream.generation, observers, reader, streamed=True)
+            with closing(stream):
+                for pieces in stream:
+                    for piece in pieces:
+                        asked.observers.span_decided(piece)
+                        yield asked.writer.partial(piece)
+            yield asked.complete(stream.answer)
 
         return responses()
 
-    async def _astream(self, start: Start, reader: Reader[Response]) -> AsyncGenerator[Response, None]:
-        observers, stream = Observers(start), await in_worker(self._engine, start)
+    async def _astream(self, asked: _Asked[Response]) -> AsyncGenerator[Response, None]:
+        stack = AsyncExitStack()
+        stream = await stack.enter_async_context(self.service.astream(asked.call))
 
         async def responses() -> AsyncGenerator[Response, None]:
-            chunks = Chunks(self._engine, reader.delivery, reader.splitter())
-            async with AsyncStream(self._engine, stream) as spans:
-                async for span in spans:
-                    observers.span_decided(span)
-                    for answer in chunks.next(span):
-                        yield reader.response(answer)
-            for answer in chunks.rest():
-                yield reader.response(answer)
-            yield self._complete_answer(stream.generation, observers, reader, streamed=True)
+            async with stack:
+                async for pieces in stream:
+                    for piece in pieces:
+                        asked.observers.span_decided(piece)
+                        yield asked.writer.partial(piece)
+            yield asked.complete(stream.answer)
 
         return responses()
 
-    def _complete_answer(
-        self, generation: Generation | None, observers: Observers, reader: Reader[Response], *, streamed: bool = False
-    ) -> Response:
+
+@dataclass(frozen=True)
+class _Asked(Generic[Response]):
+    """One call: what the service is asked for, and who is told of the answer."""
+
+    call: ChatCall
+    writer: Writer[Response]
+    passages: PassagesOfCall
+    observers: Observers
+
+    def complete(self, answer: Answer) -> Response:
         """The response to a complete answer, after it has been reported."""
-        assert generation is not None  # the stream has been read to its end
-        split = reader.split(generation)
-        content, parts = reader.parts(generation, split)
-        observers.answer_complete(generation, split, parts, node_ids=reader.passages.node_ids)
-        answer = complete_answer(
-            generation, self._engine, reader.delivery, split, streamed=streamed, content=content, parts=parts
-        )
-        return reader.response(answer)
+        self.observers.answer_complete(answer, self.passages.node_ids)
+        return self.writer.complete(answer)
 
 
 def _query_wrapper(given: BasePromptTemplate | str | None) -> BasePromptTemplate | None:

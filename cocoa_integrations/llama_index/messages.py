@@ -1,13 +1,23 @@
-"""LlamaIndex chat messages as the plain dicts that a chat template takes."""
+"""LlamaIndex chat messages as the plain dicts that a chat template takes, and answers as LlamaIndex responses.
+
+The risk is in ``additional_kwargs`` and ``raw`` of a response, never on the chat message: LlamaIndex's chat engines put
+messages, with their ``additional_kwargs``, into the next prompt. Agents keep ``raw``, and only it, so its report is
+compact; token counters read ``usage`` from it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from llama_index.core.base.llms.types import (
     CachePoint,
     ChatMessage,
+    ChatResponse,
+    CompletionResponse,
+    LogProb,
     MessageRole,
     TextBlock,
     ThinkingBlock,
@@ -15,9 +25,16 @@ from llama_index.core.base.llms.types import (
 )
 
 from cocoa_engine import PromptError
+from cocoa_engine.errors import IncompleteAnswerError
+from cocoa_engine.logs import safe_logger
 from cocoa_engine.model.text import require_unicode
-from cocoa_integrations.tool_calling.json_values import object_of
-from cocoa_integrations.tool_calling.prompt import invalid_call_text
+from cocoa_engine.report import RISK_KEY, SPANS_KEY, Detail, RiskReport, require_detail
+from cocoa_integrations.chat_service import Answer, Piece
+from cocoa_integrations.tool_calling import invalid_call_text, object_of
+
+logger = safe_logger(__name__)
+
+Response = TypeVar("Response", CompletionResponse, ChatResponse)
 
 _TEMPLATE_ROLES = {
     MessageRole.DEVELOPER: "system",
@@ -111,3 +128,192 @@ def _calls(message: ChatMessage) -> list[dict[str, Any]]:
 def arguments_of(block: ToolCallBlock) -> dict[str, Any] | None:
     """The arguments of a call; ``None`` if they are not a complete JSON object."""
     return block.tool_kwargs if isinstance(block.tool_kwargs, dict) else object_of(block.tool_kwargs)
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What the responses of one call carry besides their text.
+
+    Attributes:
+        detail: how much of the risk; ``None``: full in streams, otherwise compact, and compact in the ``raw`` of every
+            complete answer.
+        logprobs: whether they carry log-probabilities; ``None``: where the risk is full.
+        streamed: whether the answer is streamed.
+
+    Raises:
+        ConfigError: the detail is unknown.
+    """
+
+    detail: Detail | None = None
+    logprobs: bool | None = None
+    streamed: bool = False
+
+    def __post_init__(self) -> None:
+        require_detail(self.detail)
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether responses carry log-probabilities."""
+        return self._detail == "full" if self.logprobs is None else self.logprobs
+
+    def of_piece(self, piece: Piece) -> dict[str, Any]:
+        """The metadata of a chunk. A compact stream has its report in the last chunk only."""
+        return {SPANS_KEY: [piece.entry.to_dict()]} if piece.entry is not None and self._detail == "full" else {}
+
+    def of_answer(self, report: RiskReport | None, text: str, reasoning: str) -> dict[str, Any]:
+        """The ``additional_kwargs`` of a complete answer; the texts are those that the response has."""
+        spans = {} if report is None else {SPANS_KEY: [span.to_dict() for span in report.spans]}
+        risk = _risk(report, self._detail, text, reasoning)
+        return {**spans, **risk} if self._detail == "full" and not self.streamed else risk
+
+    def in_raw(self, report: RiskReport | None) -> dict[str, Any]:
+        """The part of ``raw`` that has the risk. Agents keep it without the text, so spans have their texts."""
+        return _risk(report, self.detail or "compact")
+
+    @property
+    def _detail(self) -> Detail:
+        return self.detail or ("full" if self.streamed else "compact")
+
+
+def _risk(report: RiskReport | None, detail: Detail, text: str | None = None, reasoning: str = "") -> dict[str, Any]:
+    if report is None or detail == "none":
+        return {}
+    return {RISK_KEY: (report if detail == "full" else report.compact(text, reasoning)).to_dict()}
+
+
+class Writer(ABC, Generic[Response]):
+    """Makes the responses of one call.
+
+    Args:
+        delivery: what they carry besides their text.
+    """
+
+    def __init__(self, delivery: Delivery) -> None:
+        self.delivery = delivery
+        self._text = ""  # so far
+
+    @abstractmethod
+    def partial(self, piece: Piece) -> Response:
+        """The response for a piece of a stream."""
+
+    @abstractmethod
+    def complete(self, answer: Answer) -> Response:
+        """The response for a complete answer. At the end of a stream it is a further chunk.
+
+        Raises:
+            IncompleteAnswerError: a required call is missing or was cut off.
+        """
+
+    def _fields(self, piece: Piece) -> dict[str, Any]:
+        logprobs = None if piece.logprobs is None else log_probs_of(piece.logprobs)
+        metadata = self.delivery.of_piece(piece)
+        return {"additional_kwargs": metadata, "raw": self.delivery.of_piece(piece), "logprobs": logprobs}
+
+    def _final(self, answer: Answer, text: str) -> dict[str, Any]:
+        usage = {**answer.usage.model_dump(), "total_tokens": answer.usage.total_tokens}
+        return {
+            "additional_kwargs": self.delivery.of_answer(answer.report, text, answer.reasoning),
+            "raw": {
+                "model": answer.model_name,
+                "model_name": answer.model_name,
+                "finish_reason": answer.finish_reason,
+                "usage": usage,
+                **self.delivery.in_raw(answer.report),
+            },
+            "logprobs": None if answer.logprobs is None else log_probs_of(answer.logprobs),
+            "delta": text.removeprefix(self._text) if self.delivery.streamed else None,
+        }
+
+
+class CompletionWriter(Writer[CompletionResponse]):
+    """Makes the responses to a prompt. They have all of the text."""
+
+    def partial(self, piece: Piece) -> CompletionResponse:
+        """The response for a piece of a stream."""
+        text = piece.content if piece.entry is None else piece.entry.text or ""
+        self._text += text
+        return CompletionResponse(text=self._text, delta=text, **self._fields(piece))
+
+    def complete(self, answer: Answer) -> CompletionResponse:
+        """The response for a complete answer."""
+        return CompletionResponse(text=answer.text, **self._final(answer, answer.text))
+
+
+class ChatWriter(Writer[ChatResponse]):
+    """Makes the responses to chat messages, with reasoning and tool calls apart from the text.
+
+    Args:
+        delivery: what they carry besides their text.
+        required: whether a tool must be called.
+    """
+
+    def __init__(self, delivery: Delivery, *, required: bool) -> None:
+        super().__init__(delivery)
+        self._required = required
+        self._reasoning = ""
+        self._calls: list[tuple[str, str, str]] = []  # the id, the name and the arguments so far
+
+    def partial(self, piece: Piece) -> ChatResponse:
+        """The response for a piece of a stream."""
+        self._text += piece.content
+        self._reasoning += piece.reasoning
+        for delta in piece.calls:
+            while len(self._calls) <= delta.number:
+                self._calls.append((delta.id or "", delta.name or "", ""))
+            call_id, name, written = self._calls[delta.number]
+            self._calls[delta.number] = call_id, name, written + delta.written
+        message = _message(self._text, self._reasoning, None, [call for call in self._calls if call[1]])
+        # agents display the delta, so it does not contain calls
+        response = ChatResponse(message=message, delta=piece.content, **self._fields(piece))
+        if piece.reasoning:
+            response.additional_kwargs["thinking_delta"] = piece.reasoning
+        return response
+
+    def complete(self, answer: Answer) -> ChatResponse:
+        """The response for a complete answer; see :meth:`Writer.complete`. Invalid calls are part of its text."""
+        for call in answer.invalid_calls:
+            logger.warning("invalid tool call: %s", call.error)
+        if self._required and not answer.valid_calls:
+            reason = next((call.error for call in answer.calls), "the answer contains no call")
+            raise IncompleteAnswerError(f"a required tool call is missing or incomplete: {reason}")
+        text = "".join([answer.content, *(call.text for call in answer.invalid_calls)])
+        calls = [(call.id, call.name or "", call.written) for call in answer.valid_calls]
+        message = _message(text, answer.reasoning, answer.reasoning_tokens, calls)
+        response = ChatResponse(message=message, **self._final(answer, text))
+        if self.delivery.streamed and answer.rest.reasoning:
+            response.additional_kwargs["thinking_delta"] = answer.rest.reasoning
+        return response
+
+
+def _message(
+    text: str, reasoning: str, reasoning_tokens: int | None, calls: Sequence[tuple[str, str, str]]
+) -> ChatMessage:
+    thoughts = [ThinkingBlock(content=reasoning, num_tokens=reasoning_tokens)] if reasoning else []
+    texts = [TextBlock(text=text)] if text or not calls else []
+    blocks = []
+    for call_id, name, written in calls:
+        arguments = object_of(written)
+        kwargs = written if arguments is None else arguments
+        blocks.append(ToolCallBlock(tool_call_id=call_id, tool_name=name, tool_kwargs=kwargs))
+    message = ChatMessage(role=MessageRole.ASSISTANT, blocks=[*thoughts, *texts, *blocks])
+    if calls:  # read by LlamaIndex's structured streams
+        message.additional_kwargs["tool_calls"] = [
+            {"type": "function", "id": call_id, "function": {"name": name, "arguments": written}}
+            for call_id, name, written in calls
+        ]
+    return message
+
+
+def log_probs_of(tokens: Iterable[Mapping[str, Any]]) -> list[list[LogProb]]:
+    """The entries of tokens, from those in the format of OpenAI's ``logprobs``: with ``top_logprobs`` the most probable
+    tokens, as LlamaIndex's OpenAI LLM gives them, and the token itself if it is not among them; otherwise it alone.
+    """
+    log_probs = []
+    for token in tokens:
+        entries = token["top_logprobs"]
+        if all((each["token"], each["logprob"]) != (token["token"], token["logprob"]) for each in entries):
+            entries = [*entries, token]
+        log_probs.append(
+            [LogProb(token=each["token"], logprob=each["logprob"], bytes=each["bytes"] or []) for each in entries]
+        )
+    return log_probs

@@ -17,23 +17,13 @@ from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from cocoa_engine import CocoaConfig, ConfigError
 from cocoa_engine.messages import unknown
+from cocoa_engine.report import RISK_KEY, RiskReport
 from cocoa_integrations._shared.edits import replacement
 from cocoa_integrations._shared.limits import ABSTENTION, MARK, Mark
-from cocoa_integrations._shared.metadata import RISK_KEY
 from cocoa_integrations._shared.settings import refuse_unknown, split_settings
-from cocoa_integrations._shared.tries import (
-    TRIES_KEY,
-    IfRisky,
-    Measure,
-    OnRisk,
-    Tries,
-    growth_of,
-    limit_of_tries,
-    settings_of_tries,
-)
-from cocoa_integrations.llama_index.function_calling import CallsFunctions
-from cocoa_integrations.llama_index.query_engine import RiskQueryEngine
-from cocoa_integrations.llama_index.response_modes import require_llm
+from cocoa_integrations._shared.tries import TRIES_KEY, Measure, OnRisk, RetryPlan, Tries
+from cocoa_integrations.llama_index.llm import CocoaLLM
+from cocoa_integrations.llama_index.query_engines import RiskQueryEngine, require_llm
 
 
 class RiskRetryQueryEngine(BaseQueryEngine):
@@ -60,7 +50,7 @@ class RiskRetryQueryEngine(BaseQueryEngine):
 
     Args:
         retriever: the retriever of the first attempt.
-        llm: the LLM, a :class:`CocoaLLM` or a :class:`CocoaRemote`. Its alpha is that of the first attempt.
+        llm: the LLM, a :class:`CocoaLLM`. Its alpha is that of the first attempt.
         threshold: the value, in [0, 1], from which a risk is too high. Default: the threshold in the answer's report.
         max_tries: maximum number of attempts.
         settings: settings of :class:`CocoaConfig` for each further attempt, such as ``[{"alpha": 5.0}]``; the last ones
@@ -92,7 +82,7 @@ class RiskRetryQueryEngine(BaseQueryEngine):
     def __init__(
         self,
         retriever: BaseRetriever,
-        llm: CallsFunctions,
+        llm: CocoaLLM,
         *,
         threshold: float | None = None,
         max_tries: int = 3,
@@ -108,12 +98,10 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         **options: Any,
     ) -> None:
         _require("retriever", retriever, BaseRetriever)
-        if not isinstance(llm, CallsFunctions):
-            raise ConfigError(f"llm must be a CocoaLLM or a CocoaRemote, not a {type(llm).__name__}.")
+        if not isinstance(llm, CocoaLLM):
+            raise ConfigError(f"llm must be a CocoaLLM, not a {type(llm).__name__}.")
         if second_retriever is not None:
             _require("second_retriever", second_retriever, BaseRetriever)
-        limit = limit_of_tries(threshold, max_tries, measure)
-        self._if_risky = IfRisky(on_risk=on_risk, mark=mark, answer=answer)
         if options.get("response_synthesizer") is not None:
             raise ConfigError(
                 "a response_synthesizer has its own LLM, whose alpha this engine must not change; give llm and the "
@@ -121,27 +109,27 @@ class RiskRetryQueryEngine(BaseQueryEngine):
             )
         _refuse_unknown(options)
         require_llm(options.get("response_mode"))
-        growth = growth_of(top_k_growth, has_second=second_retriever is not None)
-        if growth > 1 and max_tries > 1 and top_k_of(retriever) is None:
-            raise ConfigError(
-                f"a {type(retriever).__name__} has no similarity_top_k to increase; give a second_retriever, or "
-                "top_k_growth=1 to change only the settings."
-            )
         given: float | None = getattr(llm, "alpha")  # noqa: B009  # a setting; a remote LLM may leave it to the server
         alpha = CocoaConfig().alpha if given is None else given
-        self._llm = llm.model_copy(update={"alpha": alpha})
-        self._settings = [{}, *settings_of_tries(alpha, settings, alphas, max_tries)]
-        changed = [_fields(self._llm, one) for one in self._settings]  # refuses what is unknown or out of range
-        same = all(getattr(self._llm, name) == value for one in changed for name, value in one.items())
-        if max_tries > 1 and growth == 1 and second_retriever is None and same:
-            raise ConfigError(
-                "every attempt would be the same: the settings do not change and nothing more is retrieved. Give "
-                "settings, a top_k_growth above 1 or a second_retriever."
-            )
+        self._llm = model = llm.model_copy(update={"alpha": alpha})
+        self._plan = RetryPlan.of(
+            alpha=alpha,
+            retriever=retriever,
+            top_k=top_k_of(retriever),
+            has_second=second_retriever is not None,
+            is_same=lambda step: all(getattr(model, name) == value for name, value in _fields(model, step).items()),
+            threshold=threshold,
+            max_tries=max_tries,
+            settings=settings,
+            alphas=alphas,
+            top_k_growth=top_k_growth,
+            measure=measure,
+            on_risk=on_risk,
+            mark=mark,
+            answer=answer,
+        )
         super().__init__(options.get("callback_manager"))
         self._retriever, self._second = retriever, second_retriever
-        self._limit, self._measure = limit, measure
-        self._growth = growth
         self._context_lift = context_lift
         self._streaming = bool(options.pop("streaming", False))
         self._options = options
@@ -155,20 +143,20 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         return {}  # the prompts are among the options
 
     def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        tries = Tries[RESPONSE_TYPE](self._limit, self._measure)
-        for number in range(len(self._settings)):
+        tries = Tries[RESPONSE_TYPE](self._plan)
+        for number in range(len(self._plan.steps)):
             engine, parameters = self._engine(number)
             if add_try(tries, engine.query(query_bundle), parameters):
                 break
         response = self._best(tries)
         if not self._streaming or not isinstance(response, Response):
             return response
-        text = (str(one) for one in [response])
+        text = (str(part) for part in [response])
         return StreamingResponse(text, response.source_nodes, response.metadata)
 
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        tries = Tries[RESPONSE_TYPE](self._limit, self._measure)
-        for number in range(len(self._settings)):
+        tries = Tries[RESPONSE_TYPE](self._plan)
+        for number in range(len(self._plan.steps)):
             engine, parameters = self._engine(number)
             if add_try(tries, await engine.aquery(query_bundle), parameters):
                 break
@@ -183,13 +171,13 @@ class RiskRetryQueryEngine(BaseQueryEngine):
 
     def _engine(self, number: int) -> tuple[RiskQueryEngine, dict[str, Any]]:
         """The engine of an attempt, made of copies, and the parameters of the attempt."""
-        llm = self._llm.model_copy(update=_fields(self._llm, self._settings[number]))
-        retriever = with_top_k(self._retriever, self._growth**number)
+        llm = self._llm.model_copy(update=_fields(self._llm, self._plan.steps[number]))
+        retriever = with_top_k(self._retriever, self._plan.growth**number)
         top_k = top_k_of(retriever)
         if number and self._second is not None:
             retriever = BothRetrievers(retriever, self._second)
         inner = RetrieverQueryEngine.from_args(retriever, llm=llm, **self._options)
-        parameters = {"settings": dict(self._settings[number]), "alpha": getattr(llm, "alpha"), "top_k": top_k}  # noqa: B009
+        parameters = {"settings": dict(self._plan.steps[number]), "alpha": getattr(llm, "alpha"), "top_k": top_k}  # noqa: B009
         return RiskQueryEngine(inner, context_lift=self._context_lift), parameters
 
     def _best(self, tries: Tries[RESPONSE_TYPE]) -> RESPONSE_TYPE:
@@ -200,27 +188,32 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         """
         response, history = tries.best()
         metadata = {**(response.metadata or {}), TRIES_KEY: history}
-        gate, report = tries.gate(self._if_risky.on_risk), metadata.get(RISK_KEY)
+        gate, report = tries.gate(), _report_of(response)
         if gate is None:
             return replace(response, metadata=metadata)
-        if report is not None:
-            metadata[RISK_KEY] = {**report, "gate": gate}
         change = None
-        if gate["action"] == "abstain":
-            response = Response(self._if_risky.answer, response.source_nodes)
-            change = None if report is None else replacement(report, self._if_risky.answer)
+        if gate.action == "abstain":
+            response = Response(self._plan.answer, response.source_nodes)
+            change = None if report is None else replacement(report, self._plan.answer)
         elif report is not None and isinstance(response, Response):  # the JSON of an output_cls is not marked
-            change = tries.limit_of_spans.with_marks(str(response), report, self._if_risky.mark)
+            change = self._plan.limit_of_spans.with_marks(str(response), report, self._plan.mark)
             response = replace(response, response=change.text)
-        if change is not None:
-            metadata[RISK_KEY] = change.of_report(metadata[RISK_KEY])
+        if report is not None:
+            report = report if change is None else change.of_report(report)
+            metadata[RISK_KEY] = report.with_values(gate=gate).to_dict()
         return replace(response, metadata=metadata)
+
+
+def _report_of(response: RESPONSE_TYPE) -> RiskReport | None:
+    wire = (response.metadata or {}).get(RISK_KEY)
+    return None if wire is None else RiskReport.from_wire(wire)
 
 
 def add_try(tries: Tries[RESPONSE_TYPE], response: RESPONSE_TYPE, parameters: dict[str, Any]) -> bool:
     """Add an attempt, and return whether its risk is below the threshold."""
-    report = (response.metadata or {}).get(RISK_KEY)
-    return tries.add(response, report, **parameters, source_nodes=len(response.source_nodes), answer=str(response))
+    return tries.add(
+        response, _report_of(response), **parameters, source_nodes=len(response.source_nodes), answer=str(response)
+    )
 
 
 class BothRetrievers(BaseRetriever):
@@ -291,7 +284,7 @@ def _parameters(function: Callable[..., Any]) -> set[str]:
     return {name for name, one in parameters.items() if one.kind is not inspect.Parameter.VAR_KEYWORD}
 
 
-def _fields(llm: CallsFunctions, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _fields(llm: CocoaLLM, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of an LLM that hold some settings, with their values.
 
     Raises:

@@ -8,12 +8,11 @@ from typing import Any
 from llama_index.core.base.llms.types import ThinkingBlock
 
 from cocoa_engine.errors import ConfigError
-from cocoa_integrations._shared.detail import Stored, expanded_report
-from cocoa_integrations._shared.metadata import REPORTS_KEY, RISK_KEY
+from cocoa_engine.report import RISK_KEY, RiskReport, ValueReport
 from cocoa_integrations.tool_calling import fields_of_report
 
 
-def get_risk(answer: Any) -> dict[str, Any]:
+def get_risk(answer: Any) -> RiskReport:
     """The risk report of a complete answer.
 
     The spans of a compact report are completed with what can be derived; ``score`` and ``chosen`` of spans and the list
@@ -27,19 +26,21 @@ def get_risk(answer: Any) -> dict[str, Any]:
 
     Raises:
         ConfigError: the answer has no report.
+        DataError: the metadata of the answer holds something else than a report.
     """
-    report = answer if isinstance(answer, Mapping) and "spans" in answer else _found(answer)
-    expanded = expanded_report(None if report is None else dict(report), _stored(answer))
-    if expanded is None:
+    if isinstance(answer, RiskReport):
+        return answer
+    report = answer if isinstance(answer, Mapping) and "spans" in answer else _wire_of(answer)
+    if report is None:
         raise ConfigError(
             f"this {type(answer).__name__} has no risk report; take it from a response of CocoaLLM (for a stream, the "
             "last one), wrap the engine in RiskQueryEngine or RiskChatEngine, or collect it with collect_risk(); with "
             "risk_metadata='none' responses have none"
         )
-    return expanded
+    return RiskReport.from_wire(dict(report)).expanded(*_texts_of(answer))
 
 
-def argument_risks(answer: Any) -> dict[str, dict[str, dict[str, Any]]]:
+def argument_risks(answer: Any) -> dict[str, dict[str, ValueReport]]:
     """The risk of each argument of each tool call of an answer.
 
     Args:
@@ -54,10 +55,10 @@ def argument_risks(answer: Any) -> dict[str, dict[str, dict[str, Any]]]:
     Raises:
         ConfigError: the answer has no report.
     """
-    return {call["id"]: call["arguments"] for call in _structured(answer).get("tool_calls", ())}
+    return {call.id: call.arguments for call in get_risk(answer).tool_calls}
 
 
-def field_risks(answer: Any) -> dict[str, dict[str, Any]]:
+def field_risks(answer: Any) -> dict[str, ValueReport]:
     """The risk of each field of a structured answer, such as a response of ``as_structured_llm(...)``.
 
     ``structured_predict`` returns the object alone: collect its report with :func:`collect_risk`. Of several tool calls
@@ -74,27 +75,10 @@ def field_risks(answer: Any) -> dict[str, dict[str, Any]]:
     Raises:
         ConfigError: the answer has no report.
     """
-    return fields_of_report(_structured(answer))
+    return fields_of_report(get_risk(answer))
 
 
-def _structured(answer: Any) -> dict[str, Any]:
-    """The report with the fields or arguments of an answer.
-
-    A response that shows a part of an answer has a report of that part. Its fields are in the report of the answer.
-
-    Raises:
-        ConfigError: the answer has no report.
-    """
-    report = get_risk(answer)
-    parts, metadata = report.get("parts", ()), getattr(answer, "metadata", None)
-    if "fields" in report or "tool_calls" in report or len(parts) != 1 or not isinstance(metadata, Mapping):
-        return report
-    reports: list[dict[str, Any]] = metadata.get(REPORTS_KEY) or []
-    number = parts[0]["report"]
-    return reports[number] if number < len(reports) else report
-
-
-def _found(answer: Any) -> Mapping[str, Any] | None:
+def _wire_of(answer: Any) -> Mapping[str, Any] | None:
     for name in ("additional_kwargs", "raw", "metadata"):
         holder = getattr(answer, name, None)
         if isinstance(holder, Mapping) and holder.get(RISK_KEY) is not None:
@@ -103,9 +87,9 @@ def _found(answer: Any) -> Mapping[str, Any] | None:
     return None
 
 
-def _stored(answer: Any) -> Stored:
-    """The texts of a response: its own, or those of its message."""
+def _texts_of(answer: Any) -> tuple[str, str]:
+    """The text of a response and that of its reasoning: its own, or those of its message."""
     message = getattr(answer, "message", None) or getattr(answer, "response", None)
     text = getattr(answer, "text", None) if message is None else getattr(message, "content", message)
     blocks = [block for block in getattr(message, "blocks", ()) if isinstance(block, ThinkingBlock)]
-    return Stored(text if isinstance(text, str) else "", "".join(block.content or "" for block in blocks))
+    return text if isinstance(text, str) else "", "".join(block.content or "" for block in blocks)

@@ -1,16 +1,33 @@
-"""Structured output whose responses have the risk of every field."""
+"""Structured output whose responses have the risk of every field, and how the LLM calls functions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ChatResponseAsyncGen, ChatResponseGen
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    ChatResponseAsyncGen,
+    ChatResponseGen,
+    MessageRole,
+    ToolCallBlock,
+)
+from llama_index.core.bridge.pydantic import BaseModel, PrivateAttr
+from llama_index.core.llms import CustomLLM
+from llama_index.core.llms.function_calling import FunctionCallingLLM
+from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.llms.structured_llm import StructuredLLM
+from llama_index.core.tools.types import AsyncBaseTool, BaseTool, ToolMetadata, ToolOutput, adapt_to_async_tool
+from typing_extensions import Self
 
-from cocoa_integrations._shared.detail import Detail, compact_report
-from cocoa_integrations._shared.metadata import RISK_KEY
+from cocoa_engine.report import RISK_KEY, Detail
 from cocoa_integrations.llama_index.callbacks import RiskCollector
+from cocoa_integrations.llama_index.messages import arguments_of
+from cocoa_integrations.tool_calling.schema_forms import function_of, json_schema
+
+if TYPE_CHECKING:
+    from llama_index.core.chat_engine.types import AgentChatResponse
 
 _END: Any = object()
 
@@ -94,6 +111,116 @@ class RiskStructuredLLM(StructuredLLM):
         detail = options.get("risk_metadata") or getattr(self.llm, "risk_metadata", None) or default
         if collector.reports and detail != "none":
             report = collector.reports[-1]
-            kept = report if detail == "full" else compact_report(report, None)  # the text is that of the object
-            response.additional_kwargs = {**response.additional_kwargs, RISK_KEY: kept}
+            report = report if detail == "full" else report.compact()  # the text is that of the object
+            response.additional_kwargs = {**response.additional_kwargs, RISK_KEY: report.to_dict()}
         return response
+
+
+class CallsFunctions(FunctionCallingLLM, CustomLLM):
+    """The part of :class:`CocoaLLM` that calls functions."""
+
+    _tool_required: bool = PrivateAttr(default=False)
+
+    def get_tool_calls_from_response(
+        self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
+    ) -> list[ToolSelection]:
+        """The tool calls of a response, or of a chunk of one.
+
+        Raises:
+            ValueError: there is no call, and ``error_on_no_tool_call`` is true.
+        """
+        blocks = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
+        if not blocks and error_on_no_tool_call:
+            raise ValueError(f"expected at least one tool call, but the answer is {response.message.content!r}")
+        return [
+            ToolSelection(
+                tool_id=block.tool_call_id or "", tool_name=block.tool_name, tool_kwargs=arguments_of(block) or {}
+            )
+            for block in blocks
+        ]
+
+    def as_structured_llm(self, output_cls: type[BaseModel], **kwargs: Any) -> RiskStructuredLLM:
+        """This LLM with answers that are objects of a pydantic class. Responses have the risk of every field.
+
+        Args:
+            output_cls: the class.
+            **kwargs: options of LlamaIndex's ``StructuredLLM``.
+        """
+        return RiskStructuredLLM(llm=self, output_cls=output_cls, **kwargs)
+
+    def _prepare_chat_with_tools(
+        self,
+        tools: Sequence[BaseTool],
+        user_msg: str | ChatMessage | None = None,
+        chat_history: list[ChatMessage] | None = None,
+        verbose: bool = False,
+        allow_parallel_tool_calls: bool = False,
+        tool_required: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        if isinstance(user_msg, str):
+            user_msg = ChatMessage(role=MessageRole.USER, content=user_msg)
+        choice = kwargs.pop("tool_choice", None)
+        required = tool_required or self._tool_required
+        return {
+            "messages": [*(chat_history or []), *([] if user_msg is None else [user_msg])],
+            "tools": [{"type": "function", "function": function_of(_schema_of(tool))} for tool in tools],
+            "tool_choice": choice or ("required" if required and tools else "auto"),
+            "parallel_tool_calls": allow_parallel_tool_calls and choice in (None, "auto"),
+            **kwargs,
+        }
+
+    def predict_and_call(self, tools: Sequence[BaseTool], *args: Any, **kwargs: Any) -> AgentChatResponse:
+        """As in LlamaIndex, also for a tool whose arguments are those of a recursive class."""
+        return super().predict_and_call([_with_properties(tool) for tool in tools], *args, **kwargs)
+
+    async def apredict_and_call(self, tools: Sequence[BaseTool], *args: Any, **kwargs: Any) -> AgentChatResponse:
+        """See :meth:`predict_and_call`."""
+        return await super().apredict_and_call([_with_properties(tool) for tool in tools], *args, **kwargs)
+
+    def _structured_stream_call(self, *args: Any, **kwargs: Any) -> Any:
+        return super(CallsFunctions, self._requiring())._structured_stream_call(*args, **kwargs)
+
+    async def _structured_astream_call(self, *args: Any, **kwargs: Any) -> Any:
+        return await super(CallsFunctions, self._requiring())._structured_astream_call(*args, **kwargs)
+
+    def _requiring(self) -> Self:
+        """A copy that must call a tool. LlamaIndex does not request this for structured streams."""
+        copy = self.model_copy()
+        copy._tool_required = True
+        return copy
+
+
+def _schema_of(tool: BaseTool) -> dict[str, Any]:
+    """The JSON schema of the arguments of a tool, with its name. LlamaIndex's own leaves out a ``$ref`` and others."""
+    metadata = tool.metadata
+    schema = metadata.get_parameters_dict() if metadata.fn_schema is None else json_schema(metadata.fn_schema)
+    return {**schema, "title": metadata.get_name(), "description": metadata.description}
+
+
+def _with_properties(tool: BaseTool) -> BaseTool:
+    """The tool, or a form of it that LlamaIndex can call, where its own JSON schema of the arguments is a ``$ref``."""
+    return tool if "properties" in tool.metadata.get_parameters_dict() else _RecursiveTool(tool)
+
+
+class _RecursiveMetadata(ToolMetadata):
+    def get_parameters_dict(self) -> dict[str, Any]:
+        return json_schema(self.fn_schema)
+
+
+class _RecursiveTool(AsyncBaseTool):
+    def __init__(self, tool: BaseTool) -> None:
+        self._tool = adapt_to_async_tool(tool)
+        self._metadata = _RecursiveMetadata(**vars(tool.metadata))
+
+    @property
+    def metadata(self) -> ToolMetadata:
+        return self._metadata
+
+    # without the positional argument that LlamaIndex tries first
+
+    def call(self, **kwargs: Any) -> ToolOutput:  # type: ignore[override]
+        return self._tool.call(**kwargs)
+
+    async def acall(self, **kwargs: Any) -> ToolOutput:  # type: ignore[override]
+        return await self._tool.acall(**kwargs)

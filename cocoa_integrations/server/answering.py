@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequenc
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from fastapi import Request, Response
@@ -21,7 +21,7 @@ from cocoa_integrations._shared.async_stream import AsyncStream
 from cocoa_integrations.server.errors import api_error, log_unexpected, validation_error
 from cocoa_integrations.server.lifecycle import ServerState, state_of
 from cocoa_integrations.server.middleware import parsed, require_json
-from cocoa_integrations.server.protocol.chat_answer import Answered
+from cocoa_integrations.server.protocol.answers import Answered, StreamedAnswer
 from cocoa_integrations.server.protocol.decoding import DecodingRequest
 from cocoa_integrations.server.record import Record
 from cocoa_integrations.server.settings import ServerSettings
@@ -29,23 +29,6 @@ from cocoa_integrations.server.work import DONE, Call, EventStream, Interleaved,
 
 Answer = TypeVar("Answer")
 Asked = TypeVar("Asked", bound=DecodingRequest)
-
-
-class StreamedAnswer(Protocol):
-    """One answer that is decoded while its choices are read.
-
-    Attributes:
-        answered: the answer, once it is complete.
-    """
-
-    answered: Answered | None
-
-    @property
-    def prompt_progress(self) -> tuple[int, int] | None:
-        """The number of prompt tokens read so far, and the length of the prompt; ``None`` before it is known."""
-
-    def choices(self) -> Generator[list[dict[str, Any]], None, None]:
-        """For each decided span, the choices of new chunks."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from cocoa_engine import CocoaConfig, __version__
 from cocoa_engine.safe_text import one_line
 from cocoa_integrations.server.errors import ApiError
 from cocoa_integrations.server.lifecycle import ServerState
-from cocoa_integrations.server.protocol.chat_answer import Answered
+from cocoa_integrations.server.protocol.answers import Answered
 from cocoa_integrations.server.protocol.decoding import DecodingRequest
 from cocoa_integrations.tracing import RiskTrace
 
@@ -120,9 +120,9 @@ class Record:
 
     def answered(self, answers: Sequence[Answered], usage: Mapping[str, Any]) -> None:
         """All answers are complete."""
-        for answer in answers:
-            self._metrics.answered(answer.generation, answer.split, answer.timeline)
-        generations = [answer.generation for answer in answers]
+        for answered in answers:
+            self._metrics.answered(answered.generation, answered.split, answered.timeline)
+        generations = [answered.generation for answered in answers]
         risk = usage["completion_tokens_details"].get("cocoa_max_risk")
         logger.info(
             "%s: %d prompt tokens (%d cached), %d new tokens, finish reason %s, highest risk %s, %.2f s",
@@ -139,11 +139,11 @@ class Record:
             for kind, text in texts:
                 logger.info("%s: %s %s", self._answer_id, kind, one_line(json.dumps(text, ensure_ascii=False)))
         if self._span is not None:
-            self._span.set_attribute("gen_ai.response.finish_reasons", [answer.finish_reason for answer in answers])
+            self._span.set_attribute("gen_ai.response.finish_reasons", [answered.finish_reason for answered in answers])
             self._span.set_attribute("gen_ai.usage.input_tokens", usage["prompt_tokens"])
             self._span.set_attribute("gen_ai.usage.output_tokens", usage["completion_tokens"])
-            for generation in generations:
-                self._risks.record(generation)
+            for answered in answers:
+                self._risks.record(answered.answer)
 
     def ended(self, error: ApiError) -> None:
         """A stream ended with an error."""

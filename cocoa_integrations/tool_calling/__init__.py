@@ -1,18 +1,23 @@
 """Tool calls and structured output, independent of frameworks: the request, the prompt, and the parsed answer."""
 
 from cocoa_integrations.tool_calling.argument_risk import ROOT, fields_of_report, parts_of_report, tool_call_risks
+from cocoa_integrations.tool_calling.json_values import object_of
 from cocoa_integrations.tool_calling.plan import Plan
-from cocoa_integrations.tool_calling.reading import Call, Reading, new_id
+from cocoa_integrations.tool_calling.prompt import invalid_call_text
+from cocoa_integrations.tool_calling.reading import Call, CallDelta, Reading, new_id
 from cocoa_integrations.tool_calling.request import ToolRequest
 
 __all__ = [
     "ROOT",
     "Call",
+    "CallDelta",
     "Plan",
     "Reading",
     "ToolRequest",
     "fields_of_report",
+    "invalid_call_text",
     "new_id",
+    "object_of",
     "parts_of_report",
     "tool_call_risks",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cocoa_engine import CocoaEngine, Generation, Span
-from cocoa_integrations._shared.finite import finite, severity
+from cocoa_engine.report import CallReport, RiskReport, ValueReport, finite, severity
 from cocoa_integrations._shared.logprobs import TokenLogprobs
 from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations.tool_calling.json_values import field_offsets, member_path
@@ -17,16 +17,14 @@ ROOT = ("$.", "$[")
 """A key of ``arguments`` that begins so is the path of a value inside an argument; others are names of arguments."""
 
 
-def parts_of_report(
-    generation: Generation, plan: Plan, split: Split, calls: Sequence[tuple[str, Call]]
-) -> dict[str, Any]:
+def parts_of_report(generation: Generation, plan: Plan, split: Split, calls: Sequence[Call]) -> dict[str, Any]:
     """What the parsed answer adds to its report: ``tool_calls`` if it has calls, ``fields`` if JSON was asked for.
 
     Args:
         generation: the answer.
         plan: the plan of the call.
         split: separates the reasoning of the answer.
-        calls: each call of the parsed answer with its id.
+        calls: the calls of the parsed answer, with their ids.
     """
     if calls:
         return {"tool_calls": tool_call_risks(generation, calls, plan.engine)}
@@ -35,7 +33,7 @@ def parts_of_report(
     return {}
 
 
-def field_risks(generation: Generation, engine: CocoaEngine, *, start: int = 0) -> dict[str, dict[str, Any]]:
+def field_risks(generation: Generation, engine: CocoaEngine, *, start: int = 0) -> dict[str, ValueReport]:
     """``cocoa_risk["fields"]``: the risk of every value of a JSON answer, by its path; see :func:`tool_call_risks`.
 
     Args:
@@ -48,9 +46,7 @@ def field_risks(generation: Generation, engine: CocoaEngine, *, start: int = 0) 
     return {path: _value(generation, tokens, offset) for path, offset in offsets.items()}
 
 
-def tool_call_risks(
-    generation: Generation, calls: Sequence[tuple[str, Call]], engine: CocoaEngine
-) -> list[dict[str, Any]]:
+def tool_call_risks(generation: Generation, calls: Sequence[Call], engine: CocoaEngine) -> list[CallReport]:
     """The entries of ``cocoa_risk["tool_calls"]``, one for each call.
 
     An argument is listed by its name, and every value in it by its path, such as ``$.people[0].age``. For a value,
@@ -62,34 +58,27 @@ def tool_call_risks(
 
     Args:
         generation: the answer.
-        calls: each call with its id.
+        calls: the calls, with their ids.
         engine: the engine that answered.
     """
     tokens = _token_offsets(generation, engine)
-    report = []
-    for call_id, call in calls:
+    reports = []
+    for call in calls:
         spans = _overlapping(generation.spans, call.offsets)
         offsets = {**call.values, **_inside_arguments(generation.text, call)}
         arguments = {name: _value(generation, tokens, offset) for name, offset in offsets.items()}
-        report.append(
-            {
-                "name": call.name,
-                "id": call_id,
-                "risk": _highest(span for _, span in spans),
-                "arguments": arguments,
-                "error": call.error,
-            }
-        )
-    return report
+        risk = _highest(span for _, span in spans)
+        reports.append(CallReport(name=call.name, id=call.id, risk=risk, arguments=arguments, error=call.error))
+    return reports
 
 
-def fields_of_report(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def fields_of_report(report: RiskReport) -> dict[str, ValueReport]:
     """The risk of every field of a structured answer, by path: of a JSON answer, or of its first tool call."""
-    if "fields" in report:
-        return dict(report["fields"])
-    for call in report.get("tool_calls", ()):
+    if "fields" in report.model_fields_set:
+        return report.fields
+    for call in report.tool_calls:
         # in the order of the text, an object before the values in it
-        arguments = sorted(call["arguments"].items(), key=lambda each: (each[1]["start"], -each[1]["end"]))
+        arguments = sorted(call.arguments.items(), key=lambda each: (each[1].start, -each[1].end))
         return {name if name.startswith(ROOT) else member_path("$", name): value for name, value in arguments}
     return {}
 
@@ -109,21 +98,19 @@ def _highest(spans: Iterable[Span]) -> float | None:
     return finite(max((severity(span.risk) for span in spans if span.risk is not None), default=0.0))
 
 
-def _value(
-    generation: Generation, tokens: Sequence[tuple[int, int, float]], offsets: tuple[int, int]
-) -> dict[str, Any]:
+def _value(generation: Generation, tokens: Sequence[tuple[int, int, float]], offsets: tuple[int, int]) -> ValueReport:
     spans = _overlapping(generation.spans, offsets)
     start, end = offsets
     count = max(1, len(spans))
-    return {
-        "risk": _highest(span for _, span in spans),
-        "con_mlds": finite(sum(span.con_mlds for _, span in spans) / count),
-        "f_mlds": finite(sum(span.f_mlds for _, span in spans) / count),
-        "log_prob": finite(sum(log_prob for first, last, log_prob in tokens if first < end and last > start)),
-        "start": start,
-        "end": end,
-        "spans": [number for number, _ in spans],
-    }
+    return ValueReport(
+        risk=_highest(span for _, span in spans),
+        con_mlds=finite(sum(span.con_mlds for _, span in spans) / count),
+        f_mlds=finite(sum(span.f_mlds for _, span in spans) / count),
+        log_prob=finite(sum(log_prob for first, last, log_prob in tokens if first < end and last > start)),
+        start=start,
+        end=end,
+        spans=[number for number, _ in spans],
+    )
 
 
 def _overlapping(spans: Sequence[Span], offsets: tuple[int, int]) -> list[tuple[int, Span]]:

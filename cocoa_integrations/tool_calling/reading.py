@@ -37,6 +37,8 @@ class Call:
         offsets: start and end of the call in the text of the answer.
         values: start and end of the value of each argument; those of a string exclude its quotes.
         error: why the call is invalid. For a partial answer, only set if the request does not allow the call.
+        id: the id, once the answer is complete.
+        text: all of the call as it was generated, once the answer is complete.
     """
 
     name: str | None = None
@@ -44,6 +46,27 @@ class Call:
     arguments: dict[str, Any] | None = None
     offsets: tuple[int, int] = (0, 0)
     values: dict[str, tuple[int, int]] = field(default_factory=dict)
+    error: str | None = None
+    id: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class CallDelta:
+    """The new part of a call.
+
+    Attributes:
+        number: the index of the call in the answer.
+        id: the id, in the first part of a call.
+        name: the name, in the first part of a call.
+        written: the new text of the arguments.
+        error: the error, in the last part of an invalid call.
+    """
+
+    number: int
+    id: str | None
+    name: str | None
+    written: str
     error: str | None = None
 
 
@@ -53,16 +76,6 @@ class Reading:
 
     content: str
     calls: list[Call]
-
-    @property
-    def valid(self) -> list[Call]:
-        """The valid calls."""
-        return [call for call in self.calls if call.error is None]
-
-    @property
-    def invalid(self) -> list[Call]:
-        """The invalid calls."""
-        return [call for call in self.calls if call.error is not None]
 
 
 _ARGUMENTS = ("arguments", "parameters")

@@ -115,6 +115,22 @@ class ToolRequest:
         return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
     @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of a request in OpenAI's format, for a server."""
+        parameters: dict[str, Any] = {}
+        if self.tools:
+            strict = {"strict": True} if self.strict else {}
+            parameters["tools"] = [{**tool, "function": {**tool["function"], **strict}} for tool in self.tools]
+            parameters["tool_choice"] = self.tool_choice
+            if self.parallel is not None:
+                parameters["parallel_tool_calls"] = self.parallel
+        if self.schema is not None:
+            schema = {"schema": self.schema, "strict": self.checked}
+            described = {"type": "json_schema", "json_schema": {"name": "answer", **schema}}
+            parameters["response_format"] = described if self.described else {"type": "json_object", **schema}
+        return parameters
+
+    @property
     def several(self) -> bool:
         """Whether an answer may contain several calls."""
         return not self.required if self.parallel is None else self.parallel

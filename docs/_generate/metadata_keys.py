@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from cocoa_engine.report import RiskReport, SpanReport
 from cocoa_integrations._shared.citations import Citation
 from cocoa_integrations._shared.tries import Try
-from cocoa_integrations.langchain.middleware import AgentRisk
+from cocoa_integrations.langchain.agents import AgentRisk
 from docs._generate.markdown import anchor, code, plain_roles, prose, table, type_name
 
 METADATA: dict[str, Any] = {

@@ -18,10 +18,10 @@ from rich.console import Console
 from cocoa_engine import Candidate, Generation
 from cocoa_engine.cli.output import print_note
 from cocoa_engine.rendering.terminal import report
-from cocoa_integrations._shared.metadata import risk_report
 from cocoa_integrations.evaluation.table import Cell, Report, Table, draw, markdown
 from tests.helpers.made_up_answers import ATTACK, figures, generation
 from tests.helpers.mutations import CONTROLS, ESCAPES, fuzz
+from tests.helpers.reports import risk_report
 
 MARKUP = [
     *ATTACK,

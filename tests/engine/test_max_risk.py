@@ -23,6 +23,7 @@ from tests.helpers.engines import endless
 from tests.helpers.forward_passes import Pass, record
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.prompts import PROMPTS, chat
+from tests.helpers.reports import to_dicts
 from tests.helpers.rivals import config_of
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
@@ -176,8 +177,8 @@ def test_langchain(engine: CocoaEngine, expected: Generation) -> None:
     for message in (*whole, sum(chunks[1:], chunks[0])):
         assert message.text == expected.text
         assert message.response_metadata["finish_reason"] == "risk"
-        assert get_risk(message)["spans"][-1]["reaches_max_risk"] is True
-    assert [span["reaches_max_risk"] for span in get_spans(chunks[0])] == [True]
+        assert get_risk(message).to_dict()["spans"][-1]["reaches_max_risk"] is True
+    assert [span["reaches_max_risk"] for span in to_dicts(get_spans(chunks[0]))] == [True]
     text = LangChainLLM(engine=engine, **SHORT).generate([engine.render_chat([{"role": "user", "content": QUESTION}])])
     assert text.generations[0][0].generation_info is not None
     assert text.generations[0][0].generation_info["finish_reason"] == "risk"

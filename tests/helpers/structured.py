@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from cocoa_engine import CocoaEngine
+from cocoa_engine.report import RiskReport, ValueReport
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 
@@ -61,20 +62,20 @@ def value_at(value: Any, path: str) -> Any:
     return value
 
 
-def check_fields(fields: dict[str, dict[str, Any]], order: Order, report: dict[str, Any], text: str) -> None:
+def check_fields(fields: dict[str, ValueReport], order: Order, report: RiskReport, text: str) -> None:
     """Every field has the risk of the spans that contain it, under its path and at its offsets in the text."""
     assert list(fields) == PATHS
     for path, measured in fields.items():
-        written, value = text[measured["start"] : measured["end"]], value_at(order.model_dump(), path)
+        written, value = text[measured.start : measured.end], value_at(order.model_dump(), path)
         assert (written if isinstance(value, str) else json.loads(written)) == value
         within = [
             (number, span)
-            for number, span in enumerate(report["spans"])
-            if span["start"] < measured["end"] and span["end"] > measured["start"]
+            for number, span in enumerate(report.spans)
+            if span.start < measured.end and span.end > measured.start
         ]
-        assert measured["spans"] == [number for number, _ in within]
-        assert measured["risk"] == max(span["risk"] for _, span in within)
-        assert measured["f_mlds"] == pytest.approx(sum(span["f_mlds"] for _, span in within) / len(within))
-        assert measured["log_prob"] <= 0
-    assert sum(fields[path]["log_prob"] for path in ("$.person", "$.items", "$.paid")) < 0  # words were chosen
-    assert fields["$.person"]["log_prob"] <= fields["$.person.name"]["log_prob"] + fields["$.person.age"]["log_prob"]
+        assert measured.spans == [number for number, _ in within]
+        assert measured.risk == max(span.risk for _, span in within)
+        assert measured.f_mlds == pytest.approx(sum(span.f_mlds for _, span in within) / len(within))
+        assert measured.log_prob <= 0
+    assert sum(fields[path].log_prob for path in ("$.person", "$.items", "$.paid")) < 0  # words were chosen
+    assert fields["$.person"].log_prob <= fields["$.person.name"].log_prob + fields["$.person.age"].log_prob

@@ -26,12 +26,11 @@ ENGINE = "from cocoa_engine import CocoaConfig, CocoaEngine\nengine = CocoaEngin
 
 # The modules that only an extra brings.
 OPTIONAL = {
-    "langchain_core": {"langchain", "agents", "remote"},
+    "langchain_core": {"langchain", "agents"},
     "langchain": {"agents"},
     "langgraph": {"agents"},
-    "llama_index.core": {"llama-index", "remote"},
-    "langchain_openai": {"remote"},
-    "llama_index.llms.openai_like": {"remote"},
+    "llama_index.core": {"llama-index"},
+    "openai": {"remote"},
     "llguidance": {"tools", "serve", "ray"},
     "fastapi": {"serve", "ray"},
     "uvicorn": {"serve", "ray"},

@@ -25,7 +25,7 @@ class Missing(MetaPathFinder):
 sys.meta_path.insert(0, Missing())
 """
 
-FRAMEWORKS = ("langchain_core", "langchain", "langgraph", "langchain_openai", "llama_index")
+FRAMEWORKS = ("langchain_core", "langchain", "langgraph", "openai", "llama_index")
 
 NEITHER = """
 import cocoa_integrations.evaluation.command

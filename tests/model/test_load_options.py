@@ -95,8 +95,8 @@ def test_the_engine_loads_to_the_gpu_if_there_is_one(
 ) -> None:
     places = []
 
-    def refuse(name: str, tokenizer: str | None, given: dict[str, Any], *_: object) -> None:
-        places.append(given["device_map"])
+    def refuse(name: str, *, options: dict[str, Any], **_: object) -> None:
+        places.append(options["device_map"])
         raise ModelLoadError("nothing is loaded here")
 
     monkeypatch.setattr(loading, "_load", refuse)

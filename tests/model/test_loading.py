@@ -132,10 +132,7 @@ def test_dtype(tiny_source: Path, options: dict[str, Any], expected: torch.dtype
     assert load_pretrained(tiny_source, **options)[0].dtype == expected
 
 
-@pytest.mark.parametrize("dtype", ["float8", "fp32", "", torch.int8, None])
-def test_bad_dtype_is_refused_before_any_work(dtype: Any) -> None:
-    with pytest.raises(ConfigError, match=r"dtype: .* 'float32', 'bfloat16', 'float16'"):
-        load_pretrained("/no/such/folder", dtype=dtype)
+BAD_DTYPES: tuple[Any, ...] = ("float8", "fp32", "", torch.int8, None)
 
 
 def test_further_options_reach_transformers(tiny_source: Path) -> None:
@@ -233,11 +230,6 @@ def test_an_adapter_is_neither_ignored_nor_followed_to_its_base_model(
         load_pretrained(tiny, allow_pickle=allow_pickle)
 
 
-def test_pickle_cannot_be_chosen_by_the_way(tiny_source: Path) -> None:
-    with pytest.raises(ConfigError, match="allow_pickle=True"):
-        load_pretrained(tiny_source, use_safetensors=False)
-
-
 def test_safetensors_are_preferred_to_pickle(tiny: Path) -> None:
     (tiny / "pytorch_model.bin").write_bytes(b"never read")
     for allow in (False, True):
@@ -293,10 +285,41 @@ def test_remote_code_runs_if_trusted(tiny: Path, tmp_path: Path, monkeypatch: py
 # What cannot be loaded
 
 
-@pytest.mark.parametrize("name", ["/no/such/folder", "./here", "~/no-such-folder", "a/b/c"])
-def test_missing_folder(name: str) -> None:
-    with pytest.raises(ModelLoadError, match="does not exist; name a folder"):
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        *(
+            (name, "does not exist; name a folder")
+            for name in ("/no/such/folder", "./here", "~/no-such-folder", "a/b/c")
+        ),
+        ("what is this", "cannot load the model what is this"),
+        (__file__, r"test_loading\.py is a file, not a folder"),
+    ],
+)
+def test_names_of_no_model(name: str, reason: str) -> None:
+    with pytest.raises(ModelLoadError, match=reason):
         load_pretrained(name)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "reason"),
+    [
+        *(({"dtype": dtype}, ConfigError, r"dtype: .* 'float32', 'bfloat16', 'float16'") for dtype in BAD_DTYPES),
+        ({"use_safetensors": False}, ConfigError, "allow_pickle=True"),
+        ({"alhpa": 1.0}, ConfigError, "unknown option 'alhpa'"),
+        ({"gguf_file": "x.gguf"}, ModelLoadError, r"there is no file x\.gguf in"),
+        ({"tokenizer_name": "/no/tokenizer"}, ModelLoadError, "no folder /no/tokenizer to load the tokenizer from"),
+        ({"device_map": "nonsense"}, ModelLoadError, "nonsense"),
+        (
+            {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
+            ModelLoadError,
+            "pip install.*bitsandbytes",
+        ),
+    ],
+)
+def test_options_that_cannot_be_met(tiny_source: Path, options: dict[str, Any], kind: type, reason: str) -> None:
+    with pytest.raises(kind, match=reason):
+        load_pretrained(tiny_source, **options)
 
 
 @pytest.mark.parametrize("name", ["someone/some-model", "gpt2-that-is-not-there"])
@@ -305,16 +328,6 @@ def test_hub_not_reachable(name: str) -> None:
         load_pretrained(name)
     assert isinstance(caught.value.__cause__, OSError)
     assert "\n" not in str(caught.value)
-
-
-def test_name_that_is_no_hub_id() -> None:
-    with pytest.raises(ModelLoadError, match="cannot load the model what is this"):
-        load_pretrained("what is this")
-
-
-def test_file_instead_of_folder(tiny: Path) -> None:
-    with pytest.raises(ModelLoadError, match=r"model\.safetensors is a file, not a folder"):
-        load_pretrained(tiny / "model.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -332,17 +345,6 @@ def test_folder_without_a_model(tmp_path: Path, file: str, hint: str) -> None:
         load_pretrained(tmp_path)
 
 
-def test_gguf_file_that_is_not_there(tiny_source: Path) -> None:
-    with pytest.raises(ModelLoadError, match=r"there is no file x\.gguf in"):
-        load_pretrained(tiny_source, gguf_file="x.gguf")
-
-
-def test_folder_without_weights(tiny: Path) -> None:
-    (tiny / "model.safetensors").unlink()
-    with pytest.raises(ModelLoadError, match="has no weights"):
-        load_pretrained(tiny)
-
-
 @pytest.mark.parametrize("architecture", [LlamaForCausalLM, GPT2LMHeadModel])
 def test_folder_without_tokenizer(tmp_path: Path, architecture: Any) -> None:
     # transformers makes an empty tokenizer for some architectures (GPT-2), and raises for others (Llama)
@@ -350,11 +352,6 @@ def test_folder_without_tokenizer(tmp_path: Path, architecture: Any) -> None:
     architecture(config).save_pretrained(tmp_path)
     with pytest.raises(ModelLoadError, match=r"has no tokenizer files; .*tokenizer_name="):
         load_pretrained(tmp_path)
-
-
-def test_tokenizer_folder_that_is_not_there(tiny_source: Path) -> None:
-    with pytest.raises(ModelLoadError, match="no folder /no/tokenizer to load the tokenizer from"):
-        load_pretrained(tiny_source, tokenizer_name="/no/tokenizer")
 
 
 @pytest.mark.parametrize(
@@ -375,27 +372,13 @@ def test_damaged_file(tiny: Path, file: str, content: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_weights_of_another_shape(tiny: Path) -> None:
+def test_weights_that_do_not_fit_or_are_missing(tiny: Path) -> None:
     edit_json(tiny / "config.json", intermediate_size=24)
     with pytest.raises(ModelLoadError, match="cannot load the model"):
         load_pretrained(tiny)
-
-
-def test_unknown_option(tiny_source: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown option 'alhpa'"):
-        load_pretrained(tiny_source, alhpa=1.0)
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"device_map": "nonsense"}, "nonsense"),
-        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "pip install.*bitsandbytes"),
-    ],
-)
-def test_option_that_cannot_be_met(tiny_source: Path, options: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ModelLoadError, match=reason):
-        load_pretrained(tiny_source, **options)
+    (tiny / "model.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match="has no weights"):
+        load_pretrained(tiny)
 
 
 # The default, when its package is not installed

@@ -210,7 +210,7 @@ def test_settings_are_looked_at_where_they_are_given(engine: CocoaEngine) -> Non
         warnings.simplefilter("error", CalibrationWarning)
         own = CocoaEngine(engine.model, engine.tokenizer, model_name=engine.model_name, calibrator=calibrator)
         message = ChatCocoa(engine=own, max_tokens=4, **settings).invoke("Hi")
-        assert get_risk(message)["calibrated"]
+        assert get_risk(message).calibrated
     with pytest.warns(CalibrationWarning, match="final_layer is post_norm, not pre_norm"):
         own.score(PROMPT, "Canberra.")
     with pytest.warns(CalibrationWarning, match="final_layer is post_norm, not pre_norm"):
@@ -246,7 +246,7 @@ def test_thresholds_flag_spans(calibrated: CocoaEngine, calibrator: RiskCalibrat
 
 def test_langchain_and_llama_index_report_it(calibrated: CocoaEngine) -> None:
     message = ChatCocoa(engine=calibrated, max_tokens=16).invoke([HumanMessage("Who wrote Dune?")])
-    report = get_risk(message)
+    report = get_risk(message).to_dict()
     assert report["calibrated"]
     assert all(0 <= span["risk"] <= 1 for span in report["spans"])
     assert report["max_risk"] == max(span["risk"] for span in report["spans"])

@@ -10,7 +10,7 @@ import pytest
 from transformers import GenerationConfig
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, ContextLift, Generation, PromptError, context_lift
-from cocoa_engine.scoring.context import context_lift_of_text
+from cocoa_engine.context import context_lift_of_text
 from tests.helpers.alike import near
 from tests.helpers.hooks import hook_count
 from tests.helpers.prompts import chat

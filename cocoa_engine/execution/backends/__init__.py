@@ -23,10 +23,9 @@ from cocoa_engine.execution.forward.base import Forward
 from cocoa_engine.execution.forward.lean import Lean, lean_obstacle
 from cocoa_engine.execution.forward.linears import LinearBackend, choose_linear_backend
 from cocoa_engine.execution.forward.static import StaticLean
-from cocoa_engine.execution.forward.windows import window_sizes
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.model import weight_identity
-from cocoa_engine.model.configs import frequencies_of
+from cocoa_engine.model.configs import frequencies_of, window_sizes
 from cocoa_engine.model.hidden_states import CaptureSpec, capture
 from cocoa_engine.model.language_model import PASSED_ON, LanguageModel
 from cocoa_engine.model.light_model import LightModel

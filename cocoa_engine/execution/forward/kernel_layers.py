@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from cocoa_engine.execution.forward.base import Segment
-from cocoa_engine.execution.forward.windows import Windows
 from cocoa_engine.execution.native.layers import MAX_ROWS, KeyValuePointers, Layers, Leaves, Mask, is_addressable
+from cocoa_engine.model.configs import Windows
 from cocoa_engine.model.hidden_states import CaptureSpec
 
 

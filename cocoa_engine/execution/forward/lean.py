@@ -32,11 +32,11 @@ from cocoa_engine.execution.forward.linears import (
     is_plain,
 )
 from cocoa_engine.execution.forward.source_attention import of_segments
-from cocoa_engine.execution.forward.windows import Windows
 from cocoa_engine.execution.native.layers import DecoderLayer, Layers
 from cocoa_engine.execution.native.operators import can_multiply, is_readable, unpack
 from cocoa_engine.model import experts, light_model
 from cocoa_engine.model.blocks import BlockTensor
+from cocoa_engine.model.configs import Windows
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 

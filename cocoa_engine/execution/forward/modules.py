@@ -27,9 +27,8 @@ from cocoa_engine.execution.forward.linears import (
 )
 from cocoa_engine.execution.forward.observed_attention import observed_attention
 from cocoa_engine.execution.forward.source_attention import of_segments
-from cocoa_engine.execution.forward.windows import Windows
 from cocoa_engine.model import hidden_states
-from cocoa_engine.model.configs import frequencies_of
+from cocoa_engine.model.configs import Windows, frequencies_of
 from cocoa_engine.model.experts import SeparateExperts, are_experts
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cocoa_engine.execution.native import operators, structures
-from cocoa_engine.execution.native.untraced import untraced
+from cocoa_engine.execution.native.operators import untraced
 
 MAX_ROWS = 48
 """Maximum number of tokens in one pass. It must not exceed ``MANY_ROWS`` in kernels.cpp: with more rows, the kernel

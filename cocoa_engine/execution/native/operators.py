@@ -8,15 +8,19 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from cocoa_engine.execution.native.build import built
 from cocoa_engine.execution.native.structures import KINDS, Joined
-from cocoa_engine.execution.native.untraced import untraced
 from cocoa_engine.model.blocks import BLOCK_KINDS, BlockTensor, block_size
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 SLOTS_IN_PART = 32
 """Smallest number of slots for which another thread pays off."""
@@ -24,6 +28,26 @@ SLOTS_IN_PART = 32
 
 SMALL = 2**17
 """Up to this many numbers, unpacking in one thread is faster than waiting for others."""
+
+
+def untraced(run: Callable[P, R]) -> Callable[P, R]:
+    """``torch.compiler.disable``, once the tracer is loaded.
+
+    ``torch.compiler.disable`` itself imports the tracer. That takes a second on a slow core and 70 MB.
+    """
+    disabled: Callable[P, R] | None = None
+
+    @functools.wraps(run)
+    def call(*args: P.args, **options: P.kwargs) -> R:
+        nonlocal disabled
+        if disabled is None:
+            if "torch._dynamo" not in sys.modules:
+                return run(*args, **options)
+            sys.modules["torch._dynamo"].decorators.skip(call)  # or each wrapper would be compiled by itself
+            disabled = torch.compiler.disable(run)  # type: ignore[no-untyped-call]
+        return disabled(*args, **options)
+
+    return call
 
 
 def can_multiply(weights: Sequence[Tensor]) -> bool:

@@ -11,15 +11,15 @@ from pydantic import Field
 
 from cocoa_engine import Cancellation, CocoaConfig, CocoaEngine, Generation
 from cocoa_engine.errors import ConfigError, PromptError
+from cocoa_engine.report import RISK_KEY, RiskReport
 from cocoa_integrations._shared.chat_template import ChatTemplateOptions
-from cocoa_integrations._shared.reasoning import Split
+from cocoa_integrations.chat_service.answer import ChatCall
+from cocoa_integrations.chat_service.local import PreparedCall
 from cocoa_integrations.server.errors import bad_request, naming
+from cocoa_integrations.server.protocol.answers import max_risk_of, score_one, wire_report
 from cocoa_integrations.server.protocol.chat_request import Message, entries_of, size_of_messages, template_variables
 from cocoa_integrations.server.protocol.decoding import DecodingRequest, Flag, Several, Whole
-from cocoa_integrations.server.protocol.prompt_logprobs import score_one
-from cocoa_integrations.server.protocol.risk_fields import RiskFields, max_risk_of
 from cocoa_integrations.server.settings import REFUSED, SAME_SETTING, Refused, ServerSettings, each
-from cocoa_integrations.tool_calling import Plan, ToolRequest
 
 _NOT_DECODED = "nothing is decoded; leave it out"
 
@@ -117,9 +117,7 @@ class ScoreRequest(DecodingRequest):
         if self.prompt is not None:
             return self.prompt
         options = ChatTemplateOptions(chat_template_kwargs=template_variables(self.chat_template_kwargs, engine))
-        plan = Plan(ToolRequest.of(None), engine, options)
-        messages, template_kwargs = plan.prompt(entries_of(self.messages or ()))
-        return engine.encode_chat(messages, **template_kwargs)
+        return PreparedCall(engine, ChatCall(messages=entries_of(self.messages or ()), template=options)).token_ids
 
 
 class ScoreJob:
@@ -172,11 +170,15 @@ class ScoreJob:
 
     def answer(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """The entries of all texts, and the usage."""
-        candidates = self._body.options.candidates
-        fields = RiskFields(in_message=True, in_logprobs=False, candidates=candidates, logprobs=None)
+        rivals = self._body.options.candidates
         entries = [
-            {"object": "cocoa.score", "index": number, "text": text, **fields.in_answer(_report(fields, one))}
-            for number, (text, one) in enumerate(zip(self._texts, self._generations, strict=True))
+            {
+                "object": "cocoa.score",
+                "index": number,
+                "text": text,
+                RISK_KEY: wire_report(RiskReport.of(generation, rivals=rivals), verdict=generation.verdict),
+            }
+            for number, (text, generation) in enumerate(zip(self._texts, self._generations, strict=True))
         ]
         return entries, _usage(self._generations)
 
@@ -194,16 +196,10 @@ class ScoreJob:
             raise naming(error, named) from None
 
 
-def _report(fields: RiskFields, generation: Generation) -> dict[str, Any]:
-    report = fields.report(generation, None)
-    report.pop("finish_reason")  # nothing was decoded
-    return report
-
-
 def _usage(generations: Sequence[Generation]) -> dict[str, Any]:
     prompt = generations[0].usage.prompt_tokens
     given = sum(one.usage.completion_tokens for one in generations)
-    risk = max_risk_of([Split("", 0, None, one) for one in generations])
+    risk = max_risk_of(generations)
     details = {} if risk is None else {"cocoa_max_risk": risk}
     return {
         "prompt_tokens": prompt + given,

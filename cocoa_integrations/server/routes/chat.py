@@ -8,17 +8,16 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 
 from cocoa_engine import CocoaConfig
+from cocoa_integrations.chat_service.answer import ChatCall
 from cocoa_integrations.server.answering import Envelope, admitted, answers_of, streamed, whole
 from cocoa_integrations.server.lifecycle import ServerState, state_of
 from cocoa_integrations.server.openapi import takes
-from cocoa_integrations.server.protocol.chat_answer import ChatJob, ChatStream
+from cocoa_integrations.server.protocol.answers import ChatJob, RiskFields, StreamedAnswer, usage_of
 from cocoa_integrations.server.protocol.chat_request import ChatRequest
 from cocoa_integrations.server.protocol.decoding import config_of_answer
-from cocoa_integrations.server.protocol.risk_fields import RiskFields, usage_of
 from cocoa_integrations.server.record import Record
 from cocoa_integrations.server.routes.info import served_name
 from cocoa_integrations.server.work import Call
-from cocoa_integrations.tool_calling import Plan
 
 router = APIRouter()
 
@@ -34,7 +33,7 @@ async def chat(request: Request) -> Response:
         if not body.streams:
             answers = await answers_of(call, job.answer, configs)
             return await call.run(whole, envelope, answers, usage, record)
-        streams = [ChatStream(job, number, one) for number, one in enumerate(configs)]
+        streams = [StreamedAnswer(job, number, each) for number, each in enumerate(configs)]
         return await streamed(state, call, resources, envelope, streams, usage, record)
     raise AssertionError("unreachable")
 
@@ -43,11 +42,22 @@ def _prepared(body: ChatRequest, state: ServerState, call: Call) -> tuple[ChatJo
     """What is decoded, the settings of each answer, and what is sent and noted."""
     engine, settings = call.engine, state.settings
     config = body.config(engine.config, settings)
-    plan = Plan(body.tool_request(), engine, body.template_options(engine), calls_must_fit=True)
     fields = RiskFields.of(body.options, body.logprobs, allow_logprobs=settings.risk_in_logprobs)
+    tools, template, messages = body.tool_request(), body.template_options(engine), body.entries()
     kind = "chat.completion.chunk" if body.streams else "chat.completion"
     envelope = Envelope.of("chatcmpl", kind, served_name(body.model, state), include_usage=body.include_usage)
-    entries, processors = body.entries(), body.processors(engine)
-    record = Record(state, "chat", body, config, envelope.fields, entries)
-    job = ChatJob.of(plan, entries, processors, fields, call.cancellation, body.options.source)
-    return job, [config_of_answer(config, number) for number in range(body.answers)], envelope, record
+    asked = ChatCall(
+        messages=messages,
+        config=config,
+        tools=tools,
+        template=template,
+        source=body.options.source,
+        logprobs=bool(fields.logprobs),
+        candidates=body.options.candidates,
+        calls_must_fit=True,
+        logits_processor=body.processors(engine),
+        cancellation=call.cancellation,
+    )
+    record = Record(state, "chat", body, config, envelope.fields, messages)
+    configs = [config_of_answer(config, number) for number in range(body.answers)]
+    return ChatJob(engine, asked, fields), configs, envelope, record

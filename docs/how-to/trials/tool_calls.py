@@ -87,13 +87,13 @@ def main() -> None:
     calls: list[tuple[bool, dict[str, float]]] = []
     for tool, request, stated in REQUESTS:
         message = chat.bind_tools([tool], tool_choice="any").invoke(request)
-        default = get_risk(message)["threshold"]
+        default = get_risk(message).threshold
         for call in message.tool_calls:
             arguments = argument_risks(message)[call["id"] or ""].values()
             highest = {
-                "self_information": max(-one["log_prob"] for one in arguments),
-                "risk": max(one["risk"] for one in arguments),
-                "f_mlds": max(one["f_mlds"] for one in arguments),
+                "self_information": max(-one.log_prob for one in arguments),
+                "risk": max(one.risk for one in arguments),
+                "f_mlds": max(one.f_mlds for one in arguments),
             }
             calls.append((call["args"] == stated, highest))
             grade = "right" if call["args"] == stated else "wrong"

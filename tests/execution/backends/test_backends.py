@@ -25,8 +25,8 @@ from cocoa_engine.execution.backends.copied_cache import CopiedTree
 from cocoa_engine.execution.backends.shared_cache import SPARE_SLOTS, SharedCache, SharedTree
 from cocoa_engine.execution.forward.kv_store import KeyValues
 from cocoa_engine.execution.forward.linears import LinearBackend
-from cocoa_engine.execution.forward.windows import Windows
 from cocoa_engine.execution.native import operators, trial
+from cocoa_engine.model.configs import Windows
 from cocoa_engine.model.hidden_states import CaptureSpec, FinalLayer
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.weight_identity import weight_fingerprint

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from cocoa_engine.execution.native import operators
-from cocoa_engine.execution.native.untraced import untraced
+from cocoa_engine.execution.native.operators import untraced
 from tests.helpers.libraries import needs_kernels
 
 

@@ -13,8 +13,8 @@ from langchain_core.outputs import LLMResult
 
 from cocoa_engine import CocoaEngine
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_spans
-from cocoa_integrations.langchain.cocoa_chat import CocoaChat
 from tests.helpers.remote import serving
+from tests.helpers.reports import to_dicts
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 QUESTION = "Who invented the telephone?"
@@ -60,18 +60,16 @@ def quick_url(quick_engine: CocoaEngine) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def quick_chat(request: pytest.FixtureRequest, quick_engine: CocoaEngine) -> CocoaChat:
+def quick_chat(request: pytest.FixtureRequest, quick_engine: CocoaEngine) -> ChatCocoa:
     """The quick model in this process, or behind a server; see ``also_remote``."""
     if getattr(request, "param", "here") == "here":
         return ChatCocoa(engine=quick_engine, max_tokens=12, risk_metadata="full")
-    from cocoa_integrations.langchain import ChatCocoaRemote
-
     url = request.getfixturevalue("quick_url")
-    return ChatCocoaRemote(base_url=url, max_tokens=12, risk_metadata="full", timeout=60)
+    return ChatCocoa(base_url=url, max_tokens=12, risk_metadata="full", timeout=60)
 
 
 @pytest.fixture(scope="session")
-def quick_answer(quick_chat: CocoaChat) -> AIMessage:
+def quick_answer(quick_chat: ChatCocoa) -> AIMessage:
     return quick_chat.invoke(QUESTION)
 
 
@@ -127,7 +125,7 @@ class LiveHandler(BaseCallbackHandler):
 
     def on_llm_new_token(self, token: Any, *, chunk: Any = None, **kwargs: Any) -> None:
         self.tokens.append(token)
-        self.spans += get_spans(chunk)
+        self.spans += to_dicts(get_spans(chunk))
 
     def on_llm_end(self, response: LLMResult, **kwargs: Any) -> None:
         self.ends += 1

@@ -17,7 +17,7 @@ from cocoa_integrations.langchain import (
     get_spans,
 )
 from tests.helpers.inside import assert_idle
-from tests.helpers.reports import without_run
+from tests.helpers.reports import to_dicts, without_run
 
 agents = pytest.importorskip("langchain.agents")
 middleware = pytest.importorskip("langchain.agents.middleware")
@@ -30,9 +30,14 @@ def test_risk_reaches_messages_updates_and_callbacks(quick_chat: ChatCocoa, quic
         message = agent.invoke(asked)["messages"][-1]
         chunks = [chunk for chunk, _ in agent.stream(asked, stream_mode="messages")]
         [update] = agent.stream(asked, stream_mode="updates")
-    expected = get_risk(quick_answer)
-    assert get_risk(message) == get_risk(chunks[-1]) == get_risk(update["model"]["messages"][-1]) == expected
-    assert [span for chunk in chunks for span in get_spans(chunk)] == expected["spans"]
+    expected = get_risk(quick_answer).to_dict()
+    assert (
+        get_risk(message).to_dict()
+        == get_risk(chunks[-1]).to_dict()
+        == get_risk(update["model"]["messages"][-1]).to_dict()
+        == expected
+    )
+    assert [span for chunk in chunks for span in to_dicts(get_spans(chunk))] == expected["spans"]
     assert without_run(risk.reports) == [expected] * 3
 
 
@@ -58,12 +63,12 @@ def test_an_agent_calls_a_tool_and_answers(engine: CocoaEngine, asked: dict[str,
     assert result.content == str(2 * number)
     assert answer.text
     assert not answer.tool_calls
-    assert [get_risk(call), get_risk(answer)] == without_run(risk.reports)
+    assert [get_risk(call).to_dict(), get_risk(answer).to_dict()] == without_run(risk.reports)
 
 
 async def test_a_risky_call_is_not_run(engine: CocoaEngine, asked: dict[str, Any]) -> None:
     _, call, result, _ = agent_of(engine).invoke(asked)["messages"]
-    measured = argument_risks(call)[call.tool_calls[0]["id"]]["number"]["risk"]
+    measured = argument_risks(call)[call.tool_calls[0]["id"]]["number"].risk
     low = 0.9 * measured
     refused = agent_of(engine, ToolRiskMiddleware(low))
     for messages in (refused.invoke(asked)["messages"], (await refused.ainvoke(asked))["messages"]):
@@ -73,7 +78,7 @@ async def test_a_risky_call_is_not_run(engine: CocoaEngine, asked: dict[str, Any
     several = agent_of(engine, ToolRiskMiddleware(0, tools=["other"]), ToolRiskMiddleware(low, tools=["double"]))
     assert several.invoke(asked)["messages"][2].status == "error"
     figures = argument_risks(call)[call.tool_calls[0]["id"]]["number"]
-    for metric, value in (("f_mlds", figures["f_mlds"]), ("self_information", -figures["log_prob"])):
+    for metric, value in (("f_mlds", figures.f_mlds), ("self_information", -figures.log_prob)):
         both = agent_of(engine, *(ToolRiskMiddleware(part * value, metric=metric) for part in (1.1, 0.9)))
         (refusal,) = both.invoke(asked)["messages"][2:3]
         assert refusal.status == "error"
@@ -100,7 +105,7 @@ def test_a_tool_that_raises_loses_no_generation(engine: CocoaEngine, asked: dict
         agent.invoke(asked, thread)
     call = agent.get_state(thread).values["messages"][-1]
     assert call.tool_calls
-    assert [get_risk(call)] == without_run(risk.reports)
+    assert [get_risk(call).to_dict()] == without_run(risk.reports)
     assert_idle(engine)
 
 

@@ -74,7 +74,7 @@ def test_a_cached_answer_carries_its_risk(kind: Any, quick_engine: CocoaEngine, 
     first, second = answer(model), answer(model)
     assert len(spy.calls) == 1
     assert second.text == first.text
-    assert get_risk(second) == get_risk(first)
+    assert get_risk(second).to_dict() == get_risk(first).to_dict()
 
 
 def test_every_setting_is_tried() -> None:
@@ -211,7 +211,7 @@ def test_risk_survives_a_cache_that_keeps_text(kind: Any, quick_engine: CocoaEng
     first, second = answer(model), answer(model)
     assert len(spy.calls) == 1
     assert second.text == first.text
-    assert get_risk(second) == get_risk(first)
+    assert get_risk(second).to_dict() == get_risk(first).to_dict()
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -271,9 +271,7 @@ async def test_the_second_turn_of_a_chat_is_cached(
 ) -> None:
     chat: Any = ChatCocoa(engine=quick_engine, max_tokens=4)
     if model == "remote":
-        from cocoa_integrations.langchain import ChatCocoaRemote
-
-        chat = ChatCocoaRemote(base_url=request.getfixturevalue("quick_url"), max_tokens=4, timeout=60)
+        chat = ChatCocoa(base_url=request.getfixturevalue("quick_url"), max_tokens=4, timeout=60)
     for detail in ("full", "compact", "none"):
         second = [HumanMessage("Hi"), chat.invoke("Hi", risk_metadata=detail), HumanMessage("And?")]
         chat.invoke(second, risk_metadata=detail)

@@ -18,7 +18,7 @@ from cocoa_engine import CocoaEngine
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_risk, get_risk_callback, get_spans
 from tests.helpers.forward_passes import failing
 from tests.helpers.in_threads import join, start
-from tests.helpers.reports import without_run
+from tests.helpers.reports import to_dicts, without_run
 
 pytestmark = pytest.mark.also_remote
 
@@ -33,9 +33,9 @@ def test_it_collects_answers_of_both_models(
         quick_llm.invoke("Once")
         list(quick_llm.stream("Once"))
     [first, second, third] = without_run(risk.reports)
-    assert first == get_risk(message) == get_risk(quick_answer)
+    assert first == get_risk(message).to_dict() == get_risk(quick_answer).to_dict()
     assert second == third
-    assert risk.max_risk == max(report["max_risk"] for report in risk.reports)
+    assert risk.max_risk == max(report.max_risk for report in risk.reports)
     quick_chat.invoke("Hello", max_tokens=1)
     assert len(risk.reports) == 3  # nothing after the block
 
@@ -47,7 +47,7 @@ def test_it_collects_batches(quick_chat: ChatCocoa, quick_llm: CocoaLLM) -> None
     with get_risk_callback() as risk:
         quick_llm.batch(["a", "b", "c"], max_tokens=4)
     [a, b, c] = quick_llm.generate(["a", "b", "c"], max_tokens=4).generations
-    assert without_run(risk.reports) == [get_risk(one[0]) for one in (a, b, c)]
+    assert without_run(risk.reports) == [get_risk(one[0]).to_dict() for one in (a, b, c)]
 
 
 async def test_it_collects_async_calls(quick_chat: ChatCocoa, quick_llm: CocoaLLM) -> None:
@@ -81,14 +81,14 @@ def test_a_stream_left_early_leaves_a_partial_report(
         for _ in quick_llm.stream("Once"):
             break
     chat_report, llm_report = risk.reports
-    assert chat_report["partial"] is True
-    assert chat_report["spans"] == get_spans(quick_answer)[:2]
-    assert chat_report["max_risk"] == max(span["risk"] for span in chat_report["spans"])
-    assert set(chat_report) == {*get_risk(quick_answer), "partial", "run_id"} - {
+    assert chat_report.partial is True
+    assert chat_report.spans == get_spans(quick_answer)[:2]
+    assert chat_report.max_risk == max(span.risk or 0.0 for span in chat_report.spans)
+    assert set(chat_report.to_dict()) == {*get_risk(quick_answer).to_dict(), "partial", "run_id"} - {
         *("model_name", "check", "claims", "sentences", "source_heads")
     }
-    assert len(llm_report["spans"]) == 1
-    assert risk.max_risk == max(chat_report["max_risk"], llm_report["max_risk"])
+    assert len(llm_report.spans) == 1
+    assert risk.max_risk == max(chat_report.max_risk, llm_report.max_risk)
 
 
 async def test_an_async_stream_left_early_leaves_a_partial_report(quick_chat: ChatCocoa, question: str) -> None:
@@ -97,7 +97,7 @@ async def test_an_async_stream_left_early_leaves_a_partial_report(quick_chat: Ch
         await anext(stream)
         await stream.aclose()
     [report] = risk.reports
-    assert report["partial"] is True
+    assert report.partial is True
 
 
 @pytest.mark.also_remote(False)
@@ -113,7 +113,7 @@ def test_an_error_in_mid_stream_leaves_a_partial_report(
             with pytest.raises(RuntimeError, match="broken"):
                 quick_chat.invoke(question)  # nothing was decided: nothing to report
     [report] = risk.reports
-    assert len(report["spans"]) == 1
+    assert len(report.spans) == 1
 
 
 def test_an_outer_block_sees_what_an_inner_one_sees_once(quick_chat: ChatCocoa) -> None:
@@ -186,11 +186,11 @@ def test_blocks_may_be_left_in_any_order(quick_chat: ChatCocoa) -> None:
 def test_reports_are_nobodys_but_the_handlers(quick_chat: ChatCocoa) -> None:
     with get_risk_callback() as outer, get_risk_callback() as inner:
         message = quick_chat.invoke("a", max_tokens=4)
-    expected = copy.deepcopy(get_risk(message))
-    inner.reports[0]["spans"].clear()
+    expected = copy.deepcopy(get_risk(message).to_dict())
+    inner.reports[0].spans.clear()
     assert without_run(outer.reports) == [expected]
-    outer.reports[0]["spans"][0]["risk"] = None
-    assert get_risk(message) == expected
+    outer.reports[0].spans[0].risk = None
+    assert get_risk(message).to_dict() == expected
 
 
 @pytest.mark.also_remote(False)
@@ -205,7 +205,7 @@ def test_a_handler_can_end_an_answer_that_grows_too_risky(quick_chat: ChatCocoa,
             self.spans = 0
 
         def on_llm_new_token(self, token: Any, *, chunk: Any = None, **kwargs: Any) -> None:
-            self.spans += len(get_spans(chunk))
+            self.spans += len(to_dicts(get_spans(chunk)))
             if self.spans == 2:
                 raise TooRiskyError
 

@@ -16,6 +16,7 @@ from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_spans
 from tests.helpers.in_threads import wait_until
 from tests.helpers.inside import assert_idle, calls_waiting, sequences_running
 from tests.helpers.processors import Held
+from tests.helpers.reports import to_dicts
 
 PROMPTS = ["Who invented the telephone?", "One, two, three,", "Once upon a time"]
 BEFORE_GATE = 3
@@ -129,11 +130,13 @@ async def test_async_handlers_hear_of_spans_on_the_event_loop(quick_chat: ChatCo
 
         async def on_llm_new_token(self, token: Any, *, chunk: Any = None, **kwargs: Any) -> None:
             self.loops.add(asyncio.get_running_loop())
-            self.spans += len(get_spans(chunk))
+            self.spans += len(to_dicts(get_spans(chunk)))
 
     handler = Handler()
     config: Any = {"callbacks": [handler]}
-    spans = [span for chunk in await read(quick_chat.astream(PROMPTS[0], config)) for span in get_spans(chunk)]
+    spans = [
+        span for chunk in await read(quick_chat.astream(PROMPTS[0], config)) for span in to_dicts(get_spans(chunk))
+    ]
     assert handler.spans == len(spans) > 1
     await read(quick_llm.astream(PROMPTS[0], config))
     await quick_llm.ainvoke(PROMPTS[0], config, stream=True)

@@ -18,21 +18,21 @@ from langchain_core.runnables.history import RunnableWithMessageHistory
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import ChatTemplateError, ConfigError, PromptError
-from cocoa_integrations._shared.metadata import risk_report
+from cocoa_integrations.chat_service import local
 from cocoa_integrations.langchain import (
     ChatCocoa,
     GenerationTimeoutError,
-    base,
     get_risk,
     get_spans,
 )
 from tests.helpers.alike import close, token_counts
 from tests.helpers.forward_passes import failing
+from tests.helpers.reports import risk_report, to_dicts
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 
 def score(message: AIMessage) -> float:
-    return get_spans(message)[0]["score"]
+    return to_dicts(get_spans(message))[0]["score"]
 
 
 def added(chunks: list[AIMessageChunk]) -> AIMessageChunk:
@@ -45,7 +45,7 @@ def added(chunks: list[AIMessageChunk]) -> AIMessageChunk:
 def test_an_answer_is_the_engines_chat_answer(engine: CocoaEngine, answer: AIMessage, question: str) -> None:
     expected = engine.chat([{"role": "user", "content": question}], max_new_tokens=12)
     assert answer.content == expected.text  # the chat template is used and the prompt is not echoed
-    assert get_risk(answer) == risk_report(expected)
+    assert get_risk(answer).to_dict() == risk_report(expected)
     assert answer.response_metadata["finish_reason"] == expected.finish_reason == "length"
     assert answer.response_metadata["model_name"] == engine.model_name
 
@@ -58,18 +58,18 @@ def test_dola_answers_as_the_engines_chat_does(
     made_with = ChatCocoa(engine=quick_engine, max_tokens=12, method="dola", risk_metadata="full")
     for message in (made_with.invoke(question), quick_chat.invoke(question, method="dola")):
         assert message.content == expected.text
-        assert close(get_risk(message), risk_report(expected))
+        assert close(get_risk(message).to_dict(), risk_report(expected))
     assert added(list(made_with.stream(question))).content == expected.text
 
 
 def test_each_chunk_is_one_span_and_the_last_is_the_report(chunks: list[AIMessageChunk], answer: AIMessage) -> None:
     *spans, last = chunks
     assert len(spans) > 2
-    assert [get_spans(chunk) for chunk in spans] == [[span] for span in get_risk(answer)["spans"]]
-    assert [chunk.content for chunk in spans] == [span["text"] for span in get_risk(answer)["spans"]]
+    assert [to_dicts(get_spans(chunk)) for chunk in spans] == [[span] for span in get_risk(answer).to_dict()["spans"]]
+    assert [chunk.content for chunk in spans] == [span["text"] for span in get_risk(answer).to_dict()["spans"]]
     assert all(not chunk.response_metadata and chunk.usage_metadata is None for chunk in spans)
     assert (last.content, last.chunk_position) == ("", "last")
-    assert get_risk(last) == get_risk(answer)
+    assert get_risk(last).to_dict() == get_risk(answer).to_dict()
 
 
 def test_streamed_chunks_add_up_to_the_answer(chunks: list[AIMessageChunk], answer: AIMessage) -> None:
@@ -83,7 +83,7 @@ def test_streamed_chunks_add_up_to_the_answer(chunks: list[AIMessageChunk], answ
 def test_a_stream_tells_callbacks_of_each_span_once(quick_chat: ChatCocoa, live: Any, question: str) -> None:
     chunks = list(quick_chat.stream(question, config={"callbacks": [live]}))
     assert live.tokens == [chunk.content for chunk in chunks]
-    assert live.spans == [span for chunk in chunks for span in get_spans(chunk)]
+    assert live.spans == [span for chunk in chunks for span in to_dicts(get_spans(chunk))]
     assert live.ends == 1
 
 
@@ -152,7 +152,7 @@ def test_logprobs_have_the_shape_of_openai(engine: CocoaEngine, chat: ChatCocoa,
     assert set(content[0]) == {"token", "logprob", "bytes", "top_logprobs"}
     assert "".join(entry["token"] for entry in content) == answer.content
     assert bytes(content[0]["bytes"]).decode() == content[0]["token"]
-    total = sum(span["log_prob"] for span in get_spans(answer))
+    total = sum(span["log_prob"] for span in to_dicts(get_spans(answer)))
     assert sum(entry["logprob"] for entry in content) == pytest.approx(total)
 
 
@@ -171,7 +171,7 @@ def test_stop_texts_of_the_model_and_of_a_call(engine: CocoaEngine, answer: AIMe
     cut = chat.invoke(question)
     assert cut.content == answer.content.split(" telephone")[0]
     assert cut.response_metadata["finish_reason"] == "stop"
-    assert get_spans(cut)[-1]["end"] == len(cut.content)
+    assert to_dicts(get_spans(cut))[-1]["end"] == len(cut.content)
     assert chat.invoke(question, stop=[" invention"]).content == answer.content.split(" invention")[0]
     assert added(list(chat.stream(question))).content == cut.content
     assert chat.invoke(question, stop=[]).content == answer.content
@@ -181,13 +181,13 @@ def test_stop_texts_of_the_model_and_of_a_call(engine: CocoaEngine, answer: AIMe
 def test_every_setting_can_be_overridden_for_a_call(
     quick_chat: ChatCocoa, quick_answer: AIMessage, question: str
 ) -> None:
-    first = get_spans(quick_answer)[0]
+    first = to_dicts(get_spans(quick_answer))[0]
     expected = pytest.approx(first["log_prob"] * (1 + 0.5 * first["f_mlds"]))
     assert score(quick_chat.invoke(question, alpha=0.5)) == expected
     assert score(quick_chat.bind(alpha=0.5).invoke(question)) == expected
     assert score(added(list(quick_chat.stream(question, alpha=0.5)))) == expected
     assert score(quick_chat.batch([question], alpha=0.5)[0]) == expected
-    assert get_risk(quick_chat.invoke(question, method="greedy", max_tokens=2))["method"] == "greedy"
+    assert get_risk(quick_chat.invoke(question, method="greedy", max_tokens=2)).method == "greedy"
     assert quick_chat.invoke(question, max_new_tokens=2).usage_metadata["output_tokens"] == 2
     assert quick_chat.alpha == 2.5
 
@@ -199,7 +199,7 @@ def test_settings_can_be_configured_in_a_chain(
         alpha=ConfigurableField(id="alpha"), max_new_tokens=ConfigurableField(id="length")
     )
     configured = chat.with_config(configurable={"alpha": 0.5, "length": 12})
-    first = get_spans(quick_answer)[0]
+    first = to_dicts(get_spans(quick_answer))[0]
     expected = pytest.approx(first["log_prob"] * (1 + 0.5 * first["f_mlds"]))
     assert score(configured.invoke(question)) == expected
     chunks = list(configured.stream(question))
@@ -211,7 +211,7 @@ def test_batches_answer_as_single_calls_do(quick_chat: ChatCocoa, quick_answer: 
     questions = ["Name a colour.", question, "What is 2 + 2?", "Say hello.", question]
     answers = quick_chat.batch(questions, max_tokens=12)
     assert answers[1].content == answers[4].content == quick_answer.content
-    assert close(get_risk(answers[4]), get_risk(quick_answer))
+    assert close(get_risk(answers[4]).to_dict(), get_risk(quick_answer).to_dict())
     assert len({message.content for message in answers}) == 4
 
 
@@ -220,8 +220,8 @@ async def test_async_calls_answer_as_sync_ones(quick_chat: ChatCocoa, quick_answ
         quick_chat.ainvoke(question), quick_chat.abatch([question, question]), _collect(quick_chat.astream(question))
     )
     assert [one.content, batch[0].content, batch[1].content, added(chunks).content] == [quick_answer.content] * 4
-    assert close(get_risk(one), get_risk(quick_answer))
-    assert close(get_risk(added(chunks)), get_risk(quick_answer))
+    assert close(get_risk(one).to_dict(), get_risk(quick_answer).to_dict())
+    assert close(get_risk(added(chunks)).to_dict(), get_risk(quick_answer).to_dict())
 
 
 async def test_the_event_loop_never_waits_for_the_model(
@@ -254,7 +254,7 @@ def test_text_streams_with_the_risk_beside_it(chat: ChatCocoa, answer: AIMessage
         | RunnableParallel(text=StrOutputParser(), risk=RunnableLambda(get_risk))
     )
     result = chain.invoke({"question": question})
-    assert result == {"text": answer.content, "risk": get_risk(answer)}
+    assert result == {"text": answer.content, "risk": get_risk(answer).to_dict()}
     pieces = [piece for piece in chain.stream({"question": question}) if piece.get("text")]
     assert len(pieces) > 2
     assert "".join(piece["text"] for piece in pieces) == answer.content
@@ -262,15 +262,15 @@ def test_text_streams_with_the_risk_beside_it(chat: ChatCocoa, answer: AIMessage
 
 def test_a_chain_can_branch_on_risk(quick_chat: ChatCocoa, quick_answer: AIMessage, question: str) -> None:
     for limit, expected in ((0.0, "I do not know."), (1e9, quick_answer.content)):
-        abstain = (lambda message, limit=limit: get_risk(message)["max_risk"] > limit, lambda _: "I do not know.")
+        abstain = (lambda message, limit=limit: get_risk(message).max_risk > limit, lambda _: "I do not know.")
         assert (quick_chat | RunnableBranch(abstain, StrOutputParser())).invoke(question) == expected
 
 
 def test_risk_is_not_found_in_plain_text(quick_answer: AIMessage) -> None:
     with pytest.raises(ConfigError, match="before it is parsed"):
-        get_risk(quick_answer.content)
+        get_risk(quick_answer.content).to_dict()
     with pytest.raises(ConfigError, match="has no risk report"):
-        get_risk(AIMessage("from elsewhere"))
+        get_risk(AIMessage("from elsewhere")).to_dict()
 
 
 def test_risk_metadata_never_reaches_a_later_prompt(
@@ -299,7 +299,7 @@ def test_a_history_of_several_turns_holds_texts_only(
     expected = [{"role": role, "content": text} for role, text in [*turns, ("user", "Three?")]]
     assert spy.asked("chat")[-1] == expected
     assert "cocoa" not in quick_engine.render_chat(expected)
-    assert all(get_spans(message) for message in history.messages[1::2])
+    assert all(to_dicts(get_spans(message)) for message in history.messages[1::2])
 
 
 def test_messages_are_trimmed_by_the_models_own_count(quick_chat: ChatCocoa) -> None:
@@ -350,7 +350,7 @@ def test_running_out_of_gpu_memory_is_tried_again(
     quick_answer: AIMessage,
     question: str,
 ) -> None:
-    monkeypatch.setattr(base, "RETRY_PAUSE", 0.0)
+    monkeypatch.setattr(local, "RETRY_PAUSE", 0.0)
     failures: list[str] = []
 
     def failing_twice(name: str) -> Any:
@@ -379,7 +379,7 @@ def test_running_out_of_gpu_memory_is_tried_again(
 def test_a_stream_that_began_is_not_begun_again(
     quick_engine: CocoaEngine, quick_chat: ChatCocoa, monkeypatch: pytest.MonkeyPatch, spy: Any, question: str
 ) -> None:
-    monkeypatch.setattr(base, "RETRY_PAUSE", 0.0)
+    monkeypatch.setattr(local, "RETRY_PAUSE", 0.0)
     stream = quick_chat.stream(question)
     next(stream)
     error = torch.OutOfMemoryError("CUDA out of memory")
@@ -394,6 +394,6 @@ def test_invoke_hands_spans_to_callbacks_when_streaming_is_on(
     chat = ChatCocoa(engine=quick_engine, max_tokens=12, streaming=True, risk_metadata="full")
     message = chat.invoke(question, config={"callbacks": [live]})
     assert message.content == quick_answer.content
-    assert get_risk(message) == get_risk(quick_answer)
-    assert live.spans == get_spans(quick_answer)
+    assert get_risk(message).to_dict() == get_risk(quick_answer).to_dict()
+    assert live.spans == to_dicts(get_spans(quick_answer))
     assert len(list(ChatCocoa(engine=quick_engine, max_tokens=12, streaming=False).stream(question))) == 1

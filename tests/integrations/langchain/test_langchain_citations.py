@@ -33,7 +33,7 @@ from cocoa_integrations.langchain import (
 from cocoa_integrations.langchain.messages import to_chat
 from tests.helpers.alike import near
 from tests.helpers.reasoning_models import HYBRID, PLAIN, reasoning_engine, saying
-from tests.helpers.reports import stand_in, without_markers
+from tests.helpers.reports import stand_in, to_dicts, without_markers
 from tests.helpers.rivals import heads_file, heads_of
 
 DOCUMENTS = [Document("the red one", id="a", metadata={"file": "x"}), Document("a loaf is nine"), Document("it rains")]
@@ -55,7 +55,7 @@ async def test_citations(how: str, quick_chat: ChatCocoa) -> None:
     prompts = [PROMPT.invoke({**VALUES, "context": text}) for text in joined]
     plain = quick_chat.invoke(prompts[0])
     message = await called(with_citations(PROMPT, quick_chat, min_lift=0.0), how)
-    report, spans = get_risk(message), get_spans(message)
+    report, spans = get_risk(message).to_dict(), to_dicts(get_spans(message))
     citations = message.response_metadata["cocoa_citations"]
     TypeAdapter(RiskReport).validate_python(report)
     TypeAdapter(list[Citation]).validate_python(citations)
@@ -63,8 +63,8 @@ async def test_citations(how: str, quick_chat: ChatCocoa) -> None:
     for entries in (spans, report["spans"], citations):
         assert stand_in(message.text, entries)
     assert report["spans"] == spans
-    assert [span["text"] for span in spans] == [span["text"] for span in get_spans(plain)]
-    assert report["max_risk"] == near(get_risk(plain)["max_risk"])
+    assert [span["text"] for span in spans] == [span["text"] for span in to_dicts(get_spans(plain))]
+    assert report["max_risk"] == near(get_risk(plain).max_risk)
     assert "[" in message.text
     assert without_markers(message.text) == plain.text
     for citation in citations:
@@ -112,7 +112,7 @@ def test_the_reasoning_is_not_cited(detail: str) -> None:
     chat = ChatCocoa(engine=engine, risk_metadata=detail, **saying(engine, "<think>red\nloaf</think>\n\nThe red one."))
     plain = chat.invoke(PROMPT.invoke({**VALUES, "context": "x"}))
     message = with_citations(PROMPT, chat, min_lift=-100.0).invoke(VALUES)
-    citations, spans = message.response_metadata["cocoa_citations"], get_spans(message)
+    citations, spans = message.response_metadata["cocoa_citations"], to_dicts(get_spans(message))
     TypeAdapter(list[Citation]).validate_python(citations)
     assert plain.text == "The red one."
     assert "".join(one["text"] for one in citations) == plain.text
@@ -120,7 +120,7 @@ def test_the_reasoning_is_not_cited(detail: str) -> None:
     assert stand_in(message.text, citations)
     for citation in citations:
         assert all(spans[number]["source"] == citation["source"] for number in citation["spans"])
-    assert [span["text"] for span in spans] == [span["text"] for span in get_spans(plain)]
+    assert [span["text"] for span in spans] == [span["text"] for span in to_dicts(get_spans(plain))]
     generated = "<think>red\nloaf</think>\n\n" + message.text
     assert stand_in(generated, spans)
     reasoning = [span for span in spans if span["part"] == "reasoning"]
@@ -142,11 +142,15 @@ async def test_citations_by_attention(how: str, seeing_chat: ChatCocoa) -> None:
     message = await called(chain, how)
     filled = PROMPT.invoke({**VALUES, "context": "\n\n".join(one.page_content for one in DOCUMENTS)})
     plain = seeing_chat.invoke(filled, source=[one.page_content for one in DOCUMENTS])
-    report, spans, citations = get_risk(message), get_spans(message), message.response_metadata["cocoa_citations"]
+    report, spans, citations = (
+        get_risk(message).to_dict(),
+        to_dicts(get_spans(message)),
+        message.response_metadata["cocoa_citations"],
+    )
     TypeAdapter(RiskReport).validate_python(report)
     TypeAdapter(list[Citation]).validate_python(citations)
-    assert [span["text"] for span in spans] == [span["text"] for span in get_spans(plain)]
-    for span, own in zip(spans, get_spans(plain), strict=True):
+    assert [span["text"] for span in spans] == [span["text"] for span in to_dicts(get_spans(plain))]
+    for span, own in zip(spans, to_dicts(get_spans(plain)), strict=True):
         assert span["source_attentions"] == near(own["passage_attention"])
         assert 0 < own["source_attention"] <= 1
         assert sum(own["passage_attention"]) <= own["source_attention"] + 1e-5
@@ -172,7 +176,7 @@ def test_documents_that_the_prompt_changes_are_not_cited_by_attention(seeing_cha
         format_documents=lambda documents: f"{documents[0].page_content.upper()}; {documents[1].page_content}",
     )
     message = chain.invoke(VALUES)
-    for span in get_spans(message):
+    for span in to_dicts(get_spans(message)):
         first, second, third = span["source_attentions"]
         assert (first, third) == (None, None)
         assert second > 0
@@ -188,7 +192,7 @@ async def test_by_default_they_are_by_attention(how: str, quick_chat: ChatCocoa)
     assert all("attention" in one for one in first.response_metadata["cocoa_citations"])
     assert again.usage_metadata["input_token_details"]["cache_read"] > 64  # type: ignore[index]
     assert again.text == first.text
-    for span, same in zip(get_spans(again), get_spans(first), strict=True):
+    for span, same in zip(to_dicts(get_spans(again)), to_dicts(get_spans(first)), strict=True):
         assert span["source_attentions"] == near(same["source_attentions"])
 
 
@@ -212,7 +216,7 @@ async def test_where_attention_finds_no_source_they_are_by_lift(
         (one["source"], one["text"]) for one in same.response_metadata["cocoa_citations"]
     ]
     assert all("lift" in one for one in citations)
-    assert all("source_lifts" in span and "source_attentions" not in span for span in get_spans(message))
+    assert all("source_lifts" in span and "source_attentions" not in span for span in to_dicts(get_spans(message)))
     assert ("citations are by lift, because" in caplog.text) == (case != "a lowest lift")
 
 
@@ -221,7 +225,7 @@ def test_the_documents_take_the_place_of_other_sources(by: Any, quick_chat: Chat
     chat = quick_chat.model_copy(update={"source": ["Who"]})
     for format_documents, count in ((len, 0), (lambda documents: DOCUMENTS[0].page_content, 1)):
         chain = with_citations(PROMPT, chat, by=by, min_attention=0.0, format_documents=format_documents)
-        for span in get_spans(chain.invoke(VALUES)):
+        for span in to_dicts(get_spans(chain.invoke(VALUES))):
             values = span.get("source_attentions") or span["source_lifts"]
             assert len(values) == 3
             assert by is None or sum(value is not None for value in values) == count
@@ -242,13 +246,13 @@ async def test_retries_and_streams_name_their_passages(detail: Any, seeing_chat:
     chat = seeing_chat.model_copy(update={"risk_metadata": detail})
     chain = with_risk_retry(RunnableLambda(lambda _: DOCUMENTS), PROMPT, chat, threshold=0.0, top_k_growth=1)
     for message in (chain.invoke("Who is it?"), await chain.ainvoke("Who is it?")):
-        for span in get_spans(message):
+        for span in to_dicts(get_spans(message)):
             assert len(span["passage_attention"]) == 3
             assert span["source_attention"] > 0
     other = with_risk_retry(
         RunnableLambda(lambda _: DOCUMENTS), PROMPT, chat, threshold=0.0, top_k_growth=1, format_documents=len
     )
-    assert all("passage_attention" not in span for span in get_spans(other.invoke("Who is it?")))
+    assert all("passage_attention" not in span for span in to_dicts(get_spans(other.invoke("Who is it?"))))
     text = chat.prompt_text("the red one; it rains")
     start = text.index("it rains")
     chunks = list(chat.stream("the red one; it rains", source=[(start, start + 8)]))
@@ -262,8 +266,8 @@ async def test_retries_and_streams_name_their_passages(detail: Any, seeing_chat:
 
 def test_answers_with_other_passages_are_not_taken_from_a_cache(seeing_chat: ChatCocoa) -> None:
     cached = seeing_chat.model_copy(update={"cache": InMemoryCache()})
-    assert "passage_attention" not in get_spans(cached.invoke("it rains"))[0]
-    assert len(get_spans(cached.invoke("it rains", source=["rains"]))[0]["passage_attention"]) == 1
+    assert "passage_attention" not in to_dicts(get_spans(cached.invoke("it rains")))[0]
+    assert len(to_dicts(get_spans(cached.invoke("it rains", source=["rains"])))[0]["passage_attention"]) == 1
 
 
 def look_up(word: str) -> str:

@@ -90,7 +90,7 @@ async def test_a_retried_answer_is_cited_and_marked_in_any_order(how: str, real_
     for order in permutations(["cite", "mark", "abstain"]):
         message = await called(steps_of(order, real_chat), how)
         assert message.text == "I don't know."
-        assert get_risk(message)["gate"]["action"] == "abstain"
+        assert get_risk(message).to_dict()["gate"]["action"] == "abstain"
         assert len(message.response_metadata["cocoa_tries"]) == 2
 
 
@@ -125,7 +125,7 @@ def test_an_answer_whose_passages_are_not_known_is_cited_by_lift(real_chat: Chat
         return_documents=True,
     )
     message = (retry | with_citations(PROMPT, real_chat, format_documents=shouted)).invoke(QUESTION, max_tokens=8)
-    assert all(len(span["source_lifts"]) == 3 for span in get_risk(message)["spans"])
+    assert all(len(span["source_lifts"]) == 3 for span in get_risk(message).to_dict()["spans"])
     asked = (retry | with_citations(PROMPT, real_chat, format_documents=shouted, by="attention")).invoke(QUESTION)
     assert asked.response_metadata["cocoa_citations"] == []
 
@@ -152,9 +152,9 @@ async def test_a_gate_inside_of_a_retry(how: str, inside: Any, quick_chat: ChatC
     tries = refused.response_metadata["cocoa_tries"]
     assert refused.text == "Ask a person."
     assert len(tries) == 2  # below the threshold of the retry, but not of the gate
-    gate = get_risk(refused)["gate"]
+    gate = get_risk(refused).to_dict()["gate"]
     assert (gate["action"], gate["threshold"]) == ("abstain", 0.0)
-    assert get_risk(refused)["max_risk"] == near(min(one["risk"] for one in tries))
+    assert get_risk(refused).max_risk == near(min(one["risk"] for one in tries))
     with pytest.raises(HallucinationRiskError, match="which reaches the threshold of 0") as error:
         await called(chain(1.0, on_risk="raise"), how)
     assert error.value.value == near(gate["value"])

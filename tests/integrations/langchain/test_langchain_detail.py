@@ -24,7 +24,7 @@ from cocoa_integrations.langchain import (
     risk_gate,
 )
 from tests.helpers.reasoning_models import PLAIN, reasoning_engine, saying
-from tests.helpers.reports import without_run
+from tests.helpers.reports import to_dicts, without_run
 
 COMPACT = {"start", "end", "kind", "con_mlds", "f_mlds", "log_prob", "risk", "source_attention"}
 
@@ -75,7 +75,7 @@ async def test_every_entry_point_has_its_default(
         assert (message.additional_kwargs, message.response_metadata) == ({}, compact.response_metadata)
     chunks = [list(compact_chat.stream(question)), [chunk async for chunk in compact_chat.astream(question)]]
     for streamed in chunks:
-        assert [span for chunk in streamed for span in get_spans(chunk)] == get_spans(quick_answer)
+        assert [span for chunk in streamed for span in to_dicts(get_spans(chunk))] == to_dicts(get_spans(quick_answer))
         assert streamed[-1].response_metadata == quick_answer.response_metadata
 
 
@@ -92,7 +92,7 @@ def test_callbacks_receive_everything(
     for detail in ("compact", "none"):
         with get_risk_callback() as risk:
             compact_chat.invoke(question, risk_metadata=detail, stream=stream)
-        assert without_run(risk.reports) == [get_risk(quick_answer)]
+        assert without_run(risk.reports) == [get_risk(quick_answer).to_dict()]
 
 
 def test_a_call_and_a_model_choose_the_detail(
@@ -103,8 +103,8 @@ def test_a_call_and_a_model_choose_the_detail(
     assert set(silent.response_metadata) == {"model_name", "finish_reason", *silent.response_metadata} - {"cocoa_risk"}
     assert silent.additional_kwargs == {}
     with pytest.raises(ConfigError, match="risk_metadata='none'"):
-        get_risk(silent)
-    assert get_spans(silent) == []
+        get_risk(silent).to_dict()
+    assert to_dicts(get_spans(silent)) == []
     whole = chat.invoke(question, risk_metadata="full")
     assert (whole.additional_kwargs, whole.response_metadata) == (
         quick_answer.additional_kwargs,
@@ -143,9 +143,9 @@ def test_log_probabilities_stay_where_they_were_asked_for(
 def test_what_reads_the_risk_works_on_compact_messages(
     compact_chat: ChatCocoa, compact: AIMessage, quick_answer: AIMessage, question: str
 ) -> None:
-    assert same_values(get_spans(compact), get_spans(quick_answer))
-    assert same_values(get_risk(compact)["spans"], get_risk(quick_answer)["spans"])
-    assert "".join(span["text"] for span in get_spans(compact)) == compact.text
+    assert same_values(to_dicts(get_spans(compact)), to_dicts(get_spans(quick_answer)))
+    assert same_values(get_risk(compact).to_dict()["spans"], get_risk(quick_answer).to_dict()["spans"])
+    assert "".join(span["text"] for span in to_dicts(get_spans(compact))) == compact.text
     for metric in ("risk", "con_mlds", "f_mlds", "self_information"):
         highest = max_risk(compact, metric)
         assert highest == max_risk(quick_answer, metric)
@@ -160,11 +160,13 @@ def test_what_reads_the_risk_works_on_compact_messages(
         ours, theirs = gate.invoke(compact), gate.invoke(quick_answer)
         assert ours.content == theirs.content
         assert ours.content != compact.content
-        assert same_values(get_spans(ours), get_spans(theirs))  # the spans keep the original text
-        assert get_risk(ours)["gate"] == get_risk(theirs)["gate"]
+        assert same_values(to_dicts(get_spans(ours)), to_dicts(get_spans(theirs)))  # the spans keep the original text
+        assert get_risk(ours).to_dict()["gate"] == get_risk(theirs).to_dict()["gate"]
     lifted = context_lift(compact_chat, compact, question, "a")
-    values = [span["context_lift"] for span in get_spans(context_lift(compact_chat, quick_answer, question, "a"))]
-    assert [span["context_lift"] for span in get_spans(lifted)] == values
+    values = [
+        span["context_lift"] for span in to_dicts(get_spans(context_lift(compact_chat, quick_answer, question, "a")))
+    ]
+    assert [span["context_lift"] for span in to_dicts(get_spans(lifted))] == values
     assert lifted.additional_kwargs == {}
 
 
@@ -188,7 +190,7 @@ def test_an_agent_keeps_compact_messages_and_no_second_copy(compact_chat: ChatCo
         assert message.additional_kwargs == {}
         assert message.response_metadata["cocoa_risk"]["compact"] is True
         assert "logprobs" not in message.response_metadata
-        assert entry["report"]["max_risk"] == get_risk(message)["max_risk"]
+        assert entry["report"]["max_risk"] == get_risk(message).max_risk
         assert "spans" not in entry["report"]
         assert entry["value"] == max_risk(message)
 
@@ -207,7 +209,7 @@ def test_a_text_model_has_full_metadata_unless_asked(quick_engine: CocoaEngine) 
     assert {"cocoa_spans", "cocoa_risk", "logprobs"} <= full.generation_info.keys()
     [[small]] = llm.generate(["Once"], risk_metadata="compact").generations
     assert "cocoa_spans" not in small.generation_info
-    assert same_values(get_spans(small), get_spans(full))
+    assert same_values(to_dicts(get_spans(small)), to_dicts(get_spans(full)))
     [[silent]] = llm.generate(["Once"], risk_metadata="none").generations
     assert "cocoa_risk" not in silent.generation_info
     assert (
@@ -246,8 +248,8 @@ def test_v3_events_are_always_full(quick_engine: CocoaEngine, quick_answer: AIMe
     chat = ChatCocoa(engine=quick_engine, max_tokens=12, risk_metadata="compact")
     stream = chat.stream_events(question, version="v3", risk_metadata="none")
     finish = list(stream)[-1]
-    assert finish["metadata"]["cocoa_risk"] == get_risk(quick_answer)
-    assert get_spans(stream.output) == get_spans(quick_answer)
+    assert finish["metadata"]["cocoa_risk"] == get_risk(quick_answer).to_dict()
+    assert to_dicts(get_spans(stream.output)) == to_dicts(get_spans(quick_answer))
 
 
 async def test_with_risk_is_full_whatever_the_detail(quick_engine: CocoaEngine) -> None:

@@ -15,17 +15,15 @@ from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.outputs import ChatGeneration, Generation
 from langchain_core.runnables.utils import add
-from pydantic import TypeAdapter
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.report import RiskReport
+from cocoa_engine.report import SPANS_KEY
 from cocoa_integrations._shared.citations import Citation
-from cocoa_integrations._shared.metadata import SPANS_KEY, all_spans, begin_of, risk_report
 from cocoa_integrations._shared.reasoning import split_generation
 from cocoa_integrations.langchain import ChatCocoa, RiskOutputParser, get_risk, get_spans, max_risk, risk_gate
+from cocoa_integrations.langchain.answers import reduced_message
 from cocoa_integrations.langchain.citations import cited
-from cocoa_integrations.langchain.detail import reduced_message
 from cocoa_integrations.langchain.messages import message_content
 from tests.helpers.edited_answers import (
     CLOSINGS,
@@ -42,6 +40,7 @@ from tests.helpers.edited_answers import (
 )
 from tests.helpers.made_up_answers import generation
 from tests.helpers.reasoning_models import PLAIN, reasoning_engine, saying
+from tests.helpers.reports import all_spans, risk_report, to_dicts
 
 DOCUMENTS = [Document("a", id="a"), Document("b"), Document("c")]
 UNITS = ("span", "claim", "sentence")
@@ -78,7 +77,7 @@ def message_of(spans: list[tuple[str, float]], reasoning: str | None = None) -> 
 
 def stepped(answer: Any, step: tuple[Any, ...], values: list[list[float | None]]) -> Any:
     if step[0] == "cite":
-        return cited(answer, values[: len(get_spans(answer))], DOCUMENTS, lowest=1.0, by="lift")
+        return cited(answer, values[: len(to_dicts(get_spans(answer)))], DOCUMENTS, lowest=1.0, by="lift")
     if step[0] == "abstain":
         return risk_gate(0.9, on_risk="abstain", answer=2 * REDACTED).invoke(answer)
     _, mark, unit, threshold = step
@@ -87,16 +86,15 @@ def stepped(answer: Any, step: tuple[Any, ...], values: list[list[float | None]]
 
 def assert_follows(answer: Any) -> None:
     text = answer["text"] if isinstance(answer, dict) else answer.text
-    report, begin = get_risk(answer), begin_of(get_risk(answer))
-    TypeAdapter(RiskReport).validate_python(report)
-    for spans in (report["spans"], get_spans(answer)):
+    report, begin = get_risk(answer).to_dict(), get_risk(answer).begin
+    for spans in (report["spans"], to_dicts(get_spans(answer))):
         assert_offsets_follow(text, [one for one in spans if one.get("part") != "reasoning"], begin=begin)
     for key in ("claims", "sentences"):
         assert_offsets_follow(text, report.get(key, []), begin=begin)
     assert_offsets_follow(text, report["check"], begin=begin, ordered=False)
     if isinstance(answer, AIMessage):
         citations = answer.response_metadata.get("cocoa_citations", [])
-        TypeAdapter(list[Citation]).validate_python(citations)
+        assert all(Citation.from_wire(one).to_dict() == one for one in citations)
         assert_offsets_follow(text, citations)
 
 
@@ -106,13 +104,13 @@ def test_offsets_follow_any_steps(spans: Any, reasoning: Any, values: Any, steps
     message = message_of(spans, reasoning)
     if compact:
         message = reduced_message(message, "compact", logprobs=False)
-    original, risks = message.text, [span["risk"] for span in get_spans(message)]
+    original, risks = message.text, [span["risk"] for span in to_dicts(get_spans(message))]
     highest = {unit: max_risk(message, unit=unit) for unit in UNITS}
     assert_follows(message)
     for step in steps:
         message = stepped(message, step, values)
         assert_follows(message)
-        assert [span["risk"] for span in get_spans(message)] == risks
+        assert [span["risk"] for span in to_dicts(get_spans(message))] == risks
         assert {unit: max_risk(message, unit=unit) for unit in highest} == highest
     if not any(step[0] == "abstain" or redact in step for step in steps):
         assert squeezed(message.text) == "".join(original.split())
@@ -143,7 +141,7 @@ def test_the_same_steps_again_change_nothing(spans: Any, values: Any, steps: Any
     for step in steps:
         again = stepped(again, step, values)
     assert again.text == message.text
-    assert {**get_risk(again), "gate": None} == {**get_risk(message), "gate": None}
+    assert {**get_risk(again).to_dict(), "gate": None} == {**get_risk(message).to_dict(), "gate": None}
     assert again.response_metadata.get("cocoa_citations") == message.response_metadata.get("cocoa_citations")
 
 
@@ -154,10 +152,10 @@ def test_one_mark_of_several_gates_is_never_inside_itself(spans: Any, gates: Any
     covered = set[int]()
     for unit, threshold in gates:
         alone = stepped(message_of(spans), ("mark", MARKS[0], unit, threshold), [])
-        covered |= {at for one in get_risk(alone).get("edits", ()) for at in range(one["start"], one["end"])}
+        covered |= {at for one in get_risk(alone).edits for at in range(one.start, one.end)}
         message = stepped(message, ("mark", MARKS[0], unit, threshold), [])
     assert OPENINGS[0] not in re.sub(rf"{OPENINGS[0]}[^{OPENINGS[0]}]*?{CLOSINGS[0]}", "", message.text)
-    marks = [(one["start"], one["end"]) for one in get_risk(message).get("edits", ())]
+    marks = [(one.start, one.end) for one in get_risk(message).edits]
     assert {at for start, end in marks for at in range(start, end)} == covered
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(marks))
 
@@ -186,7 +184,7 @@ def test_json_stays_as_it_is(value: Any, form: str, data: st.DataObject, values:
             assert message.text == text
             assert ("cocoa_citations" in message.response_metadata) or step[0] != "cite"
             assert (
-                get_risk(message).get("gate") is not None
+                get_risk(message).gate is not None
                 or step[0] == "cite"
                 or step[2] != "span"
                 or not any(risk > step[3] and part.strip() for part, risk in spans)
@@ -225,8 +223,8 @@ def test_generations_and_dicts(spans: Any, steps: Any) -> None:
 def test_streams_add_up_to_the_same(spans: Any, gates: Any) -> None:
     message = message_of(spans)
     stream: Any = [
-        *(AIMessageChunk(span["text"], additional_kwargs={SPANS_KEY: [span]}) for span in get_spans(message)),
-        AIMessageChunk("", response_metadata={"cocoa_risk": get_risk(message)}),
+        *(AIMessageChunk(span["text"], additional_kwargs={SPANS_KEY: [span]}) for span in to_dicts(get_spans(message))),
+        AIMessageChunk("", response_metadata={"cocoa_risk": get_risk(message).to_dict()}),
     ]
     whole = message
     for mark, threshold in gates:
@@ -234,8 +232,8 @@ def test_streams_add_up_to_the_same(spans: Any, gates: Any) -> None:
         stream, whole = list(gate.transform(iter(stream))), gate.invoke(whole)
     total = add(stream)
     assert total.text == whole.text
-    assert get_risk(total) == get_risk(whole)
-    assert get_spans(total) == get_spans(whole) == get_risk(whole)["spans"]
+    assert get_risk(total).to_dict() == get_risk(whole).to_dict()
+    assert to_dicts(get_spans(total)) == to_dicts(get_spans(whole)) == get_risk(whole).to_dict()["spans"]
 
 
 @pytest.mark.parametrize("text", ["Hello you!", "<think>It is a greeting.</think>\n\nHello you!"])
@@ -246,8 +244,8 @@ def test_marks_of_a_stream_after_reasoning(text: str) -> None:
     whole, total = chain.invoke("Hi"), add(list(chain.stream("Hi")))
     assert total.text == whole.text
     assert TOKENS.sub("", total.text.translate(str.maketrans("", "", "<>()"))) == "Hello you!"
-    assert get_spans(total) == get_spans(whole) == get_risk(total)["spans"]
-    assert get_risk(total) == get_risk(whole)
+    assert to_dicts(get_spans(total)) == to_dicts(get_spans(whole)) == get_risk(total).to_dict()["spans"]
+    assert get_risk(total).to_dict() == get_risk(whole).to_dict()
 
 
 def test_a_citation_is_never_inside_of_a_mark() -> None:
@@ -259,7 +257,7 @@ def test_a_citation_is_never_inside_of_a_mark() -> None:
     for one in orders:
         [citation] = one.response_metadata["cocoa_citations"]
         assert one.text[citation["start"] : citation["end"]] == "old"
-        assert [edit["start"] for edit in get_risk(one)["edits"]] == [13, 16]
+        assert [edit["start"] for edit in get_risk(one).to_dict()["edits"]] == [13, 16]
 
 
 def test_a_citation_is_never_inside_of_the_mark_of_a_sentence() -> None:
@@ -298,7 +296,7 @@ def test_a_mark_that_repeats_the_text(mark: Any, text: str) -> None:
     whole = mark.format(text=text) if isinstance(mark, str) else mark(text, {})
     assert marked.text == f"No {whole} x"
     assert_follows(marked)
-    [edit] = get_risk(marked)["edits"]
+    [edit] = get_risk(marked).to_dict()["edits"]
     assert (edit.get("before", ""), edit.get("after", "")) in [
         (whole[:at], whole[at + len(text) :]) for at in range(99)
     ]
@@ -309,8 +307,9 @@ def test_a_mark_that_repeats_the_text(mark: Any, text: str) -> None:
 def test_the_fields_of_json_follow() -> None:
     message = message_of([('{"a"', 0.1), (': "red', 0.9), ('", "b', 0.1), ('": 41}', 0.1)])
     places = {"$.a": (7, 10), "$.b": (18, 20)}
-    entries = {path: {"start": start, "end": end} for path, (start, end) in places.items()}
+    measured = {"risk": 0.1, "con_mlds": 0.1, "f_mlds": 0.1, "log_prob": -1.0, "spans": [0]}
+    entries = {path: {**measured, "start": start, "end": end} for path, (start, end) in places.items()}
     message.response_metadata["cocoa_risk"]["fields"] = entries
     marked = risk_gate(0.5, on_risk="mark", mark="<<{text}>>").invoke(message)
-    fields = get_risk(marked)["fields"]
+    fields = get_risk(marked).to_dict()["fields"]
     assert [marked.text[one["start"] : one["end"]].strip("<>") for one in fields.values()] == ["red", "41"]

@@ -21,15 +21,15 @@ def chat() -> ChatCocoa:
 
 
 def generated(message: AIMessage) -> str:
-    return "".join(span["text"] for span in get_risk(message)["spans"])
+    return "".join(span["text"] for span in get_risk(message).to_dict()["spans"])
 
 
 @pytest.mark.parametrize("method", ["json_schema", "json_mode", "function_calling"])
 def test_every_field_of_structured_output_has_its_risk(chat: ChatCocoa, method: Any) -> None:
     answer = chat.with_structured_output(Order, method=method, include_raw=True).invoke(REQUEST)
     assert answer["parsing_error"] is None
-    raw, report = answer["raw"], get_risk(answer["raw"])
-    check_fields(field_risks(raw), answer["parsed"], report, generated(raw))
+    raw, report = answer["raw"], get_risk(answer["raw"]).to_dict()
+    check_fields(field_risks(raw), answer["parsed"], get_risk(raw), generated(raw))
     assert ("fields" in report) == (method != "function_calling")
     assert report["compact"] is True  # a compact message has it too
     if method == "function_calling":
@@ -73,7 +73,7 @@ def test_fields_of_an_answer_that_was_cut_off(chat: ChatCocoa) -> None:
 def test_answers_without_structure_have_no_fields(chat: ChatCocoa) -> None:
     plain = chat.invoke("Hi", max_tokens=4)
     assert field_risks(plain) == {}
-    assert "fields" not in get_risk(plain)
+    assert "fields" not in get_risk(plain).to_dict()
     with pytest.raises(ConfigError):
         field_risks(AIMessage("Hi"))
 

@@ -32,7 +32,7 @@ from cocoa_integrations.langchain import (
     risk_gate,
 )
 from tests.helpers.alike import close
-from tests.helpers.reports import without_offsets
+from tests.helpers.reports import to_dicts, without_offsets
 
 pytestmark = pytest.mark.also_remote
 
@@ -40,14 +40,14 @@ pytestmark = pytest.mark.also_remote
 @pytest.fixture(scope="session")
 def between(quick_answer: AIMessage) -> float:
     """A threshold that only the riskiest span of the answer reaches."""
-    *_, second, first = sorted(span["risk"] for span in get_spans(quick_answer))
+    *_, second, first = sorted(span["risk"] for span in to_dicts(get_spans(quick_answer)))
     assert second < first
     return (first + second) / 2
 
 
 def with_riskiest_marked(answer: AIMessage, left: str = "[[", right: str = "]]") -> str:
     """The answer's text, its riskiest span marked by hand."""
-    worst = max(get_spans(answer), key=lambda span: span["risk"])
+    worst = max(to_dicts(get_spans(answer)), key=lambda span: span["risk"])
     text, core = answer.text, worst["text"].strip()
     at = text.index(core, worst["start"])
     return f"{text[:at]}{left}{core}{right}{text[at + len(core) :]}"
@@ -58,8 +58,8 @@ def test_risk_is_read_out_of_the_engines_own_answer(
     quick_chat: ChatCocoa, quick_answer: AIMessage, question: str, between: float
 ) -> None:
     answer: Generation = quick_chat.load().chat([{"role": "user", "content": question}], max_new_tokens=12)
-    assert close(get_risk(answer), get_risk(quick_answer))
-    assert close(get_spans(answer), get_spans(quick_answer))
+    assert close(get_risk(answer).to_dict(), get_risk(quick_answer).to_dict())
+    assert close(to_dicts(get_spans(answer)), to_dicts(get_spans(quick_answer)))
     assert close(max_risk(answer, "self_information"), max_risk(quick_answer, "self_information"))
     with pytest.raises(ConfigError, match="a gate takes LangChain answers"):
         risk_gate(between, on_risk="mark").invoke(answer)
@@ -70,14 +70,14 @@ def test_risk_is_read_out_of_the_engines_own_answer(
 
 def test_an_answer_passes_or_raises_with_its_report(quick_chat: ChatCocoa, question: str, between: float) -> None:
     answer = (quick_chat | risk_gate(1.0)).invoke(question)
-    assert get_risk(answer) == get_risk(quick_chat.invoke(question))
+    assert get_risk(answer).to_dict() == get_risk(quick_chat.invoke(question)).to_dict()
     with pytest.raises(HallucinationRiskError, match="how unsure the model was") as caught:
         (quick_chat | risk_gate(between)).invoke(question)
     error = caught.value
     assert isinstance(error, CocoaError)
     assert error.report == get_risk(answer)
-    assert (error.value, error.threshold, error.metric) == (error.report["max_risk"], between, "risk")
-    assert repr(max(get_spans(answer), key=lambda span: span["risk"])["text"]) in str(error)
+    assert (error.value, error.threshold, error.metric) == (error.report.max_risk, between, "risk")
+    assert repr(max(to_dicts(get_spans(answer)), key=lambda span: span["risk"])["text"]) in str(error)
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.report, again.value) == (str(error), error.report, error.value)
 
@@ -91,7 +91,7 @@ def test_the_threshold_itself_is_too_risky(quick_answer: AIMessage) -> None:
 
 @pytest.mark.parametrize("metric", ["risk", "con_mlds", "f_mlds", "self_information"])
 def test_the_threshold_is_for_the_chosen_figure(quick_answer: AIMessage, metric: Any) -> None:
-    spans = get_spans(quick_answer)
+    spans = to_dicts(get_spans(quick_answer))
     figures = [-span["log_prob"] if metric == "self_information" else span[metric] for span in spans]
     assert max_risk(quick_answer, metric) == max(figures)
     risk_gate(max(figures) + 1e-9, metric=metric).invoke(quick_answer)
@@ -101,7 +101,7 @@ def test_the_threshold_is_for_the_chosen_figure(quick_answer: AIMessage, metric:
 
 
 def test_spans_of_whitespace_only_do_not_count(quick_answer: AIMessage) -> None:
-    report = copy.deepcopy(get_risk(quick_answer))
+    report = copy.deepcopy(get_risk(quick_answer).to_dict())
     others = max(span["risk"] for span in report["spans"][1:])
     moved = 3 - report["spans"][0]["end"]
     report["spans"][0] |= {"text": " \n\n", "risk": 1.9, "end": 3}
@@ -126,8 +126,8 @@ def test_a_gate_opens_for_generations_and_dicts_too(quick_llm: CocoaLLM, quick_a
         refused = risk_gate(0.0, on_risk="abstain", answer="No idea.").invoke(answer)
         assert type(refused) is type(answer)
         assert (refused["text"] if isinstance(refused, dict) else refused.text) == "No idea."
-        assert without_offsets(get_risk(refused)) == without_offsets(get_risk(answer))
-        assert {(span["start"], span["end"]) for span in get_risk(refused)["spans"]} == {(0, 8)}
+        assert without_offsets(get_risk(refused).to_dict()) == without_offsets(get_risk(answer).to_dict())
+        assert {(span["start"], span["end"]) for span in get_risk(refused).to_dict()["spans"]} == {(0, 8)}
 
 
 # Acting on it.
@@ -142,25 +142,29 @@ def test_marks_stand_around_risky_spans(
     marked = risk_gate(between, on_risk="mark").invoke(before)
     assert marked.text == with_riskiest_marked(quick_answer)
     assert before.text == quick_answer.text  # the answer given is not changed
-    assert get_risk(before) == get_risk(quick_answer)
-    report = get_risk(marked)
+    assert get_risk(before).to_dict() == get_risk(quick_answer).to_dict()
+    report = get_risk(marked).to_dict()
     value = max_risk(quick_answer)
     assert report.pop("gate") == {"action": "mark", "metric": "risk", "threshold": between, "value": value}
-    assert without_offsets(report) == without_offsets(get_risk(quick_answer))
+    assert without_offsets(report) == without_offsets(get_risk(quick_answer).to_dict())
     assert report["max_risk"] == value
-    for spans in (report["spans"], get_spans(marked)):
+    for spans in (report["spans"], to_dicts(get_spans(marked))):
         assert [marked.text[span["start"] : span["end"]] for span in spans] == [span["text"] for span in spans]
     html = risk_gate(between, on_risk="mark", mark="<i title='{value:.3f}'>{text}</i>").invoke(before)
     assert html.text == with_riskiest_marked(quick_answer, f"<i title='{value:.3f}'>", "</i>")
-    own = risk_gate(between, on_risk="mark", mark=lambda text, span: f"{text}^{span['span']}").invoke(before)
-    worst = max(get_spans(quick_answer), key=lambda span: span["risk"])
+    own = risk_gate(between, on_risk="mark", mark=lambda text, span: f"{text}^{span.span}").invoke(before)
+    worst = max(to_dicts(get_spans(quick_answer)), key=lambda span: span["risk"])
     assert own.text == with_riskiest_marked(quick_answer, "", f"^{worst['span']}")
     assert risk_gate(1.0, on_risk="mark").invoke(before) is before
 
 
 def test_marks_of_the_real_model_leave_whitespace_outside(chat: ChatCocoa, answer: AIMessage) -> None:
     marked = risk_gate(0.0, on_risk="mark").invoke(answer).text
-    assert marked.count("[[") == len([span for span in get_spans(answer) if any(map(str.isalnum, span["text"]))]) > 1
+    assert (
+        marked.count("[[")
+        == len([span for span in to_dicts(get_spans(answer)) if any(map(str.isalnum, span["text"]))])
+        > 1
+    )
     assert marked.replace("[[", "").replace("]]", "") == answer.text
     assert "[[ " not in marked
     assert " ]]" not in marked
@@ -170,7 +174,7 @@ def test_abstaining_keeps_the_report(quick_chat: ChatCocoa, quick_answer: AIMess
     chain = quick_chat | risk_gate(0.0, on_risk="abstain")
     message = chain.invoke(question)
     assert message.content == "I don't know."
-    report = get_risk(message)
+    report = get_risk(message).to_dict()
     assert report["gate"]["action"] == "abstain"
     assert "".join(span["text"] for span in report["spans"]) == quick_answer.text
     assert (chain | StrOutputParser()).invoke(question) == "I don't know."
@@ -227,7 +231,7 @@ def test_a_batch_fails_one_by_one(quick_chat: ChatCocoa) -> None:
 
 def test_a_stream_passes_whole_or_not_at_all(quick_chat: ChatCocoa, quick_answer: AIMessage, question: str) -> None:
     [passed] = (quick_chat | risk_gate(1.0)).stream(question)
-    assert (passed.text, get_risk(passed)) == (quick_answer.text, get_risk(quick_answer))
+    assert (passed.text, get_risk(passed).to_dict()) == (quick_answer.text, get_risk(quick_answer).to_dict())
     [refused] = (quick_chat | risk_gate(0.0, on_risk="abstain")).stream(question)
     assert refused.text == "I don't know."
     chunks = []
@@ -247,10 +251,10 @@ def test_marks_stream_through(quick_chat: ChatCocoa, quick_answer: AIMessage, qu
     chain = quick_chat | RunnableGenerator(watch) | risk_gate(between, on_risk="mark")
     stream = chain.stream(question)
     first = next(stream)
-    assert seen == [get_spans(quick_answer)[0]["text"]]  # the rest is not decided yet
+    assert seen == [to_dicts(get_spans(quick_answer))[0]["text"]]  # the rest is not decided yet
     whole = add([first, *stream])
     assert whole.text == with_riskiest_marked(quick_answer)
-    assert get_risk(whole) == get_risk(risk_gate(between, on_risk="mark").invoke(quick_answer))
+    assert get_risk(whole).to_dict() == get_risk(risk_gate(between, on_risk="mark").invoke(quick_answer)).to_dict()
     assert len(list((quick_chat | risk_gate(1.0, on_risk="mark")).stream(question))) == len(seen)
 
 
@@ -266,7 +270,7 @@ def test_marks_find_their_place_where_text_comes_later_than_its_spans(
     gate = risk_gate(between, on_risk="mark")
     whole = add(list(gate.transform(iter(late))))
     assert whole.text == with_riskiest_marked(quick_answer)
-    assert get_risk(whole) == get_risk(gate.invoke(quick_answer))
+    assert get_risk(whole).to_dict() == get_risk(gate.invoke(quick_answer)).to_dict()
 
 
 def test_a_chat_model_with_tools_is_marked_too(chat: ChatCocoa, question: str) -> None:
@@ -278,7 +282,7 @@ def test_a_chat_model_with_tools_is_marked_too(chat: ChatCocoa, question: str) -
     answer = with_tools.invoke(question)
     assert not answer.tool_calls
     gated = with_tools | risk_gate(0.0, on_risk="mark")
-    texts = [span["text"].strip() for span in get_spans(answer)]
+    texts = [span["text"].strip() for span in to_dicts(get_spans(answer))]
     marked = "".join(f"[[{text}]]" if any(map(str.isalnum, text)) else text for text in texts)
     assert "".join(gated.invoke(question).text.split()) == "".join(marked.split())
     assert add(list(gated.stream(question))).text == gated.invoke(question).text
@@ -295,7 +299,7 @@ async def test_async_calls_do_the_same(
     marked, refused = await asyncio.gather(*(gates[how].ainvoke(question) for how in ("mark", "abstain")))
     assert (marked.text, refused.text) == (with_riskiest_marked(quick_answer), "I don't know.")
     chunks = [chunk async for chunk in gates["mark"].astream(question)]
-    assert len(chunks) == len(get_spans(quick_answer)) + 1
+    assert len(chunks) == len(to_dicts(get_spans(quick_answer))) + 1
     assert add(chunks).text == marked.text
     [refused] = [chunk async for chunk in gates["abstain"].astream(question)]
     assert refused.text == "I don't know."
@@ -360,11 +364,11 @@ async def test_the_parser_gives_text_and_report(
     quick_chat: ChatCocoa, quick_answer: AIMessage, question: str, between: float
 ) -> None:
     chain = quick_chat | RiskOutputParser()
-    expected = {"text": quick_answer.text, "risk": get_risk(quick_answer)}
+    expected = {"text": quick_answer.text, "risk": get_risk(quick_answer).to_dict()}
     assert chain.invoke(question) == await chain.ainvoke(question) == expected
     assert chain.batch([question]) == [expected]
     chunks = list(chain.stream(question))
-    assert [chunk["text"] for chunk in chunks] == [*(span["text"] for span in get_spans(quick_answer)), ""]
+    assert [chunk["text"] for chunk in chunks] == [*(span["text"] for span in to_dicts(get_spans(quick_answer))), ""]
     assert ["risk" in chunk for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     assert add(chunks) == add([chunk async for chunk in chain.astream(question)]) == expected
     marked = list((chain | risk_gate(between, on_risk="mark")).stream(question))
@@ -374,7 +378,7 @@ async def test_the_parser_gives_text_and_report(
 async def test_a_text_model_gives_text_and_report(quick_llm: CocoaLLM) -> None:
     model, inputs = quick_llm.with_risk(), ["Once", "Twice", "a"]
     answers = [one for [one] in quick_llm.generate(inputs).generations]
-    expected = [{"text": one.text, "risk": get_risk(one)} for one in answers]
+    expected = [{"text": one.text, "risk": get_risk(one).to_dict()} for one in answers]
     assert close([model.invoke(text) for text in inputs], expected)
     assert close(model.batch(inputs), expected)
     assert close(await model.abatch(inputs), expected)

@@ -15,6 +15,7 @@ from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_integrations.langchain import ChatCocoa, context_lift, get_risk, get_spans, with_context_lift
 from tests.helpers.alike import near
+from tests.helpers.reports import to_dicts
 
 CONTEXT = "The lighthouse of Hvalnes was built by the engineer Marta Lindqvist in 1911."
 QUESTION = "Who built the lighthouse of Hvalnes?"
@@ -34,7 +35,7 @@ def grounded(long_chat: ChatCocoa) -> AIMessage:
 
 def lifts_of(message: AIMessage) -> list[float]:
     """0 for spans without a token of their own."""
-    return [span["context_lift"] or 0.0 for span in get_spans(message)]
+    return [span["context_lift"] or 0.0 for span in to_dicts(get_spans(message))]
 
 
 def assert_same_lifts(a: AIMessage, b: AIMessage) -> None:
@@ -44,7 +45,7 @@ def assert_same_lifts(a: AIMessage, b: AIMessage) -> None:
 
 
 def test_figures_are_those_of_plain_scores(grounded: AIMessage, long_chat: ChatCocoa, engine: CocoaEngine) -> None:
-    spans = get_spans(grounded)
+    spans = to_dicts(get_spans(grounded))
     assert len(spans) > 1
     assert "".join(span["text"] for span in spans) == grounded.content
     full, bare = (
@@ -56,7 +57,7 @@ def test_figures_are_those_of_plain_scores(grounded: AIMessage, long_chat: ChatC
     )
     assert sum(span["context_lift"] for span in spans) == pytest.approx(full.log_prob - bare.log_prob, abs=1e-2)
     assert max(span["context_lift"] for span in spans) > 5
-    assert [[span[key] for key in KEYS] for span in get_risk(grounded)["spans"]] == [
+    assert [[span[key] for key in KEYS] for span in get_risk(grounded).to_dict()["spans"]] == [
         [span[key] for key in KEYS] for span in spans
     ]
     assert all(isinstance(span[key], float) for span in spans for key in KEYS)
@@ -70,7 +71,7 @@ def test_of_a_message_and_of_summed_chunks(quick_chat: ChatCocoa) -> None:
     found = context_lift(quick_chat, message, full, bare)
     assert message == before
     assert found.content == message.content
-    assert all(key in span for span in get_spans(found) for key in KEYS)
+    assert all(key in span for span in to_dicts(get_spans(found)) for key in KEYS)
     assert max(map(abs, lifts_of(found))) > 0.1
     chunks = list(quick_chat.stream(full))
     whole = chunks[0]
@@ -85,7 +86,7 @@ async def test_in_a_chain(quick_chat: ChatCocoa) -> None:
     joined = retriever | (lambda documents: "\n\n".join(document.page_content for document in documents))
     chain = {"context": joined, "question": RunnablePassthrough()} | with_context_lift(PROMPT, quick_chat)
     expected = chain.invoke(QUESTION)
-    assert "context_lift" in get_spans(expected)[0]
+    assert "context_lift" in to_dicts(get_spans(expected))[0]
     assert_same_lifts(await chain.ainvoke(QUESTION), expected)
     (streamed,) = chain.stream(QUESTION)
     assert_same_lifts(streamed, expected)
@@ -116,7 +117,7 @@ def test_context_as_messages(quick_chat: ChatCocoa) -> None:
 
 
 def test_bad_input(quick_chat: ChatCocoa) -> None:
-    with pytest.raises(ConfigError, match="with_context_lift takes a ChatCocoa, not a FakeListChatModel"):
+    with pytest.raises(ConfigError, match="takes a ChatCocoa in this process, not a FakeListChatModel"):
         with_context_lift(PROMPT, FakeListChatModel(responses=["a"]))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="measured with a ChatCocoa"):
         context_lift(FakeListChatModel(responses=["a"]), AIMessage("a"), "b", "c")  # type: ignore[arg-type]

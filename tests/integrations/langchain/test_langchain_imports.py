@@ -21,7 +21,7 @@ optional = ("llama_index", "langchain", "langgraph")
 assert not loaded(*optional), loaded(*optional)
 assert all(hasattr(cocoa_integrations.langchain, name) for name in cocoa_integrations.langchain.__all__)
 assert not loaded(*optional), loaded(*optional)
-assert cocoa_integrations.langchain.RiskMiddleware.__module__ == "cocoa_integrations.langchain.middleware"
+assert cocoa_integrations.langchain.RiskMiddleware.__module__ == "cocoa_integrations.langchain.agents"
 assert loaded("langchain")
 """
 

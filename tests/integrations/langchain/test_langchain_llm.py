@@ -11,9 +11,9 @@ from langchain_core.prompts import PromptTemplate
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import PromptError
-from cocoa_integrations._shared.metadata import risk_report
 from cocoa_integrations.langchain import CocoaLLM, UnsupportedFeatureError, get_risk, get_spans
 from tests.helpers.alike import close, without_reuse
+from tests.helpers.reports import risk_report, to_dicts
 
 PROMPTS = ["The capital of France is", "One, two, three,", "Once upon a time"]
 
@@ -26,7 +26,7 @@ def test_an_answer_goes_on_from_the_prompt_as_it_is(engine: CocoaEngine) -> None
     expected = engine.generate(PROMPTS[0], max_new_tokens=6)
     answer = only(CocoaLLM(engine=engine, max_tokens=6), PROMPTS[0])
     assert answer.text == expected.text  # neither echoed nor wrapped in a chat template
-    assert get_risk(answer) == risk_report(expected)
+    assert get_risk(answer).to_dict() == risk_report(expected)
     assert answer.generation_info["finish_reason"] == "length"
 
 
@@ -36,7 +36,7 @@ def test_dola_answers_as_the_engine_does(quick_engine: CocoaEngine, quick_llm: C
     made_with = CocoaLLM(engine=quick_engine, max_tokens=12, method="dola")
     for answer in (only(made_with, PROMPTS[0]), only(quick_llm, PROMPTS[0], method="dola")):
         assert answer.text == expected.text
-        assert close(get_risk(answer), risk_report(expected))
+        assert close(get_risk(answer).to_dict(), risk_report(expected))
     assert "".join(made_with.stream(PROMPTS[0])) == expected.text
 
 
@@ -58,7 +58,7 @@ def test_callbacks_see_each_span_of_a_stream_live(quick_llm: CocoaLLM, live: Any
     rest = list(stream)
     assert rest
     answer = only(quick_llm, PROMPTS[0])
-    assert live.spans == get_spans(answer) == get_risk(answer)["spans"]
+    assert live.spans == to_dicts(get_spans(answer)) == get_risk(answer).to_dict()["spans"]
     assert "".join(live.tokens) == answer.text
 
 
@@ -101,7 +101,7 @@ def test_invoke_hands_spans_to_callbacks_when_streaming_is_on(
     expected = only(quick_llm, PROMPTS[0])
     assert answer.text == expected.text
     assert without_reuse(answer.generation_info) == without_reuse(expected.generation_info)
-    assert live.spans == get_spans(answer)
+    assert live.spans == to_dicts(get_spans(answer))
 
 
 def test_usage_is_counted_for_a_batch(quick_engine: CocoaEngine, quick_llm: CocoaLLM) -> None:
@@ -118,14 +118,14 @@ def test_usage_is_counted_for_a_batch(quick_engine: CocoaEngine, quick_llm: Coco
 
 
 def test_settings_of_a_call_apply_and_do_not_stay(quick_llm: CocoaLLM) -> None:
-    first = get_spans(only(quick_llm, PROMPTS[0]))[0]
+    first = to_dicts(get_spans(only(quick_llm, PROMPTS[0])))[0]
     other = only(quick_llm, PROMPTS[0], alpha=0.5, max_tokens=3)
-    assert get_spans(other)[0]["score"] != first["score"]
+    assert to_dicts(get_spans(other))[0]["score"] != first["score"]
     assert other.generation_info["usage_metadata"]["output_tokens"] == 3
     assert quick_llm.bind(max_tokens=3, alpha=0.5).invoke(PROMPTS[0]) == other.text
     assert "".join(quick_llm.stream(PROMPTS[0], max_tokens=3, alpha=0.5)) == other.text
     assert quick_llm.batch(PROMPTS[:2], max_tokens=3, alpha=0.5)[0] == other.text
-    assert get_spans(only(quick_llm, PROMPTS[0]))[0] == first
+    assert to_dicts(get_spans(only(quick_llm, PROMPTS[0])))[0] == first
 
 
 def test_stop_texts_end_an_answer(quick_llm: CocoaLLM) -> None:

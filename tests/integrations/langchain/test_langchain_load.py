@@ -24,6 +24,7 @@ from tests.helpers.hooks import hook_count
 from tests.helpers.in_threads import together
 from tests.helpers.inside import assert_idle, forget_prompts, prefixes_of, sequences_running
 from tests.helpers.processors import Meets
+from tests.helpers.reports import to_dicts
 from tests.helpers.tiny_models import tiny_model
 
 pytestmark = pytest.mark.slow
@@ -102,9 +103,14 @@ async def ask_async(chat: ChatCocoa, user: int) -> Any:
 def plain(outcome: Any) -> Any:
     """An outcome as plain data, so that two can be compared."""
     if isinstance(outcome, AIMessage):
-        return [outcome.text, get_risk(outcome), get_spans(outcome), token_counts(outcome.usage_metadata)]
+        return [
+            outcome.text,
+            get_risk(outcome).to_dict(),
+            to_dicts(get_spans(outcome)),
+            token_counts(outcome.usage_metadata),
+        ]
     if isinstance(outcome, list):
-        return [[chunk.text, get_spans(chunk)] for chunk in outcome]
+        return [[chunk.text, to_dicts(get_spans(chunk))] for chunk in outcome]
     if isinstance(outcome, ConfigError):
         return [str(outcome)]
     raise outcome

@@ -12,16 +12,15 @@ from langchain_core.messages import AIMessage
 from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import ConfigError, MissingExtraError
 from cocoa_integrations import langchain as cocoa_langchain
-from cocoa_integrations._shared.metadata import risk_report
 from cocoa_integrations.langchain import ChatCocoa, HallucinationRiskError, get_risk, get_risk_callback, max_risk
 from tests.helpers.made_up_answers import generation
-from tests.helpers.reports import without_offsets
+from tests.helpers.reports import risk_report, without_offsets
 
 agents = pytest.importorskip("langchain.agents")
 
 from langchain.agents.structured_output import ToolStrategy  # noqa: E402
 
-from cocoa_integrations.langchain.middleware import RiskMiddleware  # noqa: E402  # it needs the package
+from cocoa_integrations.langchain.agents import RiskMiddleware  # noqa: E402  # it needs the package
 
 pytestmark = pytest.mark.also_remote
 
@@ -56,7 +55,7 @@ async def test_the_state_tells_of_every_call(
 ) -> None:
     agent = agent_of(quick_chat, RiskMiddleware(threshold))
     expected = {
-        "report": get_risk(quick_answer),
+        "report": get_risk(quick_answer).to_dict(),
         "value": max_risk(quick_answer),
         "action": "keep" if threshold == 0.0 else "none",
         "attempts": [max_risk(quick_answer)],
@@ -80,7 +79,7 @@ async def test_settings_are_tried_in_turn(
         assert state["messages"][-1].text == safer_answer.text
         [entry] = state["cocoa_risks"]
         assert entry["attempts"] == [risky, risky, safer]  # not the last one: the third passed
-        assert (entry["value"], entry["action"], entry["report"]) == (safer, "none", get_risk(safer_answer))
+        assert (entry["value"], entry["action"], entry["report"]) == (safer, "none", get_risk(safer_answer).to_dict())
 
 
 class Reported(FakeListChatModel):
@@ -181,10 +180,10 @@ def test_of_risky_answers_the_least_risky_is_acted_on(
     state = agent_of(quick_chat, middleware).invoke(asked(question))
     message, [entry] = state["messages"][-1], state["cocoa_risks"]
     assert entry["attempts"] == [max_risk(one) for one in (quick_answer, safer_answer, quick_answer)]
-    assert (entry["action"], entry["report"]) == (on_risk, get_risk(safer_answer))
-    marked = "".join(f"<{span['text']}>" for span in get_risk(safer_answer)["spans"])
+    assert (entry["action"], entry["report"]) == (on_risk, get_risk(safer_answer).to_dict())
+    marked = "".join(f"<{span['text']}>" for span in get_risk(safer_answer).to_dict()["spans"])
     assert message.text == {"keep": safer_answer.text, "mark": marked, "abstain": "I don't know."}[on_risk]
-    assert without_offsets(get_risk(message)) == without_offsets(get_risk(safer_answer))
+    assert without_offsets(get_risk(message).to_dict()) == without_offsets(get_risk(safer_answer).to_dict())
 
 
 async def test_it_raises_if_asked_to(quick_chat: ChatCocoa, quick_answer: AIMessage, question: str) -> None:
@@ -254,14 +253,14 @@ async def test_nothing_is_streamed_before_it_was_judged(
     assert streamed_texts(agent, question) == ["I don't know."]
     [update] = agent.stream(asked(question), stream_mode="updates")
     assert update["model"]["messages"][-1].text == "I don't know."
-    spans = [span["text"] for span in get_risk(quick_answer)["spans"]]
+    spans = [span["text"] for span in get_risk(quick_answer).to_dict()["spans"]]
     assert streamed_texts(agent_of(quick_chat, RiskMiddleware(between)), question) == [*spans, ""]
 
 
 def test_callbacks_hear_of_every_attempt(quick_chat: ChatCocoa, question: str, between: float) -> None:
     with get_risk_callback() as risk:
         state = agent_of(quick_chat, RiskMiddleware(between, retry_with=SAFER)).invoke(asked(question))
-    assert [report["max_risk"] for report in risk.reports] == state["cocoa_risks"][0]["attempts"]
+    assert [report.max_risk for report in risk.reports] == state["cocoa_risks"][0]["attempts"]
 
 
 def test_two_of_them_agree_on_the_state(quick_chat: ChatCocoa, question: str) -> None:
@@ -294,10 +293,10 @@ def test_settings_that_make_no_sense_are_refused_by_the_model(quick_chat: ChatCo
         agent_of(quick_chat, RiskMiddleware(0.0, retry_with={"alpha": -1.0})).invoke(asked(question))
 
 
-@pytest.mark.parametrize(("name", "module"), [("RiskMiddleware", "middleware"), ("ToolRiskMiddleware", "tool_risk")])
+@pytest.mark.parametrize(("name", "module"), [("RiskMiddleware", "agents"), ("ToolRiskMiddleware", "agents")])
 def test_without_the_package_it_says_what_to_install(name: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cocoa_langchain.RiskMiddleware is RiskMiddleware
     monkeypatch.delitem(sys.modules, f"cocoa_integrations.langchain.{module}", raising=False)
     monkeypatch.setitem(sys.modules, "langchain.agents", None)
-    with pytest.raises(MissingExtraError, match=rf"^{name} needs langchain: .*'cocoa-integrations\[agents\]'"):
+    with pytest.raises(MissingExtraError, match=r"agents needs langchain: .*'cocoa-integrations\[agents\]'"):
         getattr(cocoa_langchain, name)

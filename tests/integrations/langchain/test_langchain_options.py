@@ -17,6 +17,7 @@ from cocoa_integrations._shared.loading import lazy_engine
 from cocoa_integrations._shared.settings import config_of
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, UnsupportedFeatureError, get_spans
 from tests.helpers.model_folders import save_calibrator
+from tests.helpers.reports import to_dicts
 
 MODELS = [ChatCocoa, CocoaLLM]
 each_model = pytest.mark.parametrize("kind", MODELS)
@@ -139,7 +140,7 @@ def test_no_tools_are_no_tools(kind: Any, quick_engine: CocoaEngine) -> None:
 def test_callables_of_transformers_act(kind: Any, quick_engine: CocoaEngine) -> None:
     model = kind(engine=quick_engine, max_tokens=6)
     plain = model.generate_prompt([model._convert_input("Hi")]).generations[0][0]
-    first = get_spans(plain)[0]["text"][0]
+    first = to_dicts(get_spans(plain))[0]["text"][0]
 
     def text(model: Any, **options: Any) -> str:
         return model.generate_prompt([model._convert_input("Hi")], **options).generations[0][0].text

@@ -25,6 +25,7 @@ from cocoa_integrations.langchain import (
 )
 from tests.helpers.alike import close, near, token_counts
 from tests.helpers.reasoning_models import HYBRID, PLAIN, READS_REASONING, reasoning_engine, saying
+from tests.helpers.reports import to_dicts
 
 THOUGHT = 'I could <tool_call>{"name":"get_weather","arguments":{}}</tool_call> but…'
 TEXT = f"{THOUGHT}</think>\n\nHello!"
@@ -78,8 +79,8 @@ def test_nothing_is_called_before_the_end_of_the_reasoning(
     whole = added(chunks)
     assert without_index(whole.content) == blocks
     assert whole.text == "Hello!"
-    assert close(get_spans(whole), get_spans(message))
-    assert close(get_risk(whole), get_risk(message))
+    assert close(to_dicts(get_spans(whole)), to_dicts(get_spans(message)))
+    assert close(get_risk(whole).to_dict(), get_risk(message).to_dict())
 
 
 @pytest.mark.slow
@@ -93,7 +94,7 @@ def test_a_call_after_the_reasoning(engines: dict[str, CocoaEngine]) -> None:
             assert (call["name"], call["args"]) == ("get_weather", {})
             assert message.text == "I look.\n"
             assert [block["reasoning"] for block in message.content_blocks if block["type"] == "reasoning"] == [THOUGHT]
-            assert [entry["id"] for entry in get_risk(message)["tool_calls"]] == [call["id"]]
+            assert [entry["id"] for entry in get_risk(message).to_dict()["tool_calls"]] == [call["id"]]
 
 
 async def test_streams_of_events_and_async(thinker: ChatCocoa) -> None:
@@ -123,7 +124,7 @@ def test_what_the_model_opens_itself_is_reasoning_too(engines: dict[str, CocoaEn
             assert chat.invoke("Hi", **plain).content == "\n <b>Hello</think>"
             chunks = list(chat.stream("Hi", **plain))
             assert added(chunks).content == "\n <b>Hello</think>"
-            assert all(chunk.text == "".join(span["text"] for span in get_spans(chunk)) for chunk in chunks)
+            assert all(chunk.text == "".join(span["text"] for span in to_dicts(get_spans(chunk))) for chunk in chunks)
 
 
 @pytest.mark.parametrize("limit", [12, 40])
@@ -133,8 +134,8 @@ def test_an_answer_cut_off_inside_has_no_text(thinker: ChatCocoa, limit: int) ->
         [block] = without_index(each.content)
         assert THOUGHT.startswith(block["reasoning"])
         assert each.text == ""
-        assert get_risk(each)["max_risk"] == 0.0
-        assert get_risk(each)["reasoning"]["max_risk"] > 0.0
+        assert get_risk(each).max_risk == 0.0
+        assert get_risk(each).to_dict()["reasoning"]["max_risk"] > 0.0
     assert message.usage_metadata is not None
     assert message.usage_metadata["output_token_details"] == {"reasoning": limit}
 
@@ -142,7 +143,7 @@ def test_an_answer_cut_off_inside_has_no_text(thinker: ChatCocoa, limit: int) ->
 def test_the_risk_is_that_of_the_answer(thinker: ChatCocoa) -> None:
     with get_risk_callback() as seen:
         message = thinker.invoke("Hi")
-    report = get_risk(message)
+    report = get_risk(message).to_dict()
     parts = {part: [span for span in report["spans"] if span["part"] == part] for part in ("reasoning", "answer")}
     highest = {part: max(span["risk"] for span in spans) for part, spans in parts.items()}
     assert report["max_risk"] == highest["answer"] == seen.max_risk
@@ -158,7 +159,7 @@ def test_the_risk_is_that_of_the_answer(thinker: ChatCocoa) -> None:
 def test_gates_count_and_mark_the_answer(thinker: ChatCocoa) -> None:
     message = thinker.invoke("Hi")
     highest = max_risk(message, "f_mlds")
-    between = (highest + max(span["f_mlds"] for span in get_risk(message)["spans"])) / 2
+    between = (highest + max(span["f_mlds"] for span in get_risk(message).to_dict()["spans"])) / 2
     assert highest < between
     assert risk_gate(between, metric="f_mlds").invoke(message) == message
     with pytest.raises(HallucinationRiskError):
@@ -202,8 +203,8 @@ def test_a_template_may_read_the_reasoning_of_the_history() -> None:
         AIMessage([{"type": "thinking", "thinking": "Well."}, {"type": "text", "text": "Hello!"}]),
         AIMessage("Hello!", additional_kwargs={"reasoning_content": "Well."}),
     ):
-        _, told, options = chat._prepare([HumanMessage("Hi"), said, HumanMessage("Again")])
-        assert "<think>Well.</think>Hello!" in engine.render_chat(told, **options["template_kwargs"])
+        prompt = chat.prompt_text([HumanMessage("Hi"), said, HumanMessage("Again")])
+        assert "<think>Well.</think>Hello!" in prompt
 
 
 def test_thinking_is_switched_off_by_the_constructor_or_a_call() -> None:
@@ -280,8 +281,8 @@ def test_a_schema_holds_after_the_reasoning(engines: dict[str, CocoaEngine], tag
     if method == "json_schema":
         assert json.loads(answer["raw"].text).keys() == {"up"}
     [(path, field)] = field_risks(answer["raw"]).items()
-    text = "".join(span["text"] for span in get_risk(answer["raw"])["spans"])
-    assert (path, json.loads(text[field["start"] : field["end"]])) == ("$.up", answer["parsed"].up)
+    text = "".join(span["text"] for span in get_risk(answer["raw"]).to_dict()["spans"])
+    assert (path, json.loads(text[field.start : field.end])) == ("$.up", answer["parsed"].up)
 
 
 @pytest.mark.parametrize("tags", TAGS)
@@ -294,8 +295,8 @@ def test_a_compact_message_has_no_text_twice(engines: dict[str, CocoaEngine], ta
         assert len(kept) <= 4, kept  # those with a tag
         assert {span["part"] for span in report["spans"]} == {"reasoning", "answer"}
         assert "spans" not in report["reasoning"]
-        assert report["max_risk"] == near(get_risk(full)["max_risk"])
-        ours, theirs = get_risk(message), get_risk(full)
+        assert report["max_risk"] == near(get_risk(full).max_risk)
+        ours, theirs = get_risk(message).to_dict(), get_risk(full).to_dict()
         assert ours["reasoning"].keys() == theirs["reasoning"].keys()
         assert ours["reasoning"]["spans"] == theirs["reasoning"]["spans"]
         assert all(close({**whole, **span}, whole) for span, whole in zip(ours["spans"], theirs["spans"], strict=True))
@@ -312,8 +313,10 @@ def test_a_changed_text_after_the_reasoning_is_noticed(thinker: ChatCocoa) -> No
     with pytest.raises(ConfigError, match="differs from the text of its spans"):
         risk_gate(0.0, on_risk="mark").invoke(changed)
     silent = message.model_copy(update={"content": message.text})  # without its reasoning
-    assert get_risk(silent)["max_risk"] == max_risk(silent) == max_risk(message)
-    assert "".join(span["text"] for span in get_risk(silent)["spans"] if span["part"] == "answer").endswith("Hello!")
+    assert get_risk(silent).max_risk == max_risk(silent) == max_risk(message)
+    assert "".join(span["text"] for span in get_risk(silent).to_dict()["spans"] if span["part"] == "answer").endswith(
+        "Hello!"
+    )
 
 
 def test_context_lift_feeds_the_prompt_that_was_answered() -> None:
@@ -321,5 +324,5 @@ def test_context_lift_feeds_the_prompt_that_was_answered() -> None:
     off, on = ChatCocoa(engine=engine, enable_thinking=False, max_tokens=6), ChatCocoa(engine=engine)
     prompts = ("Dune is by Frank Herbert. Who wrote it?", "Who wrote it?")
     message = off.invoke(prompts[0])
-    lifts = [get_spans(context_lift(chat, message, *prompts))[0]["context_lift"] for chat in (off, on)]
+    lifts = [to_dicts(get_spans(context_lift(chat, message, *prompts)))[0]["context_lift"] for chat in (off, on)]
     assert lifts[0] != pytest.approx(lifts[1], abs=1e-3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import pickle
 import sys
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from langchain_core.caches import InMemoryCache
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import RunnableLambda
+from langchain_core.runnables import ConfigurableField, RunnableLambda
 from langchain_core.runnables.utils import add
 
 from cocoa_engine import CocoaEngine, Span
@@ -27,9 +28,10 @@ from cocoa_engine.errors import (
     PromptError,
     UnsupportedFeatureError,
 )
+from cocoa_integrations.chat_service.local import GrowingAnswer
 from cocoa_integrations.langchain import (
     ChatCocoa,
-    ChatCocoaRemote,
+    CocoaLLM,
     argument_risks,
     context_lift,
     field_risks,
@@ -40,12 +42,12 @@ from cocoa_integrations.langchain import (
     with_risk_retry,
 )
 from cocoa_integrations.server import create_app
-from cocoa_integrations.tool_calling.streaming import GrowingAnswer
-from tests.helpers.alike import close, token_counts
+from tests.helpers.alike import close, token_counts, without_reuse
 from tests.helpers.in_threads import wait_until
 from tests.helpers.inside import sequences_running
 from tests.helpers.reasoning_models import OPENS, READS_REASONING
 from tests.helpers.remote import Recording, listening, same_ids, serving
+from tests.helpers.reports import to_dicts
 from tests.helpers.rivals import heads_file, heads_of
 from tests.helpers.served import speaker
 from tests.helpers.span_handlers import Spans
@@ -78,10 +80,10 @@ def sent(server: Recording) -> list[Any]:
     return server.bodies
 
 
-def here_and_there(engine: CocoaEngine, url: str, **options: Any) -> tuple[ChatCocoa, ChatCocoaRemote]:
+def here_and_there(engine: CocoaEngine, url: str, **options: Any) -> tuple[ChatCocoa, ChatCocoa]:
     """The same model in this process and behind its server."""
     options = {"max_tokens": 12, "risk_metadata": "full", **options}
-    return ChatCocoa(engine=engine, **options), ChatCocoaRemote(base_url=url, timeout=60, **options)
+    return ChatCocoa(engine=engine, **options), ChatCocoa(base_url=url, timeout=60, **options)
 
 
 def joined(chunks: list[AIMessageChunk]) -> AIMessageChunk:
@@ -90,7 +92,7 @@ def joined(chunks: list[AIMessageChunk]) -> AIMessageChunk:
 
 def assert_same(here: AIMessage, there: AIMessage) -> None:
     """Every key of the reports, and whatever else the messages have in common."""
-    own, remote = get_risk(here), get_risk(there)
+    own, remote = get_risk(here).to_dict(), get_risk(there).to_dict()
     assert list(own) == list(remote)
     for key in own:
         assert close(same_ids(own)[key], same_ids(remote)[key]), key
@@ -115,7 +117,9 @@ async def test_the_report_is_that_of_the_model_in_this_process(
     assert_same(here.invoke(QUESTION), there.invoke(QUESTION))
     assert_same(await here.ainvoke(QUESTION), await there.ainvoke(QUESTION))
     chunks, own = list(there.stream(QUESTION)), list(here.stream(QUESTION))
-    assert [(one.text, get_spans(one)) for one in chunks] == [(one.text, get_spans(one)) for one in own]
+    assert [(one.text, to_dicts(get_spans(one))) for one in chunks] == [
+        (one.text, to_dicts(get_spans(one))) for one in own
+    ]
     assert_same(joined(own), joined(chunks))
     assert chunks[-1].chunk_position == "last"
     assert_same(joined(own), joined([chunk async for chunk in there.astream(QUESTION)]))
@@ -125,7 +129,7 @@ def test_an_answer_that_is_too_risky_ends_there_too(engine: CocoaEngine, url: st
     here, there = here_and_there(engine, url, max_risk=0.3, max_tokens=40)
     answer = there.invoke(QUESTION)
     assert answer.response_metadata["finish_reason"] == "risk"
-    assert get_spans(answer)[-1]["reaches_max_risk"]
+    assert to_dicts(get_spans(answer))[-1]["reaches_max_risk"]
     assert_same(here.invoke(QUESTION), answer)
 
 
@@ -139,14 +143,14 @@ def test_returned_answers_have_the_detail_and_callbacks_everything(engine: Cocoa
         for place, key in (("response_metadata", "cocoa_risk"), ("additional_kwargs", "cocoa_spans")):
             assert close(getattr(own, place).get(key), getattr(remote, place).get(key))
     full = here.invoke(QUESTION)
-    assert all(close({**get_risk(full), "run_id": one["run_id"]}, one) for one in risk.reports)
+    assert all(close({**get_risk(full).to_dict(), "run_id": one.run_id}, one.to_dict()) for one in risk.reports)
     assert len(risk.reports) == 4
     with pytest.raises(ConfigError, match="did you mean 'full'"):
         there.invoke(QUESTION, risk_metadata="fulll")
 
 
 def test_default_answers_are_compact(engine: CocoaEngine, url: str) -> None:
-    answer = ChatCocoaRemote(base_url=url, max_tokens=12).invoke(QUESTION)
+    answer = ChatCocoa(base_url=url, max_tokens=12).invoke(QUESTION)
     assert answer.response_metadata["cocoa_risk"]["compact"]
     assert "cocoa_spans" not in answer.additional_kwargs
 
@@ -201,7 +205,7 @@ def test_a_call_that_was_cut_off_is_invalid_for_the_same_reason(written: str) ->
         streamed = joined(list(remote.stream("Where?")))
     assert streamed.tool_calls == []
     assert len(streamed.invalid_tool_calls) == 1
-    assert get_risk(streamed)["tool_calls"][0]["error"] == answer.invalid_tool_calls[0]["error"]
+    assert get_risk(streamed).to_dict()["tool_calls"][0]["error"] == answer.invalid_tool_calls[0]["error"]
 
 
 @pytest.mark.slow
@@ -264,31 +268,32 @@ def test_a_conversation_is_the_same_prompt() -> None:
 def test_only_what_is_given_is_sent(url: str, sent: list[Any], server: Recording, monkeypatch: Any) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-openai")
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
-    ChatCocoaRemote(base_url=url, timeout=60, max_tokens=1).invoke("Hi")
+    ChatCocoa(base_url=url, timeout=60, max_tokens=1).invoke("Hi")
     [body] = sent
     assert body == {
         "model": "cocoa",
         "messages": [{"role": "user", "content": "Hi"}],
         "stream": False,
-        "max_completion_tokens": 1,
-        "cocoa": {"report": "message"},
+        "cocoa": {"max_new_tokens": 1, "report": "message"},
     }
     assert server.headers[0]["authorization"] == "Bearer none"
-    assert ChatCocoaRemote().openai_api_base == "http://127.0.0.1:8000/v1"
+    ChatCocoa(base_url=url, max_tokens=1, api_key="k", default_headers={"x-team": "a"}).invoke("Hi")
+    assert (server.headers[1]["authorization"], server.headers[1]["x-team"]) == ("Bearer k", "a")
 
 
 def test_settings_are_sent_by_name_and_those_of_a_call_take_precedence(url: str, sent: list[Any]) -> None:
-    chat = ChatCocoaRemote(
+    chat = ChatCocoa(
         base_url=url, model="x", max_new_tokens=3, alpha=1.0, temperature=0.5, seed=3, middle_layers=[1, 2], api_key="k"
     )
     chat.invoke("Hi", alpha=2.0, max_tokens=2, method="cocoa", candidates=True, stop=["z"], enable_thinking=None)
     [body] = sent
+    assert body["model"] == "x"
     assert body["cocoa"] == {
-        "alpha": 2.0, "method": "cocoa", "middle_layers": [1, 2], "candidates": True, "report": "message"
+        "alpha": 2.0, "method": "cocoa", "middle_layers": [1, 2], "max_new_tokens": 2, "temperature": 0.5, "seed": 3,
+        "stop": ["z"], "candidates": True, "report": "message",
     }  # fmt: skip
-    assert (body["max_completion_tokens"], body["temperature"], body["seed"], body["stop"]) == (2, 0.5, 3, ["z"])
     answer = chat.invoke("Hi", candidates=True, max_tokens=12, risk_metadata="full", method="cocoa-sig")
-    assert any(len(span["rivals"]) == span["candidates"] > 1 for span in get_spans(answer))
+    assert any(len(span["rivals"]) == span["candidates"] > 1 for span in to_dicts(get_spans(answer)))
     logged = chat.invoke("Hi", top_logprobs=2)
     assert [len(one["top_logprobs"]) for one in logged.response_metadata["logprobs"]["content"]] == [2, 2, 2]
 
@@ -296,7 +301,8 @@ def test_settings_are_sent_by_name_and_those_of_a_call_take_precedence(url: str,
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"alhpa": 1.0}, r"ChatCocoaRemote: unknown option 'alhpa' \(did you mean 'alpha'\?\)"),
+        ({"alhpa": 1.0}, r"ChatCocoa: unknown option 'alhpa' \(did you mean 'alpha'\?\)"),
+        ({"frequency_penalty": 1.0}, r"frequency_penalty=1\.0 \(give repetition_penalty\)"),
         ({"alpha": -1.0}, "alpha"),
         ({"max_risk": 2.0}, "max_risk"),
         ({"decore_heads": "heads.json"}, "decore_heads names a file of the server's machine"),
@@ -308,33 +314,33 @@ def test_options_are_checked_before_anything_is_sent(
     url: str, sent: list[Any], options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        ChatCocoaRemote(base_url=url, **options)
+        ChatCocoa(base_url=url, **options)
     if "max_new_tokens" not in options:
-        with pytest.raises(ConfigError, match=message.replace("ChatCocoaRemote", "a call of ChatCocoaRemote")):
-            ChatCocoaRemote(base_url=url).invoke("Hi", **options)
+        with pytest.raises(ConfigError, match=message.replace("ChatCocoa", "a call of ChatCocoa")):
+            ChatCocoa(base_url=url).invoke("Hi", **options)
     with pytest.raises(PromptError, match="empty"):
-        ChatCocoaRemote(base_url=url).invoke("")
+        ChatCocoa(base_url=url).invoke("")
     assert sent == []
 
 
 def test_models_with_other_settings_do_not_share_cached_answers(engine: CocoaEngine, url: str, sent: list[Any]) -> None:
     cache = InMemoryCache()
     for alpha in (1.0, 2.0, 1.0):
-        chat = ChatCocoaRemote(base_url=url, max_tokens=2, alpha=alpha, cache=cache)
-        assert get_risk(chat.invoke("Hi"))["spans"]
+        chat = ChatCocoa(base_url=url, max_tokens=2, alpha=alpha, cache=cache)
+        assert get_risk(chat.invoke("Hi")).to_dict()["spans"]
     assert len(sent) == 2
 
 
 def test_versions_are_recorded(url: str) -> None:
-    metadata = ChatCocoaRemote(base_url=url).metadata
+    metadata = ChatCocoa(base_url=url).metadata
     assert metadata is not None
-    assert {*metadata["lc_versions"]} >= {"langchain-core", "langchain-openai", "cocoa-integrations"}
+    assert {*metadata["lc_versions"]} >= {"langchain-core", "cocoa-integrations"}
 
 
 def test_there_is_no_tokenizer(url: str) -> None:
-    with pytest.raises(UnsupportedFeatureError, match="custom_get_token_ids"):
-        ChatCocoaRemote(base_url=url).get_num_tokens("Hi")
-    counted = ChatCocoaRemote(base_url=url, custom_get_token_ids=lambda text: [1] * len(text))
+    with pytest.raises(UnsupportedFeatureError, match="needs the engine"):
+        ChatCocoa(base_url=url).get_num_tokens("Hi")
+    counted = ChatCocoa(base_url=url, custom_get_token_ids=lambda text: [1] * len(text))
     assert counted.get_num_tokens_from_messages([HumanMessage("Hi"), AIMessage("Ho!")]) == 5
 
 
@@ -345,44 +351,44 @@ def test_a_busy_server_is_asked_again_after_its_time(
     url: str, sent: list[Any], server: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.refusals = [(429, {"retry-after-ms": "30"}), (429, {"retry-after-ms": "30"})]
-    assert ChatCocoaRemote(base_url=url, max_tokens=2).invoke("Hi").usage_metadata
+    assert ChatCocoa(base_url=url, max_tokens=2).invoke("Hi").usage_metadata
     assert len(sent) == 3
     waited: list[float] = []
     monkeypatch.setattr(time, "sleep", waited.append)
     server.refusals = [(429, {"retry-after": "7"})]
-    assert ChatCocoaRemote(base_url=url, max_tokens=2).invoke("Hi").usage_metadata
+    assert ChatCocoa(base_url=url, max_tokens=2).invoke("Hi").usage_metadata
     assert 7.0 in waited
     monkeypatch.undo()
     server.refusals = [(429, {})]
     with pytest.raises(openai.RateLimitError, match="try later"):
-        ChatCocoaRemote(base_url=url, max_retries=0).invoke("Hi")
+        ChatCocoa(base_url=url, max_retries=0).invoke("Hi")
 
 
 async def test_errors_of_the_server_are_those_of_openai_with_its_message(engine: CocoaEngine, url: str) -> None:
-    chat = ChatCocoaRemote(base_url=url, timeout=60)
-    with pytest.raises(openai.BadRequestError, match=r"frequency_penalty=1\.0 is not supported") as caught:
-        chat.invoke("Hi", frequency_penalty=1.0)
-    assert caught.value.param == "frequency_penalty"
+    chat = ChatCocoa(base_url=url, timeout=60)
+    with pytest.raises(openai.BadRequestError, match=r"above the server's limit") as caught:
+        chat.invoke("Hi", max_candidates=1000)
+    assert caught.value.param == "cocoa.max_candidates"
     with pytest.raises(openai.BadRequestError, match="context window"):
         await chat.ainvoke("word " * 5000)
     with pytest.raises(openai.BadRequestError, match="source"):
         list(chat.stream("Hi", source=["not in the prompt"]))
     with serving(engine, api_keys=("secret",)) as guarded:
         with pytest.raises(openai.AuthenticationError):
-            ChatCocoaRemote(base_url=guarded).invoke("Hi")
-        assert ChatCocoaRemote(base_url=guarded, api_key="secret", max_tokens=2).invoke("Hi").usage_metadata
-    gone = ChatCocoaRemote(base_url=url.replace("/v1", "/v2"), max_retries=0)
+            ChatCocoa(base_url=guarded).invoke("Hi")
+        assert ChatCocoa(base_url=guarded, api_key="secret", max_tokens=2).invoke("Hi").usage_metadata
+    gone = ChatCocoa(base_url=url.replace("/v1", "/v2"), max_retries=0)
     with pytest.raises(openai.NotFoundError):
         gone.invoke("Hi")
 
 
 def test_an_answer_that_is_left_has_a_partial_report_and_ends_at_the_server(engine: CocoaEngine, url: str) -> None:
     with get_risk_callback() as risk:
-        stream = ChatCocoaRemote(base_url=url, max_tokens=1000).stream(QUESTION)
+        stream = ChatCocoa(base_url=url, max_tokens=1000).stream(QUESTION)
         next(stream)
         stream.close()
     [report] = risk.reports
-    assert report["partial"]
+    assert report.partial
     assert report["spans"]
     wait_until(lambda: sequences_running(engine) == 0)
 
@@ -396,24 +402,69 @@ def test_an_error_in_mid_stream_is_raised_with_its_message(url: str, monkeypatch
         return add_span(self, span)
 
     monkeypatch.setattr(GrowingAnswer, "add", failing)
-    stream = ChatCocoaRemote(base_url=url, max_tokens=100).stream(QUESTION)
-    assert get_spans(next(stream))
+    stream = ChatCocoa(base_url=url, max_tokens=100).stream(QUESTION)
+    assert to_dicts(get_spans(next(stream)))
     with pytest.raises(openai.APIError, match="too slow"):
         list(stream)
 
 
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "langchain_openai", None)
-    monkeypatch.delitem(sys.modules, "cocoa_integrations.langchain.remote")
-    with pytest.raises(MissingExtraError, match=r"langchain-openai: pip install 'cocoa-integrations\[remote\]'"):
-        from cocoa_integrations.langchain import ChatCocoaRemote as _  # noqa: F401
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(MissingExtraError, match=r"a model behind a server needs openai: pip install .*\[remote\]"):
+        ChatCocoa(base_url="http://127.0.0.1:9/v1")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"base_url": ""}, "base_url takes the address of a server"),
+        ({"base_url": "gpu-box:8000"}, "base_url takes the address of a server"),
+        ({"base_url": "http://a/v1", "dtype": "bfloat16"}, "dtype would have no effect"),
+    ],
+)
+def test_an_address_is_checked_and_excludes_options_of_loading(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ChatCocoa(**options)
+
+
+@pytest.mark.parametrize("how", ["pickled", "copied", "configured"])
+def test_other_forms_ask_the_same_server(url: str, sent: list[Any], how: str) -> None:
+    chat: Any = ChatCocoa(base_url=url, timeout=60, max_tokens=2, api_key="k")
+    if how == "pickled":
+        chat = pickle.loads(pickle.dumps(chat))
+    elif how == "copied":
+        chat = copy.deepcopy(chat)
+    else:
+        chat = chat.configurable_fields(alpha=ConfigurableField("alpha"))
+    chat.invoke("Hi")
+    assert sent[0]["cocoa"] == {"max_new_tokens": 2, "report": "message"}
+
+
+async def test_a_text_model_continues_a_prompt_at_the_server(engine: CocoaEngine, url: str) -> None:
+    options: dict[str, Any] = {"max_tokens": 8, "logprobs": True, "top_logprobs": 2}
+    here, there = CocoaLLM(engine=engine, **options), CocoaLLM(base_url=url, timeout=60, **options)
+    prompts = ["The capital of France is", "It is"]
+    own, remote = here.generate(prompts), there.generate(prompts)
+    for [a], [b] in zip(own.generations, remote.generations, strict=True):
+        infos = [without_reuse(each.generation_info or {}) for each in (a, b)]
+        tokens = [[token["token"] for token in info.pop("logprobs")["content"]] for info in infos]
+        assert a.text == b.text
+        assert close(*infos)
+        assert tokens[0] == tokens[1]
+    assert own.llm_output == remote.llm_output
+    assert [answer[0].text for answer in (await there.agenerate(prompts)).generations] == [
+        answer[0].text for answer in own.generations
+    ]
+    assert list(there.stream("It is")) == list(here.stream("It is"))
+    assert [text async for text in there.astream("It is")] == list(here.stream("It is"))
+    assert close(*(to_dicts([model.with_risk().invoke("It is")["risk"]]) for model in (here, there)))
 
 
 # With the rest.
 
 
 @pytest.fixture
-def seeing(quick_engine: CocoaEngine, tmp_path: Path) -> Iterator[tuple[ChatCocoa, ChatCocoaRemote]]:
+def seeing(quick_engine: CocoaEngine, tmp_path: Path) -> Iterator[tuple[ChatCocoa, ChatCocoa]]:
     """A model whose retrieval heads are known."""
     size = quick_engine.num_layers, quick_engine.model.config.num_attention_heads
     heads = heads_file(tmp_path, *size, heads_of(quick_engine.model))
@@ -423,7 +474,7 @@ def seeing(quick_engine: CocoaEngine, tmp_path: Path) -> Iterator[tuple[ChatCoco
         yield here_and_there(engine, url)
 
 
-async def test_passages_are_attended_to_at_the_server(seeing: tuple[ChatCocoa, ChatCocoaRemote]) -> None:
+async def test_passages_are_attended_to_at_the_server(seeing: tuple[ChatCocoa, ChatCocoa]) -> None:
     prompt = ChatPromptTemplate.from_template("{context}\n{question}")
     documents = [Document(text) for text in ("the red one", "a loaf is nine", "it rains")]
     values = {"context": documents, "question": "Who is it?"}
@@ -431,18 +482,18 @@ async def test_passages_are_attended_to_at_the_server(seeing: tuple[ChatCocoa, C
     cited = remote.invoke(values)
     assert cited.text == own.invoke(values).text == (await remote.ainvoke(values)).text
     assert cited.response_metadata["cocoa_citations"]
-    assert close(get_risk(own.invoke(values)), get_risk(cited))
+    assert close(get_risk(own.invoke(values)).to_dict(), get_risk(cited).to_dict())
     with pytest.raises(ConfigError, match="give by='attention'"):
         with_citations(prompt, seeing[1], by="lift")
     default = with_citations(prompt, seeing[1], min_attention=0.0, min_lift=0.0).invoke(values)
     assert default.response_metadata["cocoa_citations"] == cited.response_metadata["cocoa_citations"]
     retried = with_risk_retry(RunnableLambda(lambda _: documents), prompt, seeing[1], threshold=0.0, top_k_growth=1)
     for message in (retried.invoke("Who is it?"), await retried.ainvoke("Who is it?")):
-        assert all(len(span["passage_attention"]) == 3 for span in get_spans(message))
+        assert all(len(span["passage_attention"]) == 3 for span in to_dicts(get_spans(message)))
 
 
 def test_sources_that_the_server_cannot_see_are_not_cited(
-    seeing: tuple[ChatCocoa, ChatCocoaRemote], caplog: pytest.LogCaptureFixture
+    seeing: tuple[ChatCocoa, ChatCocoa], caplog: pytest.LogCaptureFixture
 ) -> None:
     prompt = ChatPromptTemplate.from_template("{context}\n{question}")
     chain = with_citations(prompt, seeing[1], format_documents=lambda documents: f"{len(documents)} documents")
@@ -459,7 +510,7 @@ async def test_a_template_at_the_server_may_change_the_sources(
     prompt = ChatPromptTemplate.from_template("{context}\n{question}")
     values = {"context": [Document("the red one")], "question": "Who is it?"}
     with serving(CocoaEngine(quick_engine.model, tokenizer)) as url:
-        chat = ChatCocoaRemote(base_url=url, max_tokens=4, timeout=60)
+        chat = ChatCocoa(base_url=url, max_tokens=4, timeout=60)
         for message in (
             with_citations(prompt, chat).invoke(values),
             await with_citations(prompt, chat).ainvoke(values),
@@ -471,8 +522,8 @@ async def test_a_template_at_the_server_may_change_the_sources(
 
 
 def test_what_feeds_the_answer_again_needs_the_model(url: str) -> None:
-    there, prompt = ChatCocoaRemote(base_url=url), ChatPromptTemplate.from_template("{context}\n{question}")
-    with pytest.raises(ConfigError, match="measured with a ChatCocoa, not"):
+    there, prompt = ChatCocoa(base_url=url), ChatPromptTemplate.from_template("{context}\n{question}")
+    with pytest.raises(ConfigError, match="measured with a ChatCocoa in this process"):
         context_lift(cast(Any, there), AIMessage("Hi"), "a", "b")
     with pytest.raises(ConfigError, match="context_lift is measured on a model in this process"):
         with_risk_retry(RunnableLambda(lambda _: []), prompt, there, context_lift=True, top_k_growth=1)
@@ -488,19 +539,19 @@ def test_an_agent_refuses_a_risky_call_of_a_tool(engine: CocoaEngine, url: str) 
     agents = pytest.importorskip("langchain.agents")
     from cocoa_integrations.langchain import ToolRiskMiddleware
 
-    chat = ChatCocoaRemote(base_url=url, max_tokens=80, initial_tool_choice="any", risk_metadata="full")
+    chat = ChatCocoa(base_url=url, max_tokens=80, initial_tool_choice="any", risk_metadata="full")
     asked = {"messages": [("user", "Pick.")]}
     _, call, result, answer = agents.create_agent(chat, tools=[pick]).invoke(asked)["messages"]
     assert result.content.startswith("picked")
     assert not answer.tool_calls
-    measured = argument_risks(call)[call.tool_calls[0]["id"]]["number"]["risk"]
+    measured = argument_risks(call)[call.tool_calls[0]["id"]]["number"].risk
     refused = agents.create_agent(chat, tools=[pick], middleware=[ToolRiskMiddleware(0.9 * measured)]).invoke(asked)
     assert refused["messages"][2].status == "error"
     assert "pick was not run" in refused["messages"][2].content
 
 
 async def test_the_span_around_a_call_has_its_risk(url: str) -> None:
-    spans, chat = Spans(), ChatCocoaRemote(base_url=url, max_tokens=12)
+    spans, chat = Spans(), ChatCocoa(base_url=url, max_tokens=12)
 
     async def streamed() -> None:
         _ = [chunk async for chunk in chat.astream(QUESTION)]

@@ -17,7 +17,7 @@ from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
 
 from cocoa_engine import CocoaEngine
-from cocoa_integrations.langchain import ChatCocoaRemote
+from cocoa_integrations.langchain import ChatCocoa
 from tests.helpers.reasoning_models import OPENS
 from tests.helpers.remote import serving
 from tests.helpers.served import speaker
@@ -62,8 +62,8 @@ class _Declarations:
         type(self)._options = next((options for part, options in _LONG.items() if part in name), {"max_tokens": 6})
 
     @property
-    def chat_model_class(self) -> type[ChatCocoaRemote]:
-        return ChatCocoaRemote
+    def chat_model_class(self) -> type[ChatCocoa]:
+        return ChatCocoa
 
     @property
     def chat_model_params(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_engine.errors import HallucinationRiskError
 from cocoa_integrations._shared.tries import Try
 from cocoa_integrations.langchain import ChatCocoa, get_risk, get_risk_callback, with_risk_retry
-from cocoa_integrations.langchain.more_documents import top_k_of, with_top_k
+from cocoa_integrations.langchain.retrieval import top_k_of, with_top_k
 from tests.helpers.alike import near
 from tests.helpers.reports import without_run
 
@@ -80,7 +80,7 @@ async def test_retry(how: str, quick_chat: ChatCocoa, retriever: Listed) -> None
     assert all(one["cocoa_risk"] in without_run(seen.reports) for one in tries)
     (chosen,) = [one for one in tries if one["chosen"]]
     assert chosen["risk"] == min(risks(tries))
-    assert (chosen["answer"], chosen["cocoa_risk"]) == (message.text, get_risk(message))
+    assert (chosen["answer"], chosen["cocoa_risk"]) == (message.text, get_risk(message).to_dict())
     assert (retriever.model_dump(), quick_chat.model_dump()) == before
     assert "cocoa_tries" in dumps(message)  # plain values
 
@@ -122,33 +122,33 @@ async def test_it_refuses(how: str, quick_chat: ChatCocoa, retriever: Listed) ->
         return message, min(message.response_metadata["cocoa_tries"], key=lambda one: one["risk"])
 
     kept, best = await tried()
-    assert (kept.text, "gate" in get_risk(kept)) == (best["answer"], False)
+    assert (kept.text, "gate" in get_risk(kept).to_dict()) == (best["answer"], False)
     said, best = await tried(on_risk="abstain")
     assert said.text == "I don't know."
-    assert get_risk(said)["gate"] == {
+    assert get_risk(said).to_dict()["gate"] == {
         "action": "abstain",
         "metric": "max_risk",
         "threshold": 0.0,
         "value": best["risk"],
     }
-    assert "".join(span["text"] for span in get_risk(said)["spans"]) == best["answer"]
+    assert "".join(span["text"] for span in get_risk(said).to_dict()["spans"]) == best["answer"]
     assert (await tried(on_risk="abstain", answer="Ask a person."))[0].text == "Ask a person."
     marked, best = await tried(on_risk="mark", mark="<{text}>")
     assert ("<" in marked.text) == any(map(str.isalnum, best["answer"]))  # marks stand around words
     assert marked.text.replace("<", "").replace(">", "") == best["answer"]
     passed, best = await tried(threshold=1.0, on_risk="abstain")
-    assert (passed.text, "gate" in get_risk(passed)) == (best["answer"], False)
+    assert (passed.text, "gate" in get_risk(passed).to_dict()) == (best["answer"], False)
     with pytest.raises(HallucinationRiskError, match="least risky of 2 answers has a max_risk of") as error:
         await tried(on_risk="raise")
     assert error.value.threshold == 0.0
-    assert error.value.value == (error.value.report or {})["max_risk"]
+    assert error.value.value == error.value.report.max_risk
 
 
 @pytest.mark.parametrize(("measure", "on_risk"), [("mean_risk", "abstain"), ("mean_risk", "mark"), (None, "mark")])
 def test_other_measures_refuse(measure: Any, on_risk: Any, quick_chat: ChatCocoa, retriever: Listed) -> None:
     options: dict[str, Any] = {"measure": measure, "on_risk": on_risk, "threshold": 0.0, "max_tries": 1}
     message = with_risk_retry(retriever, PROMPT, quick_chat, **options).invoke(QUESTION)
-    gate = get_risk(message)["gate"]
+    gate = get_risk(message).to_dict()["gate"]
     assert (gate["action"], gate["metric"]) == (on_risk, measure or "max_risk")
     assert gate["value"] == message.response_metadata["cocoa_tries"][0]["risk"]
 
@@ -187,7 +187,7 @@ def test_other_documents_and_what_comes_back(quick_chat: ChatCocoa, retriever: L
     number = next(number for number, one in enumerate(tries) if one["chosen"])
     assert result["given"] == ([DOCUMENTS[0]] if number == 0 else [DOCUMENTS[0], DOCUMENTS[4]])
     assert (result["asked"], result["style"]) == (QUESTION, "short")
-    assert all("context_lift" in span for span in get_risk(result["answer"])["spans"])
+    assert all("context_lift" in span for span in get_risk(result["answer"]).to_dict()["spans"])
     assert result["answer"].usage_metadata["output_tokens"] <= 4
     assert isinstance(
         (with_risk_retry(retriever, PROMPT, quick_chat, threshold=1.0) | StrOutputParser()).invoke("a"), str
@@ -211,14 +211,14 @@ def test_a_vector_store_returns_more() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"chat": StrOutputParser()}, "takes a ChatCocoa or a ChatCocoaRemote, not a StrOutputParser"),
+        ({"chat": StrOutputParser()}, "takes a ChatCocoa, not a StrOutputParser"),
         ({"retriever": None}, "retriever takes a runnable, not a NoneType"),
         ({"prompt": "x"}, "prompt takes a runnable, not a str"),
         ({"second_retriever": "x"}, "second_retriever takes a runnable"),
         ({"retriever": RunnableLambda(lambda question: DOCUMENTS)}, "no number of documents to increase"),
         ({"threshold": "low"}, "threshold takes a finite number"),
         ({"max_tries": 0}, "max_tries must be a whole number"),
-        ({"measure": "mlds"}, "measure must be"),
+        ({"measure": "mlds"}, "unknown measure"),
         ({"top_k_growth": 0.5}, "finite number, at least 1"),
         ({"settings": {"alpha": 3.0}}, "settings takes a list"),
         ({"settings": []}, "settings takes a list"),

@@ -23,7 +23,10 @@ from langgraph.checkpoint.memory import InMemorySaver  # noqa: E402
 from langgraph.types import Command  # noqa: E402
 
 from cocoa_integrations.langchain import RiskMiddleware, RiskyToolCalls, ToolRiskMiddleware  # noqa: E402
-from tests.helpers.reports import without_offsets  # noqa: E402
+from tests.helpers.reports import (
+    made_report,
+    without_offsets,
+)
 
 THREAD: Any = {"configurable": {"thread_id": "1"}}
 TEXT = "Alexander Graham Bell."
@@ -55,8 +58,8 @@ DECISIONS = [
 def _shown(request: dict[str, Any], answer: AIMessage) -> None:
     assert request["type"] == "risky_answer"
     assert request["answer"] == answer.text
-    assert request["report"] == get_risk(answer)
-    assert request["spans"] == [span for span in get_risk(answer)["spans"] if span["text"].strip()]
+    assert request["report"] == get_risk(answer).to_dict()
+    assert request["spans"] == [span for span in get_risk(answer).to_dict()["spans"] if span["text"].strip()]
     assert (request["metric"], request["threshold"], request["value"]) == ("risk", 0.0, max_risk(answer))
     assert request["decisions"] == ["accept", "edit", "abstain"]
     assert json.loads(json.dumps(request)) == request  # plain values
@@ -68,9 +71,9 @@ def _decided(state: dict[str, Any], decision: dict[str, Any], text: str) -> None
     assert len(state["messages"]) == 2
     [entry] = state["cocoa_risks"]
     assert entry["action"] == decision["type"]
-    assert without_offsets(entry["report"]) == without_offsets(get_risk(answer))
+    assert without_offsets(entry["report"]) == without_offsets(get_risk(answer).to_dict())
     if decision["type"] != "accept":
-        assert get_risk(answer)["gate"]["action"] == decision["type"]
+        assert get_risk(answer).to_dict()["gate"]["action"] == decision["type"]
 
 
 @pytest.mark.parametrize(("decision", "text"), DECISIONS)
@@ -203,7 +206,7 @@ async def test_an_agent_stops_at_a_risky_argument_and_goes_on_after_an_edit(engi
         state = await agent.ainvoke(DOUBLE, THREAD)
         [interrupt] = state["__interrupt__"]
         call = state["messages"][-1]
-        measured = argument_risks(call)[call.tool_calls[0]["id"]]["number"]["risk"]
+        measured = argument_risks(call)[call.tool_calls[0]["id"]]["number"].risk
         request = interrupt.value if mode == "per_call" else interrupt.value["action_requests"][0]
         number = call.tool_calls[0]["args"]["number"]
         assert request["description"] == f"the risk of these arguments reaches 0: number={number} ({measured:.2f})"
@@ -247,5 +250,5 @@ def test_invalid_conditions_are_refused(options: Any) -> None:
 def test_the_default_threshold_of_arguments(
     given: float | None, model: str, source: str, chosen: float, expected: float
 ) -> None:
-    report = {"risk_source": source, "threshold": chosen, "spans": [{}], "model_name": model}
+    report = made_report([0.1], risk_source=source, threshold=chosen, model_name=model)
     assert RiskyToolCalls(given).threshold_for(report) == expected

@@ -164,7 +164,7 @@ def test_more_feedback_than_can_wait_is_dropped(
         def read_project(self, *args: Any, **kwargs: Any) -> Any:
             raise RuntimeError("no server")
 
-    monkeypatch.setattr("cocoa_integrations.langchain.risk_scores._MAX_WAITING", 2)
+    monkeypatch.setattr("cocoa_integrations.langchain.callbacks._MAX_WAITING", 2)
     scores = RiskScores(client=Slow(api_url="http://127.0.0.1:9", api_key="none", auto_batch_tracing=False))
     for _ in range(3):
         quick_chat.invoke("a", {"callbacks": [scores]}, max_tokens=1)

@@ -19,8 +19,8 @@ def test_the_latest_reports_are_kept_and_the_highest_risk_of_all(quick_chat: Cha
         for length in (12, 1, 2, 3):
             quick_chat.invoke("Who invented the telephone?", {"callbacks": [handler]}, max_tokens=length)
     assert handler.reports == all_of_them.reports[-2:]
-    assert handler.max_risk == all_of_them.max_risk == all_of_them.reports[0]["max_risk"]
-    assert handler.max_risk > max(report["max_risk"] for report in handler.reports)
+    assert handler.max_risk == all_of_them.max_risk == all_of_them.reports[0].max_risk
+    assert handler.max_risk > max(report.max_risk or 0.0 for report in handler.reports)
 
 
 def test_a_block_can_keep_fewer_reports_than_the_block_around_it(quick_chat: ChatCocoa) -> None:
@@ -60,5 +60,5 @@ def test_reports_have_the_run_and_the_model(quick_chat: ChatCocoa) -> None:
         next(stream := quick_chat.stream("a"))
         stream.close()
     whole, partial = risk.reports
-    assert (whole["run_id"], whole["model_name"]) == (str(run_id), "quick")
-    assert uuid.UUID(partial["run_id"]) != run_id
+    assert (whole.run_id, whole.model_name) == (str(run_id), "quick")
+    assert uuid.UUID(partial.run_id) != run_id

@@ -20,6 +20,7 @@ from cocoa_integrations.langchain.structured import WholeJsonParser, json_schema
 from cocoa_integrations.tool_calling.schemas import closed
 from tests.helpers import tool_templates
 from tests.helpers.alike import close, token_counts
+from tests.helpers.reports import to_dicts
 
 QUESTION = "What is the weather in San Francisco for 3 days?"
 
@@ -103,8 +104,8 @@ def test_streamed_calls_add_up_to_the_whole(message: AIMessage, parts: list[AIMe
     assert len(pieces) > 1
     assert [piece["name"] for piece in pieces] == ["get_weather", *[None] * (len(pieces) - 1)]
     assert {piece["index"] for piece in pieces} == {0}
-    assert close(get_spans(whole), get_spans(message))
-    [ours], [others] = (get_risk(each)["tool_calls"] for each in (whole, message))
+    assert close(to_dicts(get_spans(whole)), to_dicts(get_spans(message)))
+    [ours], [others] = (get_risk(each).to_dict()["tool_calls"] for each in (whole, message))
     assert close(ours, {**others, "id": call["id"]})
 
 
@@ -115,23 +116,23 @@ async def test_async_ways_say_the_same(forced: Any, message: AIMessage) -> None:
 
 def test_every_argument_has_a_risk(message: AIMessage) -> None:
     [call] = message.tool_calls
-    spans = get_spans(message)
+    spans = to_dicts(get_spans(message))
     text = "".join(span["text"] for span in spans)
     assert text.startswith('<tool_call>\n{"name": "get_weather", "arguments": {')
     figures = argument_risks(message)[call["id"]]
     assert figures.keys() == call["args"].keys()
     for name, measured in figures.items():
-        assert text[measured["start"] : measured["end"]] == str(call["args"][name])
-        within = [span for span in spans if span["start"] < measured["end"] and span["end"] > measured["start"]]
-        assert measured["spans"] == [span["span"] for span in within]
-        assert measured["risk"] == max(span["risk"] for span in within)
-        assert measured["f_mlds"] == pytest.approx(sum(span["f_mlds"] for span in within) / len(within))
-        assert measured["log_prob"] < 0
-    [report] = get_risk(message)["tool_calls"]
+        assert text[measured.start : measured.end] == str(call["args"][name])
+        within = [span for span in spans if span["start"] < measured.end and span["end"] > measured.start]
+        assert measured.spans == [span["span"] for span in within]
+        assert measured.risk == max(span["risk"] for span in within)
+        assert measured.f_mlds == pytest.approx(sum(span["f_mlds"] for span in within) / len(within))
+        assert measured.log_prob < 0
+    [report] = get_risk(message).to_dict()["tool_calls"]
     assert report["error"] is None
-    assert report["risk"] >= max(measured["risk"] for measured in figures.values())
+    assert report["risk"] >= max(measured.risk for measured in figures.values())
     logprobs = message.response_metadata["logprobs"]["content"]
-    assert sum(measured["log_prob"] for measured in figures.values()) >= sum(each["logprob"] for each in logprobs)
+    assert sum(measured.log_prob for measured in figures.values()) >= sum(each["logprob"] for each in logprobs)
 
 
 def test_any_calls_one_of_them_and_none_tells_of_none(caller: ChatCocoa) -> None:
@@ -175,7 +176,7 @@ def test_a_call_that_is_cut_off_is_invalid(forced: Any) -> None:
         assert call["name"] == "get_weather"
         assert '{"city": "' in call["args"]
         assert answer.response_metadata["finish_reason"] == "length"
-        [report] = get_risk(answer)["tool_calls"]
+        [report] = get_risk(answer).to_dict()["tool_calls"]
         assert "max_tokens, max_risk or a stop text" in report["error"]
     assert "max_tokens, max_risk or a stop text" in str(
         forced.invoke(QUESTION, max_tokens=20).invalid_tool_calls[0]["error"]
@@ -190,18 +191,10 @@ def test_a_template_with_tools_is_told_of_them(engine: CocoaEngine) -> None:
     first = bound.invoke(QUESTION)
     [call] = first.tool_calls
     history = [HumanMessage(QUESTION), first, get_weather.invoke(call)]
-    rendered = native.engine.render_chat(  # type: ignore[union-attr]
-        *_prompt(native, history), tools=[{"type": "function", "function": {"name": "get_weather"}}]
-    )
+    rendered = bound.prompt_text(history)  # type: ignore[attr-defined]
     assert f'<tool_call>\n{{"name": "get_weather", "arguments": {{"city": "{call["args"]["city"]}"' in rendered
     assert f"<tool_response>\n{history[-1].content}\n</tool_response>" in rendered
     assert bound.invoke(history).tool_calls
-
-
-def _prompt(chat: ChatCocoa, history: list[Any]) -> list[Any]:
-    plan, told, _ = chat._prepare(history)
-    assert plan.style.opening == "<tool_call>"
-    return [told]
 
 
 def test_the_tools_count_as_tokens(caller: ChatCocoa, message: AIMessage) -> None:
@@ -289,12 +282,12 @@ def test_the_raw_message_comes_along(engine: CocoaEngine, caller: ChatCocoa, met
     answer = caller.with_structured_output(City, method=method, include_raw=True).invoke(ABOUT)
     assert isinstance(answer["parsed"], City)
     assert answer["parsing_error"] is None
-    assert get_risk(answer["raw"])["spans"]
+    assert get_risk(answer["raw"]).to_dict()["spans"]
     hasty = ChatCocoa(engine=engine, max_tokens=8).with_structured_output(City, method=method, include_raw=True)
     cut = hasty.invoke(ABOUT)
     assert isinstance(cut["parsing_error"], OutputParserException)
     assert cut["parsed"] is None
-    assert get_spans(cut["raw"])
+    assert to_dicts(get_spans(cut["raw"]))
 
 
 @pytest.mark.parametrize("text", ['{"a": %s}' % ("9" * 5000), "[" * 100_000])
@@ -341,9 +334,9 @@ def test_unknown_ways_to_structure_are_refused(quick_chat: ChatCocoa) -> None:
 def test_results_without_a_name_get_their_call_s(quick_chat: ChatCocoa) -> None:
     call = {"name": "get_time", "args": {}, "id": "abc123def"}
     history = [HumanMessage("?"), AIMessage("", tool_calls=[call]), ToolMessage("Noon.", tool_call_id="abc123def")]
-    _, told, _ = quick_chat._prepare(history)
-    assert told[1]["content"] == '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
-    assert told[2] == {"role": "user", "content": "<tool_response>\nNoon.\n</tool_response>"}
+    prompt = quick_chat.prompt_text(history)
+    assert '[assistant] <tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>' in prompt
+    assert "[user] <tool_response>\nNoon.\n</tool_response>" in prompt
 
 
 @pytest.mark.parametrize("tool", [3, None, {"a": 1}, int])

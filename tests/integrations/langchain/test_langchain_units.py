@@ -10,9 +10,10 @@ from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.runnables import RunnableGenerator
 
 from cocoa_engine import ConfigError, HallucinationRiskError
-from cocoa_integrations._shared.metadata import all_spans, risk_report
+from cocoa_engine.report import RiskReport
 from cocoa_integrations.langchain import max_risk, risk_gate
 from tests.helpers.made_up_answers import generation
+from tests.helpers.reports import all_spans, risk_report
 
 ANSWER = generation(("The Seine", 0.6), (" is", 0.9), (" long", 0.2), (".", 0.99))
 
@@ -86,10 +87,10 @@ def test_the_highest_risk_by_unit() -> None:
 
 
 def test_middleware_takes_the_unit() -> None:
-    middleware = pytest.importorskip("cocoa_integrations.langchain.middleware")
+    middleware = pytest.importorskip("cocoa_integrations.langchain.agents")
     by_claim = middleware.RiskMiddleware(0.8, unit="claim")
     assert by_claim.limit.unit == "claim"
     assert by_claim.name != middleware.RiskMiddleware(0.8).name
-    report = risk_report(ANSWER)
+    report = RiskReport.of(ANSWER)
     assert not by_claim.limit.reached(report)
     assert middleware.RiskMiddleware(0.8).limit.reached(report)

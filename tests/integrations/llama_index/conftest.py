@@ -10,7 +10,6 @@ from llama_index.core.instrumentation import get_dispatcher
 
 from cocoa_engine import CocoaConfig, CocoaEngine
 from cocoa_integrations.llama_index import CocoaLLM
-from cocoa_integrations.llama_index.function_calling import CallsFunctions
 from tests.helpers.llama_index_helpers import Listener
 from tests.helpers.reasoning_models import PLAIN
 from tests.helpers.remote import serving
@@ -45,24 +44,22 @@ def real_url(block_engine: CocoaEngine) -> Iterator[str]:
 
 
 @pytest.fixture
-def llm(request: pytest.FixtureRequest, engine: CocoaEngine) -> CallsFunctions:
+def llm(request: pytest.FixtureRequest, engine: CocoaEngine) -> CocoaLLM:
     """Short answers from the module's engine, in this process or behind a server; see ``also_remote``."""
     return llm_of(request, engine, "url", max_new_tokens=8)
 
 
 @pytest.fixture
-def caller(request: pytest.FixtureRequest, block_engine: CocoaEngine) -> CallsFunctions:
+def caller(request: pytest.FixtureRequest, block_engine: CocoaEngine) -> CocoaLLM:
     """Answers of the real model that are long enough for a tool call."""
     return llm_of(request, block_engine, "real_url", max_new_tokens=50)
 
 
-def llm_of(request: pytest.FixtureRequest, engine: CocoaEngine, url: str, **options: Any) -> CallsFunctions:
+def llm_of(request: pytest.FixtureRequest, engine: CocoaEngine, url: str, **options: Any) -> CocoaLLM:
     """An LLM where the parameter of a fixture says; ``url`` is the fixture of the server's address."""
     if getattr(request, "param", "here") == "here":
         return CocoaLLM(engine=engine, risk_metadata="full", **options)
-    from cocoa_integrations.llama_index import CocoaRemote
-
-    return CocoaRemote(base_url=request.getfixturevalue(url), risk_metadata="full", timeout=60, **options)
+    return CocoaLLM(base_url=request.getfixturevalue(url), risk_metadata="full", timeout=60, **options)
 
 
 @pytest.fixture

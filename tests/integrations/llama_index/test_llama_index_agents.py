@@ -175,9 +175,9 @@ async def test_react_agent_calls_a_tool_and_answers(engine: CocoaEngine) -> None
     assert len(reports) == 2
     assert output.raw["cocoa_risk"]["compact"] is True  # agents keep it
     [last] = without_run(reports[1:])
-    assert [{**theirs, **ours} for ours, theirs in zip(get_risk(output)["spans"], last["spans"], strict=True)] == last[
-        "spans"
-    ]
+    assert [
+        {**theirs, **ours} for ours, theirs in zip(get_risk(output).to_dict()["spans"], last["spans"], strict=True)
+    ] == last["spans"]
     spans = [raw["cocoa_spans"][0] for raw in live if "cocoa_spans" in raw]
     assert spans == reports[0]["spans"] + reports[1]["spans"]
 

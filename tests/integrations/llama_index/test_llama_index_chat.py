@@ -12,10 +12,9 @@ from llama_index.core.instrumentation.events.llm import LLMChatEndEvent, LLMComp
 from llama_index.core.llms import ChatMessage, ImageBlock, MessageRole, TextBlock
 
 from cocoa_engine import CocoaConfig, CocoaEngine, PromptError
-from cocoa_integrations._shared.metadata import all_spans, risk_report
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent, CocoaSpanEvent
 from tests.helpers.llama_index_helpers import Listener
-from tests.helpers.reports import without_run
+from tests.helpers.reports import all_spans, risk_report, without_run
 
 QUESTION = [ChatMessage("Name a colour.")]
 AS_DICTS = [{"role": "user", "content": "Name a colour."}]

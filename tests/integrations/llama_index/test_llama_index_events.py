@@ -17,11 +17,11 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.types import Thread
 
 from cocoa_engine import ConfigError
-from cocoa_integrations._shared.metadata import RISK_KEY, risk_report
+from cocoa_engine.report import RISK_KEY
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent, CocoaSpanEvent, RiskScores, collect_risk
 from tests.helpers.in_threads import join, start
 from tests.helpers.llama_index_helpers import PROMPT, Listener
-from tests.helpers.reports import without_run
+from tests.helpers.reports import risk_report, without_run
 
 QUESTION = [ChatMessage("Name a colour.")]
 

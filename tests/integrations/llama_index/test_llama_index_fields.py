@@ -38,7 +38,7 @@ def generated(report: dict[str, Any]) -> str:
 async def test_every_field_of_a_structured_llm_has_its_risk(quick: CocoaLLM, heard: Listener) -> None:
     structured = quick.as_structured_llm(Order)
     response = structured.chat(ABOUT)
-    report = get_risk(response)
+    report = get_risk(response).to_dict()
     check_fields(field_risks(response), response.raw, report, generated(report))
     assert report["compact"] is True
     [arguments] = argument_risks(response).values()
@@ -64,7 +64,7 @@ def test_every_field_of_an_answer_in_json_has_its_risk(quick: CocoaLLM) -> None:
     response_format = {"type": "json_schema", "json_schema": {"schema": Order.model_json_schema()}}
     response = quick.chat(ABOUT, response_format=response_format)
     order = Order.model_validate_json(response.message.content or "")
-    check_fields(field_risks(response), order, get_risk(response), response.message.content or "")
+    check_fields(field_risks(response), order, get_risk(response).to_dict(), response.message.content or "")
     assert argument_risks(response) == {}
     last = list(quick.stream_chat(ABOUT, response_format=response_format))[-1]
     assert list(field_risks(last)) == PATHS
@@ -82,7 +82,10 @@ def test_each_entry_point_has_its_detail(quick: CocoaLLM, heard: Listener) -> No
     visible = [span for span in compact.additional_kwargs["cocoa_risk"]["spans"] if "text" in span]
     assert all(not span["text"].strip() for span in visible)
     theirs = full.additional_kwargs["cocoa_risk"]["spans"]
-    for ours in (get_risk(compact)["spans"], compact.raw["cocoa_risk"]["spans"]):  # agents keep raw without the text
+    for ours in (
+        get_risk(compact).to_dict()["spans"],
+        compact.raw["cocoa_risk"]["spans"],
+    ):  # agents keep raw without the text
         assert [{**one, **other} for one, other in zip(theirs, ours, strict=True)] == theirs
         assert "".join(span["text"] for span in ours) == compact.message.content
     assert len(json.dumps(compact.raw)) < len(json.dumps(full.raw))
@@ -100,10 +103,12 @@ def test_a_call_and_a_model_choose_the_detail(quick: CocoaLLM) -> None:
         assert "cocoa_risk" not in response.raw
         assert response.logprobs is not None
     with pytest.raises(ConfigError, match="risk_metadata='none'"):
-        get_risk(silent.complete("Once"))
+        get_risk(silent.complete("Once")).to_dict()
     *before, last = silent.stream_complete("Once", risk_metadata="compact")
     assert all(chunk.additional_kwargs == {} for chunk in before)
-    assert get_risk(last)["spans"][0]["text"] == get_risk(quick.complete("Once"))["spans"][0]["text"]
+    assert (
+        get_risk(last).to_dict()["spans"][0]["text"] == get_risk(quick.complete("Once")).to_dict()["spans"][0]["text"]
+    )
     for wrong in (lambda: quick.complete("Once", risk_metadata="some"), lambda: CocoaLLM(risk_metadata="some")):
         with pytest.raises(ConfigError, match="risk_metadata"):
             wrong()

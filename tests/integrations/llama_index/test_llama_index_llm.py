@@ -14,11 +14,11 @@ from llama_index.core.llms import LLM, ChatMessage, CompletionResponse, CustomLL
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, PromptError, methods
-from cocoa_integrations._shared.metadata import all_spans, risk_report
 from cocoa_integrations._shared.settings import OF_SAMPLING, config_of
-from cocoa_integrations.llama_index import CocoaLLM, CocoaRemote, CocoaRiskEvent
+from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent
 from tests.helpers.alike import close, near
 from tests.helpers.llama_index_helpers import PROMPT, Listener
+from tests.helpers.reports import all_spans, risk_report
 
 
 @pytest.fixture(scope="module")
@@ -315,9 +315,9 @@ def test_bad_options_of_a_call_raise_when_asked(method: str, llm: CocoaLLM) -> N
 
 
 @pytest.mark.parametrize("base", [CustomLLM, FunctionCallingLLM])
-@pytest.mark.parametrize("kind", [CocoaLLM, CocoaRemote])
-def test_it_is_what_the_frameworks_bases_are_and_no_default_of_theirs_is_used(kind: type[LLM], base: type[LLM]) -> None:
+def test_it_is_what_the_frameworks_bases_are_and_no_default_of_theirs_is_used(base: type[LLM]) -> None:
     """Those of ``CustomLLM`` block the event loop, and lose the report and the chat template."""
+    kind = CocoaLLM
     assert issubclass(kind, base)
     promised = [name for name in dir(base) if callable(getattr(base, name)) and not name.startswith("_")]
     owners = {name: next(each for each in kind.__mro__ if name in vars(each)) for name in promised}

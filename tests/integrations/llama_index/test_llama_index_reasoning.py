@@ -237,13 +237,13 @@ def test_the_final_message_is_continued() -> None:
 @pytest.mark.parametrize("tags", TAGS)
 def test_a_compact_response_has_no_text_twice(engines: dict[str, CocoaEngine], tags: str) -> None:
     llm, options = CocoaLLM(engine=engines[tags]), saying(engines[tags], TEXT)
-    full = get_risk(llm.chat(HI, risk_metadata="full", **options))
+    full = get_risk(llm.chat(HI, risk_metadata="full", **options)).to_dict()
     for response in (llm.chat(HI, **options), list(llm.stream_chat(HI, risk_metadata="compact", **options))[-1]):
         report = response.additional_kwargs["cocoa_risk"]
         assert report["compact"] is True
         assert len([span for span in report["spans"] if span.get("text", "").strip()]) <= 4  # those with a tag
         assert "spans" not in report["reasoning"]
-        ours = get_risk(response)
+        ours = get_risk(response).to_dict()
         assert ours["reasoning"]["spans"] == full["reasoning"]["spans"]
         assert all(close({**whole, **span}, whole) for span, whole in zip(ours["spans"], full["spans"], strict=True))
         assert response.raw is not None

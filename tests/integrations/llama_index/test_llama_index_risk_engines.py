@@ -41,7 +41,7 @@ from cocoa_integrations.llama_index import (
     RiskStreamingChatResponse,
     collect_risk,
 )
-from cocoa_integrations.llama_index.context_lift import WithoutNodes
+from cocoa_integrations.llama_index.retrieved import WithoutNodes
 from cocoa_integrations.llama_index.retry import with_top_k
 from tests.helpers.alike import close, near
 from tests.helpers.llama_index_helpers import Listener, Script
@@ -250,7 +250,7 @@ async def test_an_answer_without_a_report_is_kept(llm: CocoaLLM, retriever: BM25
     other = RiskQueryEngine(RetrieverQueryEngine.from_args(retriever, llm=MockLLM()))
     nothing = RiskQueryEngine(RetrieverQueryEngine.from_args(NothingFound(), llm=llm))
     for engine, how in ((other, "query"), (other, "aquery"), (nothing, "query")):
-        with pytest.warns(MissingRiskWarning, match="no CocoaLLM or CocoaRemote generated it"):
+        with pytest.warns(MissingRiskWarning, match="no CocoaLLM generated it"):
             text, response = await asked(engine, how)
         assert text
         assert (response.metadata["cocoa_risk"], response.metadata["cocoa_reports"]) == (None, [])
@@ -593,7 +593,7 @@ def test_a_vector_index_retrieves_more(nodes: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"llm": MockLLM()}, "llm must be a CocoaLLM or a CocoaRemote, not a MockLLM"),
+        ({"llm": MockLLM()}, "llm must be a CocoaLLM, not a MockLLM"),
         ({"retriever": None}, "retriever must be a BaseRetriever, not a NoneType"),
         ({"retriever": NothingFound()}, "no similarity_top_k to increase"),
         ({"second_retriever": "x"}, "second_retriever must be a BaseRetriever"),

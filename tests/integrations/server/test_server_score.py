@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Runtime, __version__
-from cocoa_integrations._shared.metadata import risk_report
 from cocoa_integrations.server import ServerSettings, create_app
 from tests.helpers.alike import near
+from tests.helpers.reports import risk_report
 from tests.helpers.served import HELLO, PATIENCE, Speaker, client_of, error_of, happens, post, speaker
 
 PATH = "/v1/cocoa/score"
@@ -158,7 +158,7 @@ async def test_refusals_name_the_parameter(tiny: Speaker, body: dict[str, Any], 
 
 async def test_long_texts_are_read_in_steps(tiny: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = await score(tiny, prompt=PROMPT, text=TEXTS[0], divide=False)
-    monkeypatch.setattr("cocoa_integrations.server.protocol.prompt_logprobs._MOST_LOGITS", 0)
+    monkeypatch.setattr("cocoa_integrations.server.protocol.answers._MOST_LOGITS", 0)
     answer = await score(tiny, prompt=PROMPT, text=TEXTS[0], divide=False)
     one, other = (each["data"][0]["cocoa_risk"] for each in (answer, expected))
     assert risks(one) == near(risks(other))

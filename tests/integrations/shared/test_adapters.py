@@ -48,6 +48,7 @@ ENGINE_MODULES = {
     "cocoa_engine.logs",
     "cocoa_engine.messages",
     "cocoa_engine.model.callables",  # types
+    "cocoa_engine.model.checkpoint_files",  # options of where files are
     "cocoa_engine.model.embedded",
     "cocoa_engine.model.generation_config",
     "cocoa_engine.model.light_model",  # imports of transformers' model classes

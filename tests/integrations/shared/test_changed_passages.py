@@ -18,6 +18,7 @@ from cocoa_engine import CocoaEngine
 from cocoa_integrations.langchain import ChatCocoa, get_spans, with_citations, with_risk_retry
 from cocoa_integrations.llama_index import CocoaLLM, RiskCitationQueryEngine
 from tests.helpers.reasoning_models import PLAIN
+from tests.helpers.reports import to_dicts
 from tests.helpers.rivals import heads_file, heads_of
 from tests.helpers.tiny_models import LoweringTokenizer, tiny_model
 
@@ -52,12 +53,12 @@ async def test_langchain(by: Any, asynchronous: bool, engine: CocoaEngine, heads
     chain = with_citations(PROMPT, chat, by=by, min_attention=0.0)
     values = {"context": DOCUMENTS, "question": "Who?"}
     message = await chain.ainvoke(values) if asynchronous else await asyncio.to_thread(chain.invoke, values)
-    for span in get_spans(message):
+    for span in to_dicts(get_spans(message)):
         assert len(span["source_attentions"]) == 3
         assert all(value > 0 for value in span["source_attentions"])
     retry = with_risk_retry(RunnableLambda(lambda _: DOCUMENTS), PROMPT, chat, threshold=0.0, top_k_growth=1)
     tried = await retry.ainvoke("Who?") if asynchronous else await asyncio.to_thread(retry.invoke, "Who?")
-    assert all(len(span["passage_attention"]) == 3 for span in get_spans(tried))
+    assert all(len(span["passage_attention"]) == 3 for span in to_dicts(get_spans(tried)))
 
 
 @pytest.mark.parametrize("by", [None, "attention"])

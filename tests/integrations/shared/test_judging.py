@@ -14,18 +14,17 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langsmith.evaluation.evaluator import run_evaluator
 from llama_index.core.base.response.schema import Response
 from llama_index.core.schema import NodeWithScore, TextNode
-from pydantic import TypeAdapter
 
 from cocoa_engine import CalibrationWarning, CocoaEngine, ConfigError, PromptError
 from cocoa_engine.report import RiskReport
 from cocoa_engine.risk.calibrator import Settings
 from cocoa_engine.scoring import given_texts
-from cocoa_integrations._shared.metadata import risk_report
 from cocoa_integrations.judging import AnswerJudge, RagasRisk
 from cocoa_integrations.langchain import ChatCocoa, risk_evaluator
 from cocoa_integrations.llama_index import CocoaLLM, RiskEvaluator
 from tests.helpers.alike import near
 from tests.helpers.made_up_risk import fitted
+from tests.helpers.reports import risk_report
 from tests.helpers.tiny_models import sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
 
 QUESTION, CONTEXTS = "Who is it?", ["the red one", "it rains"]
@@ -47,20 +46,20 @@ def expected(quick: CocoaEngine) -> float:
 
 def test_sentences(quick: CocoaEngine) -> None:
     judged = AnswerJudge(quick).judge(QUESTION, ANSWER, CONTEXTS)
-    spans = judged.report["spans"]
-    TypeAdapter(RiskReport).validate_python(judged.report)
-    assert [span["text"] for span in spans] == ["It is Otto.", " He is old!", "\nYes, 3.5 years"]
-    assert [ANSWER[span["start"] : span["end"]] for span in spans] == [span["text"] for span in spans]
-    assert judged.risk == judged.report["mean_risk"] == pytest.approx(sum(span["risk"] for span in spans) / 3)
+    spans = judged.report.spans
+    assert RiskReport.from_wire(judged.report.to_dict()) == judged.report
+    assert [span.text for span in spans] == ["It is Otto.", " He is old!", "\nYes, 3.5 years"]
+    assert [ANSWER[span.start : span.end] for span in spans] == [span.text for span in spans]
+    assert judged.risk == judged.report.mean_risk == pytest.approx(sum(span.risk for span in spans) / 3)
     prompt = quick.encode_chat(
         [{"role": "user", "content": "Context:\nthe red one\n\nit rains\n\nQuestion: Who is it?"}]
     )
     ids = quick.score(prompt, ANSWER).token_ids
     total = quick.score(prompt, ids).spans[0].log_prob
-    assert sum(span["log_prob"] for span in spans) == pytest.approx(total, abs=1e-3)
+    assert sum(span.log_prob for span in spans) == pytest.approx(total, abs=1e-3)
     first = quick.score(prompt, "It is Otto.").spans[0]
-    assert spans[0]["risk"] == near(first.risk)
-    assert AnswerJudge(quick, measure="max_risk").judge(QUESTION, ANSWER, CONTEXTS).risk == judged.report["max_risk"]
+    assert spans[0].risk == near(first.risk)
+    assert AnswerJudge(quick, measure="max_risk").judge(QUESTION, ANSWER, CONTEXTS).risk == judged.report.max_risk
     assert judged.risk != AnswerJudge(quick).judge(QUESTION, ANSWER).risk  # the contexts matter
 
 
@@ -69,17 +68,17 @@ def test_the_contexts_are_the_source(quick: CocoaEngine) -> None:
     content = "Context:\nthe red one\n\nit rains\n\nQuestion: Who is it?"
     prompt = quick.encode_chat([{"role": "user", "content": content}])
     whole = quick.score(prompt, ANSWER, source=CONTEXTS)
-    assert judged.report["risk_source"] == whole.risk_source
+    assert judged.report.risk_source == whole.risk_source
     first = quick.score(prompt, "It is Otto.", source=CONTEXTS).spans[0]
-    measured = [span["passage_attention"] for span in judged.report["spans"]]
+    measured = [span.passage_attention for span in judged.report.spans]
     assert measured[0] == near(first.passage_attention)
     assert all(len(values) == 2 and all(values) for values in measured)
-    assert judged.report.get("source_heads") == whole.source_heads == "spread"
+    assert judged.report.source_heads == whole.source_heads == "spread"
 
 
 def test_a_model_with_known_heads_is_judged_by_its_attention_to_the_contexts(engine: CocoaEngine) -> None:
     judge = AnswerJudge(engine.without_calibrator())
-    sources = [judge.judge(QUESTION, "Otto.", given).report["risk_source"] for given in (CONTEXTS, None)]
+    sources = [judge.judge(QUESTION, "Otto.", given).report.risk_source for given in (CONTEXTS, None)]
     assert sources == ["source_attention", "token_probability"]
 
 
@@ -87,40 +86,40 @@ def test_only_contexts_that_the_prompt_has_are_the_source(quick: CocoaEngine) ->
     def second(question: str, contexts: list[str]) -> str:
         return f"{contexts[1]}\n{question}\nAnswer:"
 
-    spans = AnswerJudge(quick, prompt=second).judge(QUESTION, ANSWER, ["no red one", *CONTEXTS[1:]]).report["spans"]
-    assert all(span["passage_attention"][0] is None and span["passage_attention"][1] for span in spans)
+    spans = AnswerJudge(quick, prompt=second).judge(QUESTION, ANSWER, ["no red one", *CONTEXTS[1:]]).report.spans
+    assert all(span.passage_attention[0] is None and span.passage_attention[1] for span in spans)
     for prompt in (lambda question, _: question, lambda question, contexts: f"{contexts[0].upper()} {question}"):
         report = AnswerJudge(quick, prompt=prompt).judge(QUESTION, ANSWER, CONTEXTS).report
-        assert report["risk_source"] == quick.score(QUESTION, ANSWER).risk_source
-        assert not any("passage_attention" in span for span in report["spans"])
+        assert report.risk_source == quick.score(QUESTION, ANSWER).risk_source
+        assert not any(span.passage_attention for span in report.spans)
     for contexts in (["", "  "], []):
-        spans = AnswerJudge(quick).judge(QUESTION, ANSWER, contexts).report["spans"]
+        spans = AnswerJudge(quick).judge(QUESTION, ANSWER, contexts).report.spans
         assert not any("passage_attention" in span for span in spans)
 
 
 def test_the_report_of_a_judge_has_what_other_reports_have(quick: CocoaEngine) -> None:
     report = AnswerJudge(quick).judge(QUESTION, ANSWER, CONTEXTS).report
-    assert set(risk_report(quick.score(QUESTION, ANSWER, source=[QUESTION]))) <= set(report)
-    assert [(one["start"], one["end"]) for one in report["sentences"]] == [(0, 11), (12, 22), (23, 37)]
-    assert [one["risk"] for one in report["sentences"]] == [span["risk"] for span in report["spans"]]
-    assert report["check"]
-    for check in report["check"]:
-        (number,) = check["spans"]
-        assert ANSWER[check["start"] : check["end"]] == check["text"]
-        assert check["text"] in report["spans"][number]["text"]
-        assert check["risk"] == report["spans"][number]["risk"]
+    assert set(risk_report(quick.score(QUESTION, ANSWER, source=[QUESTION]))) <= set(report.to_dict())
+    assert [(one.start, one.end) for one in report.sentences] == [(0, 11), (12, 22), (23, 37)]
+    assert [one.risk for one in report.sentences] == [span.risk for span in report.spans]
+    assert report.check
+    for check in report.check:
+        (number,) = check.spans
+        assert ANSWER[check.start : check.end] == check.text
+        assert check.text in report.spans[number].text
+        assert check.risk == report.spans[number].risk
     settings = Settings.of(quick.config, quick.num_layers)
     for level in ("span", "answer"):
         calibrator = fitted(model_name="quick", settings=settings, levels=(level,), domain=True)
         with pytest.warns(CalibrationWarning, match="out_of_domain") if level == "answer" else nullcontext():
-            assert AnswerJudge(quick.with_calibrator(calibrator)).judge(QUESTION, ANSWER).report["out_of_domain"]
+            assert AnswerJudge(quick.with_calibrator(calibrator)).judge(QUESTION, ANSWER).report.out_of_domain
 
 
 def test_a_paragraph_break_is_no_sentence(quick: CocoaEngine) -> None:
     answer = "\n\nIt is Otto.\n\nHe is old!\n \n\nYes"
-    spans = AnswerJudge(quick).judge(QUESTION, answer).report["spans"]
-    assert [span["text"].strip() for span in spans] == ["It is Otto.", "He is old!", "Yes"]
-    assert "".join(span["text"] for span in spans) == answer
+    spans = AnswerJudge(quick).judge(QUESTION, answer).report.spans
+    assert [span.text.strip() for span in spans] == ["It is Otto.", "He is old!", "Yes"]
+    assert "".join(span.text for span in spans) == answer
 
 
 def test_only_the_whole_answer_grows_candidates(quick: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,24 +138,22 @@ def test_only_the_whole_answer_grows_candidates(quick: CocoaEngine, monkeypatch:
     monkeypatch.setattr(given_texts, "with_answer_risk", counted)
     report = AnswerJudge(of_both).judge(QUESTION, ANSWER, CONTEXTS).report
     assert grown == [True, False, False, False]
-    assert (report["model_name"], report["calibrated"]) == ("quick", True)
-    assert report["answer_risk"] is not None
-    assert report["spans"] == AnswerJudge(of_spans).judge(QUESTION, ANSWER, CONTEXTS).report["spans"]
+    assert (report.model_name, report.calibrated) == ("quick", True)
+    assert report.answer_risk is not None
+    assert report.spans == AnswerJudge(of_spans).judge(QUESTION, ANSWER, CONTEXTS).report.spans
     raw = AnswerJudge(of_answers).judge(QUESTION, ANSWER, CONTEXTS).report
-    assert raw["answer_risk"] is not None
-    assert raw["spans"] == AnswerJudge(quick).judge(QUESTION, ANSWER, CONTEXTS).report["spans"]
+    assert raw.answer_risk is not None
+    assert raw.spans == AnswerJudge(quick).judge(QUESTION, ANSWER, CONTEXTS).report.spans
 
 
 @pytest.mark.parametrize("tokenizer", [tiny_tokenizer, sentencepiece_like_tokenizer])
 def test_without_a_chat_template(tokenizer: Any) -> None:
     engine = CocoaEngine(tiny_model("llama", seed=6), tokenizer())
     judged = AnswerJudge(engine).judge("who", "it is he. a red one. é日")
-    spans = judged.report["spans"]
+    spans = judged.report.spans
     assert len(spans) == 3
-    assert "".join(span["text"] for span in spans) == "it is he. a red one. é日"
-    assert (
-        AnswerJudge(engine, prompt=lambda question, _: question).judge("who", "he").report["spans"][0]["text"] == "he"
-    )
+    assert "".join(span.text for span in spans) == "it is he. a red one. é日"
+    assert AnswerJudge(engine, prompt=lambda question, _: question).judge("who", "he").report.spans[0].text == "he"
 
 
 def test_verdict(quick: CocoaEngine, expected: float) -> None:
@@ -164,7 +161,7 @@ def test_verdict(quick: CocoaEngine, expected: float) -> None:
     assert AnswerJudge(quick, threshold=expected).judge(QUESTION, ANSWER, CONTEXTS).passing is False
     judged = AnswerJudge(quick, threshold=min(expected + 0.01, 1.0)).judge(QUESTION, ANSWER, CONTEXTS)
     assert judged.passing is True
-    worst = max(judged.report["spans"], key=lambda span: span["risk"])["text"].strip()
+    worst = max(judged.report.spans, key=lambda span: span.risk).text.strip()
     assert repr(worst) in judged.comment
     assert "how unsure the model was" in judged.comment
 

@@ -8,67 +8,46 @@ import pytest
 
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations._shared.limits import Limit, kind_of
-from cocoa_integrations._shared.metadata import report_of
-from cocoa_integrations._shared.tries import Tries, limit_of_tries
-
-
-def report(risks: list[float | None], **more: Any) -> dict[str, Any]:
-    spans = [
-        {
-            "span": n,
-            "text": "a",
-            "start": n,
-            "end": n + 1,
-            "risk": risk,
-            "f_mlds": 0.9,
-            "log_prob": -1.0,
-            "kind": "greedy",
-        }
-        for n, risk in enumerate(risks)
-    ]
-    for span in spans:
-        span["flagged"] = (
-            span["risk"] is not None and more.get("threshold") is not None and span["risk"] >= more["threshold"]
-        )
-    return report_of(spans, method="cocoa-sig", **{"risk_source": "calibrator", **more})
+from cocoa_integrations._shared.tries import Tries
+from tests.helpers.reports import made_report, retry_plan
 
 
 def test_without_a_number_the_threshold_is_that_of_the_report() -> None:
     limit = Limit()
-    assert limit.reached(report([0.1, 0.7], threshold=0.6))
-    assert not limit.reached(report([0.1, 0.5], threshold=0.6))
-    assert limit.threshold_for(report([0.1], threshold=0.6)) == 0.6
-    assert not limit.reached(report([]))
+    assert limit.reached(made_report([0.1, 0.7], threshold=0.6))
+    assert not limit.reached(made_report([0.1, 0.5], threshold=0.6))
+    assert limit.threshold_for(made_report([0.1], threshold=0.6)) == 0.6
+    assert not limit.reached(made_report([]))
     with pytest.raises(ConfigError, match="has no threshold of risk"):
-        limit.reached(report([0.9]))
-    assert limit.error(report([0.1, 0.7], threshold=0.6)).threshold == 0.6
+        limit.reached(made_report([0.9]))
+    assert limit.error(made_report([0.1, 0.7], threshold=0.6)).threshold == 0.6
 
 
 def test_the_answer_as_a_whole() -> None:
     limit = Limit(0.5, "answer_risk")
-    assert limit.reached(report([0.0], answer_risk=0.5))
-    assert not limit.reached(report([1.0], answer_risk=0.4))
-    assert "answer_risk of the answer is 0.5" in str(limit.error(report([0.0], answer_risk=0.5)))
-    assert Limit(None, "answer_risk").reached(report([0.0], answer_risk=0.8, answer_threshold=0.7))
+    assert limit.reached(made_report([0.0], answer_risk=0.5))
+    assert not limit.reached(made_report([1.0], answer_risk=0.4))
+    assert "answer_risk of the answer is 0.5" in str(limit.error(made_report([0.0], answer_risk=0.5)))
+    assert Limit(None, "answer_risk").reached(made_report([0.0], answer_risk=0.8, answer_threshold=0.7))
     with pytest.raises(ConfigError, match="no calibrator for answers"):
-        limit.reached(report([0.9]))
+        limit.reached(made_report([0.9]))
 
 
 def test_a_missing_answer_risk_is_said_also_without_a_number() -> None:
     with pytest.raises(ConfigError, match="no calibrator for answers"):
-        Limit(metric="answer_risk").reached(report([0.9], threshold=0.6))
+        Limit(metric="answer_risk").reached(made_report([0.9], threshold=0.6))
 
 
 def test_without_a_metric_the_risk_of_the_answer_is_compared_where_there_is_one() -> None:
     limit, whole = Limit(), {"answer_risk": 0.75, "answer_threshold": 0.7}
-    assert limit.reached(report([0.1], threshold=0.6, **whole))
-    assert limit.error(report([0.1], threshold=0.6, **whole)).metric == "answer_risk"
-    assert not limit.reached(report([0.9], threshold=0.6, **{**whole, "answer_risk": 0.5}))
-    assert limit.value(report([0.9], threshold=0.6, **whole)) == 0.75
-    assert len(limit.risky(report([0.9, 0.1], threshold=0.6, **whole)["spans"])) == 1  # of spans, still by their own
-    assert limit.metric_for(report([0.9], threshold=0.6)) == "risk"
-    assert limit.error(report([0.9], threshold=0.6)).metric == "risk"
-    assert limit.reached(report([0.1], threshold=0.6, answer_risk=float("nan"), answer_threshold=0.7))
+    assert limit.reached(made_report([0.1], threshold=0.6, **whole))
+    assert limit.error(made_report([0.1], threshold=0.6, **whole)).metric == "answer_risk"
+    assert not limit.reached(made_report([0.9], threshold=0.6, **{**whole, "answer_risk": 0.5}))
+    assert limit.value(made_report([0.9], threshold=0.6, **whole)) == 0.75
+    assert len(limit.risky(made_report([0.9, 0.1], threshold=0.6, **whole).spans)) == 1  # of spans, still by their own
+    assert limit.metric_for(made_report([0.9], threshold=0.6)) == "risk"
+    assert limit.error(made_report([0.9], threshold=0.6)).metric == "risk"
+    assert limit.reached(made_report([0.1], threshold=0.6, answer_risk=float("nan"), answer_threshold=0.7))
 
 
 @pytest.mark.parametrize(
@@ -78,47 +57,47 @@ def test_without_a_metric_the_risk_of_the_answer_is_compared_where_there_is_one(
 )
 def test_a_number_a_unit_or_a_metric_chooses_the_risk_of_spans(limit: Limit) -> None:
     assert limit.metric == "risk"
-    assert not limit.reached(report([0.1], threshold=0.6, answer_risk=0.9, answer_threshold=0.7))
+    assert not limit.reached(made_report([0.1], threshold=0.6, answer_risk=0.9, answer_threshold=0.7))
 
 
 @pytest.mark.parametrize(
     ("measure", "threshold", "passes"), [(None, None, False), (None, 0.7, True), ("max_risk", None, True)]
 )
 def test_retries_compare_the_risk_of_the_answer_by_default(measure: Any, threshold: Any, passes: bool) -> None:
-    tries = Tries[str](limit_of_tries(threshold, 3, measure), measure)
-    first = report([0.3], threshold=0.6, answer_risk=0.8, answer_threshold=0.7)
+    tries = Tries[str](retry_plan(threshold, 3, measure))
+    first = made_report([0.3], threshold=0.6, answer_risk=0.8, answer_threshold=0.7)
     assert tries.add("first", first) is passes
     assert tries.best()[1][0]["risk"] == (0.3 if passes else 0.8)
 
 
 def test_a_retry_is_compared_with_its_like_and_one_that_passes_is_chosen() -> None:
     whole = {"threshold": 0.6, "answer_threshold": 0.7}
-    tries = Tries[str](limit_of_tries(None, 3, None), None)
+    tries = Tries[str](retry_plan(None, 3, None))
     tries.add("nothing", None)
-    tries.add("first", report([0.3], answer_risk=0.8, **whole))
-    tries.add("span", report([0.75], threshold=0.6))
+    tries.add("first", made_report([0.3], answer_risk=0.8, **whole))
+    tries.add("span", made_report([0.75], threshold=0.6))
     assert tries.best()[0] == "first"
-    tries.add("lower", report([0.3], answer_risk=0.72, **whole))
+    tries.add("lower", made_report([0.3], answer_risk=0.72, **whole))
     assert tries.best()[0] == "lower"
-    assert tries.add("passes", report([0.5], threshold=0.6))
+    assert tries.add("passes", made_report([0.5], threshold=0.6))
     assert tries.best()[0] == "passes"
 
 
 @pytest.mark.parametrize("measure", [None, "max_risk", "mean_risk"])
 def test_risks_of_different_sources_are_not_ranked_under_a_number(measure: Any) -> None:
-    tries = Tries[str](limit_of_tries(0.3, 4, measure), measure)
-    tries.add("not measured", report([float("nan")], risk_source="token_probability"))
-    tries.add("first", report([0.8]))
-    assert not tries.add("other source", report([0.4], risk_source="source_attention"))
+    tries = Tries[str](retry_plan(0.3, 4, measure))
+    tries.add("not measured", made_report([float("nan")], risk_source="token_probability"))
+    tries.add("first", made_report([0.8]))
+    assert not tries.add("other source", made_report([0.4], risk_source="source_attention"))
     assert tries.best()[0] == "first"
-    tries.add("lower", report([0.7]))
+    tries.add("lower", made_report([0.7]))
     assert tries.best()[0] == "lower"
-    assert tries.add("passes", report([0.1], risk_source="source_attention"))  # the number is for every answer
+    assert tries.add("passes", made_report([0.1], risk_source="source_attention"))  # the number is for every answer
     assert tries.best()[0] == "passes"
 
 
 def test_other_values_than_a_risk_mean_the_same_whatever_its_source_is() -> None:
-    reports = [report([0.5], risk_source=source) for source in ("calibrator", "source_attention")]
+    reports = [made_report([0.5], risk_source=source) for source in ("calibrator", "source_attention")]
     for metric in ("f_mlds", "self_information", "answer_risk"):
         assert len({kind_of(metric, one) for one in reports}) == 1
     assert len({kind_of("risk", one) for one in reports}) == 2
@@ -133,7 +112,7 @@ def test_a_number_outside_the_scale_is_refused(metric: Any, threshold: float) ->
 
 
 def test_a_raw_mlds_is_compared_under_its_own_name() -> None:
-    raw = report([0.93], risk_source="f_mlds")
+    raw = made_report([0.93], risk_source="f_mlds")
     with pytest.raises(ConfigError, match="metric='f_mlds'"):
         Limit(0.5).reached(raw)
     assert Limit(0.5, "f_mlds").reached(raw)
@@ -143,5 +122,5 @@ def test_a_raw_mlds_is_compared_under_its_own_name() -> None:
 
 @pytest.mark.parametrize("risk", [float("nan"), float("inf")])
 def test_a_risk_that_is_not_finite_passes_no_gate(risk: float) -> None:
-    assert Limit(1.0).reached(report([risk]))
-    assert Limit(1.0, "answer_risk").reached(report([0.0], answer_risk=risk, answer_threshold=0.5))
+    assert Limit(1.0).reached(made_report([risk]))
+    assert Limit(1.0, "answer_risk").reached(made_report([0.0], answer_risk=risk, answer_threshold=0.5))

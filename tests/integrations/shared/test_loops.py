@@ -14,6 +14,7 @@ from cocoa_integrations.langchain import ChatCocoa, get_spans
 from cocoa_integrations.llama_index import CocoaLLM
 from cocoa_integrations.server import create_app
 from tests.helpers.mutations import fuzz
+from tests.helpers.reports import to_dicts
 from tests.helpers.served import post, speaker
 
 TOKENS = st.integers(0, 3)
@@ -49,6 +50,6 @@ def test_every_door_shows_it() -> None:
     response = CocoaLLM(engine=engine, max_new_tokens=40).complete("hi")
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 40}
     served = asyncio.run(post(create_app(engine), body, "/v1/chat/completions")).json()["choices"][0]["message"]
-    reports = [response.raw["cocoa_risk"], served["cocoa_risk"], {"spans": get_spans(compact)}]
-    assert last(get_spans(message)) is True
+    reports = [response.raw["cocoa_risk"], served["cocoa_risk"], {"spans": to_dicts(get_spans(compact))}]
+    assert last(to_dicts(get_spans(message))) is True
     assert [last(report["spans"]) for report in reports] == [True] * 3

@@ -15,9 +15,9 @@ from langchain_core.runnables.utils import add
 
 from cocoa_engine.risk import clauses, list_marks, marked_stretches
 from cocoa_engine.risk.words import word_ranges
-from cocoa_integrations._shared.metadata import all_spans, risk_report
 from cocoa_integrations.langchain import risk_gate
 from tests.helpers.made_up_answers import generation
+from tests.helpers.reports import all_spans, risk_report
 
 LINES = ("\n", "\n\n", "\n- ", "\n1. ", "\n# ", "\n```python\nx = 1\n```\n", "\n| a. b | c |\n|---|---|\n", "> ")
 TEXTS = st.lists(
@@ -288,7 +288,7 @@ def test_marks_that_touch_have_the_highest_value() -> None:
     assert marked(spans, mark="<{text} {value:.1f}>") == "Marta <Lindqvist 0.9> <did 0.7>"
     seen: list[Any] = []
     assert marked(spans, mark=lambda text, span: seen.append(span) or f"<{text}>") == "Marta <Lindqvist> <did>"
-    assert [(one["span"], one["text"], one["risk"]) for one in seen] == [(2, "Lindqvist", 0.9), (3, "did", 0.7)]
+    assert [(one.span, one.text, one.risk) for one in seen] == [(2, "Lindqvist", 0.9), (3, "did", 0.7)]
 
 
 @pytest.mark.parametrize("unit", ["claim", "sentence"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,13 @@ from langchain_core.load import dumpd
 from langchain_core.runnables import ConfigurableField
 
 from cocoa_engine import CocoaEngine, ConfigError
-from cocoa_integrations.langchain import ChatCocoa, ChatCocoaRemote
+from cocoa_integrations.langchain import ChatCocoa
 from cocoa_integrations.langchain import CocoaLLM as LangChainLLM
-from cocoa_integrations.llama_index import CocoaLLM, CocoaRemote
+from cocoa_integrations.llama_index import CocoaLLM
 from tests.helpers.model_folders import save_model
 
-ADAPTERS = [ChatCocoa, LangChainLLM, CocoaLLM, ChatCocoaRemote, CocoaRemote]
-HERE = ADAPTERS[:3]
+HERE = [ChatCocoa, LangChainLLM, CocoaLLM]
+ADAPTERS = [*HERE, *(partial(kind, base_url="http://127.0.0.1:9/v1") for kind in HERE)]
 NAMES = ("model", "model_name")
 
 
@@ -58,19 +59,11 @@ def test_an_empty_name_is_refused(make: Any, name: str) -> None:
         make(**{name: ""})
 
 
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [
-        (ChatCocoaRemote, "base_url"),
-        (ChatCocoaRemote, "openai_api_base"),
-        (CocoaRemote, "base_url"),
-        (CocoaRemote, "api_base"),
-    ],
-)
+@pytest.mark.parametrize("make", HERE)
 @pytest.mark.parametrize("address", ["", " ", "localhost:8000", "http://", "ftp://host/v1"])
-def test_what_is_no_address_is_refused(make: Any, name: str, address: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{name} takes the address of a server, such as http://"):
-        make(**{name: address})
+def test_what_is_no_address_is_refused(make: Any, address: str) -> None:
+    with pytest.raises(ConfigError, match=r"^base_url takes the address of a server, such as http://"):
+        make(base_url=address)
 
 
 @pytest.mark.parametrize("make", HERE)

@@ -15,22 +15,22 @@ from llama_index.core.base.response.schema import Response
 
 from cocoa_engine import CalibrationError, ContextLift, UnitLevel
 from cocoa_engine.cli.ask import risk_of
+from cocoa_engine.report import RiskReport
 from cocoa_engine.risk.policy import reaches
-from cocoa_integrations._shared.detail import compact_report
+from cocoa_integrations._shared.citations import with_lifts
 from cocoa_integrations._shared.limits import Limit, highest
 from cocoa_integrations._shared.logprobs import openai_logprobs
-from cocoa_integrations._shared.metadata import add_context_lift, risk_report
 from cocoa_integrations._shared.tries import Tries
 from cocoa_integrations.judging import Judgement
 from cocoa_integrations.langchain import HallucinationRiskError, RiskCallbackHandler, max_risk, risk_gate
-from cocoa_integrations.langchain.middleware import RiskMiddleware
-from cocoa_integrations.langchain.tool_risk import RiskyToolCalls
+from cocoa_integrations.langchain.agents import RiskMiddleware, RiskyToolCalls
 from cocoa_integrations.llama_index import retry
 from cocoa_integrations.tool_calling.argument_risk import field_risks
 from cocoa_integrations.tracing import Scoring
 from tests.helpers.engines import endless
 from tests.helpers.made_up_answers import generation
 from tests.helpers.made_up_risk import fitted
+from tests.helpers.reports import retry_plan
 
 HIGH = 1.0
 """A threshold above every finite value here."""
@@ -38,15 +38,17 @@ HIGH = 1.0
 NOT_FINITE = pytest.mark.parametrize("risk", [math.nan, math.inf])
 
 
-def report_of(risk: float) -> dict[str, Any]:
+def report_of(risk: float) -> RiskReport:
     """The report of an answer whose second span has this risk."""
-    report = risk_report(generation(("Dune is by ", 0.1), ("Frank", risk), (" Herbert", 0.2)))
-    json.dumps(report, allow_nan=False)
+    report = RiskReport.of(generation(("Dune is by ", 0.1), ("Frank", risk), (" Herbert", 0.2)))
+    json.dumps(report.to_dict(), allow_nan=False)
     return report
 
 
 def message_of(risk: float, **more: Any) -> AIMessage:
-    return AIMessage("Dune is by Frank Herbert", response_metadata={"cocoa_risk": {**report_of(risk), **more}})
+    return AIMessage(
+        "Dune is by Frank Herbert", response_metadata={"cocoa_risk": {**report_of(risk).to_dict(), **more}}
+    )
 
 
 @pytest.mark.parametrize("risk", [math.nan, math.inf, -math.inf, None])
@@ -75,10 +77,11 @@ def test_a_gate_stops(risk: float) -> None:
 @NOT_FINITE
 def test_a_report_that_has_the_number_itself_is_stopped_too(risk: float) -> None:
     """As reports of earlier versions may."""
-    spans = [{**span, "risk": value} for span, value in zip(report_of(0.9)["spans"], (0.1, risk, 0.2), strict=True)]
-    assert [span["text"] for span in Limit(HIGH).risky(spans)] == ["Frank"]
+    values = (0.1, risk, 0.2)
+    spans = [span.with_values(risk=value) for span, value in zip(report_of(0.9).spans, values, strict=True)]
+    assert [part.text for part, _ in Limit(HIGH).risky(spans)] == ["Frank"]
     assert highest(spans, "risk") == math.inf
-    assert Limit(HIGH, "self_information").risky([{**spans[0], "log_prob": math.nan}])
+    assert Limit(HIGH, "self_information").risky([spans[0].with_values(log_prob=math.nan)])
 
 
 @NOT_FINITE
@@ -107,20 +110,21 @@ def test_the_middleware_prefers_a_finite_risk(risk: float) -> None:
 def test_a_tool_is_not_called(risk: float) -> None:
     answer = generation(('{"city": "', 0.1), ("Paris", risk), ('"}', 0.1))
     arguments = field_risks(answer, endless())
-    json.dumps(arguments, allow_nan=False)
-    assert arguments["$.city"]["risk"] is None
+    city = arguments["$.city"].to_dict()
+    json.dumps(city, allow_nan=False)
+    assert city["risk"] is None
     call = {"name": "weather", "args": {"city": "Paris"}, "id": "1", "type": "tool_call"}
-    risks = {"tool_calls": [{"id": "1", "name": "weather", "arguments": {"city": arguments["$.city"]}}]}
-    message = AIMessage("", tool_calls=[call], response_metadata={"cocoa_risk": {**report_of(0.1), **risks}})
+    risks = {"tool_calls": [{"id": "1", "name": "weather", "risk": None, "error": None, "arguments": {"city": city}}]}
+    message = AIMessage("", tool_calls=[call], response_metadata={"cocoa_risk": {**report_of(0.1).to_dict(), **risks}})
     assert RiskyToolCalls(HIGH).values(call, [message]) == {"city": math.inf}
 
 
 @NOT_FINITE
 @pytest.mark.parametrize("measure", ["max_risk", "mean_risk"])
 def test_a_retry_goes_on_and_prefers_a_finite_risk(risk: float, measure: Any) -> None:
-    tries = Tries[str](Limit(HIGH), measure)
+    tries = Tries[str](retry_plan(HIGH, measure=measure))
     assert not tries.add("a", report_of(risk))
-    assert not tries.add("raw", {**report_of(0.1), measure: risk})
+    assert not tries.add("raw", report_of(0.1).with_values(**{measure: risk}))
     assert tries.add("b", report_of(0.1))
     best, history = tries.best()
     assert best == "b"
@@ -129,8 +133,8 @@ def test_a_retry_goes_on_and_prefers_a_finite_risk(risk: float, measure: Any) ->
 
 @NOT_FINITE
 def test_a_query_engine_retries(risk: float) -> None:
-    response = Response("Frank", metadata={"cocoa_risk": report_of(risk)})
-    tries = Tries[Any](Limit(HIGH), "max_risk")
+    response = Response("Frank", metadata={"cocoa_risk": report_of(risk).to_dict()})
+    tries = Tries[Any](retry_plan(HIGH, measure="max_risk"))
     assert not retry.add_try(tries, response, {})
 
 
@@ -167,10 +171,9 @@ def test_a_collector_knows(risk: float) -> None:
 
 
 def test_the_rest_of_the_metadata_is_json() -> None:
-    spans = report_of(0.1)["spans"]
+    spans = report_of(0.1).spans
     lift = ContextLift.model_construct(log_prob=math.inf, con_mlds=math.nan, f_mlds=0.1)
-    add_context_lift(spans, [lift] * 3)
-    json.dumps(spans, allow_nan=False)
+    json.dumps([span.to_dict() for span in with_lifts(spans, [lift] * 3)], allow_nan=False)
     answer = generation(("a", 0.1))
     certain = answer.spans[0].model_copy(
         update={"token_ids": [70], "token_log_probs": [-math.inf], "top_log_probs": [[(70, 0.0), (71, -math.inf)]]}
@@ -183,21 +186,21 @@ def test_the_rest_of_the_metadata_is_json() -> None:
 def test_a_risk_that_was_not_measured_is_another_matter(compact: bool) -> None:
     answer = generation(("Dune is by ", 0.1), ("Frank", 0.2), (" Herbert", 0.3))
     spans = [answer.spans[0].model_copy(update={"risk": None}), *answer.spans[1:]]
-    report = risk_report(answer.model_copy(update={"spans": spans}))
-    assert (report["max_risk"], report["mean_risk"]) == (0.3, 0.25)
+    report = RiskReport.of(answer.model_copy(update={"spans": spans}))
+    assert (report.max_risk, report.mean_risk) == (0.3, 0.25)
     if compact:
-        report = compact_report(report, None)
-    assert report["spans"][0]["risk"] is None
-    assert Limit(HIGH).risky(report["spans"]) == []
-    assert highest(report["spans"], "risk") == 0.3
-    assert Limit(0.0, "f_mlds").risky([{**report["spans"][0], "f_mlds": None}])
+        report = report.compact()
+    assert report.spans[0].risk is None
+    assert Limit(HIGH).risky(report.spans) == []
+    assert highest(report.spans, "risk") == 0.3
+    assert Limit(0.0, "f_mlds").risky([report.spans[0].with_values(f_mlds=None)])
 
 
 @NOT_FINITE
 def test_a_compact_report_tells_both_apart(risk: float) -> None:
-    report = compact_report(report_of(risk), None)
-    assert [span["text"] for span in Limit(HIGH).risky(report["spans"])] == ["Frank"]
-    assert (report["max_risk"], report["mean_risk"]) == (None, None)
+    report = report_of(risk).compact()
+    assert [part.text for part, _ in Limit(HIGH).risky(report.spans)] == ["Frank"]
+    assert (report.max_risk, report.mean_risk) == (None, None)
 
 
 @NOT_FINITE
@@ -213,8 +216,8 @@ def test_claims_and_sentences_stop(risk: float, unit: UnitLevel) -> None:
 def test_a_risk_outside_all_claims_stops(risk: float, unit: UnitLevel, where: str) -> None:
     texts = [" Yes", ", it", " is", "."] if where == " Yes" else ["It", " is by Frank", " Herbert", "."]
     answer = generation(*((text, risk if where in (text, " Yes") else 0.1) for text in texts))
-    report = risk_report(answer.model_copy(update={"threshold": 0.6}))
-    message = AIMessage(answer.text, response_metadata={"cocoa_risk": report})
+    report = RiskReport.of(answer.model_copy(update={"threshold": 0.6}))
+    message = AIMessage(answer.text, response_metadata={"cocoa_risk": report.to_dict()})
     for limit in (Limit(HIGH, unit=unit), Limit(unit=unit)):
         assert limit.reached(report)
         assert limit.value(report) == math.inf
@@ -233,7 +236,7 @@ def test_a_risk_outside_all_claims_stops(risk: float, unit: UnitLevel, where: st
 def test_white_space_and_an_unmeasured_risk_pass(risk: float, unit: UnitLevel) -> None:
     answer = generation(("It", 0.2), (" is", 0.1), ("\n\n", risk), ("Dune", 0.3), (".", 0.2))
     first = answer.spans[0].model_copy(update={"risk": None, "risk_source": "source_attention"})
-    report = risk_report(answer.model_copy(update={"spans": [first, *answer.spans[1:]]}))
+    report = RiskReport.of(answer.model_copy(update={"spans": [first, *answer.spans[1:]]}))
     assert not Limit(HIGH, unit=unit).reached(report)
     assert Limit(HIGH, unit=unit).value(report) == 0.3
 
@@ -242,8 +245,8 @@ def test_white_space_and_an_unmeasured_risk_pass(risk: float, unit: UnitLevel) -
 @pytest.mark.parametrize("unit", ["claim", "sentence"])
 def test_the_middleware_stops_a_risk_outside_all_claims(risk: float, unit: UnitLevel) -> None:
     agents = pytest.importorskip("langchain.agents")
-    report = risk_report(generation(("Frank", 0.1), (" Herbert", 0.2), (".", risk)))
-    message = AIMessage("Frank Herbert.", response_metadata={"cocoa_risk": report})
+    report = RiskReport.of(generation(("Frank", 0.1), (" Herbert", 0.2), (".", risk)))
+    message = AIMessage("Frank Herbert.", response_metadata={"cocoa_risk": report.to_dict()})
     model = GenericFakeChatModel(messages=iter([message]))
     agent = agents.create_agent(model, tools=[], middleware=[RiskMiddleware(HIGH, unit=unit, on_risk="abstain")])
     assert agent.invoke({"messages": [("user", "Who?")]})["messages"][-1].text == "I don't know."
@@ -252,8 +255,8 @@ def test_the_middleware_stops_a_risk_outside_all_claims(risk: float, unit: UnitL
 @NOT_FINITE
 def test_the_risk_of_the_answer_as_a_whole_stops(risk: float) -> None:
     answer = generation(("Frank", 0.1)).model_copy(update={"answer_risk": risk, "answer_threshold": 0.5})
-    report = risk_report(answer)
-    json.dumps(report, allow_nan=False)
+    report = RiskReport.of(answer)
+    json.dumps(report.to_dict(), allow_nan=False)
     assert Limit(HIGH, "answer_risk").reached(report)
-    tries = Tries[str](Limit(HIGH, "answer_risk"), "answer_risk")
+    tries = Tries[str](retry_plan(HIGH, measure="answer_risk"))
     assert not tries.add("a", report)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from cocoa_engine import CocoaEngine, ConfigError, PromptError
+from cocoa_engine.report import RiskReport, SpanReport
 from cocoa_integrations._shared.chat_template import (
     ChatTemplateOptions,
     ends_inside_reasoning,
@@ -16,13 +16,13 @@ from cocoa_integrations._shared.chat_template import (
 )
 from cocoa_integrations._shared.edits import EditedText
 from cocoa_integrations._shared.limits import Limit
-from cocoa_integrations._shared.metadata import risk_report
 from cocoa_integrations._shared.reasoning import split_generation
+from cocoa_integrations.chat_service.local import GrowingAnswer
 from cocoa_integrations.tool_calling import Plan, ToolRequest
-from cocoa_integrations.tool_calling.streaming import GrowingAnswer
 from tests.helpers.made_up_answers import generation
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.reasoning_models import HYBRID, OPENS, PLAIN, READS_REASONING, reasoning_engine
+from tests.helpers.reports import risk_report
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
@@ -75,13 +75,13 @@ def test_the_parts_add_up_however_the_text_is_cut(
         seen = []
         for span in whole.spans:
             seen += growing.add(span)
-        rest, reading = growing.finish()
-        seen += rest
+        held, rest, reading = growing.finish()
+        seen += [*held, rest]
         split = plan.split(whole)
         assert ("".join(piece.reasoning for piece in seen), split.reasoning) == (reasoning, reasoning)
         assert ("".join(piece.content for piece in seen), reading.content) == (answer, answer)
-        assert (len(reading.calls), len(reading.valid)) == (calls, calls)
-        assert [(piece.number, piece.part) for piece in seen[:-1]] == [
+        assert [call.error for call in reading.calls] == [None] * calls
+        assert [(piece.entry.span, piece.entry.part) for piece in seen[:-1]] == [
             (number, split.part(number)) for number in range(len(whole.spans))
         ]
         assert all(piece.calls == [] for piece in seen) == (calls == 0)
@@ -111,25 +111,26 @@ def test_a_span_belongs_to_where_its_visible_text_is(thinker: CocoaEngine) -> No
 
 def test_reports_and_limits_count_the_answer(thinker: CocoaEngine) -> None:
     whole = generation(("Well, ", 0.9), ("ok.</think>", 0.7), ("\n\nHel", 0.2), ("lo", 0.4))
-    report = risk_report(whole, split_generation(whole, thinker, inside=True))
-    assert (report["max_risk"], report["mean_risk"]) == (0.4, pytest.approx(0.3))
-    assert report["reasoning"] == {
+    report = split_generation(whole, thinker, inside=True).report(whole)
+    assert (report.max_risk, report.mean_risk) == (0.4, pytest.approx(0.3))
+    assert report.reasoning is not None
+    assert report.reasoning.to_dict() == {
         "max_risk": 0.9,
         "mean_risk": pytest.approx(0.8),
         "risk_points": 0,
         "spans": [0, 1],
         "answer_start": 19,
     }
-    assert [span["part"] for span in report["spans"]] == ["reasoning", "reasoning", "answer", "answer"]
-    assert [span["span"] for span in Limit(0.3).risky(report["spans"])] == [3]
+    assert [span.part for span in report.spans] == ["reasoning", "reasoning", "answer", "answer"]
+    assert [span.span for span, _ in Limit(0.3).risky(report.spans) if isinstance(span, SpanReport)] == [3]
 
-    def marked(threshold: float, text: str, report: dict[str, Any]) -> str:
+    def marked(threshold: float, text: str, report: RiskReport) -> str:
         edited = EditedText.of(text, report)
-        return edited.changed(Limit(threshold).mark_edits(edited.spans(report["spans"]), "[{text}]")).text
+        return edited.changed(Limit(threshold).mark_edits(edited.spans(report.spans), "[{text}]")).text
 
     assert marked(0.2, "Hello", report) == "[Hello]"
     straddles = generation(("Well.</think> Hi", 0.9), ("!", 0.1))
-    straddling = risk_report(straddles, split_generation(straddles, thinker, inside=True))
+    straddling = split_generation(straddles, thinker, inside=True).report(straddles)
     assert marked(0.5, "Hi!", straddling) == "[Hi]!"
     for wrong in ("i!", "Hello", "Well. Hi!"):
         with pytest.raises(ConfigError, match="differs from the text of its spans"):

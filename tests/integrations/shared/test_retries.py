@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cocoa_engine.errors import HallucinationRiskError
-from cocoa_integrations._shared.tries import Measure, OnRisk, Tries, limit_of_tries
+from cocoa_engine.report import RiskReport
+from cocoa_integrations._shared.tries import Measure, OnRisk, Tries
 from cocoa_integrations.langchain import with_citations, with_risk_retry
 from cocoa_integrations.llama_index import RiskCitationQueryEngine, RiskRetryQueryEngine
+from tests.helpers.reports import made_report, retry_plan
 
 ONLY_LANGCHAIN = ("question", "context", "format_documents", "return_documents", "prompt", "chat", "retriever")
 
@@ -45,10 +47,8 @@ def test_citations_have_the_same_options() -> None:
     assert here == [one for one in there if one[0] != "context_lift"]
 
 
-def report(risk: float) -> dict[str, Any]:
-    span = {"text": "It.", "risk": risk, "flagged": False}
-    values = dict.fromkeys(("max_risk", "mean_risk", "answer_risk"), risk)
-    return {**values, "spans": [span], "risk_source": "calibrator", "threshold": 0.5, "answer_threshold": 0.5}
+def report(risk: float) -> RiskReport:
+    return made_report([risk], threshold=0.5, answer_risk=risk, answer_threshold=0.5)
 
 
 @given(
@@ -60,19 +60,19 @@ def report(risk: float) -> dict[str, Any]:
 def test_an_answer_is_refused_if_no_attempt_is_below_the_threshold(
     risks: list[float | None], threshold: float, measure: Any, on_risk: Any
 ) -> None:
-    tries = Tries[int](limit_of_tries(threshold, len(risks), measure), measure)
+    tries = Tries[int](retry_plan(threshold, len(risks), measure, on_risk))
     for number, risk in enumerate(risks):  # without a risk: nothing was retrieved, and no model was asked
         if tries.add(number, None if risk is None else report(risk)):
             break
     answer, _ = tries.best()
     chosen = risks[answer]
     if on_risk == "keep" or (chosen is not None and chosen < threshold):
-        assert tries.gate(on_risk) is None
+        assert tries.gate() is None
     elif on_risk == "raise":
         with pytest.raises(HallucinationRiskError, match="has no report" if chosen is None else "reaches"):
-            tries.gate(on_risk)
+            tries.gate()
     else:
-        gate = tries.gate(on_risk)
+        gate = tries.gate()
         assert gate is not None
-        assert (gate["action"], gate["value"]) == (on_risk, chosen)
+        assert (gate.action, gate.value) == (on_risk, chosen)
         assert not any(risk is not None and risk < threshold for risk in risks)

@@ -35,9 +35,9 @@ from cocoa_engine import ConfigError
 from cocoa_engine.decoding.grammar import json_schema_grammar
 from cocoa_integrations.langchain import ChatCocoa
 from cocoa_integrations.langchain.composed import Composed
-from cocoa_integrations.langchain.tools import tool_request
+from cocoa_integrations.langchain.structured import tool_request
 from cocoa_integrations.llama_index import CocoaLLM
-from cocoa_integrations.llama_index.tools import split_tools
+from cocoa_integrations.llama_index.options import split_tools
 from cocoa_integrations.server.protocol.chat_request import ChatRequest
 from cocoa_integrations.tool_calling import Plan, ToolRequest
 from cocoa_integrations.tool_calling.formats import HERMES

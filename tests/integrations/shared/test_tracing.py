@@ -19,6 +19,7 @@ from llama_index.core.llms import ChatMessage
 from opentelemetry import trace
 
 from cocoa_engine import CocoaEngine
+from cocoa_engine.report import RiskReport
 from cocoa_integrations import tracing
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_risk, get_risk_callback, max_risk
 from cocoa_integrations.llama_index import CocoaLLM as LlamaIndexLLM
@@ -71,13 +72,13 @@ def tracer() -> Tracer:
     return Tracer()
 
 
-def expected_of(*reports: dict[str, Any]) -> dict[str, Any]:
+def expected_of(*reports: RiskReport) -> dict[str, Any]:
     """The attributes of a span under which these answers were given."""
-    risks = [span["risk"] for report in reports for span in report["spans"]]
+    risks = [span.risk or 0.0 for report in reports for span in report.spans]
     return {
         "cocoa.max_risk": max(risks),
         "cocoa.mean_risk": pytest.approx(sum(risks) / len(risks)),
-        "cocoa.risk_points": sum(report["risk_points"] for report in reports),
+        "cocoa.risk_points": sum(report.risk_points for report in reports),
         "cocoa.calibrated": False,
         "cocoa.answers": len(reports),
     }
@@ -235,7 +236,7 @@ def test_a_callback_handler_can_write_to_another_span(chat: ChatCocoa, tracer: T
             self.spans = spans
 
         def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
-            report = get_risk(response.generations[0][0])
+            report = get_risk(response.generations[0][0]).to_dict()
             self.spans[run_id].set_attribute("cocoa.max_risk", report["max_risk"])
 
     run_id = uuid4()
@@ -287,7 +288,7 @@ def test_opentelemetry_is_not_needed(
 def test_the_report_is_in_the_outputs_of_runs(chat: ChatCocoa, text_model: CocoaLLM) -> None:
     """What LangSmith is sent."""
     runs = RunCollectorCallbackHandler()
-    report = get_risk(chat.invoke("a", {"callbacks": [runs]}, risk_metadata="full"))
+    report = get_risk(chat.invoke("a", {"callbacks": [runs]}, risk_metadata="full")).to_dict()
     list(chat.stream("a", {"callbacks": [runs]}))
     text_report = text_model.with_risk().invoke("a", {"callbacks": [runs]})["risk"]
     *chat_runs, text_run = [run.outputs["generations"][0][0] for run in runs.traced_runs if run.outputs]
@@ -301,7 +302,7 @@ def test_the_risk_of_reasoning_does_not_count(tracer: Tracer) -> None:
     thinker = reasoning_engine()
     options = saying(thinker, "Well, well.</think>\n\nHello!")
     chat, llm = ChatCocoa(engine=thinker), LlamaIndexLLM(engine=thinker)
-    expected = get_risk(chat.invoke(PROMPT, **options))
+    expected = get_risk(chat.invoke(PROMPT, **options)).to_dict()
     of_all = [span["risk"] for span in expected["spans"]]
     assert expected["mean_risk"] != pytest.approx(sum(of_all) / len(of_all), rel=1e-3)
     with tracer.span("invoked"):

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cocoa_integrations._shared.reasoning import ReasoningSplitter
+from cocoa_integrations.chat_service.local import GrowingAnswer
 from cocoa_integrations.tool_calling.formats import HERMES, LLAMA, MISTRAL, CallFormat
 from cocoa_integrations.tool_calling.reading import Reading, read
-from cocoa_integrations.tool_calling.streaming import GrowingAnswer
 
 NAMES = ("weather", "add")
 WEATHER = '{"name": "weather", "arguments": {"city": "Lyon", "days": 3}}'
@@ -156,12 +156,14 @@ def streamed(style: CallFormat, parts: list[str], *, several: bool = True) -> li
         return read(text, style, NAMES, several=several, done=done, start=start)
 
     splitter = ReasoningSplitter(SimpleNamespace(tokenizer=None))  # type: ignore[arg-type]
-    growing = GrowingAnswer(SimpleNamespace(splitter=lambda: splitter, read=reading))  # type: ignore[arg-type]
+    plan: Any = SimpleNamespace(splitter=lambda: splitter, read=reading)
+    growing = GrowingAnswer(plan, entry_of=lambda *_: None)
     pieces, end = [], 0
     for part in parts:
         end += len(part)
         pieces += growing.add(SimpleNamespace(text=part, token_ids=[], start=end - len(part), end=end))  # type: ignore[arg-type]
-    pieces += growing.finish()[0]
+    held, rest, _ = growing.finish()
+    pieces += [*held, rest]
     calls: list[list[Any]] = []
     for delta in (delta for piece in pieces for delta in piece.calls):
         if delta.number == len(calls):

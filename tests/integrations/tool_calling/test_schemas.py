@@ -58,24 +58,18 @@ def url(tiny: CocoaEngine) -> Any:
 
 @pytest.fixture(params=["here", "remote"])
 def chat(request: pytest.FixtureRequest, tiny: CocoaEngine, url: str) -> Any:
-    from cocoa_integrations.langchain import ChatCocoa, ChatCocoaRemote
+    from cocoa_integrations.langchain import ChatCocoa
 
-    return (
-        ChatCocoa(engine=tiny, max_tokens=80)
-        if request.param == "here"
-        else ChatCocoaRemote(base_url=url, max_tokens=80)
-    )
+    place: dict[str, Any] = {"engine": tiny} if request.param == "here" else {"base_url": url}
+    return ChatCocoa(**place, max_tokens=80)
 
 
 @pytest.fixture(params=["here", "remote"])
 def llm(request: pytest.FixtureRequest, tiny: CocoaEngine, url: str) -> Any:
-    from cocoa_integrations.llama_index import CocoaLLM, CocoaRemote
+    from cocoa_integrations.llama_index import CocoaLLM
 
-    return (
-        CocoaLLM(engine=tiny, max_new_tokens=80)
-        if request.param == "here"
-        else CocoaRemote(api_base=url, max_tokens=80)
-    )
+    place: dict[str, Any] = {"engine": tiny} if request.param == "here" else {"base_url": url}
+    return CocoaLLM(**place, max_tokens=80)
 
 
 def json_format(schema: dict[str, Any]) -> dict[str, Any]:

@@ -11,9 +11,10 @@ from cocoa_engine.arguments import ResultModel
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.branch import DecidedSpan, passage_means
 from cocoa_engine.decoding.request import capture_spec
+from cocoa_engine.engine import CocoaEngine
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.execution.backends.shared_cache import SharedCache
-from cocoa_engine.execution.session import Session, SessionOwner
+from cocoa_engine.execution.session import Session
 from cocoa_engine.model.detokenizer import Detokenizer
 from cocoa_engine.model.prompts import Prompt, Source, passage_positions, prompt_ids, require_fits, text_ids
 from cocoa_engine.results import Generation
@@ -45,7 +46,7 @@ class ContextLift(ResultModel):
 
 
 def context_lift(
-    engine: SessionOwner,
+    engine: CocoaEngine,
     generation: Generation,
     without_context: str | Sequence[int],
     *,
@@ -83,7 +84,7 @@ def context_lift(
 
 
 def context_lift_of_text(
-    engine: SessionOwner,
+    engine: CocoaEngine,
     spans: Sequence[str],
     with_context: str | Sequence[int],
     without_context: str | Sequence[int],
@@ -153,9 +154,7 @@ def _cut(session: Session, spans: Sequence[str], prompt: Prompt) -> list[list[in
     return cut
 
 
-def passage_attention(
-    engine: SessionOwner, generation: Generation, prompt: Prompt, source: Source
-) -> list[list[float]]:
+def passage_attention(engine: CocoaEngine, generation: Generation, prompt: Prompt, source: Source) -> list[list[float]]:
     """The attention of every span of an answer on each passage of its prompt, by feeding the answer again.
 
     What the prefix cache has of the prompt is not fed again. ``engine.generate(..., source=...)`` measures the same

@@ -1,0 +1,231 @@
+"""What a server sends, with the types of all values that are read checked. Other keys are allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from json import JSONDecodeError
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from cocoa_engine import Usage
+from cocoa_engine.errors import DataError
+from cocoa_engine.messages import explain
+from cocoa_engine.report import RiskReport, SpanReport
+
+Kind = TypeVar("Kind", bound=BaseModel)
+
+_ALWAYS = ("text", "con_mlds", "f_mlds", "score", "flagged", "source_attention", "reaches_max_risk")
+"""What a server writes of every span, and compact reports leave out."""
+
+_FOREIGN = "the server's answer is not one of `cocoa serve`, or of another version"
+
+
+def _complete(entries: list[SpanReport]) -> list[SpanReport]:
+    for number, entry in enumerate(entries):
+        for name in (*_ALWAYS, *(("chosen",) if entry.rivals else ())):
+            if name not in entry.model_fields_set:
+                raise ValueError(f"span {number} lacks {name}")
+    return entries
+
+
+def _complete_report(report: RiskReport) -> RiskReport:
+    _complete(report.spans)
+    return report
+
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Spans = Annotated[list[SpanReport], AfterValidator(_complete)]
+Report = Annotated[RiskReport, AfterValidator(_complete_report)]
+
+
+class _Sent(BaseModel):
+    model_config = ConfigDict(protected_namespaces=())
+
+
+class Function(_Sent):
+    """The name and the arguments of a call, or new parts of them."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class SentCall(_Sent):
+    """A tool call, or a new part of one. Only its first part has an id."""
+
+    index: Annotated[int, Field(ge=0, lt=10_000)] | None = None
+    id: str | None = None
+    function: Function = Function()
+
+
+class Message(_Sent):
+    """The message of an answer, or what a chunk adds to it."""
+
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[SentCall] | None = None
+    cocoa_spans: Spans | None = None
+    cocoa_risk: Report | None = None
+
+
+class LikelyToken(_Sent):
+    """A token with its log-probability."""
+
+    token: str
+    logprob: float
+    bytes: list[Annotated[int, Field(ge=0, lt=256)]] | None
+
+
+class Token(LikelyToken):
+    """A token of the answer, and the most probable tokens at its position."""
+
+    top_logprobs: list[LikelyToken]
+
+
+class LogProbs(_Sent):
+    """The tokens of an answer: ``content`` of a chat, and the other lists of a completion."""
+
+    content: list[Token] | None = None
+    tokens: list[str] = []
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float] | None] = []
+    text_offset: list[Count] = []
+
+
+class Choice(_Sent):
+    """An answer, or what a chunk adds to it."""
+
+    message: Message | None = None
+    delta: Message | None = None
+    text: str | None = None
+    logprobs: LogProbs | None = None
+    finish_reason: str | None = None
+    cocoa_spans: Spans | None = None
+    cocoa_risk: Report | None = None
+
+    @property
+    def added(self) -> Message:
+        """The message or the delta. The text of a completion is its content."""
+        of_text = Message.model_construct(content=self.text, cocoa_spans=self.cocoa_spans, cocoa_risk=self.cocoa_risk)
+        return self.message or self.delta or of_text
+
+    def tokens(self, top: int) -> list[dict[str, Any]]:
+        """The entries of the tokens as a chat has them, with the ``top`` most probable ones at each position.
+
+        Special tokens, which are not part of the text, are left out.
+        """
+        listed = self.logprobs
+        if listed is None or listed.content is not None:
+            return [] if listed is None else [token.model_dump() for token in listed.content or ()]
+        ends = [*listed.text_offset[1:], listed.text_offset[0] + len(self.text or "")] if listed.text_offset else []
+        lists = (listed.tokens, listed.token_logprobs, listed.top_logprobs, listed.text_offset, ends)
+        return [
+            {**_likely(token, log_prob), "top_logprobs": [_likely(*each) for each in _ranked(rivals or {})[:top]]}
+            for token, log_prob, rivals, start, end in zip(*lists, strict=False)
+            if log_prob is not None and (not token or end > start)
+        ]
+
+
+class PromptDetails(_Sent):
+    """What the prompt tokens are."""
+
+    cached_tokens: Count | None = None
+
+
+class CompletionDetails(_Sent):
+    """What the new tokens are."""
+
+    reasoning_tokens: Count | None = None
+
+
+class SentUsage(_Sent):
+    """The token counts of an answer."""
+
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
+    prompt_tokens_details: PromptDetails | None = None
+    completion_tokens_details: CompletionDetails | None = None
+
+
+class Response(_Sent):
+    """An answer, or a chunk of one."""
+
+    model: str | None = None
+    choices: list[Choice]
+    usage: SentUsage | None = None
+
+
+class Whole(Response):
+    """An answer in one piece."""
+
+    choices: Annotated[list[Choice], Field(min_length=1)]
+
+
+class _Model(_Sent):
+    id: str
+    max_model_len: Annotated[int, Field(gt=0, lt=2**63)] | None = None
+
+
+class Models(_Sent):
+    """The models that a server has."""
+
+    data: Annotated[list[_Model], Field(min_length=1)]
+
+
+def received(sent: Any, kind: type[Kind]) -> Kind:
+    """What a server sent.
+
+    Args:
+        sent: the parsed JSON.
+        kind: what it should be.
+
+    Raises:
+        DataError: a field has a wrong type or is missing.
+    """
+    try:
+        return kind.model_validate(sent, strict=True)
+    except ValidationError as error:
+        raise DataError(f"{_FOREIGN}: {explain(error)}") from None
+
+
+@contextmanager
+def clear_errors() -> Iterator[None]:
+    """Raise one error for everything that is no JSON.
+
+    Raises:
+        DataError: instead of the errors of parsers.
+    """
+    try:
+        yield
+    except (JSONDecodeError, UnicodeDecodeError, RecursionError):
+        raise DataError("the server's answer is no JSON") from None
+
+
+def read_report(sent: RiskReport) -> RiskReport:
+    """The report of a server as a model in this process has it."""
+    spans = [span.without("index") for span in sent.spans]
+    return sent.without("finish_reason", "verdict").with_values(spans=spans)
+
+
+def usage_of(sent: SentUsage | None, report: RiskReport | None) -> tuple[Usage, int | None]:
+    """The token counts, and that of the reasoning if there is any."""
+    sent = sent or SentUsage()
+    cached = None if sent.prompt_tokens_details is None else sent.prompt_tokens_details.cached_tokens
+    details = sent.completion_tokens_details
+    usage = Usage(
+        prompt_tokens=sent.prompt_tokens or 0,
+        completion_tokens=sent.completion_tokens or 0,
+        risk_points=0 if report is None else sum(span.kind == "risk_point" for span in report.spans),
+        cached_tokens=cached or 0,
+    )
+    reasons = report is not None and report.reasoning is not None
+    return usage, details.reasoning_tokens if reasons and details is not None else None
+
+
+def _ranked(log_probs: Mapping[str, float]) -> list[tuple[str, float]]:
+    return sorted(log_probs.items(), key=lambda each: -each[1])
+
+
+def _likely(token: str, log_prob: float) -> dict[str, Any]:
+    return {"token": token, "logprob": log_prob, "bytes": list(token.encode(errors="replace"))}

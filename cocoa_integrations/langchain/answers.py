@@ -1,0 +1,426 @@
+"""Answers of the models: reading their risk, changing their text, and how much of the risk they carry.
+
+Callbacks, traces and caches always receive the full metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any, NoReturn, TypeVar
+
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.output_parsers import BaseTransformOutputParser
+from langchain_core.outputs import ChatGeneration, Generation, LLMResult
+from langchain_core.runnables.utils import AddableDict
+
+from cocoa_engine import Generation as EngineGeneration
+from cocoa_engine import UnitLevel
+from cocoa_engine.errors import ConfigError
+from cocoa_engine.report import RISK_KEY, SPANS_KEY, Detail, Metric, RiskReport, SpanReport, ValueReport
+from cocoa_integrations._shared.citations import CITATIONS_KEY, Citation
+from cocoa_integrations._shared.edits import Change, replacement
+from cocoa_integrations._shared.limits import highest, require_known
+from cocoa_integrations.langchain.messages import reasoning_of
+from cocoa_integrations.tool_calling import fields_of_report
+
+Answer = BaseMessage | Generation | EngineGeneration | Mapping[str, Any]
+"""A message of ``ChatCocoa`` (or the sum of its streamed chunks), a generation of ``CocoaLLM``, a
+``cocoa_engine.Generation``, or the ``{"text": ..., "risk": ...}`` of ``CocoaLLM.with_risk()`` and
+``RiskOutputParser``."""
+
+Message = TypeVar("Message", bound=AIMessage)
+
+
+def get_risk(answer: Answer) -> RiskReport:
+    """The risk report of a complete answer. In a chain use ``RunnableLambda(get_risk)``.
+
+    The spans of a compact report are completed with what can be derived; ``score`` and ``chosen`` of spans and the list
+    of all ``claims`` are only in a full report. (In scripts without spaces, claims end where tokens end; a compact
+    report has no tokens.) See ``risk_metadata`` of the models.
+
+    Args:
+        answer: see :data:`Answer`.
+
+    Raises:
+        ConfigError: the answer has no report, because it is plain text, is from another model, or was interrupted.
+        DataError: the metadata of the answer holds something else than a report.
+    """
+    report = find_risk(answer)
+    if report is not None:
+        return report
+    name = type(answer).__name__
+    if isinstance(answer, (BaseMessage, Generation, Mapping)) and get_spans(answer):
+        raise ConfigError(
+            f"this {name} is a chunk of an answer, or an interrupted answer, and only a complete answer has a risk "
+            "report; add all chunks of the stream, or read the available spans with get_spans()"
+        )
+    raise ConfigError(
+        f"this {name} has no risk report; take it from ChatCocoa's message before it is parsed into text, from "
+        "CocoaLLM.with_risk(), or collect it with get_risk_callback(); with risk_metadata='none' answers have none"
+    )
+
+
+def find_risk(answer: Any) -> RiskReport | None:
+    """The risk report of an answer, or ``None``.
+
+    Raises:
+        DataError: the metadata of the answer holds something else than a report.
+    """
+    if isinstance(answer, ChatGeneration):
+        answer = answer.message
+    if isinstance(answer, EngineGeneration):
+        return RiskReport.of(answer)
+    if isinstance(answer, Mapping):
+        report = answer.get("risk")
+        return RiskReport.from_wire(report) if isinstance(report, dict) and "spans" in report else None
+    if not isinstance(answer, (BaseMessage, Generation)):
+        return None
+    report = _metadata_of(answer).get(RISK_KEY)
+    return None if report is None else RiskReport.from_wire(report).expanded(*_texts_of(answer))
+
+
+def get_spans(answer: Answer) -> list[SpanReport]:
+    """The spans of a streamed chunk or of an answer, which may be interrupted; empty if it has none."""
+    if isinstance(answer, ChatGeneration):
+        answer = answer.message
+    if isinstance(answer, (EngineGeneration, Mapping)):
+        report = find_risk(answer)
+        return [] if report is None else report.spans
+    holder = answer.additional_kwargs if isinstance(answer, BaseMessage) else answer.generation_info or {}
+    if spans := holder.get(SPANS_KEY):
+        return [SpanReport.from_wire(span) for span in spans]
+    report = find_risk(answer)
+    # the spans of a full report are listed beside it, by chunk
+    return report.spans if report is not None and report.is_compact else []
+
+
+def max_risk(answer: Answer, metric: Metric = "risk", *, unit: UnitLevel = "span") -> float:
+    """The highest value of any span, claim or sentence of a complete answer, for conditions such as those of
+    ``RunnableBranch``.
+
+    Spans that contain only whitespace do not count. They do count in ``max_risk`` of the report.
+
+    Args:
+        answer: see :data:`Answer`.
+        metric: ``risk`` (``risk_source`` of the report says what it is), ``con_mlds``, ``f_mlds``, or
+            ``self_information`` (-log p of the span, in nats).
+        unit: ``span``; ``claim``, which leaves out punctuation and function words; or ``sentence``, whose value is the
+            mean of its three riskiest claims.
+
+    Raises:
+        ConfigError: the answer has no report, or the metric or the unit is unknown.
+    """
+    require_known("metric", metric, Metric)
+    require_known("unit", unit, UnitLevel)
+    return highest(get_risk(answer).spans, metric, unit)
+
+
+def argument_risks(message: BaseMessage) -> dict[str, dict[str, ValueReport]]:
+    """The risk of each argument of each tool call of an answer.
+
+    Returns:
+        By the id of the call, then by the name of the argument: ``risk`` (the highest of its spans; see ``calibrated``
+        of the report), ``con_mlds`` and ``f_mlds`` (means over its spans), ``log_prob`` (of its tokens), ``start`` and
+        ``end`` (in the generated text) and the numbers of its ``spans``. The values inside an argument follow by their
+        paths, such as ``$.people[0].age``. For an answer in JSON see :func:`field_risks`.
+
+    Raises:
+        ConfigError: the answer has no report, as for :func:`get_risk`.
+    """
+    return {call.id: call.arguments for call in get_risk(message).tool_calls}
+
+
+def field_risks(message: BaseMessage) -> dict[str, ValueReport]:
+    """The risk of each field of a structured answer, such as ``raw`` of ``with_structured_output(include_raw=True)``.
+
+    Works for every method: for an answer in JSON, and for one that is a tool call. Of several calls it is the first.
+
+    Returns:
+        By JSON path (``$.person.age``, ``$.items[0].name``, ``$['other name']``), in the order of the answer: the same
+        values as in :func:`argument_risks`. Objects and lists have an entry, and so has every value in them. Empty for
+        an answer without structure.
+
+    Raises:
+        ConfigError: the answer has no report, as for :func:`get_risk`.
+    """
+    return fields_of_report(get_risk(message))
+
+
+def require_message(answer: Any, name: str) -> AIMessage:
+    """The answer of the chat of a chain.
+
+    Args:
+        answer: the answer.
+        name: the function that made the chain.
+
+    Raises:
+        ConfigError: it is no message.
+    """
+    if not isinstance(answer, AIMessage):
+        raise ConfigError(
+            f"{name} needs a chat that returns messages, and this one returns a {type(answer).__name__}; put a parser "
+            f"after the chain, as in {name}(...) | parser, and bind a schema with chat.bind(response_format=...) "
+            "instead of with_structured_output()"
+        )
+    return answer
+
+
+class RiskOutputParser(BaseTransformOutputParser[dict[str, Any]]):
+    """Parses an answer of ``ChatCocoa`` into ``{"text": ..., "risk": ...}`` with the dict of its report.
+
+    In a stream, each chunk is passed on immediately as ``{"text": ...}``; the last one also has ``"risk"``. The sum of
+    the chunks is the parsed answer. ``CocoaLLM`` returns only text: use ``CocoaLLM.with_risk()``.
+
+    Example:
+        >>> chain = prompt | ChatCocoa() | RiskOutputParser()
+        >>> chain.invoke({"question": "Who wrote Dune?"})["risk"]["max_risk"]
+
+    Raises:
+        ConfigError: the answer has no report, or was interrupted.
+    """
+
+    def parse(self, text: str) -> NoReturn:
+        """Refuse plain text, which has no risk report.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError("plain text has no risk report; parse a message of ChatCocoa, or use CocoaLLM.with_risk()")
+
+    def parse_result(self, result: list[Generation], *, partial: bool = False) -> dict[str, Any]:
+        """Text and report of an answer. A partial answer may have no report yet."""
+        [answer] = result
+        report = find_risk(answer) if partial else get_risk(answer)
+        return dict(text_and_risk(answer.text, report))
+
+    def _transform(self, input: Iterator[str | BaseMessage]) -> Iterator[dict[str, Any]]:
+        chunks = _Chunks(self)
+        for chunk in input:
+            yield chunks.parsed(chunk)
+        chunks.end()
+
+    async def _atransform(self, input: AsyncIterator[str | BaseMessage]) -> AsyncIterator[dict[str, Any]]:
+        chunks = _Chunks(self)
+        async for chunk in input:
+            yield chunks.parsed(chunk)
+        chunks.end()
+
+    @property
+    def _type(self) -> str:
+        return "cocoa_risk"
+
+
+def text_and_risk(text: str, report: RiskReport | None = None) -> AddableDict:
+    """Text and report as a dict whose chunks can be added. Without a report, only the text."""
+    return AddableDict(text=text) if report is None else AddableDict(text=text, risk=report.to_dict())
+
+
+class _Chunks:
+    """Parses the chunks of one stream."""
+
+    def __init__(self, parser: RiskOutputParser) -> None:
+        self._parser = parser
+        self._last: BaseMessage | None = None
+        self._reported = False
+        self._text = self._reasoning = ""
+
+    def parsed(self, chunk: str | BaseMessage) -> AddableDict:
+        if isinstance(chunk, str):
+            self._parser.parse(chunk)
+        self._last = chunk
+        text, reasoning = _texts_of(chunk)  # a compact report leaves out the texts of the whole answer
+        self._text, self._reasoning = self._text + text, self._reasoning + reasoning
+        wire = chunk.response_metadata.get(RISK_KEY)
+        report = None if wire is None else RiskReport.from_wire(wire).expanded(self._text, self._reasoning)
+        self._reported |= report is not None
+        return text_and_risk(chunk.text, report)
+
+    def end(self) -> None:
+        if not self._reported and self._last is not None:
+            get_risk(self._last)  # raises an error that explains what is missing
+
+
+def calls_tools(answer: Any) -> bool:
+    """Whether an answer, or a chunk of one, has tool calls."""
+    message = answer.message if isinstance(answer, ChatGeneration) else answer
+    if isinstance(message, AIMessageChunk) and message.tool_call_chunks:
+        return True
+    return isinstance(message, AIMessage) and bool(message.tool_calls or message.invalid_tool_calls)
+
+
+def text_of(answer: Any) -> str:
+    """The text of an answer."""
+    return answer["text"] if isinstance(answer, Mapping) else answer.text
+
+
+def with_text(answer: Any, text: str) -> Any:
+    """A copy with a different text."""
+    if isinstance(answer, ChatGeneration):
+        return type(answer)(message=with_text(answer.message, text), generation_info=answer.generation_info)
+    if isinstance(answer, Generation):
+        return answer.model_copy(update={"text": text})
+    if isinstance(answer, Mapping):
+        return {**answer, "text": text}
+    if isinstance(answer.content, str):
+        return answer.model_copy(update={"content": text})
+    first = next((block for block in answer.content if _is_text(block) and isinstance(block, dict)), {"type": "text"})
+    others = [block for block in answer.content if not _is_text(block)]
+    reasoning = [block for block in others if _is_reasoning(block)]
+    rest = [block for block in others if not _is_reasoning(block)]
+    return answer.model_copy(update={"content": [*reasoning, {**first, "text": text}, *rest]})
+
+
+def _is_text(block: Any) -> bool:
+    return isinstance(block, str) or block.get("type") == "text"
+
+
+def _is_reasoning(block: Any) -> bool:
+    return isinstance(block, dict) and block.get("type") == "reasoning"
+
+
+def without_tool_calls(answer: Any) -> Any:
+    """A copy without tool calls."""
+    if isinstance(answer, ChatGeneration):
+        return type(answer)(message=without_tool_calls(answer.message), generation_info=answer.generation_info)
+    if not isinstance(answer, AIMessage) or not calls_tools(answer):
+        return answer
+    content = answer.content
+    if not isinstance(content, str):
+        content = [block for block in content if _is_text(block) or _is_reasoning(block)]
+    calls: dict[str, list[Any]] = {"tool_calls": [], "invalid_tool_calls": []}
+    if isinstance(answer, AIMessageChunk):
+        calls["tool_call_chunks"] = []
+    return answer.model_copy(update={"content": content, **calls})
+
+
+def with_report(answer: Any, report: RiskReport, change: Change | None = None) -> Any:
+    """A copy with a different report, in the detail that the report has.
+
+    Args:
+        answer: the answer, whose text is that of the report.
+        report: the report.
+        change: what moved the offsets in it. The spans and citations of the answer are moved, too.
+    """
+    if isinstance(answer, ChatGeneration):
+        message = with_report(answer.message, report, change)
+        return type(answer)(message=message, generation_info=answer.generation_info)
+    if isinstance(answer, Mapping):
+        return {**answer, "risk": report.to_dict()}
+    stored = report.compact(*_texts_of(answer)) if report.is_compact else report
+    metadata = _moved({**_metadata_of(answer), RISK_KEY: stored.to_dict()}, change, report.begin)
+    if isinstance(answer, Generation):
+        return answer.model_copy(update={"generation_info": metadata})
+    kwargs = _moved(answer.additional_kwargs, change, report.begin)
+    return answer.model_copy(update={"response_metadata": metadata, "additional_kwargs": kwargs})
+
+
+def _moved(values: dict[str, Any], change: Change | None, begin: int) -> dict[str, Any]:
+    """Metadata with the offsets of spans and citations moved. Those of citations count from the text that is shown."""
+    if change is None:
+        return values
+    values = dict(values)
+    if SPANS_KEY in values:
+        spans = [SpanReport.from_wire(span) for span in values[SPANS_KEY]]
+        values[SPANS_KEY] = [span.to_dict() for span in change.moved(spans)]
+    if CITATIONS_KEY in values:
+        citations = [Citation.from_wire(citation) for citation in values[CITATIONS_KEY]]
+        values[CITATIONS_KEY] = [citation.to_dict() for citation in change.moved(citations, begin)]
+    return values
+
+
+def with_change(answer: Any, change: Change) -> Any:
+    """A copy with a changed text. All offsets in its metadata follow the change."""
+    return with_report(with_text(answer, change.text), change.of_report(get_risk(answer)), change)
+
+
+def replaced(answer: Any, text: str) -> Any:
+    """A copy with another text in place of the answer."""
+    return with_change(answer, replacement(get_risk(answer), text))
+
+
+def with_spans(message: AIMessage, report: RiskReport, spans: list[SpanReport]) -> AIMessage:
+    """A copy of a message with other spans, in the detail that its report has."""
+    message = with_report(message, report.with_values(spans=spans))
+    if not report.is_compact:
+        update = {**message.additional_kwargs, SPANS_KEY: [span.to_dict() for span in spans]}
+        message = message.model_copy(update={"additional_kwargs": update})
+    return message
+
+
+def _metadata_of(answer: BaseMessage | Generation) -> dict[str, Any]:
+    return answer.response_metadata if isinstance(answer, BaseMessage) else answer.generation_info or {}
+
+
+def _texts_of(answer: BaseMessage | Generation) -> tuple[str, str]:
+    """The text of an answer, and that of its reasoning."""
+    return answer.text, reasoning_of(answer) if isinstance(answer, BaseMessage) else ""
+
+
+def reduced_result(result: LLMResult, detail: Detail, *, logprobs: bool) -> LLMResult:
+    """A result whose answers have the given detail. The given result is not changed: callbacks keep it.
+
+    Args:
+        result: the result with full metadata.
+        detail: the level of detail.
+        logprobs: whether the answers keep their log-probabilities, which belong to the full metadata otherwise.
+    """
+    if detail == "full":
+        return result
+    generations = [[_reduced(answer, detail, logprobs) for answer in answers] for answers in result.generations]
+    return result.model_copy(update={"generations": generations})
+
+
+def _reduced(answer: Any, detail: Detail, logprobs: bool) -> Any:
+    if isinstance(answer, ChatGeneration) and isinstance(answer.message, AIMessage):
+        message = reduced_message(answer.message, detail, logprobs=logprobs)
+        return type(answer)(message=message, generation_info=answer.generation_info)
+    if isinstance(answer, Generation) and not isinstance(answer, ChatGeneration):
+        info = _reduced_metadata(answer.generation_info or {}, detail, logprobs, answer.text)
+        return answer.model_copy(update={"generation_info": info})
+    return answer
+
+
+def reduced_message(
+    message: Message, detail: Detail, *, logprobs: bool, texts: tuple[str, str] | None = None
+) -> Message:
+    """A message with the given detail; see :func:`reduced_result`.
+
+    Args:
+        message: the message, or a chunk.
+        detail: the level of detail.
+        logprobs: whether it keeps its log-probabilities.
+        texts: the text and the reasoning of the whole answer, if the message is a chunk.
+    """
+    kwargs = {key: value for key, value in message.additional_kwargs.items() if key != SPANS_KEY}
+    metadata = _reduced_metadata(message.response_metadata, detail, logprobs, *(texts or _texts_of(message)))
+    return message.model_copy(update={"additional_kwargs": kwargs, "response_metadata": metadata})
+
+
+def _reduced_metadata(
+    metadata: dict[str, Any], detail: Detail, logprobs: bool, text: str, reasoning: str = ""
+) -> dict[str, Any]:
+    left_out = {SPANS_KEY, *([] if logprobs else ["logprobs"]), *([RISK_KEY] if detail == "none" else [])}
+    reduced = {key: value for key, value in metadata.items() if key not in left_out}
+    if RISK_KEY in reduced:
+        reduced[RISK_KEY] = RiskReport.from_wire(reduced[RISK_KEY]).compact(text, reasoning).to_dict()
+    return reduced
+
+
+class ReducedStream:
+    """Reduces the chunks of one stream. A compact stream has its report in the last chunk, and no spans before.
+
+    Args:
+        detail: the level of detail.
+        logprobs: whether the last chunk keeps the log-probabilities.
+    """
+
+    def __init__(self, detail: Detail, *, logprobs: bool) -> None:
+        self._detail = detail
+        self._logprobs = logprobs
+        self._text = self._reasoning = ""
+
+    def next(self, chunk: AIMessageChunk) -> AIMessageChunk:
+        """The next chunk with the detail of the stream."""
+        text, reasoning = _texts_of(chunk)
+        self._text, self._reasoning = self._text + text, self._reasoning + reasoning
+        return reduced_message(chunk, self._detail, logprobs=self._logprobs, texts=(self._text, self._reasoning))

@@ -1,0 +1,392 @@
+"""Query and chat engines whose responses have the risk of their answers, and the sources of their parts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from llama_index.core.base.base_query_engine import BaseQueryEngine
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.base.response.schema import (
+    RESPONSE_TYPE,
+    AsyncStreamingResponse,
+    PydanticResponse,
+    Response,
+    StreamingResponse,
+)
+from llama_index.core.chat_engine.types import (
+    AGENT_CHAT_RESPONSE_TYPE,
+    BaseChatEngine,
+    StreamingAgentChatResponse,
+)
+from llama_index.core.prompts.mixin import PromptMixin, PromptMixinType
+from llama_index.core.response_synthesizers import Accumulate, BaseSynthesizer, ResponseMode
+from llama_index.core.response_synthesizers.compact_and_accumulate import CompactAndAccumulate
+from llama_index.core.response_synthesizers.context_only import ContextOnly
+from llama_index.core.response_synthesizers.no_text import NoText
+from llama_index.core.schema import NodeWithScore, QueryBundle
+
+from cocoa_engine import ConfigError
+from cocoa_engine.report import RISK_KEY, RiskReport
+from cocoa_integrations._shared.citations import CITATIONS_KEY, Citation, CitedBy, citing, with_markers
+from cocoa_integrations._shared.edits import EditedText
+from cocoa_integrations.llama_index.answers import REPORTS_KEY, Answers
+from cocoa_integrations.llama_index.retrieved import add_nodes
+
+_INNER = ("query_engine", "inner")
+"""The names under which engines list the engine whose response they return."""
+
+
+class RiskQueryEngine(BaseQueryEngine):
+    """Wraps a query engine whose LLM is a :class:`CocoaLLM` and adds the risk of the answer to the response::
+
+        engine = RiskQueryEngine(index.as_query_engine(llm=llm))
+        response = engine.query("Who built the lighthouse?")
+        response.metadata["cocoa_risk"]["max_risk"]
+
+    ``metadata["cocoa_risk"]`` is the report of the answers that the response shows. Its spans have offsets in the text
+    of the response. A response that joins several answers (``response_mode="accumulate"``) has the spans of all of
+    them, and ``parts`` in its report names the stretch of the text that each answer of ``cocoa_reports`` wrote.
+    ``metadata["cocoa_reports"]`` has the report of every LLM call of the query in order of completion, also of those
+    whose answer is not shown (refine, tree_summarize, a rewritten question). Sources and other metadata do not change.
+    The report of a streamed response is available when the stream has been read to its end. Until then ``cocoa_risk``
+    is ``None``, or the report of a :class:`RiskRetryQueryEngine` inside. It stays ``None``, with a
+    :class:`MissingRiskWarning`, if no CocoaLLM answered, or if LlamaIndex does not tell which answer wrote the text,
+    because an output parser or an engine changed it. The reports are in ``cocoa_reports`` then.
+
+    The nodes whose text is in the prompt as it is are the sources of the answer: each of its spans has
+    ``passage_attention``, the attention on each of ``source_nodes`` (``None`` for those that were not in the prompt).
+
+    Make it the outermost engine: a response that is used as a node adds its metadata to the next prompt.
+
+    Args:
+        inner: the query engine.
+        context_lift: also measure how much the retrieved nodes changed each span, by feeding the answer again after its
+            prompt without their texts. The entries of ``cocoa_risk["spans"]`` then have ``context_lift`` (of log p, in
+            nats; near 0: not taken from the nodes), ``con_mlds_lift`` and ``f_mlds_lift``. The prompt of a refined
+            answer contains the last nodes only. Costs one forward pass, or two if logits processors were used.
+
+    Raises:
+        ConfigError: ``inner`` is not a query engine; its ``response_mode`` calls no LLM (``no_text``,
+            ``context_only``); or it accumulates answers with streaming or an ``output_cls``.
+    """
+
+    def __init__(self, inner: BaseQueryEngine, *, context_lift: bool = False) -> None:
+        if not isinstance(inner, BaseQueryEngine):
+            raise ConfigError(
+                f"RiskQueryEngine wraps a query engine, not a {type(inner).__name__}; for a chat engine use "
+                "RiskChatEngine, for an index its as_query_engine(llm=...)."
+            )
+        require_reportable(inner)
+        super().__init__(inner.callback_manager)
+        self._inner = inner
+        self._context_lift = context_lift
+
+    def retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        """The nodes that the inner engine retrieves."""
+        return self._inner.retrieve(query_bundle)
+
+    def synthesize(
+        self,
+        query_bundle: QueryBundle,
+        nodes: list[NodeWithScore],
+        additional_source_nodes: Sequence[NodeWithScore] | None = None,
+    ) -> RESPONSE_TYPE:
+        """The response of the inner engine to given nodes, with its risk."""
+        answers = self._collector()
+        with answers:
+            add_nodes(nodes)
+            response = self._inner.synthesize(query_bundle, nodes, additional_source_nodes)
+        return self._reported(response, answers)
+
+    async def asynthesize(
+        self,
+        query_bundle: QueryBundle,
+        nodes: list[NodeWithScore],
+        additional_source_nodes: Sequence[NodeWithScore] | None = None,
+    ) -> RESPONSE_TYPE:
+        """Like :meth:`synthesize`, asynchronously."""
+        answers = self._collector()
+        with answers:
+            add_nodes(nodes)
+            response = await self._inner.asynthesize(query_bundle, nodes, additional_source_nodes)
+        return await self._areported(response, answers)
+
+    def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
+        answers = self._collector()
+        with answers:
+            response = self._inner.query(query_bundle)
+        return self._reported(response, answers)
+
+    async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
+        answers = self._collector()
+        with answers:
+            response = await self._inner.aquery(query_bundle)
+        return await self._areported(response, answers)
+
+    def _collector(self) -> Answers:
+        return Answers(lift=self._context_lift)
+
+    def _get_prompt_modules(self) -> PromptMixinType:
+        return {"inner": self._inner}
+
+    def _reported(self, response: RESPONSE_TYPE, answers: Answers) -> RESPONSE_TYPE:
+        streamed = _streamed(response, answers)
+        if streamed is not None:
+            return streamed
+        metadata, is_object = dict(response.metadata or {}), isinstance(response, PydanticResponse)
+        answers.write(metadata, str(response), response.source_nodes, is_object=is_object)
+        return replace(response, metadata=metadata)
+
+    async def _areported(self, response: RESPONSE_TYPE, answers: Answers) -> RESPONSE_TYPE:
+        return await asyncio.to_thread(self._reported, response, answers)  # lifts and citations feed the answer again
+
+
+class RiskCitationQueryEngine(RiskQueryEngine):
+    """A :class:`RiskQueryEngine` that also cites the source of each part of the answer, by measurement::
+
+        engine = RiskCitationQueryEngine(index.as_query_engine(llm=llm))
+        response = engine.query("Who built the lighthouse?")
+        print(response)  # It was built by Marta Lindqvist [1].
+        response.source_nodes[0]  # source 1
+
+    The markers look like those of LlamaIndex's ``CitationQueryEngine``: ``[n]`` is the n-th of ``source_nodes``. There
+    the model writes them, and may cite what it did not use. Here they are measured. By attention, the source of a part
+    is the node that the model's retrieval heads attend to most while the part is written. By lift, each node is left
+    out of the prompt in turn, and the answer is fed again; the source of a part is the node whose absence lowers the
+    part's log p most.
+
+    ``metadata["cocoa_citations"]`` has an entry for each citation with ``source`` (from 1), ``id`` (of the node),
+    ``start``, ``end``, ``text``, ``lift`` (in nats) or ``attention``, and ``spans``. Each entry of
+    ``cocoa_risk["spans"]`` has ``source``, and ``source_lifts`` or ``source_attentions``, by node. All offsets refer to
+    the text with markers. A streamed response has no markers; its citations are in the metadata when the stream has
+    been read to its end.
+
+    A low lift does not mean that no node supports a part. If two nodes say the same, leaving out one of them changes
+    little, and neither may be cited. A high lift shows that the text depends on the node, not that it is true.
+
+    Cost: by attention none, unless an engine made the source nodes of others, as ``CitationQueryEngine`` does: then the
+    answer is fed again. By lift one forward pass over prompt and answer for each node in the prompt, two if logits
+    processors were used.
+
+    Args:
+        inner: the query engine.
+        by: what finds the source of a part, ``"attention"`` or ``"lift"``. Attention needs a model whose attention can
+            be seen, and the text of each node in the prompt as it is. Default: attention, and where that is not so lift
+            with a model in this process (a warning is logged); lift if ``min_lift`` alone is given. Citations have
+            ``attention`` or ``lift``.
+        min_lift: the lowest lift of a cited part, in nats. Default: 1.
+        min_attention: the lowest attention of a part on the node it cites, in [0, 1]. Default: 0.05.
+        markers: whether the text of the response gets the markers, at the end of its sentences and clauses.
+        context_lift: as for :class:`RiskQueryEngine`.
+
+    Raises:
+        ConfigError: as for :class:`RiskQueryEngine`, ``by`` is unknown, or a limit is not a finite number. A
+            query raises it if ``by="attention"`` cannot be measured.
+    """
+
+    def __init__(
+        self,
+        inner: BaseQueryEngine,
+        *,
+        by: CitedBy | None = None,
+        min_lift: float | None = None,
+        min_attention: float | None = None,
+        markers: bool = True,
+        context_lift: bool = False,
+    ) -> None:
+        self._citing = citing(by, min_lift, min_attention)
+        self._markers = markers
+        super().__init__(inner, context_lift=context_lift)
+
+    def _collector(self) -> Answers:
+        return Answers(lift=self._context_lift, cite=self._citing)
+
+    def _reported(self, response: RESPONSE_TYPE, answers: Answers) -> RESPONSE_TYPE:
+        return self._marked(super()._reported(response, answers))
+
+    def _marked(self, response: RESPONSE_TYPE) -> RESPONSE_TYPE:
+        metadata = response.metadata or {}
+        citations = metadata.get(CITATIONS_KEY)
+        if not self._markers or citations is None or not isinstance(response, Response):
+            return response
+        report = RiskReport.from_wire(metadata[RISK_KEY])
+        text = EditedText.of(str(response), report)
+        entries = [Citation.from_wire(citation) for citation in citations]
+        change = with_markers(text, text.originals(entries, text.begin), report)
+        moved = [citation.to_dict() for citation in change.moved(entries, text.begin)]
+        changed = {RISK_KEY: change.of_report(report).to_dict(), CITATIONS_KEY: moved}
+        return replace(response, response=change.text, metadata={**metadata, **changed})
+
+
+class RiskStreamingChatResponse(StreamingAgentChatResponse):
+    """A streamed chat response with ``metadata``, which is filled when the stream has been read to its end."""
+
+    metadata: dict[str, Any]
+    _answers: Answers
+
+    @classmethod
+    def of(cls, response: StreamingAgentChatResponse, answers: Answers) -> RiskStreamingChatResponse:
+        """The response as this class. Both objects share their state, because the engine already writes to it."""
+        same = object.__new__(cls)
+        same.__dict__ = response.__dict__
+        same.metadata = {RISK_KEY: None, REPORTS_KEY: []}
+        same._answers = answers
+        return same
+
+    @property
+    def response_gen(self) -> Generator[str, None, None]:
+        """The text of the answer, in chunks."""
+        return self._answers.read(super().response_gen, self.metadata, self.source_nodes, self.sources)
+
+    def async_response_gen(self) -> AsyncGenerator[str, None]:
+        """The text of the answer, in chunks."""
+        return self._answers.aread(super().async_response_gen(), self.metadata, self.source_nodes, self.sources)
+
+
+class RiskChatEngine(BaseChatEngine):
+    """Wraps a chat engine whose LLM is a :class:`CocoaLLM` and adds the risk of the answer to the response::
+
+        engine = RiskChatEngine(index.as_chat_engine(llm=llm))
+        response = engine.chat("Who built the lighthouse?")
+        response.metadata["cocoa_risk"]["max_risk"]
+
+    ``metadata`` has the same keys as for :class:`RiskQueryEngine`; the report of a condensed question is in
+    ``cocoa_reports``. The chat history contains no metadata. For a streamed response, ``metadata`` is filled when its
+    ``response_gen`` (or ``async_response_gen``) has been read to its end.
+
+    Args:
+        inner: the chat engine.
+        context_lift: also measure how much the retrieved nodes changed each span; see :class:`RiskQueryEngine`.
+
+    Raises:
+        ConfigError: ``inner`` is not a chat engine.
+    """
+
+    def __init__(self, inner: BaseChatEngine, *, context_lift: bool = False) -> None:
+        if not isinstance(inner, BaseChatEngine):
+            raise ConfigError(
+                f"RiskChatEngine wraps a chat engine, not a {type(inner).__name__}; for a query engine use "
+                "RiskQueryEngine."
+            )
+        self._inner = inner
+        self._context_lift = context_lift
+
+    @property
+    def chat_history(self) -> list[ChatMessage]:
+        """The chat history of the inner engine."""
+        return self._inner.chat_history
+
+    def reset(self) -> None:
+        """Start a new conversation."""
+        self._inner.reset()
+
+    def chat(
+        self, message: str, chat_history: list[ChatMessage] | None = None, **options: Any
+    ) -> AGENT_CHAT_RESPONSE_TYPE:
+        """Answer a message; ``options`` are passed to the inner engine."""
+        answers = Answers(lift=self._context_lift)
+        with answers:
+            response = self._inner.chat(message, chat_history, **options)
+        if isinstance(response, StreamingAgentChatResponse):
+            return RiskStreamingChatResponse.of(response, answers)
+        response.metadata = dict(response.metadata or {})
+        answers.write(response.metadata, response.response, response.source_nodes, response.sources)
+        return response
+
+    async def achat(
+        self, message: str, chat_history: list[ChatMessage] | None = None, **options: Any
+    ) -> AGENT_CHAT_RESPONSE_TYPE:
+        """Like :meth:`chat`, asynchronously."""
+        answers = Answers(lift=self._context_lift)
+        with answers:
+            response = await self._inner.achat(message, chat_history, **options)
+        if isinstance(response, StreamingAgentChatResponse):
+            return RiskStreamingChatResponse.of(response, answers)
+        response.metadata = dict(response.metadata or {})
+        await asyncio.to_thread(
+            answers.write, response.metadata, response.response, response.source_nodes, response.sources
+        )
+        return response
+
+    def stream_chat(
+        self, message: str, chat_history: list[ChatMessage] | None = None, **options: Any
+    ) -> RiskStreamingChatResponse:
+        """Like :meth:`chat`, streamed."""
+        answers = Answers(lift=self._context_lift)
+        with answers:
+            response = self._inner.stream_chat(message, chat_history, **options)
+        return RiskStreamingChatResponse.of(response, answers)
+
+    async def astream_chat(
+        self, message: str, chat_history: list[ChatMessage] | None = None, **options: Any
+    ) -> RiskStreamingChatResponse:
+        """Like :meth:`chat`, streamed."""
+        answers = Answers(lift=self._context_lift)
+        with answers:
+            response = await self._inner.astream_chat(message, chat_history, **options)
+        return RiskStreamingChatResponse.of(response, answers)
+
+
+def _streamed(response: RESPONSE_TYPE, answers: Answers) -> RESPONSE_TYPE | None:
+    """A copy of a streaming response that gets its report at its end; ``None`` for any other response."""
+    metadata: dict[str, Any] = {RISK_KEY: None, **(response.metadata or {}), REPORTS_KEY: []}
+    nodes = response.source_nodes
+    if isinstance(response, StreamingResponse):
+        return replace(response, response_gen=answers.read(response.response_gen, metadata, nodes), metadata=metadata)
+    if isinstance(response, AsyncStreamingResponse):
+        return replace(response, response_gen=answers.aread(response.response_gen, metadata, nodes), metadata=metadata)
+    return None
+
+
+def require_reportable(engine: BaseQueryEngine) -> None:
+    """Refuse a query engine whose response has no risk, or one whose spans cannot be found in its text.
+
+    Raises:
+        ConfigError: the response mode is ``no_text`` or ``context_only``, or it is ``accumulate`` or
+            ``compact_accumulate`` with streaming or with an ``output_cls``.
+    """
+    synthesizer = _synthesizer_of(engine)
+    if isinstance(synthesizer, NoText):
+        require_llm(ResponseMode.NO_TEXT)
+    if isinstance(synthesizer, ContextOnly):
+        require_llm(ResponseMode.CONTEXT_ONLY)
+    if not isinstance(synthesizer, Accumulate):
+        return
+    # private: LlamaIndex has no public names for what a synthesizer was made with, nor for the modules of an engine
+    compact = isinstance(synthesizer, CompactAndAccumulate)
+    mode = ResponseMode.COMPACT_ACCUMULATE if compact else ResponseMode.ACCUMULATE
+    if synthesizer._streaming:
+        raise ConfigError(
+            f"response_mode={mode.value!r} cannot stream: LlamaIndex joins its answers when all are complete. Leave "
+            "streaming out, or use another response_mode."
+        )
+    if synthesizer._output_cls is not None:
+        raise ConfigError(
+            f"response_mode={mode.value!r} with an output_cls shows the parsed objects, in which the spans of the "
+            "answers cannot be found. Leave output_cls out, or use response_mode='tree_summarize'."
+        )
+
+
+def require_llm(mode: ResponseMode | str | None) -> None:
+    """Refuse a response mode that calls no LLM.
+
+    Raises:
+        ConfigError: the mode is ``no_text`` or ``context_only``.
+    """
+    if mode in (ResponseMode.NO_TEXT, ResponseMode.CONTEXT_ONLY):
+        raise ConfigError(
+            f"response_mode={ResponseMode(mode).value!r} calls no LLM, so its response has no risk. Use the query "
+            "engine by itself, or another response_mode."
+        )
+
+
+def _synthesizer_of(engine: PromptMixin) -> BaseSynthesizer | None:
+    """The synthesizer that writes the response of an engine, or ``None`` if the engine lists none."""
+    modules = engine._get_prompt_modules()  # its public `get_prompts` returns the prompts alone
+    if isinstance(synthesizer := modules.get("response_synthesizer"), BaseSynthesizer):
+        return synthesizer
+    inner = next((modules[name] for name in _INNER if name in modules), None)
+    return None if inner is None else _synthesizer_of(inner)

@@ -1,0 +1,155 @@
+"""Answers of a server with missing fields and values of wrong types: an answer, or one error that names the field."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cocoa_engine.errors import DataError
+from cocoa_integrations.chat_service import ChatCall, RemoteChat
+from cocoa_integrations.server import create_app
+from tests.helpers.mutations import EXAMPLES, each_change, outcome
+from tests.helpers.remote import listening
+from tests.helpers.structured import engine_for_schemas
+
+BODY = {
+    "model": "cocoa",
+    "messages": [{"role": "user", "content": "Who invented the telephone?"}],
+    "max_tokens": 3,
+    "logprobs": True,
+    "top_logprobs": 1,
+    "cocoa": {"candidates": True},
+}
+CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+ERROR = {"name": "add", "id": "1", "risk": 0.5, "arguments": {}, "error": "cut off"}
+
+STEP = 1 if EXAMPLES else 5
+"""Every which change is tried. The number of other values of each part has no common factor with it."""
+
+CHAT = ChatCall(messages=[{"role": "user", "content": "Hi"}], logprobs=True)
+PROMPT = ChatCall(prompt="Hi", logprobs=True)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with listening(create_app(engine_for_schemas())) as url:
+        yield url
+
+
+class Answering:
+    """An app that sends what it is told to."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            body = await Request(scope, receive).body()
+            streams = body and json.loads(body)["stream"]
+            kind = "text/event-stream" if streams else "application/json"
+            await Response(self.text.encode("latin-1"), media_type=kind)(scope, receive, send)
+
+    def sends(self, value: Any) -> None:
+        """Send an answer, or the chunks of one."""
+        self.text = json.dumps(value)
+        if isinstance(value, list):
+            self.text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in value) + "data: [DONE]\n\n"
+
+
+@pytest.fixture(scope="module")
+def app() -> Answering:
+    return Answering()
+
+
+@pytest.fixture(scope="module")
+def service(app: Answering) -> Iterator[RemoteChat]:
+    with listening(app) as url:
+        yield RemoteChat(url, max_retries=0)
+
+
+def asked(service: RemoteChat, call: ChatCall, stream: bool) -> Any:
+    if not stream:
+        return service.answer(call)
+    answer = service.stream(call)
+    list(answer)
+    return answer.answer
+
+
+@pytest.fixture(scope="module")
+def completion(url: str) -> Any:
+    body = {"model": "cocoa", "prompt": "It is", "max_tokens": 3, "logprobs": 1, "cocoa": {"candidates": True}}
+    return httpx.post(f"{url}/completions", json=body, timeout=60).json()
+
+
+@pytest.fixture(scope="module")
+def whole(url: str) -> Any:
+    response = httpx.post(f"{url}/chat/completions", json=BODY, timeout=60).json()
+    message = response["choices"][0]["message"]
+    message["tool_calls"] = [CALL]
+    message["cocoa_risk"]["tool_calls"] = [ERROR]
+    return response
+
+
+@pytest.fixture(scope="module")
+def chunks(url: str) -> list[Any]:
+    """The first and the last chunks of a stream, which have one of each kind."""
+    body = {**BODY, "stream": True, "stream_options": {"include_usage": True}}
+    text = httpx.post(f"{url}/chat/completions", json=body, timeout=60).text
+    sent = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    sent[1]["choices"][0]["delta"]["tool_calls"] = [{**CALL, "index": 0}]
+    return [*sent[:2], *sent[-2:]]
+
+
+@pytest.mark.parametrize("kind", ["whole", "chunks", "completion"])
+def test_each_value_of_an_answer(
+    service: RemoteChat, app: Answering, kind: str, request: pytest.FixtureRequest
+) -> None:
+    good, stream, call = request.getfixturevalue(kind), kind == "chunks", PROMPT if kind == "completion" else CHAT
+    app.sends(good)
+    assert asked(service, call, stream).report.spans
+    refused = 0
+    for what, value in islice(_changes(good), 0, None, STEP):
+        app.sends(value)
+        try:
+            answer = outcome(lambda: asked(service, call, stream))
+        except Exception as error:
+            pytest.fail(f"{what}: {type(error).__name__}: {error}")
+        refused += isinstance(answer, DataError)
+    assert refused > 100
+
+
+def _changes(good: Any) -> Iterator[tuple[str, Any]]:
+    if not isinstance(good, list):
+        yield from each_change(good)
+        return
+    for number, chunk in enumerate(good):
+        for what, value in each_change(chunk):
+            yield f"{what} in chunk {number}", [*good[:number], value, *good[number + 1 :]]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, '"\xff"'])
+def test_an_answer_that_is_no_json(service: RemoteChat, app: Answering, text: str, stream: bool) -> None:
+    app.text = f"data: {text}\n\n" if stream else text
+    with pytest.raises(DataError, match="no JSON"):
+        asked(service, CHAT, stream)
+
+
+def test_each_value_of_the_list_of_models(service: RemoteChat, app: Answering) -> None:
+    good = {"object": "list", "data": [{"id": "cocoa", "object": "model", "max_model_len": 512}]}
+    app.sends(good)
+    assert service.context_window() == 512
+    refused = 0
+    for what, value in each_change(good):
+        app.sends(value)
+        window = outcome(service.context_window)
+        refused += isinstance(window, DataError)
+        assert isinstance(window, DataError) or window is None or window > 0, what
+    assert refused > 50

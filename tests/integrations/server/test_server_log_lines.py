@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
 from tests.helpers.paths import ROOT
 from tests.helpers.served import CHAT, PATIENCE
 
@@ -15,7 +17,6 @@ FORGED = f"{SECRET}\nERROR: a forged line\x1b[31m\x9b31m\u2028"
 
 PROGRAM = """
 import asyncio, logging, sys, threading, warnings
-import pytest
 
 from cocoa_integrations.server import ServerSettings, create_app
 from cocoa_integrations.server.process import DrainingServer, listening

@@ -23,7 +23,7 @@ from langgraph.checkpoint.memory import InMemorySaver  # noqa: E402
 from langgraph.types import Command  # noqa: E402
 
 from cocoa_integrations.langchain import RiskMiddleware, RiskyToolCalls, ToolRiskMiddleware  # noqa: E402
-from tests.helpers.reports import (
+from tests.helpers.reports import (  # noqa: E402
     made_report,
     without_offsets,
 )

@@ -25,8 +25,8 @@ def main() -> None:
         answer = chain.invoke({"question": question})
         report = get_risk(answer)
         print(f"{question}\n  {answer.text}   (highest risk {report.max_risk:.3f})")
-        if "gate" in report:
-            print("  withheld: " + "".join(span.text for span in report.spans))
+        if report.gate is not None:
+            print("  withheld: " + "".join(span.text or "" for span in report.spans))
 
 
 if __name__ == "__main__":

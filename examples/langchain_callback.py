@@ -22,7 +22,7 @@ class SpanPrinter(BaseCallbackHandler):
     def on_llm_new_token(self, token: Any, *, chunk: Any = None, **kwargs: Any) -> None:
         """Print the span of the chunk. The last chunk has no span; it carries the report of the answer."""
         for span in get_spans(chunk):
-            print(f"  {span.risk:.3f}  {span['candidates'] or 1} candidate(s)  {span['text']!r}", flush=True)
+            print(f"  {span.risk:.3f}  {span.candidates or 1} candidate(s)  {span.text!r}", flush=True)
 
 
 def main() -> None:

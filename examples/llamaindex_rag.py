@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 from llama_index.core import Document
 from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.retrievers.bm25 import BM25Retriever
 
+from cocoa_engine.report import RiskReport
 from cocoa_integrations.llama_index import CocoaLLM, collect_risk
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -30,12 +30,12 @@ def query_engine(llm: CocoaLLM) -> RetrieverQueryEngine:
     return RetrieverQueryEngine.from_args(retriever, llm=llm)
 
 
-def show(report: dict[str, Any]) -> None:
+def show(report: RiskReport) -> None:
     """Print each span with a bar of its risk, from 0 to 1."""
-    print(f"risk of each span (by {report['risk_source']}):")
+    print(f"risk of each span (by {report.risk_source}):")
     for span in report.spans:
-        bar = "#" * round(20 * span.risk)
-        candidates = f"  ({span['candidates']} candidates)" if span["candidates"] else ""
+        bar = "#" * round(20 * (span.risk or 0.0))
+        candidates = f"  ({span.candidates} candidates)" if span.candidates else ""
         print(f"  {span.risk:.3f} {bar:<20} {span.text!r}{candidates}")
 
 

@@ -85,8 +85,8 @@ def test_broken_off_answers_and_context(engine: CocoaEngine, declared: dict[str,
         next(stream)
         stream.close()
     (report,) = risk.reports
-    assert report["partial"] is True
-    assert _check(declared, {"cocoa_risk": report}) == {"cocoa_risk"}
+    assert report.partial is True
+    assert _check(declared, {"cocoa_risk": report.to_dict()}) == {"cocoa_risk"}
     message = chat.invoke(f"Dune is by Frank Herbert. {QUESTION}", risk_metadata="full")
     lifted = context_lift(chat, message, f"Dune is by Frank Herbert. {QUESTION}", QUESTION)
     assert "context_lift" in lifted.response_metadata["cocoa_risk"]["spans"][0]

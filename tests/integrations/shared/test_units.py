@@ -21,7 +21,7 @@ TEXT = "".join(text for text, _ in PARTS)
 
 
 def report(**changes: Any) -> RiskReport:
-    return RiskReport.of(generation(*PARTS)).with_values(threshold=0.5, **changes)
+    return RiskReport.of(generation(*PARTS)).with_values(**{"threshold": 0.5, **changes})
 
 
 def test_a_report_lists_claims_to_check_and_sentences() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from cocoa_engine import Candidate, Generation, Span, SpanStream
+from cocoa_engine.report import ReportEntry
 
 ROUNDING = 1e-4
 """The largest relative difference that the kernels promise between passes of other shapes, or other processors."""
@@ -51,6 +52,8 @@ def assert_all_alike(some: Any, others: Any) -> None:
 
 def close(a: Any, b: Any) -> bool:
     """Whether two nested reports are the same, their numbers near."""
+    if isinstance(a, ReportEntry) and isinstance(b, ReportEntry):
+        return close(a.to_dict(), b.to_dict())
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(close(a[key], b[key]) for key in a)
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):

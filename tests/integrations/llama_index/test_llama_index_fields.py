@@ -39,7 +39,7 @@ async def test_every_field_of_a_structured_llm_has_its_risk(quick: CocoaLLM, hea
     structured = quick.as_structured_llm(Order)
     response = structured.chat(ABOUT)
     report = get_risk(response).to_dict()
-    check_fields(field_risks(response), response.raw, report, generated(report))
+    check_fields(field_risks(response), response.raw, get_risk(response), generated(report))
     assert report["compact"] is True
     [arguments] = argument_risks(response).values()
     assert list(arguments)[:3] == ["person", "items", "paid"]
@@ -64,7 +64,7 @@ def test_every_field_of_an_answer_in_json_has_its_risk(quick: CocoaLLM) -> None:
     response_format = {"type": "json_schema", "json_schema": {"schema": Order.model_json_schema()}}
     response = quick.chat(ABOUT, response_format=response_format)
     order = Order.model_validate_json(response.message.content or "")
-    check_fields(field_risks(response), order, get_risk(response).to_dict(), response.message.content or "")
+    check_fields(field_risks(response), order, get_risk(response), response.message.content or "")
     assert argument_risks(response) == {}
     last = list(quick.stream_chat(ABOUT, response_format=response_format))[-1]
     assert list(field_risks(last)) == PATHS

@@ -262,10 +262,10 @@ def test_fields_after_the_reasoning(engines: dict[str, CocoaEngine]) -> None:
         last = list(llm.stream_chat(HI, response_format=asked, **options))[-1]
     for each, report in zip((response, last), reports, strict=True):
         [(path, field)] = field_risks(each).items()
-        text = "".join(span["text"] for span in report["spans"])
+        text = "".join(span["text"] for span in report.to_dict()["spans"])
         assert path == "$.up"
-        assert json.loads(text[field["start"] : field["end"]]) == json.loads(str(each.message.content))["up"]
-        assert close(report["fields"], field_risks(each))
+        assert json.loads(text[field.start : field.end]) == json.loads(str(each.message.content))["up"]
+        assert close(report.fields, field_risks(each))
 
     class AsksForJson(CustomQueryEngine):
         def custom_query(self, query_str: str) -> str:

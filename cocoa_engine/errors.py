@@ -25,11 +25,15 @@ class CocoaError(Exception):
         super().__init__(*message, *args[1:], **kwargs)
 
 
+class ForeignError(Exception):
+    """An error of another package as the cause of one of ours: its class's name, and its text as in our messages."""
+
+
 def safe_cause(error: BaseException, earlier: int = 8) -> BaseException:
     """The error to raise one of this package's errors from, for tracebacks: its text may quote foreign text too.
 
     It is the error itself, unless the text of it or of one of its own causes has control characters, is long or cannot
-    be made. Then it is a stand-in with the same name and traceback, and with a text like those of messages.
+    be made. Then it is a :class:`ForeignError` with the same traceback.
 
     Args:
         error: the error.
@@ -41,12 +45,12 @@ def safe_cause(error: BaseException, earlier: int = 8) -> BaseException:
     try:
         text = "\n".join([str(error), *getattr(error, "__notes__", ())])
         shown = bounded(text, MESSAGE_LIMIT)
+        message = f"{kind.__name__}: {shown}"
     except Exception:  # a foreign error may fail to give its text; it must not replace the one that is raised from it
-        text, shown = "", f"<{kind.__name__}>"
+        text, shown, message = "", "?", f"<{kind.__name__}>"
     if shown == text and safe_one is cause:
         return error
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    stand_in: Exception = type(kind.__name__, (Exception,), names)(shown)
+    stand_in = ForeignError(message)
     stand_in.__cause__ = safe_one
     return stand_in.with_traceback(error.__traceback__)
 

@@ -201,6 +201,7 @@ def test_settings_of_a_run(folder: Path) -> None:
     check()
 
 
+@pytest.mark.slow
 def test_each_value_of_the_settings_of_a_run(folder: Path) -> None:
     for what, value in each_change(SETTINGS):
         run = prepared(folder, "", settings__json=json.dumps(value).encode())

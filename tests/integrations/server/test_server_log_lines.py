@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
 from tests.helpers.paths import ROOT
 from tests.helpers.served import CHAT, PATIENCE
 
@@ -15,6 +17,7 @@ FORGED = f"{SECRET}\nERROR: a forged line\x1b[31m\x9b31m\u2028"
 
 PROGRAM = """
 import asyncio, logging, sys, threading, warnings
+
 from cocoa_integrations.server import ServerSettings, create_app
 from cocoa_integrations.server.process import DrainingServer, listening
 from cocoa_integrations.server.errors import unhandled_logged
@@ -99,6 +102,7 @@ def output_of(*arguments: str) -> str:
     return written
 
 
+@pytest.mark.slow
 def test_nothing_that_a_server_writes_has_text_of_a_request() -> None:
     written = output_of()
     assert SECRET not in written
@@ -109,6 +113,7 @@ def test_nothing_that_a_server_writes_has_text_of_a_request() -> None:
     assert "127.0.0.1" in written
 
 
+@pytest.mark.slow
 def test_text_that_may_be_written_stays_in_its_line() -> None:
     written = output_of("--log-prompts")
     lines = [line for line in written.splitlines() if SECRET in line]

@@ -258,6 +258,7 @@ class Paused(Scorer):
         return super().score(prompt, text, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("divide", [False, True])
 @pytest.mark.parametrize("others", [1, 10])
 async def test_a_new_request_waits_for_two_texts_however_many_others_there_are(

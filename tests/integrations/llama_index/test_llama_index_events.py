@@ -108,7 +108,7 @@ def test_blocks_nest(llm: CocoaLLM) -> None:
         llm.complete(PROMPT, max_new_tokens=1)
     assert len(outer) == 3
     assert inner == [outer[1]]
-    inner[0].clear()
+    inner[0].spans.clear()
     assert outer[1]  # a report of its own
 
 
@@ -205,7 +205,7 @@ def test_a_collector_keeps_the_latest_reports(llm: CocoaLLM) -> None:
         llm.complete(PROMPT)
         llm.complete(PROMPT, max_new_tokens=1)
     assert latest == whole[-1:]
-    assert collector.max_risk == max(report["max_risk"] for report in whole)
+    assert collector.max_risk == max(report.max_risk or 0.0 for report in whole)
     with pytest.raises(ConfigError, match="max_reports"):
         collect_risk(max_reports=0)
 
@@ -214,8 +214,8 @@ def test_reports_have_the_call_and_the_model(llm: CocoaLLM, heard: Listener) -> 
     with collect_risk() as reports:
         llm.complete(PROMPT, max_new_tokens=1)
     (risk,) = heard.of(CocoaRiskEvent)
-    assert reports[0]["run_id"] == risk.span_id
-    assert reports[0]["model_name"] == llm.engine.model_name
+    assert reports[0].run_id == risk.span_id
+    assert reports[0].model_name == llm.engine.model_name
 
 
 @pytest.mark.also_remote

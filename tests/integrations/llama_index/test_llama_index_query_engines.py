@@ -14,6 +14,7 @@ from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.core.schema import TextNode
 from llama_index.retrievers.bm25 import BM25Retriever
 
+from cocoa_engine.report import RiskReport
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent, collect_risk
 from tests.helpers.llama_index_helpers import Listener
 
@@ -53,9 +54,9 @@ async def test_aquery(streaming: bool, llm: CocoaLLM, retriever: BM25Retriever) 
     _check(reports, text, response)
 
 
-def _check(reports: list[dict[str, Any]], text: str | None, response: Any) -> None:
+def _check(reports: list[RiskReport], text: str | None, response: Any) -> None:
     (report,) = reports
-    assert "".join(span["text"] for span in report["spans"]) == text
+    assert "".join(span.text or "" for span in report.spans) == text
     assert text
     assert "lighthouse" in response.source_nodes[0].text
 
@@ -64,7 +65,7 @@ def test_a_text_completing_model_answers_too(llm: CocoaLLM, retriever: BM25Retri
     raw = CocoaLLM(engine=llm.engine, max_new_tokens=4, is_chat_model=False)
     with collect_risk() as reports:
         response = RetrieverQueryEngine.from_args(retriever, llm=raw).query(QUESTION)
-    assert "".join(span["text"] for span in reports[0]["spans"]) == str(response)
+    assert "".join(span.text or "" for span in reports[0].spans) == str(response)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_synthesizers_that_ask_more_than_once(
     with collect_risk() as reports:
         response = engine.query(QUESTION)
     assert len(reports) == len(heard.of(CocoaRiskEvent)) == answers
-    last = "".join(span["text"] for span in reports[-1]["spans"])
+    last = "".join(span.text or "" for span in reports[-1].spans)
     assert last in str(response)
 
 
@@ -107,7 +108,7 @@ async def test_chat_engines_report_each_answer_and_leak_none_into_the_next_promp
         answers = [await _ask(how, chat, question) for question in (QUESTION, "How high is it?")]
     # CondensePlusContext first asks the model to rewrite the second question
     assert len(reports) == len(prompts) == (2 if kind is ContextChatEngine else 3)
-    texts = ["".join(span["text"] for span in report["spans"]) for report in reports]
+    texts = ["".join(span.text or "" for span in report.spans) for report in reports]
     assert [texts[0].strip(), texts[-1].strip()] == [answer.strip() for answer in answers]
     assert answers[0].strip() in prompts[-1]
     assert not [prompt for prompt in prompts if "cocoa" in prompt or "mlds" in prompt]
@@ -120,6 +121,6 @@ def test_a_chat_engine_with_context_keeps_risk_out_of_its_history(llm: CocoaLLM,
         chat.chat(QUESTION)
         second = chat.chat("How high is it?")
     assert len(reports) == 2
-    assert "".join(span["text"] for span in reports[1]["spans"]) == second.response
+    assert "".join(span.text or "" for span in reports[1].spans) == second.response
     assert len(chat.chat_history) == 4
     assert all("cocoa" not in message.model_dump_json() for message in chat.chat_history)

@@ -46,7 +46,7 @@ from cocoa_integrations.llama_index.retry import with_top_k
 from tests.helpers.alike import close, near
 from tests.helpers.llama_index_helpers import Listener, Script
 from tests.helpers.paths import CORPUS
-from tests.helpers.reports import without_markers, without_run
+from tests.helpers.reports import to_dicts, without_markers, without_run
 
 QUESTION = "Who built the lighthouse, and in which year?"
 
@@ -95,8 +95,8 @@ async def test_query_engine(how: str, streaming: bool, llm: CocoaLLM, retriever:
         text, response = await asked(RiskQueryEngine(inner), how)
     expected = {False: Response, True: AsyncStreamingResponse if how == "aquery" else StreamingResponse}[streaming]
     assert isinstance(response, expected)
-    assert response.metadata["cocoa_risk"] == reports[-1]
-    assert response.metadata["cocoa_reports"] == reports
+    assert response.metadata["cocoa_risk"] == reports[-1].to_dict()
+    assert response.metadata["cocoa_reports"] == to_dicts(reports)
     assert text == text_of(response.metadata["cocoa_risk"]) != ""
     assert len(response.metadata["cocoa_risk"]["spans"]) > 1
     assert "lighthouse" in response.source_nodes[0].text
@@ -170,7 +170,7 @@ def test_passages_of_given_nodes_and_of_none(llm: CocoaLLM, retriever: BM25Retri
     with collect_risk() as reports:
         llm.complete("The lighthouse is old, and ")
         RetrieverQueryEngine.from_args(retriever, llm=llm).query(QUESTION)  # nothing collects its nodes
-    assert not any("passage_attention" in span for report in reports for span in report["spans"])
+    assert not any(span.passage_attention for report in reports for span in report.spans)
 
 
 @pytest.mark.also_remote
@@ -209,7 +209,7 @@ async def test_the_shown_answers_count(mode: ResponseMode, count: int, llm: Coco
         assert report["max_risk"] == max(one["max_risk"] for one in reports)
         assert all(text[span["start"] : span["end"]] == span["text"] for span in report["spans"])
     else:
-        assert report is reports[-1]
+        assert report == reports[-1]
         assert text_of(report) == text
 
 
@@ -465,7 +465,7 @@ async def test_retry_refuses(how: str, llm: CocoaLLM, retriever: BM25Retriever) 
         with pytest.raises(HallucinationRiskError, match="least risky of 2 answers has a max_risk of") as error:
             await refused_by(engine(on_risk="raise"), how)
         assert (error.value.value, error.value.threshold) == (near(best["risk"]), 0.0)
-        assert text_of(error.value.report or {}) == best["answer"]
+        assert text_of(error.value.report.to_dict()) == best["answer"]
 
 
 @pytest.mark.also_remote
@@ -595,7 +595,7 @@ def test_a_vector_index_retrieves_more(nodes: list[Any]) -> None:
     [
         ({"llm": MockLLM()}, "llm must be a CocoaLLM, not a MockLLM"),
         ({"retriever": None}, "retriever must be a BaseRetriever, not a NoneType"),
-        ({"retriever": NothingFound()}, "no similarity_top_k to increase"),
+        ({"retriever": NothingFound()}, "no number of documents to increase"),
         ({"second_retriever": "x"}, "second_retriever must be a BaseRetriever"),
         ({"threshold": "low"}, "threshold takes a finite number"),
         ({"threshold": float("inf")}, "threshold takes a finite number"),
@@ -607,7 +607,7 @@ def test_a_vector_index_retrieves_more(nodes: list[Any]) -> None:
         ({"nonsense": 1}, "unknown option 'nonsense'"),
         ({"topk_growth": 3}, "did you mean 'top_k_growth'"),
         ({"alpha": 3.0}, "did you mean 'alphas'"),
-        ({"measure": "mlds"}, "measure must be"),
+        ({"measure": "mlds"}, "unknown measure"),
         ({"on_risk": "refuse"}, "unknown on_risk 'refuse'"),
         ({"on_risk": "mark", "mark": "!"}, "mark has no {text} field"),
         ({"answer": None}, "answer takes a text"),

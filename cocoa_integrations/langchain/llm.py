@@ -38,7 +38,7 @@ class CocoaLLM(CocoaModel, BaseLLM):
         >>> llm = CocoaLLM(device_map="auto", max_new_tokens=64)  # or model="meta-llama/Llama-3.1-8B"
         >>> with get_risk_callback() as risk:
         ...     llm.batch(["The capital of France is", "The capital of Italy is"], alpha=1.0)
-        >>> [report["max_risk"] for report in risk.reports]
+        >>> [report.max_risk for report in risk.reports]
     """
 
     batch_size: int | None = Field(default=None, ge=1)

@@ -30,9 +30,7 @@ EXTRA_OF_FOLDER = {
     "cocoa_integrations/langchain/remote.py": "remote",
     "cocoa_integrations/langchain/remote_request.py": "remote",
     "cocoa_integrations/llama_index/remote.py": "remote",
-    "cocoa_integrations/langchain/middleware.py": "agents",
-    "cocoa_integrations/langchain/review.py": "agents",
-    "cocoa_integrations/langchain/tool_risk.py": "agents",
+    "cocoa_integrations/langchain/agents.py": "agents",
     "cocoa_integrations/langchain/": "langchain",
     "cocoa_integrations/llama_index/": "llama-index",
     "cocoa_integrations/evaluation/harness_task.py": "eval",  # `evaluate` asks for it before it is imported

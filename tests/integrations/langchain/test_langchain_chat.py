@@ -254,7 +254,7 @@ def test_text_streams_with_the_risk_beside_it(chat: ChatCocoa, answer: AIMessage
         | RunnableParallel(text=StrOutputParser(), risk=RunnableLambda(get_risk))
     )
     result = chain.invoke({"question": question})
-    assert result == {"text": answer.content, "risk": get_risk(answer).to_dict()}
+    assert result == {"text": answer.content, "risk": get_risk(answer)}
     pieces = [piece for piece in chain.stream({"question": question}) if piece.get("text")]
     assert len(pieces) > 2
     assert "".join(piece["text"] for piece in pieces) == answer.content

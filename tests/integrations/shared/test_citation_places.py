@@ -19,7 +19,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from cocoa_engine import CocoaEngine
 from cocoa_engine.risk import clauses, content_words, list_marks, word_ranges
 from cocoa_engine.risk.words import Range
-from cocoa_integrations._shared.citations import marker_edits
+from cocoa_integrations._shared.citations import Citation, marker_edits
 from cocoa_integrations.langchain import ChatCocoa, with_citations
 from cocoa_integrations.llama_index import CocoaLLM, RiskCitationQueryEngine
 from tests.helpers.reasoning_models import PLAIN, reasoning_engine, saying
@@ -40,7 +40,7 @@ ROW = "\n| Old. Red | `a | b` 41 m. |\n|---|---|\n"
 
 
 @st.composite
-def cited_texts(draw: st.DrawFn) -> tuple[str, list[tuple[int, int]], list[dict[str, Any]]]:
+def cited_texts(draw: st.DrawFn) -> tuple[str, list[tuple[int, int]], list[Citation]]:
     """A text, the ranges of its pieces, and citations of any parts of it."""
     kinds = st.one_of(*map(st.sampled_from, (WORDS, WORDS, PIECES, ENDS, LINES, (*BLOCKS, ROW))))
     text, pieces = "", list[tuple[int, int]]()
@@ -53,27 +53,27 @@ def cited_texts(draw: st.DrawFn) -> tuple[str, list[tuple[int, int]], list[dict[
             pieces.append((text.index(fragment.strip(), start), start + len(fragment.rstrip())))
     cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=8)))
     citations = [
-        {"source": draw(st.integers(1, 3)), "start": start, "end": end, "text": text[start:end]}
+        Citation(source=draw(st.integers(1, 3)), id=None, start=start, end=end, text=text[start:end], spans=[])
         for start, end in itertools.pairwise(cuts)
         if draw(st.booleans())
     ]
     return text, pieces, citations
 
 
-def with_markers(text: str, citations: list[dict[str, Any]]) -> str:
+def with_markers(text: str, citations: list[Citation]) -> str:
     for edit in reversed(marker_edits(text, citations)):
         text = text[: edit.start] + edit.after + text[edit.start :]
     return text
 
 
-def cited_words(text: str, citation: dict[str, Any], words: list[Range]) -> list[str]:
-    shared = (text[max(word.start, citation["start"]) : min(word.end, citation["end"])] for word in words)
+def cited_words(text: str, citation: Citation, words: list[Range]) -> list[str]:
+    shared = (text[max(word.start, citation.start) : min(word.end, citation.end)] for word in words)
     return [part for part in shared if any(map(str.isalnum, part))]
 
 
 @given(cited_texts())
 @settings(max_examples=300)
-def test_markers_of_any_text(cited: tuple[str, list[tuple[int, int]], list[dict[str, Any]]]) -> None:
+def test_markers_of_any_text(cited: tuple[str, list[tuple[int, int]], list[Citation]]) -> None:
     text, pieces, citations = cited
     edits = marker_edits(text, citations)
     places = [edit.start for edit in edits]
@@ -99,8 +99,8 @@ def test_markers_of_any_text(cited: tuple[str, list[tuple[int, int]], list[dict[
     for part in clauses(text):
         assert sum(part.start < place <= part.end for place in places) <= 1
     sources = {int(number) for edit in edits for number in re.findall(r"\d", edit.after)}
-    assert sources >= {one["source"] for one in citations if cited_words(text, one, content_words(text))}
-    assert sources <= {one["source"] for one in citations if cited_words(text, one, word_ranges(text))}
+    assert sources >= {one.source for one in citations if cited_words(text, one, content_words(text))}
+    assert sources <= {one.source for one in citations if cited_words(text, one, word_ranges(text))}
 
 
 @given(st.text(st.one_of(st.characters(), st.sampled_from("aB1.;:!。\"'“”`|\n -*#()[]$<&~\\")), max_size=60), st.data())
@@ -108,7 +108,7 @@ def test_markers_of_any_text(cited: tuple[str, list[tuple[int, int]], list[dict[
 def test_markers_of_any_characters(text: str, data: st.DataObject) -> None:
     offsets = st.integers(0, len(text))
     start, end = sorted(data.draw(st.tuples(offsets, offsets)))
-    cited = {"source": 1, "start": start, "end": end}
+    cited = Citation(source=1, id=None, start=start, end=end, text=text[start:end], spans=[])
     places = [edit.start for edit in marker_edits(text, [cited])]
     assert places == sorted(set(places))
     assert all(0 <= place <= len(text) for place in places)
@@ -121,7 +121,7 @@ def test_markers_of_any_characters(text: str, data: st.DataObject) -> None:
 @settings(max_examples=300)
 def test_every_clause_of_a_text_cited_as_a_whole_has_a_marker(cited: tuple[str, Any, Any]) -> None:
     text = cited[0]
-    places = [edit.start for edit in marker_edits(text, [{"source": 1, "start": 0, "end": len(text)}])]
+    places = [edit.start for edit in marker_edits(text, [citation(text, text, 1)])]
     marks = list_marks(text)
     for part in clauses(text):
         words = [word for word in word_ranges(text) if part.start <= word.start < part.end]
@@ -156,9 +156,9 @@ def test_a_text_cited_as_a_whole(text: str, shown: str) -> None:
     assert with_markers(text, [citation(text, text, 1)]) == shown
 
 
-def citation(text: str, part: str, source: int) -> dict[str, Any]:
+def citation(text: str, part: str, source: int) -> Citation:
     start = text.index(part)
-    return {"source": source, "start": start, "end": start + len(part), "text": part}
+    return Citation(source=source, id=None, start=start, end=start + len(part), text=part, spans=[])
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from typing import Any, TypeVar
 
 import torch
+from typing_extensions import Self
 
 from cocoa_engine import (
     Cancellation,
@@ -106,14 +107,10 @@ class LocalChat:
             calls = [replace(call, cancellation=cancellation) for call in calls]
             return await in_worker(self._engine, self.answers, calls, batch_size)
 
-    @asynccontextmanager
-    async def astream(self, call: ChatCall) -> AsyncIterator[AsyncLocalStream]:
+    def astream(self, call: ChatCall) -> AsyncLocalStream:
         """See :meth:`.ChatService.astream`."""
-        with _cancelled_at_end() as cancellation:
-            stream = self.stream(replace(call, cancellation=cancellation))
-            async with AsyncLocalStream(self._engine, stream) as steps:
-                await in_worker(self._engine, stream.open)
-                yield steps
+        cancellation = Cancellation()
+        return AsyncLocalStream(self._engine, self.stream(replace(call, cancellation=cancellation)), cancellation)
 
     def prompt_ids(self, call: ChatCall) -> list[int]:
         """The token ids of the prompt of a call."""
@@ -390,9 +387,21 @@ class LocalStream:
 class AsyncLocalStream(AsyncStream[list[Piece]]):
     """A :class:`.LocalStream` whose steps run in worker threads of the engine."""
 
-    def __init__(self, engine: CocoaEngine | LazyEngine, stream: LocalStream) -> None:
+    def __init__(self, engine: CocoaEngine | LazyEngine, stream: LocalStream, cancellation: Cancellation) -> None:
         super().__init__(engine, stream)
-        self._local = stream
+        self._local, self._cancellation = stream, cancellation
+
+    async def __aenter__(self) -> Self:
+        try:
+            await in_worker(self._engine, self._local.open)
+        except BaseException:
+            self._cancellation.cancel()
+            raise
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await super().__aexit__(*error)
+        self._cancellation.cancel()
 
     @property
     def answer(self) -> Answer:

@@ -6,12 +6,14 @@ import asyncio
 import json
 import re
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from contextvars import copy_context
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+
+from typing_extensions import Self
 
 from cocoa_engine import CocoaConfig
 from cocoa_engine.errors import ConfigError, DataError, GenerationTimeoutError
@@ -131,13 +133,9 @@ class RemoteChat:
 
         return await asyncio.gather(*map(answered, calls))
 
-    @asynccontextmanager
-    async def astream(self, call: ChatCall) -> AsyncIterator[AsyncRemoteStream]:
+    def astream(self, call: ChatCall) -> AsyncRemoteStream:
         """See :meth:`.ChatService.astream`."""
-        request = _Request(call, self.model, stream=True)
-        with self._clear_errors():
-            async with await self._aasked(request) as events:
-                yield AsyncRemoteStream(request, events)
+        return AsyncRemoteStream(self, _Request(call, self.model, stream=True))
 
     def context_window(self) -> int | None:
         """The context window of the model at the server, which is asked; ``None`` if it does not tell."""
@@ -265,20 +263,28 @@ class RemoteStream:
 class AsyncRemoteStream:
     """See :class:`RemoteStream`."""
 
-    def __init__(self, request: _Request, events: Any) -> None:
-        self._request, self._events = request, events
+    def __init__(self, service: RemoteChat, request: _Request) -> None:
+        self._service, self._request = service, request
+
+    async def __aenter__(self) -> Self:
+        with self._service._clear_errors():
+            self._events = await self._service._aasked(self._request)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._events.close()
 
     @property
     def answer(self) -> Answer:
         """The whole answer, once the stream has been read to its end."""
         return self._request.streamed_answer()
 
-    def __aiter__(self) -> AsyncIterator[list[Piece]]:
-        return self._read()
+    def __aiter__(self) -> Self:
+        return self
 
-    async def _read(self) -> AsyncIterator[list[Piece]]:
-        async for event in self._events:
-            yield self._request.pieces(event)
+    async def __anext__(self) -> list[Piece]:
+        with self._service._clear_errors():
+            return self._request.pieces(await anext(self._events))
 
 
 class _Request:

@@ -9,14 +9,11 @@ import textwrap
 from collections.abc import Sequence
 from typing import Protocol
 
-from rich.console import Console
-
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
 from cocoa_engine.rendering import html
 from cocoa_engine.rendering.highlights import MOST_SHADED, Piece, RiskScale, pieces, stopped_without_text
 from cocoa_engine.rendering.inputs import Answer
-from cocoa_engine.rendering.terminal import report
 from cocoa_engine.rendering.wording import (
     CANDIDATE_COLUMNS,
     CHECK_THESE,
@@ -139,6 +136,10 @@ def svg_document(answers: Sequence[Answer], *, title: str | None = None, table: 
         title: the prompt, for the window's title bar.
         table: add every candidate of every risk point.
     """
+    from rich.console import Console  # an import of its own: documents of text do not need it
+
+    from cocoa_engine.rendering.terminal import report
+
     console = Console(
         file=io.StringIO(),
         record=True,

@@ -36,7 +36,7 @@ class ChatCall:
     """One call of a chat service: a conversation, or a prompt that is continued as it is.
 
     Attributes:
-        messages: the conversation as a chat template takes it; see :meth:`.Plan.prompt`.
+        messages: the conversation; see :meth:`~cocoa_integrations.tool_calling.Plan.prompt`.
         prompt: the text or the token ids of a prompt without a chat template.
         config: the settings. A server applies those that were set, and its own instead of the others.
         tools: the tools and the response format.

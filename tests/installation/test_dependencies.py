@@ -197,7 +197,6 @@ def test_no_framework_without_its_extra() -> None:
         "langchain": {"langchain-core"},
         "llama-index": {"llama-index-core"},
         "agents": {"langchain", "langchain-core", "langgraph"},
-        "remote": {"langchain-core", "llama-index-core"},
     }
 
 

@@ -59,7 +59,7 @@ ONLY_LLAMA_INDEX = "from cocoa_integrations.llama_index import CocoaLLM\n"
 ONLY_LANGCHAIN_CORE = """
 from cocoa_integrations.langchain import ChatCocoa
 from cocoa_engine.errors import MissingExtraError
-for module in ("middleware", "review", "tool_risk"):
+for module in ("agents",):
     try:
         __import__(f"cocoa_integrations.langchain.{module}")
     except MissingExtraError as error:

@@ -38,7 +38,7 @@ class CocoaLLM(CocoaModel, BaseLLM):
         >>> llm = CocoaLLM(device_map="auto", max_new_tokens=64)  # or model="meta-llama/Llama-3.1-8B"
         >>> with get_risk_callback() as risk:
         ...     llm.batch(["The capital of France is", "The capital of Italy is"], alpha=1.0)
-        >>> [report["max_risk"] for report in risk.reports]
+        >>> [report.max_risk for report in risk.reports]
     """
 
     batch_size: int | None = Field(default=None, ge=1)
@@ -187,9 +187,10 @@ class CocoaLLM(CocoaModel, BaseLLM):
         return self._result(made)
 
     def _result(self, answers: list[TextGeneration]) -> LLMResult:
+        names = [name for answer in answers if (name := (answer.generation_info or {}).get("model_name"))]
         return LLMResult(
             generations=[[answer] for answer in answers],
-            llm_output={"model_name": self._name, "token_usage": _total_usage(answers)},
+            llm_output={"model_name": names[0] if names else self._name, "token_usage": _total_usage(answers)},
         )
 
 

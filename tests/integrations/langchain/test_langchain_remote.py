@@ -389,7 +389,7 @@ def test_an_answer_that_is_left_has_a_partial_report_and_ends_at_the_server(engi
         stream.close()
     [report] = risk.reports
     assert report.partial
-    assert report["spans"]
+    assert report.spans
     wait_until(lambda: sequences_running(engine) == 0)
 
 

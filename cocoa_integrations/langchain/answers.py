@@ -41,6 +41,10 @@ def get_risk(answer: Answer) -> RiskReport:
     Args:
         answer: see :data:`Answer`.
 
+    Example:
+        >>> report = get_risk(chain.invoke({"question": "Who wrote Dune?"}))
+        >>> report.max_risk, [span.risk for span in report.spans]
+
     Raises:
         ConfigError: the answer has no report, because it is plain text, is from another model, or was interrupted.
         DataError: the metadata of the answer holds something else than a report.
@@ -72,6 +76,8 @@ def find_risk(answer: Any) -> RiskReport | None:
         return RiskReport.of(answer)
     if isinstance(answer, Mapping):
         report = answer.get("risk")
+        if isinstance(report, RiskReport):
+            return report
         return RiskReport.from_wire(report) if isinstance(report, dict) and "spans" in report else None
     if not isinstance(answer, (BaseMessage, Generation)):
         return None

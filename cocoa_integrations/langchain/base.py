@@ -117,6 +117,7 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
         if isinstance(rest.get("metadata"), str):
             raise ConfigError(f"{what}: metadata is LangChain's; the option is named risk_metadata")
         refuse_unknown(rest, [*type(self).model_fields, "model", "config"], what=what)
+        require_detail(rest.get("risk_metadata"))
         rest.pop("config", None)
         named = one_model_name(rest)
         changed = [named if name == "model_name" else name for name in changed_options(rest)]
@@ -218,7 +219,8 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
             ConfigError: an option is unknown or out of range, or names another model.
             UnsupportedFeatureError: a text model is asked for tools or structured output.
         """
-        require_detail(self.risk_metadata)  # it may have been set after construction
+        for detail in (self.risk_metadata, options.get("risk_metadata")):  # the former may be set after construction
+            require_detail(detail)
         if not self.is_remote:
             _ = self._engine_or_lazy  # of the current options; the copy of this call shares it
         called, what = self._with_tools(options), type(self).__name__

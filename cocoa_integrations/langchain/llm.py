@@ -187,9 +187,10 @@ class CocoaLLM(CocoaModel, BaseLLM):
         return self._result(made)
 
     def _result(self, answers: list[TextGeneration]) -> LLMResult:
+        names = [name for answer in answers if (name := (answer.generation_info or {}).get("model_name"))]
         return LLMResult(
             generations=[[answer] for answer in answers],
-            llm_output={"model_name": self._name, "token_usage": _total_usage(answers)},
+            llm_output={"model_name": names[0] if names else self._name, "token_usage": _total_usage(answers)},
         )
 
 

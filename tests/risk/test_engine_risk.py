@@ -253,8 +253,8 @@ def test_langchain_and_llama_index_report_it(calibrated: CocoaEngine) -> None:
     assert 0 <= report["answer_risk"] <= 1
     with collect_risk() as reports:
         CocoaLLM(engine=calibrated, max_new_tokens=16).complete("Who wrote Dune?")
-    assert reports[-1]["calibrated"]
-    assert 0 < reports[-1]["max_risk"] <= 1
+    assert reports[-1].calibrated
+    assert 0 < reports[-1].max_risk <= 1
 
 
 def test_adapters_pass_a_file_on(engine: CocoaEngine, calibrator: RiskCalibrator, tmp_path: Path) -> None:
@@ -266,5 +266,5 @@ def test_adapters_pass_a_file_on(engine: CocoaEngine, calibrator: RiskCalibrator
         llm = CocoaLLM(model=engine.model, tokenizer=engine.tokenizer, calibrator=str(path), max_new_tokens=8)
     with collect_risk() as reports:
         llm.complete("Hello")
-    assert reports[-1]["calibrated"]
+    assert reports[-1].calibrated
     assert llm.calibrator == str(path)

@@ -337,12 +337,12 @@ def test_reports_say_what_is_out_of_domain(folder: Path, plain: RiskCalibrator) 
     chat = CocoaLLM(engine=quiet(engine_of(folder), narrow), max_new_tokens=12)
     with pytest.warns(CalibrationWarning, match="out_of_domain"), collect_risk() as reports:
         chat.complete("abc")
-    assert reports[-1]["out_of_domain"] is True
-    assert all(span["out_of_domain"] is True for span in reports[-1]["spans"])
+    assert reports[-1].out_of_domain is True
+    assert all(span.out_of_domain is True for span in reports[-1].spans)
     wide = plain.model_copy(
         update={level: getattr(plain, level).model_copy(update={"domain": None}) for level in ("span", "answer")}
     )
     with collect_risk() as reports:
         CocoaLLM(engine=quiet(engine_of(folder), wide), max_new_tokens=12).complete("abc")
-    assert "out_of_domain" not in reports[-1]
-    assert not any("out_of_domain" in span for span in reports[-1]["spans"])
+    assert "out_of_domain" not in reports[-1].to_dict()
+    assert not any("out_of_domain" in span.to_dict() for span in reports[-1].spans)

@@ -24,6 +24,7 @@ from cocoa_integrations.langchain import (
     GenerationTimeoutError,
     get_risk,
     get_spans,
+    risk_gate,
 )
 from tests.helpers.alike import close, token_counts
 from tests.helpers.forward_passes import failing
@@ -255,6 +256,9 @@ def test_text_streams_with_the_risk_beside_it(chat: ChatCocoa, answer: AIMessage
     )
     result = chain.invoke({"question": question})
     assert result == {"text": answer.content, "risk": get_risk(answer)}
+    assert (chain | risk_gate(1.0)).invoke({"question": question}) == result
+    abstained = (chain | risk_gate(0.0, on_risk="abstain", answer="?")).invoke({"question": question})
+    assert (abstained["text"], get_risk(abstained).max_risk) == ("?", get_risk(answer).max_risk)
     pieces = [piece for piece in chain.stream({"question": question}) if piece.get("text")]
     assert len(pieces) > 2
     assert "".join(piece["text"] for piece in pieces) == answer.content

@@ -85,7 +85,7 @@ class Part:
         return [span.with_values(text=text[span.start : span.end]) for span in spans]
 
     def report_in(self, spans: Sequence[SpanReport]) -> RiskReport:
-        """The report of the answer with these spans and all offsets in the shown text."""
+        """These spans, with offsets in the shown text. Fields and calls are in the answer's own report."""
         report, first = self.answer.report, self.numbers.start
         values: dict[str, Any] = {"spans": list(spans)}
         if report.reasoning is not None:  # its spans are not part of the shown text
@@ -97,13 +97,7 @@ class Part:
             values["check"] = [
                 check.with_values(spans=[number - first for number in check.spans]) for check in values["check"]
             ]
-        if report.fields:
-            placed = self._placed(report.fields.values())
-            values["fields"] = {
-                path: value.with_values(spans=[number - first for number in value.spans])
-                for path, value in zip(report.fields, placed, strict=True)
-            }
-        return report.with_values(**values)
+        return report.without("fields", "tool_calls").with_values(**values)
 
     def _placed(self, entries: Iterable[Entry]) -> list[Entry]:
         """Entries with their offsets in the shown text, which may lack white space at the ends."""

@@ -9,6 +9,7 @@ from llama_index.core.base.llms.types import ThinkingBlock
 
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.report import RISK_KEY, RiskReport, ValueReport
+from cocoa_integrations.llama_index.answers import REPORTS_KEY
 from cocoa_integrations.tool_calling import fields_of_report
 
 
@@ -55,7 +56,7 @@ def argument_risks(answer: Any) -> dict[str, dict[str, ValueReport]]:
     Raises:
         ConfigError: the answer has no report.
     """
-    return {call.id: call.arguments for call in get_risk(answer).tool_calls}
+    return {call.id: call.arguments for call in _structured(answer).tool_calls}
 
 
 def field_risks(answer: Any) -> dict[str, ValueReport]:
@@ -75,7 +76,18 @@ def field_risks(answer: Any) -> dict[str, ValueReport]:
     Raises:
         ConfigError: the answer has no report.
     """
-    return fields_of_report(get_risk(answer))
+    return fields_of_report(_structured(answer))
+
+
+def _structured(answer: Any) -> RiskReport:
+    """The report with the fields or arguments: of a response that shows one answer, the report of this answer."""
+    report = get_risk(answer)
+    metadata = getattr(answer, "metadata", None)
+    if report.fields or report.tool_calls or len(report.parts) != 1 or not isinstance(metadata, Mapping):
+        return report
+    reports = metadata.get(REPORTS_KEY) or []
+    number = report.parts[0].report
+    return RiskReport.from_wire(reports[number]) if number < len(reports) else report
 
 
 def _wire_of(answer: Any) -> Mapping[str, Any] | None:

@@ -27,9 +27,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 NAME = PROJECT["name"]
 
 EXTRA_OF_FOLDER = {
-    "cocoa_integrations/langchain/remote.py": "remote",
-    "cocoa_integrations/langchain/remote_request.py": "remote",
-    "cocoa_integrations/llama_index/remote.py": "remote",
     "cocoa_integrations/langchain/agents.py": "agents",
     "cocoa_integrations/langchain/": "langchain",
     "cocoa_integrations/llama_index/": "llama-index",

@@ -113,16 +113,11 @@ assert agent.invoke({"messages": [("user", "Who wrote Dune?")]})["messages"][-1]
 """,
     "remote": """
 import openai
-from llama_index.core.llms import ChatMessage
-from cocoa_integrations.langchain import ChatCocoaRemote
-from cocoa_integrations.llama_index import CocoaRemote
-nowhere = {"base_url": "http://127.0.0.1:9/v1", "max_retries": 0}
-for ask in (
-    lambda: ChatCocoaRemote(**nowhere).invoke("Who wrote Dune?"),
-    lambda: CocoaRemote(**nowhere).chat([ChatMessage("Who wrote Dune?")]),
-):
+from cocoa_integrations.chat_service import ChatCall, RemoteChat
+service = RemoteChat("http://127.0.0.1:9/v1", max_retries=0)
+for call in (ChatCall([{"role": "user", "content": "Who wrote Dune?"}]), ChatCall(prompt="Dune was written by")):
     try:
-        ask()
+        service.answer(call)
     except openai.APIConnectionError:
         pass
     else:

@@ -131,6 +131,7 @@ assert year.text.isdigit() and len(year.text) == 4, year.text
     "tracing": ENGINE
     + """
 from opentelemetry.trace import INVALID_SPAN_CONTEXT, NonRecordingSpan, use_span
+from cocoa_integrations.chat_service import ChatCall, LocalChat
 from cocoa_integrations.tracing import RiskTrace
 
 class Recording(NonRecordingSpan):
@@ -141,7 +142,8 @@ class Recording(NonRecordingSpan):
 
 span = Recording(INVALID_SPAN_CONTEXT)
 with use_span(span):
-    RiskTrace().record(engine.generate("Dune was written by", max_new_tokens=4))
+    call = ChatCall(prompt="Dune was written by", config=CocoaConfig(max_new_tokens=4))
+    RiskTrace().record(LocalChat(engine).answer(call))
 assert span.attributes["cocoa.answers"] == 1
 """,
     "serve": ENGINE

@@ -54,6 +54,10 @@ class TokenLogprobs:
                 )
         return entries
 
+    def of_answer(self, spans: Iterable[Span]) -> list[dict[str, Any]]:
+        """The entries of all spans of an answer; see :meth:`of`."""
+        return [entry for span in spans for entry in self.of(span)]
+
     def token(self, token_id: int, log_prob: float | None, top: Sequence[tuple[int, float]] = ()) -> dict[str, Any]:
         """The entry of the next token of a text that is not divided into spans, such as a prompt.
 
@@ -92,9 +96,3 @@ def _known(log_prob: float | None) -> float | None:
 
 def _plain(log_prob: float) -> float:
     return log_prob if math.isfinite(log_prob) else UNLIKELY
-
-
-def openai_logprobs(spans: Iterable[Span], engine: CocoaEngine) -> dict[str, Any]:
-    """``{"content": [...]}`` of a complete answer."""
-    tokens = TokenLogprobs(engine)
-    return {"content": [entry for span in spans for entry in tokens.of(span)]}

@@ -222,12 +222,9 @@ class PreparedCall:
         Raises:
             IncompleteAnswerError: its JSON or a call does not fit the schema, and must.
         """
-        split = self.plan.split(generation) if self.is_chat else Split("", 0, None, generation)
+        split = self.split(generation)
         reading = self.plan.read(generation.text, start=split.answer_start)
-        logprobs = None
-        if self.call.logprobs:
-            tokens = self.tokens()
-            logprobs = [entry for span in generation.spans for entry in tokens.of(span)]
+        logprobs = self.tokens().of_answer(generation.spans) if self.call.logprobs else None
         return self.finished(generation, split, reading, [new_id() for _ in reading.calls], logprobs, timeline)
 
     def finished(
@@ -260,6 +257,10 @@ class PreparedCall:
             split=split,
             timeline=timeline,
         )
+
+    def split(self, generation: Generation) -> Split:
+        """The reasoning and the answer; a prompt that is no chat's has no reasoning."""
+        return self.plan.split(generation) if self.is_chat else Split("", 0, None, generation)
 
     def tokens(self) -> TokenLogprobs:
         """Lists the tokens of an answer."""
@@ -379,7 +380,7 @@ class LocalStream:
         held, rest, reading = growing.finish()
         if held:
             yield held
-        split = prepared.plan.split(spans.generation) if prepared.is_chat else Split("", 0, None, spans.generation)
+        split = prepared.split(spans.generation)
         answer = prepared.finished(spans.generation, split, reading, growing.ids, growing.logprobs, self._timeline)
         self._answer = replace(answer, rest=rest)
 

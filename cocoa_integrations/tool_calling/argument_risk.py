@@ -120,10 +120,8 @@ def _overlapping(spans: Sequence[Span], offsets: tuple[int, int]) -> list[tuple[
 
 def _token_offsets(generation: Generation, engine: CocoaEngine) -> list[tuple[int, int, float]]:
     """Start and end of the text of each token, and its log-probability."""
-    entries = TokenLogprobs(engine)
     offsets, position = [], 0
-    for span in generation.spans:
-        for entry in entries.of(span):
-            offsets.append((position, position + len(entry["token"]), entry["logprob"]))
-            position += len(entry["token"])
+    for entry in TokenLogprobs(engine).of_answer(generation.spans):
+        offsets.append((position, position + len(entry["token"]), entry["logprob"]))
+        position += len(entry["token"])
     return offsets

@@ -21,7 +21,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation
 from cocoa_engine.model.detokenizer import Detokenizer, decoded
 from cocoa_engine.model.tokenizer import REPLACEMENT, Tokens
-from cocoa_integrations._shared.logprobs import openai_logprobs
+from cocoa_integrations._shared.logprobs import TokenLogprobs
 from tests.helpers.prompts import PROMPTS
 from tests.helpers.reference import FullForward, Reference, assert_same, text_of
 from tests.helpers.tiny_models import (
@@ -256,7 +256,7 @@ def test_an_answer_that_ends_inside_a_character(count, ended_by):
     check_assembly(answer, engine.tokenizer)
     assert list(engine.stream([5], logits_processor=dictated, **options)) == answer.spans
     assert engine.generate_batch([[5], [5]], logits_processor=dictated, **options)[1].text == expected
-    entries = openai_logprobs(answer.spans, engine)["content"]
+    entries = TokenLogprobs(engine).of_answer(answer.spans)
     assert "".join(entry["token"] for entry in entries) == expected
     assert b"".join(bytes(entry["bytes"]) for entry in entries) == expected.encode()
     assert engine.score([5], answer.token_ids).text == expected

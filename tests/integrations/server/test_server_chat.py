@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from cocoa_engine import CocoaConfig
-from cocoa_integrations._shared.logprobs import openai_logprobs
+from cocoa_integrations._shared.logprobs import TokenLogprobs
 from cocoa_integrations.server import ServerSettings
 from tests.helpers import tool_templates
 from tests.helpers.alike import near
@@ -158,7 +158,7 @@ async def test_several_answers_have_seeds_of_their_own(tiny: Speaker) -> None:
 
 
 async def test_logprobs_are_the_engines(tiny: Speaker) -> None:
-    expected = openai_logprobs(tiny.chat(HELLO, max_new_tokens=LIMIT, top_logprobs=3).spans, tiny)["content"]
+    expected = TokenLogprobs(tiny).of_answer(tiny.chat(HELLO, max_new_tokens=LIMIT, top_logprobs=3).spans)
     asked = {"max_tokens": LIMIT, "logprobs": True, "top_logprobs": 3}
     answer = await chat(tiny, **asked)
     assert answer["choices"][0]["logprobs"]["content"] == expected

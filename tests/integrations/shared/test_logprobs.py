@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from cocoa_engine import CocoaEngine, Generation
-from cocoa_integrations._shared.logprobs import openai_logprobs
+from cocoa_integrations._shared.logprobs import TokenLogprobs
 from tests.helpers.tiny_models import sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
 
 
 def check(out: Generation, engine: CocoaEngine) -> list[dict[str, Any]]:
-    content: list[dict[str, Any]] = openai_logprobs(out.spans, engine)["content"]
+    content: list[dict[str, Any]] = TokenLogprobs(engine).of_answer(out.spans)
     assert "".join(entry["token"] for entry in content) == out.text
     assert b"".join(bytes(entry["bytes"]) for entry in content) == out.text.encode()
     return content

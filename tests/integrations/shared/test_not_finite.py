@@ -19,7 +19,7 @@ from cocoa_engine.report import RiskReport
 from cocoa_engine.risk.policy import reaches
 from cocoa_integrations._shared.citations import with_lifts
 from cocoa_integrations._shared.limits import Limit, highest
-from cocoa_integrations._shared.logprobs import openai_logprobs
+from cocoa_integrations._shared.logprobs import TokenLogprobs
 from cocoa_integrations._shared.tries import Tries
 from cocoa_integrations.judging import Judgement
 from cocoa_integrations.langchain import HallucinationRiskError, RiskCallbackHandler, max_risk, risk_gate
@@ -178,7 +178,7 @@ def test_the_rest_of_the_metadata_is_json() -> None:
     certain = answer.spans[0].model_copy(
         update={"token_ids": [70], "token_log_probs": [-math.inf], "top_log_probs": [[(70, 0.0), (71, -math.inf)]]}
     )
-    entries = openai_logprobs([certain], endless())
+    entries = TokenLogprobs(endless()).of_answer([certain])
     assert "-9999.0" in json.dumps(entries, allow_nan=False)
 
 

@@ -317,13 +317,8 @@ class Chosen:
         report: RiskSummary | None = self.report
         if self.report is not None and self.report.is_compact:  # the message, which is in the state too, has its lists
             report = self.report.summary
-        entry = {
-            "report": None if report is None else report.to_dict(),
-            "value": self.value,
-            "attempts": self.attempts,
-            "action": action,
-        }
-        update: dict[str, Any] = {"cocoa_risks": [entry]}
+        entry = AgentRisk(report=report, value=self.value, action=action, attempts=self.attempts)
+        update: dict[str, Any] = {"cocoa_risks": [entry.to_dict()]}
         response = self.model_response
         if replaced is not None:
             # a new id, because a different message was streamed under the old one

@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import io
 import os
-import signal as signals
+import signal
 import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from cocoa_engine import __version__
-from cocoa_engine.cli.ask import ask, compare
-from cocoa_engine.cli.bench import bench
-from cocoa_engine.cli.calibrate import calibrate
-from cocoa_engine.cli.chat import chat
-from cocoa_engine.cli.info import info
-from cocoa_engine.cli.options import load_command, plugin_commands
+from cocoa_engine.cli.options import commands, load_command
 from cocoa_engine.cli.output import Terminated, describe_error, print_note
-from cocoa_engine.cli.score import score
-from cocoa_engine.cli.studies import alpha, heads, signal
-from cocoa_engine.cli.threshold import threshold
 from cocoa_engine.risk import CalibrationWarning
 from cocoa_engine.safe_text import safe
 
@@ -38,38 +29,32 @@ _python_format = warnings.formatwarning
 
 
 class OneLineErrors(TyperGroup):
-    """A group of commands that turns exceptions into an exit code and one line on stderr."""
+    """A group of commands that turns exceptions into an exit code and one line on stderr.
+
+    The module of a command is imported when the command or the list of all is asked for.
+    """
 
     # Any: Typer passes click's Context and Command, newer versions those of their own copy of click
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The built-in commands, then the plugins."""
-        return list(dict.fromkeys((*super().list_commands(ctx), *plugin_commands())))
+        return list(dict.fromkeys((*super().list_commands(ctx), *commands())))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The built-in command of this name, or the plugin."""
+        """The command of this name."""
         command = super().get_command(ctx, cmd_name)
-        return load_command(cmd_name) if command is None and cmd_name in plugin_commands() else command
+        return load_command(cmd_name) if command is None and cmd_name in commands() else command
 
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        windows_expand_args: bool = True,
-        **extra: Any,
-    ) -> Any:
+    def main(self, args: Any = None, *rest: Any, standalone_mode: bool = True, **options: Any) -> Any:
         """Run a command line and exit. Without ``standalone_mode`` it returns or raises as Typer does."""
         args = list(sys.argv[1:] if args is None else args) or ["--help"]
-        run = partial(super().main, args, prog_name, complete_var, False, windows_expand_args, **extra)
         if not standalone_mode:
-            return run()
+            return super().main(args, *rest, standalone_mode=False, **options)
         _prepare_streams()
         received: list[int] = []  # SIGTERM, which Typer takes for Ctrl-C
         try:
             with _sigterm_interrupts(received):
-                code = run()
+                code = super().main(args, *rest, standalone_mode=False, **options)
             sys.stdout.flush()
         except (KeyboardInterrupt, typer.Abort):
             code = INTERRUPTED
@@ -96,17 +81,17 @@ def _sigterm_interrupts(received: list[int]) -> Iterator[None]:
 
     def interrupt(number: int, frame: object) -> None:
         received.append(number)
-        signals.signal(number, signals.SIG_DFL)
+        signal.signal(number, signal.SIG_DFL)
         raise Terminated
 
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread takes signals
         return
-    before = signals.signal(signals.SIGTERM, interrupt)
+    before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:
-        signals.signal(signals.SIGTERM, before)
+        signal.signal(signal.SIGTERM, before)
 
 
 def _prepare_streams() -> None:
@@ -134,19 +119,6 @@ def cocoa(
     ] = False,
 ) -> None:
     """Ask a local language model, and see which parts of its answer may be wrong."""
-
-
-app.command()(ask)
-app.command()(chat)
-app.command()(compare)
-app.command()(score)
-app.command()(info)
-app.command()(bench)
-app.command()(heads)
-app.command()(signal)
-app.command()(calibrate)
-app.command()(threshold)
-app.command()(alpha)
 
 
 def run() -> None:

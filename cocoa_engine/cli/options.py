@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
-from pydantic.fields import FieldInfo
 from rich.markup import escape
 from typer.main import get_command
 
@@ -23,25 +22,42 @@ from cocoa_engine.model import load_options
 from cocoa_engine.model.load_options import default_of
 
 GROUP = "cocoa.commands"
+"""The group of entry points for commands of other packages."""
 
 RUNNERS = "cocoa.runners"
 """The group of entry points for running a command elsewhere, as on a cluster. Each is named after the function of its
 command."""
+
+BUILT_IN = {
+    "ask": "ask",
+    "chat": "chat",
+    "compare": "ask",
+    "score": "score",
+    "info": "info",
+    "bench": "bench",
+    "heads": "studies",
+    "signal": "studies",
+    "calibrate": "calibrate",
+    "threshold": "threshold",
+    "alpha": "studies",
+}
+"""The commands of this package, each with its module. The function has the name of the command."""
 
 Runner = Annotated[Callable[..., Any] | None, "runner"]
 """The annotation of a command's parameter for what runs it elsewhere."""
 
 
 @cache
-def plugin_commands() -> dict[str, EntryPoint]:
-    """The entry points of plugins by command name. Nothing is imported."""
-    return {entry.name: entry for entry in entry_points(group=GROUP)}
+def commands() -> dict[str, EntryPoint]:
+    """The commands by name: the built-in ones, then those of other packages. Nothing is imported."""
+    own = {name: EntryPoint(name, f"cocoa_engine.cli.{module}:{name}", GROUP) for name, module in BUILT_IN.items()}
+    return own | {entry.name: entry for entry in entry_points(group=GROUP) if entry.name not in own}
 
 
 @cache
 def load_command(name: str) -> Any:
     """The Typer command of an entry point. If it cannot be imported, running the command reports the reason."""
-    entry = plugin_commands()[name]
+    entry = commands()[name]
     try:
         function = entry.load()
     except Exception as error:
@@ -61,11 +77,10 @@ def runner_options(command: str) -> Callable[..., Runner] | None:
 
     It returns what runs the command; `None` to run it here.
     """
-    for entry in entry_points(group=RUNNERS):
-        if entry.name == command:
-            with suppress(ImportError):
-                options: Callable[..., Runner] = entry.load()
-                return options
+    for entry in entry_points(group=RUNNERS, name=command):
+        with suppress(ImportError):
+            options: Callable[..., Runner] = entry.load()
+            return options
     return None
 
 
@@ -106,9 +121,14 @@ Details = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")]
 
 
+def _loading(help: str | None, *flags: str, **options: Any) -> Any:
+    """An option for loading a model."""
+    return typer.Option(*flags, help=help, rich_help_panel=LOADING, **options)
+
+
 def _declared(name: str, *flags: str, metavar: str | None = None) -> Any:
     """The option of the command line for a declared loading option."""
-    return typer.Option(*flags, metavar=metavar, help=_DECLARED[name].description, rich_help_panel=LOADING)
+    return _loading(_DECLARED[name].description, *flags, metavar=metavar)
 
 
 @dataclass(frozen=True)
@@ -117,41 +137,29 @@ class LoadOptions:
 
     tokenizer: Annotated[str | None, _declared("tokenizer_name", metavar="NAME")] = None
     revision: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Branch, tag or commit of a model on the Hub. Default: main.", rich_help_panel=LOADING
-        ),
+        str | None, _loading("Branch, tag or commit of a model on the Hub. Default: main.", metavar="NAME")
     ] = None
     dtype: Annotated[str, _declared("dtype")] = default_of("dtype")
     device_map: Annotated[str, _declared("device_map")] = default_of("device_map")
     forward: Annotated[
         str,
-        typer.Option(
+        _loading(
+            "modules: always run Hugging Face's modules, even for models that the faster lean pass supports.",
             metavar="auto|modules",
-            help="modules: always run Hugging Face's modules, even for models that the faster lean pass supports.",
-            rich_help_panel=LOADING,
         ),
     ] = "auto"
     weights: Annotated[
         str,
-        typer.Option(
-            metavar="stored|float32|q8_0|q4_k",
-            help="float32: unpack a GGUF file, to four bytes for each weight. q8_0, q4_k: quantise a safetensors "
+        _loading(
+            "float32: unpack a GGUF file, to four bytes for each weight. q8_0, q4_k: quantise a safetensors "
             "checkpoint while it is loaded, to about 8.5 and 4.5 bits for each weight. For a CPU; it changes answers.",
-            rich_help_panel=LOADING,
+            metavar="stored|float32|q8_0|q4_k",
         ),
     ] = "stored"
-    threads: Annotated[
-        int | None,
-        typer.Option(min=1, max=4096, help="Number of CPU threads. Default: torch's choice.", rich_help_panel=LOADING),
-    ] = None
-    allow_pickle: Annotated[bool, _declared("allow_pickle", "--allow-pickle")] = default_of("allow_pickle")
-    trust_remote_code: Annotated[bool, _declared("trust_remote_code", "--trust-remote-code")] = default_of(
-        "trust_remote_code"
-    )
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show tracebacks and the libraries' own messages.", rich_help_panel=LOADING)
-    ] = False
+    threads: Annotated[int | None, _loading("Number of CPU threads. Default: torch's choice.", min=1, max=4096)] = None
+    allow_pickle: Annotated[bool, _declared("allow_pickle", "--allow-pickle")] = False
+    trust_remote_code: Annotated[bool, _declared("trust_remote_code", "--trust-remote-code")] = False
+    debug: Annotated[bool, _loading("Show tracebacks and the libraries' own messages.", "--debug")] = False
 
 
 def with_options(*only: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -166,42 +174,34 @@ def with_options(*only: str) -> Callable[[Callable[..., None]], Callable[..., No
     Args:
         *only: the settings that the command takes. Default: all.
     """
+    settings = only or tuple(CocoaConfig.model_fields)
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        runner = runner_options(function.__name__)
         parameters: list[inspect.Parameter] = []
-        elsewhere: Callable[..., Runner] | None = None
+        groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
         for parameter in inspect.signature(function, eval_str=True).parameters.values():
+            group: tuple[Callable[..., Any], list[inspect.Parameter]] | None = None
             if parameter.annotation is CocoaConfig:
-                parameters += _config_options(only)
+                group = _config, [_config_option(name) for name in settings]
             elif parameter.annotation is LoadOptions:
-                parameters += _load_options()
-            elif parameter.annotation == Runner:
-                elsewhere = runner_options(function.__name__)
-                parameters += [] if elsewhere is None else _runner_options(elsewhere)
+                group = LoadOptions, _parameters(LoadOptions)
             elif parameter.annotation == Model:
-                parameters += _model_options()
+                group = _model, _MODEL_OPTIONS
+            elif parameter.annotation == Runner:
+                group = (runner, _parameters(runner)) if runner else None
             else:
                 parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            if group is not None:
+                parameters += group[1]
+                groups[parameter.name] = group[0], [option.name for option in group[1]]
 
         def command(**given: Any) -> None:
-            loading = {field.name: given.pop(field.name) for field in fields(LoadOptions)}
-            # only these fields, since a command may define an option with the name of another field
-            config = {name: given.pop(name) for name in _fields(only) if name in given}
-            for name, kind in get_type_hints(function).items():
-                if kind is CocoaConfig:
-                    given[name] = _config(config)
-                elif kind is LoadOptions:
-                    given[name] = LoadOptions(**loading)
-            if elsewhere is not None:
-                given["runner"] = elsewhere(
-                    **{
-                        runner_option.name: given.pop(runner_option.name)
-                        for runner_option in _runner_options(elsewhere)
-                    }
-                )
-            if "positional_model" in given:
-                given["model"] = _one_model(given["model"], given.pop("positional_model"))
-            function(**given)
+            built = {
+                name: build(**{option: given.pop(option) for option in options})
+                for name, (build, options) in groups.items()
+            }
+            function(**given, **built)
 
         command.__name__, command.__doc__ = function.__name__, function.__doc__
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -211,88 +211,72 @@ def with_options(*only: str) -> Callable[[Callable[..., None]], Callable[..., No
     return decorate
 
 
-def _runner_options(elsewhere: Callable[..., Runner]) -> list[inspect.Parameter]:
-    parameters = inspect.signature(elsewhere, eval_str=True).parameters.values()
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    parameters = inspect.signature(function, eval_str=True).parameters.values()
     return [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
 
 
-def _load_options() -> Iterator[inspect.Parameter]:
-    types = get_type_hints(LoadOptions, include_extras=True)
-    for field in fields(LoadOptions):
-        yield _option(field.name, types[field.name], field.default)
-
-
-def _model_options() -> Iterator[inspect.Parameter]:
-    """The model as ``--model`` and as an argument after the others of the command."""
-    argument = typer.Argument(metavar="[MODEL]", help="The same as --model.", show_default=False)
-    yield _option("positional_model", Annotated[str | None, argument], None)
-    yield _option("model", Model, None)
-
-
-def _one_model(option: str | None, argument: str | None) -> str | None:
+def _model(positional_model: str | None, model: str | None) -> str | None:
     """The model that was given in either way.
 
     Raises:
         ConfigError: two different models were given.
     """
-    if option is not None and argument not in (None, option):
-        raise ConfigError(f"two models are given: --model {option} and the argument {argument!r}. Give one of them")
-    return argument if option is None else option
-
-
-def _fields(only: Sequence[str]) -> list[str]:
-    return [name for name in CocoaConfig.model_fields if not only or name in only]
-
-
-def _config_options(only: Sequence[str]) -> Iterator[inspect.Parameter]:
-    """One option per setting. The option's default is "not given", since the config declares the default."""
-    for name in _fields(only):
-        field = CocoaConfig.model_fields[name]
-        repeatable = _is_repeatable(field)
-        default = "" if field.default in (None, ()) else f" [default: {field.default}]"
-        option = typer.Option(
-            f"--{name.replace('_', '-')}",
-            help=escape(f"{field.description}{default}{' Repeatable.' if repeatable else ''}"),
-            metavar=_metavar(field),
-            show_default=False,
-            rich_help_panel=DECODING,
+    if model is not None and positional_model not in (None, model):
+        raise ConfigError(
+            f"two models are given: --model {model} and the argument {positional_model!r}. Give one of them"
         )
-        yield _option(name, Annotated[(list[str] if repeatable else str) | None, option], None)
+    return positional_model if model is None else model
 
 
-def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+def _option(name: str, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def _config(given: Mapping[str, Any]) -> CocoaConfig:
+_MODEL_OPTIONS = [
+    _option(
+        "positional_model",
+        Annotated[str | None, typer.Argument(metavar="[MODEL]", help="The same as --model.", show_default=False)],
+    ),
+    _option("model", Model),
+]
+"""The model as an argument after the others of the command, and as ``--model``."""
+
+
+def _config_option(name: str) -> inspect.Parameter:
+    """The option of a setting. Its default is "not given", since the config declares the default."""
+    field = CocoaConfig.model_fields[name]
+    kind = _kind(name)
+    repeatable = ... in get_args(kind)
+    default = "" if field.default in (None, ()) else f" [default: {field.default}]"
+    option = typer.Option(
+        f"--{name.replace('_', '-')}",
+        help=escape(f"{field.description}{default}{' Repeatable.' if repeatable else ''}"),
+        metavar="TEXT" if repeatable else _metavar(kind),
+        show_default=False,
+        rich_help_panel=DECODING,
+    )
+    return _option(name, Annotated[(list[str] if repeatable else str) | None, option])
+
+
+def _config(**given: Any) -> CocoaConfig:
     """The settings from the given options, which are still text; the config validates them."""
     settings = {name: value for name, value in given.items() if value not in (None, [])}
     for name, value in settings.items():
-        if isinstance(value, str) and _is_tuple(CocoaConfig.model_fields[name]):
+        if isinstance(value, str) and get_origin(_kind(name)) is tuple:
             settings[name] = re.split(r",|(?<=\d)-", value)  # the evaluation harness writes tuples as 10-20
     return CocoaConfig(**settings)
 
 
-def _alternatives(field: FieldInfo) -> tuple[Any, ...]:
-    """The types of a field: the members of its union, or its only type."""
-    return get_args(field.annotation) if type(None) in get_args(field.annotation) else (field.annotation,)
+def _kind(name: str) -> Any:
+    """The type of a setting that is not `None`."""
+    annotation = CocoaConfig.model_fields[name].annotation
+    return get_args(annotation)[0] if type(None) in get_args(annotation) else annotation
 
 
-def _is_tuple(field: FieldInfo) -> bool:
-    return any(get_origin(kind) is tuple for kind in _alternatives(field))
-
-
-def _is_repeatable(field: FieldInfo) -> bool:
-    return any(get_origin(kind) is tuple and ... in get_args(kind) for kind in _alternatives(field))
-
-
-def _metavar(field: FieldInfo) -> str:
+def _metavar(kind: Any) -> str:
     """The placeholder of an option's value in the help: its choices, or its type."""
-    kind = _alternatives(field)[0]
     if get_origin(kind) is Literal:
         return "|".join(get_args(kind))
-    if _is_repeatable(field):
-        return "TEXT"
-    if get_origin(kind) is tuple:
-        return ",".join(part.__name__.upper() for part in get_args(kind))
-    return str(kind.__name__).upper()
+    parts = get_args(kind) if get_origin(kind) is tuple else [kind]
+    return ",".join(part.__name__.upper() for part in parts)

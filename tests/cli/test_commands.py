@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, ModelInfo, __version__
 from cocoa_engine.cli.app import app
-from cocoa_engine.cli.options import LoadOptions, plugin_commands, with_options
+from cocoa_engine.cli.options import LoadOptions, commands, with_options
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, ScoredHead
 from tests.helpers.alike import near
 from tests.helpers.processes import LIMIT, run
@@ -47,11 +47,9 @@ def test_score_json_has_the_claims_of_the_divided_text(cocoa: Cocoa, engine: Coc
 
 
 def test_every_number_among_the_options_has_bounds() -> None:
-    commands = {one.callback.__name__: one.callback for one in app.registered_commands if one.callback}
-    commands |= {name: point.load() for name, point in plugin_commands().items()}
     found = {}
-    for command, function in commands.items():
-        for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+    for command, entry in commands().items():
+        for name, parameter in inspect.signature(entry.load(), eval_str=True).parameters.items():
             kind, *about = get_args(parameter.annotation) or (None,)
             if {int, float} & {kind, *get_args(kind)}:
                 found[command, name] = [about[0].min, about[0].max]

@@ -44,5 +44,5 @@ def cocoa(engine: CocoaEngine, entry_point: Path, monkeypatch: pytest.MonkeyPatc
 
 def forget_plugins() -> None:
     """As if no plugin had been looked for in this process."""
-    plugins.plugin_commands.cache_clear()
+    plugins.commands.cache_clear()
     plugins.load_command.cache_clear()

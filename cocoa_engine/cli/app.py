@@ -45,16 +45,16 @@ class OneLineErrors(TyperGroup):
         command = super().get_command(ctx, cmd_name)
         return load_command(cmd_name) if command is None and cmd_name in commands() else command
 
-    def main(self, args: Any = None, *rest: Any, standalone_mode: bool = True, **options: Any) -> Any:
+    def main(self, args: Any = None, *_: Any, standalone_mode: bool = True, **options: Any) -> Any:
         """Run a command line and exit. Without ``standalone_mode`` it returns or raises as Typer does."""
         args = list(sys.argv[1:] if args is None else args) or ["--help"]
         if not standalone_mode:
-            return super().main(args, *rest, standalone_mode=False, **options)
+            return super().main(args, standalone_mode=False, **options)
         _prepare_streams()
         received: list[int] = []  # SIGTERM, which Typer takes for Ctrl-C
         try:
             with _sigterm_interrupts(received):
-                code = super().main(args, *rest, standalone_mode=False, **options)
+                code = super().main(args, standalone_mode=False, **options)
             sys.stdout.flush()
         except (KeyboardInterrupt, typer.Abort):
             code = INTERRUPTED

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from functools import partial
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Group
@@ -15,117 +14,185 @@ from rich.table import Table
 from rich.text import Text
 
 from cocoa_engine.cli.info import load_engine
-from cocoa_engine.cli.labelled import ANSWER, Cache, Chat, Draws, Format, LabelledAnswers, Prompts, Seed
+from cocoa_engine.cli.labelled import Cache, Chat, Draws, Format, Prompts, Seed, read, teacher_forced
 from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.output import Overwrite, check_drawable, on_interrupt, output, print_json, print_note, reserved
 from cocoa_engine.cli.progress import Progress
-from cocoa_engine.cli.unfinished import measured_answers
+from cocoa_engine.cli.unfinished import fate, measured_answers
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.errors import CalibrationError, ConfigError
-from cocoa_engine.lab.data import Question
+from cocoa_engine.errors import CalibrationError, ConfigError, DataError
+from cocoa_engine.lab.data import read_questions, sample
+from cocoa_engine.lab.files import read_document
+from cocoa_engine.methods import METHODS
 from cocoa_engine.optional import need
 from cocoa_engine.output_files import draft_of, is_stream
-from cocoa_engine.risk.calibrator import CalibrationWarning, RiskCalibrator, Settings
+from cocoa_engine.risk.calibrator import RiskCalibrator, Settings
 from cocoa_engine.risk.features import Level
 from cocoa_engine.risk.fitted import Estimate, FittedRisk, Rule, Threshold, Validation
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
     from cocoa_engine.lab.cache import CacheFolder
-    from cocoa_engine.lab.fit import FitSettings, LabelledFeatures
-    from cocoa_engine.lab.fit_calibrator import Verdict
+    from cocoa_engine.lab.fit import FitSettings, FittedLevels, LabelledFeatures
+
+ANSWER = 10.0
+"""The work of an answer to a question, where that of feeding a text is 1."""
+
+FITTED_SETTINGS = [name for name in Settings.model_fields if name != "branches"]
+"""The settings that a calibrator was fitted with; whether there are branches follows from the method."""
 
 
-@dataclass(frozen=True)
-class ValidationReport:
-    """How ``cocoa calibrate`` shows how good a calibrator is.
+def read_documents(path: Path) -> list[str]:
+    """The text of a file, or of each ``.txt`` and ``.md`` file of a folder, in the order of their names.
+
+    Raises:
+        DataError: there are none, or one cannot be read.
+    """
+    files = sorted(file for file in path.rglob("*") if file.suffix in (".txt", ".md")) if path.is_dir() else [path]
+    if not files:
+        raise DataError(f"{path} has no .txt or .md files.")
+    return [read_document(file) for file in files]
+
+
+class LabelledAnswers:
+    """Where labelled answers come from. The arguments are options of ``cocoa calibrate``.
 
     Attributes:
-        plot: the file that those of the reliability curves are named after; `None`: none is written.
-        json: print JSON instead of tables.
-        no_color: without colour.
-        strict: end with status 1 if a risk is poor.
+        cache: the folder in which what is measured is kept.
+
+    Raises:
+        DataError: a file cannot be read, or has no usable records.
     """
 
-    plot: Path | None
-    json: bool
-    no_color: bool
-    strict: bool
+    cache: CacheFolder | None = None
 
-    def plot_of(self, level: Level) -> list[Path]:
-        """The file of a level's reliability curve, if one is written."""
-        return [] if self.plot is None else [self.plot.with_stem(f"{self.plot.stem}-{level}")]
+    def __init__(
+        self,
+        data: Path | None,
+        format: str | None,
+        questions: Path | None,
+        documents: Path | None,
+        *,
+        self_made: bool,
+        prompts: int | None,
+        chat: bool,
+        seed: int,
+    ) -> None:
+        self.data, self.questions, self.self_made = data, questions, self_made
+        self.records = [] if data is None else read(data, format, prompts, seed)
+        self.asked = [] if questions is None else sample(read_questions(questions), prompts, seed)
+        self.texts = [] if documents is None else read_documents(documents)
+        self.count, self.chat, self.seed = prompts, chat, seed
 
-    def draw(self, found: Mapping[Level, Validation]) -> list[Path]:
-        """Write the reliability curve of each level, and return the files."""
-        from cocoa_engine.rendering.plot import reliability_curve
+    def shares(self) -> dict[str, float]:
+        """The stages of :meth:`measured`, and the work of each: that of feeding a text is 1."""
+        from cocoa_engine.lab.self_made import QUESTIONS
 
-        files = []
-        for level, validation in found.items():
-            for file in self.plot_of(level):
-                with draft_of(file) as draft:
-                    reliability_curve(validation, level).savefig(draft, format=file.suffix[1:])
-                files.append(file)
-        return files
+        made = (self.count or QUESTIONS) if self.self_made else 0
+        return {
+            "feeding answers": len(self.records),
+            "answering questions": ANSWER * (len(self.asked) + made),
+            "feeding texts": made // 2,
+        }
 
-    def show(self, tables: Sequence[Group | Text], written: Sequence[Path], after: Sequence[Text] = ()) -> None:
-        """Print tables, the names of written files, and some lines after them."""
-        files = [Text(f"Written to {', '.join(map(str, written))}.")] if written else []
-        output(self.no_color).print(Group(*tables, *files, *after))
+    def measured(
+        self, engine: CocoaEngine, config: CocoaConfig, level: Level | None, *, states: bool, progress: Progress
+    ) -> tuple[dict[Level, LabelledFeatures], dict[Level, str]]:
+        """The features of the answers, and a description of their source, by level.
 
-    def exit_if_poor(self, found: Mapping[Level, Verdict]) -> None:
-        """End the command with status 1 if a risk is poor, and :attr:`strict`.
+        Args:
+            engine: the engine with the model.
+            config: the settings.
+            level: the only level to return; `None`: all that are labelled.
+            states: whether hidden states are kept, for a probe.
+            progress: that of the command.
 
         Raises:
-            Exit: that is so.
+            CalibrationError: nothing is labelled by this level.
         """
-        if self.strict and any(one.finding != "holds" for one in found.values()):
-            raise typer.Exit(1)
+        from cocoa_engine.lab.cache import answers_cache
+        from cocoa_engine.lab.fit_calibrator import about_self_made
+        from cocoa_engine.lab.forced import ProfileCache
+        from cocoa_engine.lab.indicators import Layers
+        from cocoa_engine.lab.measured import labelled_features, own_answers, probe_layer
+        from cocoa_engine.lab.self_made import QUESTIONS, made_questions, self_made_features
+
+        Layers.of(config, engine.num_layers)  # refuse bad settings before the work
+        answering = partial(progress.stage, "answering questions", "questions", fate=partial(fate, self.cache))
+        asks = self.questions is not None or self.self_made
+        answers_kept = answers_cache(self.cache, "answers", engine, config) if self.cache and asks else None
+        features: dict[Level, LabelledFeatures] = {}
+        about: dict[Level, str] = {}
+        if self.data is not None:
+            layer = probe_layer(engine.num_layers) if states else None
+            how_fed: Any = {"chat": self.chat, "layer": layer, "cache": self.cache, "progress": progress}
+            with teacher_forced(engine, self.records, config, **how_fed) as answers:
+                features = labelled_features(answers, config, engine.num_layers, states=states)
+            how = "as a chat" if self.chat else "plain prompts"
+            about = dict.fromkeys(features, f"{self.data.name}, {len(self.records)} given answers, {how}")
+        if self.questions is not None:
+            with answering(len(self.asked)) as stage:
+                features["answer"] = own_answers(engine, self.asked, config, cache=answers_kept, advance=stage.advance)
+            about["answer"] = f"{self.questions.name}, the model's own answers to {len(self.asked)} questions"
+        if self.self_made:
+            made = made_questions(self.texts, self.count or QUESTIONS, self.seed)
+            with answering(len(made)) as stage:
+                features = self_made_features(
+                    engine,
+                    made,
+                    config,
+                    chat=self.chat,
+                    seed=self.seed,
+                    cache=answers_kept,
+                    known=None if self.cache is None else ProfileCache(self.cache, engine, config, chat=self.chat),
+                    advance=stage.advance,
+                    feeding=partial(progress.track, "feeding texts", "texts"),
+                )
+            about = about_self_made(features, len(made), len(self.texts))
+        features = {name: items for name, items in features.items() if level in (None, name)}
+        if not features:
+            raise CalibrationError(f"the data has no labels{f' by {level}' if level else ''}.")
+        return features, about
 
 
-def validation_table(found: Validation, unit: str) -> Group:
+def validation_table(validation: Validation, unit: str) -> Group:
     """How well a risk ranks and is calibrated, compared with the unfitted baselines."""
     from cocoa_engine.lab.ranking import caution
 
     table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left", title_style="")
-    folds = f"; {found.division}" if found.division else ""
-    table.title = f"{found.items} {unit}s of {found.prompts} prompts, {found.hallucinated} hallucinated{folds}"
+    folds = f"; {validation.division}" if validation.division else ""
+    table.title = (
+        f"{validation.items} {unit}s of {validation.prompts} prompts, {validation.hallucinated} hallucinated{folds}"
+    )
     for name in ("", "AUROC", "risk minus that"):
         table.add_column(name, overflow="fold")
-    table.add_row("calibrated risk", _interval(found.auroc), "")
-    for name, baseline in found.rivals.items():
+    table.add_row("calibrated risk", _interval(validation.auroc), "")
+    for name, baseline in validation.rivals.items():
         table.add_row(name, _interval(baseline.auroc), _interval(baseline.difference, "+.3f"))
-    line = (
-        f"AUPRC {_interval(found.auprc)}; Brier {found.brier:.4f} (base rate {found.brier_of_base_rate:.4f}); "
-        f"ECE {found.ece:.4f}"
-    )
-    return Group(table, Text(line), *([] if (warning := caution(found.prompts)) is None else [Text(warning)]))
+    lines = [
+        f"AUPRC {_interval(validation.auprc)}; Brier {validation.brier:.4f} (base rate "
+        f"{validation.brier_of_base_rate:.4f}); ECE {validation.ece:.4f}",
+        caution(validation.prompts),
+    ]
+    return Group(table, *(Text(line) for line in lines if line))
 
 
-def risk_table(fitted: FittedRisk, unit: str) -> Group:
-    """The validation of a fitted risk, and its threshold."""
-    validation = validation_table(fitted.validation, unit)
-    if fitted.threshold is None:
-        return validation
-    one = fitted.threshold
-    precision = f"no {unit} is flagged" if one.precision is None else f"precision {one.precision:.3f}"
-    line = (
-        f"threshold {one.value:.4f} ({one.rule}, target {one.target:g}): {precision}, recall {one.recall:.3f} on "
-        f"{one.prompts} prompts"
-    )
-    return Group(validation, Text(line), *([Text(_guarantee(one, unit))] if one.rule == "conformal" else []))
-
-
-def _guarantee(threshold: Threshold, unit: str) -> str:
-    """The guarantee of conformal risk control, in words."""
-    promise = (
-        f"Guarantee: for a new prompt exchangeable with these {threshold.prompts}, the expected share of hallucinated "
-        f"{unit}s below the threshold is at most {threshold.target:g}. It holds on average over prompts, not for each "
-        "prompt, and for texts measured in the same way."
-    )
-    if threshold.target * (threshold.prompts + 1) >= 1:
-        return promise
-    return f"{promise} {threshold.prompts} prompts are too few for a threshold above 0, which flags everything."
+def threshold_lines(threshold: Threshold, unit: str) -> list[Text]:
+    """A threshold, and the guarantee of conformal risk control in words."""
+    precision = f"no {unit} is flagged" if threshold.precision is None else f"precision {threshold.precision:.3f}"
+    lines = [
+        f"threshold {threshold.value:.4f} ({threshold.rule}, target {threshold.target:g}): {precision}, recall "
+        f"{threshold.recall:.3f} on {threshold.prompts} prompts"
+    ]
+    if threshold.rule == "conformal":
+        few = f" {threshold.prompts} prompts are too few for a threshold above 0, which flags everything."
+        lines.append(
+            f"Guarantee: for a new prompt exchangeable with these {threshold.prompts}, the expected share of "
+            f"hallucinated {unit}s below the threshold is at most {threshold.target:g}. It holds on average over "
+            "prompts, not for each prompt, and for texts measured in the same way."
+            + (few if threshold.target * (threshold.prompts + 1) < 1 else "")
+        )
+    return list(map(Text, lines))
 
 
 def _interval(value: Estimate, form: str = ".3f") -> str:
@@ -134,79 +201,64 @@ def _interval(value: Estimate, form: str = ".3f") -> str:
     return Interval(value.estimate, value.low, value.high).shown(form)
 
 
-def fit_and_save(
+def plot_of(plot: Path | None, level: Level) -> list[Path]:
+    """The file of a level's reliability curve, if one is written."""
+    return [] if plot is None else [plot.with_stem(f"{plot.stem}-{level}")]
+
+
+def draw(validations: Mapping[Level, Validation], plot: Path | None) -> list[Path]:
+    """Write the reliability curve of each level, and return the files."""
+    from cocoa_engine.rendering.plot import reliability_curve
+
+    files = []
+    for level, validation in validations.items():
+        for file in plot_of(plot, level):
+            with draft_of(file) as draft:
+                reliability_curve(validation, level).savefig(draft, format=file.suffix[1:])
+            files.append(file)
+    return files
+
+
+def fit(
     engine: CocoaEngine,
     config: CocoaConfig,
     answers: LabelledAnswers,
     level: Level | None,
-    out: Path,
-    report: ValidationReport,
-    *,
     settings: FitSettings,
     progress: Progress,
-) -> None:
-    """Fit a calibrator, write it, and show how well it does on prompts left out of the fit.
-
-    Args:
-        engine: the engine with the model.
-        config: the settings that it is fitted for.
-        answers: the labelled answers.
-        level: the only risk to fit.
-        out: its file.
-        report: shows the validation.
-        settings: how it is fitted.
-        progress: that of the command.
+) -> tuple[RiskCalibrator, FittedLevels]:
+    """Fit a calibrator.
 
     Raises:
         CalibrationError: too little is labelled.
-        Exit: a risk is poor, and ``report.strict``.
     """
     from cocoa_engine.lab.fit import fit_levels
-    from cocoa_engine.lab.fit_calibrator import calibrator_of, notes, verdict
+    from cocoa_engine.lab.fit_calibrator import calibrator_of
     from cocoa_engine.lab.heads import PROMPTS
 
-    engine = engine.without_calibrator()
     shares = answers.shares()
     reference = {"measuring source attention": ANSWER * PROMPTS} if answers.self_made else {}
     progress.plan({**shares, "fitting": 0.1 * sum(shares.values()), **reference})
-    found, about = answers.measured(engine, config, level, states=settings.probe, progress=progress)
+    features, about = answers.measured(engine, config, level, states=settings.probe, progress=progress)
     with progress.stage("fitting"):
-        fitted = fit_levels(found, about, settings)
-        calibrator = calibrator_of(engine, config, fitted, probe=settings.probe)
-    calibrator.save(out)
-    kept = _reference_kept(engine, out, answers.cache, progress) if answers.self_made else None
-    drawn = report.draw({one: risk.validation for one, risk in fitted.risks.items()})
-    verdicts = {one: verdict(risk.validation, one) for one, risk in fitted.risks.items()}
-    if report.json:
-        print_json(calibrator.model_dump_json())
-    else:
-        parts: list[Group | Text] = [risk_table(risk, one) for one, risk in fitted.risks.items()]
-        parts += map(Text, notes(calibrator, fitted))
-        report.show(parts, [out, *drawn])
-    if kept is not None:
-        print_note(f"the model's own source attention was measured as well and written to {kept}")
-    for one in verdicts.values():
-        if one.finding != "holds":
-            print_note(f"warning: {out} was written, but do not rely on it. {one.sentence}")
-    report.exit_if_poor(verdicts)
+        fitted = fit_levels(features, about, settings)
+        return calibrator_of(engine, config, fitted, probe=settings.probe), fitted
 
 
-def _reference_kept(engine: CocoaEngine, out: Path, cache: CacheFolder | None, progress: Progress) -> Path | None:
-    """The file of the reference distribution of the model's source attention, if it was made."""
+def keep_own_reference(engine: CocoaEngine, out: Path, cache: CacheFolder | None, progress: Progress) -> None:
+    """Measure the reference distribution of the model's source attention, and keep it in the cache directory."""
     from cocoa_engine.lab.heads import keep_reference
 
     again = "" if cache is None else " to the end; give the same command with --overwrite to continue"
     note = on_interrupt(f"{out} was written; the model's own source attention was not measured{again}")
     with note, progress.stage("measuring source attention", "prompts") as stage:
         try:
-            return keep_reference(engine, on_progress=stage.at, cache=cache)
+            file = keep_reference(engine, on_progress=stage.at, cache=cache)
         except (OSError, RuntimeError) as error:
             print_note(f"the reference of the source attention cannot be kept in the cache directory: {error}")
-            return None
-
-
-FITTED_SETTINGS = [name for name in Settings.model_fields if name != "branches"]
-"""The settings that a calibrator was fitted with; whether there are branches follows from the method."""
+            return
+    if file is not None:
+        print_note(f"the model's own source attention was measured as well and written to {file}")
 
 
 def as_fitted(config: CocoaConfig, fitted: Settings, check: object) -> CocoaConfig:
@@ -221,21 +273,15 @@ def as_fitted(config: CocoaConfig, fitted: Settings, check: object) -> CocoaConf
         ConfigError: a setting is given with another value.
     """
     wanted = {name: getattr(fitted, name) for name in FITTED_SETTINGS}
-    for name in wanted:
-        if name in config.model_fields_set and getattr(config, name) != wanted[name]:
-            value = ",".join(map(str, wanted[name])) if isinstance(wanted[name], tuple) else wanted[name]
-            raise ConfigError(
-                f"the calibrator {check} was fitted with --{name.replace('_', '-')} {value}: it cannot be evaluated "
-                "with another value. Leave the option out."
-            )
-    from cocoa_engine.methods import METHODS
-
+    refused = f"the calibrator {check} was fitted {{}}: it cannot be evaluated with {{}}. Leave the option out."
+    for name, value in wanted.items():
+        if name in config.model_fields_set and getattr(config, name) != value:
+            text = ",".join(map(str, value)) if isinstance(value, tuple) else value
+            raise ConfigError(refused.format(f"with --{name.replace('_', '-')} {text}", "another value"))
     if METHODS[config.method].branches != fitted.branches:
         if "method" in config.model_fields_set:
-            raise ConfigError(
-                f"the calibrator {check} was fitted on answers {'with' if fitted.branches else 'without'} candidates: "
-                f"it cannot be evaluated with --method {config.method}. Leave the option out."
-            )
+            answers = f"on answers {'with' if fitted.branches else 'without'} candidates"
+            raise ConfigError(refused.format(answers, f"--method {config.method}"))
         config = config.replace(method="greedy")
     return config.replace(**wanted)
 
@@ -243,80 +289,50 @@ def as_fitted(config: CocoaConfig, fitted: Settings, check: object) -> CocoaConf
 def check_calibrator(
     engine: CocoaEngine,
     config: CocoaConfig,
-    known: RiskCalibrator,
+    calibrator: RiskCalibrator,
     name: str,
     answers: LabelledAnswers,
     level: Level | None,
-    report: ValidationReport,
-    *,
     draws: int,
     progress: Progress,
-) -> None:
-    """Evaluate a calibrator, and show how well it does.
-
-    Args:
-        engine: the engine with the model.
-        config: the settings that it was fitted with.
-        known: the calibrator.
-        name: the name of its file.
-        answers: the labelled answers.
-        level: the only risk to evaluate.
-        report: shows the result.
-        draws: number of bootstrap draws.
-        progress: that of the command.
+) -> dict[Level, Validation]:
+    """Evaluate a calibrator, by the ``name`` of its file, with the settings that it was fitted with.
 
     Raises:
         CalibrationError: it has no risk of a level that is labelled with both classes.
-        Exit: a risk is poor, and ``report.strict``.
     """
     from cocoa_engine.lab.fit import direction_of, risks_of, validate
-    from cocoa_engine.lab.fit_calibrator import verdict
     from cocoa_engine.lab.measured import LEVELS
 
-    if differences := known.mismatches(engine.model_name, config, engine.num_layers):
-        warnings.warn(CalibrationWarning.of(differences), stacklevel=2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CalibrationWarning)  # it was given above
-        engine = engine.without_calibrator().with_calibrator(known)
-    direction = None if known.probe is None else direction_of(known.probe)
+    engine = engine.with_calibrator(calibrator)
+    direction = None if calibrator.probe is None else direction_of(calibrator.probe)
     shares = answers.shares()
     progress.plan({**shares, "computing": 0.1 * sum(shares.values())})
-    found, _ = answers.measured(engine, config, level, states=direction is not None, progress=progress)
-    alike = {one: _all_are(items) for one, items in found.items() if items.labels.all() or not items.labels.any()}
-    found = {one: items for one, items in found.items() if one not in alike}
+    features, _ = answers.measured(engine, config, level, states=direction is not None, progress=progress)
+    validations: dict[Level, Validation] = {}
+    alike: dict[Level, str] = {}
     with progress.stage("computing"):
-        checked = {
-            one: validate(found[one], risks_of(risk, found[one], direction), draws=draws, seed=answers.seed)
-            for one in LEVELS
-            if one in found and (risk := _risk_of(known, one, answers.asked)) is not None
-        }
-    if not checked:
-        said = "; ".join(f"{one}s: {why}" for one, why in alike.items())
-        raise CalibrationError(f"{name} has no risk of a level that can be ranked here{said and f' ({said})'}.")
-    for one, why in alike.items():
-        print_note(f"{one}s are left out: {why}")
-    verdicts = {one: verdict(validation, one) for one, validation in checked.items()}
-    drawn = report.draw(checked)
-    if report.json:
-        record = {
-            one: {**validation.model_dump(), "verdict": verdicts[one].finding} for one, validation in checked.items()
-        }
-        print_json(dumps(record))
-    else:
-        tables = [validation_table(validation, one) for one, validation in checked.items()]
-        report.show(tables, drawn, [Text(one.sentence) for one in verdicts.values()])
-    report.exit_if_poor(verdicts)
+        for unit in LEVELS:
+            if (items := features.get(unit)) is None:
+                continue
+            if items.labels.all() or not items.labels.any():
+                alike[unit] = f"all are {'hallucinated' if items.labels.any() else 'supported'}"
+            elif (risk := _risk_of(calibrator, unit, answers)) is not None:
+                validations[unit] = validate(items, risks_of(risk, items, direction), draws=draws, seed=answers.seed)
+    if not validations:
+        reasons = "; ".join(f"{unit}s: {reason}" for unit, reason in alike.items())
+        raise CalibrationError(f"{name} has no risk of a level that can be ranked here{reasons and f' ({reasons})'}.")
+    for unit, reason in alike.items():
+        print_note(f"{unit}s are left out: {reason}")
+    return validations
 
 
-def _all_are(items: LabelledFeatures) -> str:
-    return f"all are {'hallucinated' if items.labels.any() else 'supported'}"
-
-
-def _risk_of(known: RiskCalibrator, level: Level, asked: Sequence[Question]) -> FittedRisk | None:
+def _risk_of(calibrator: RiskCalibrator, level: Level, answers: LabelledAnswers) -> FittedRisk | None:
     """The fitted risk to evaluate: for questions that all lack a passage, that of short prompts."""
-    if level == "answer" and known.closed_book is not None and asked and all(one.context is None for one in asked):
-        return known.closed_book
-    return known.span if level == "span" else known.answer
+    if level == "span":
+        return calibrator.span
+    is_closed_book = answers.asked and all(question.context is None for question in answers.asked)
+    return (calibrator.closed_book if is_closed_book else None) or calibrator.answer
 
 
 @with_options("method", *FITTED_SETTINGS, "max_new_tokens")
@@ -421,10 +437,18 @@ def calibrate(
     and attention on it, and with --probe a direction of the hidden states. The risk is validated on prompts left out
     of the fit, and compared with unfitted baselines.
     """
-    threshold = _threshold(precision, recall, specificity, miss)
+    rules: dict[Rule, float | None] = {
+        "precision": precision,
+        "recall": recall,
+        "specificity": specificity,
+        "conformal": miss,
+    }
+    thresholds = [(rule, target) for rule, target in rules.items() if target is not None]
+    if len(thresholds) > 1:
+        raise ConfigError("--precision, --recall, --specificity and --miss each choose the threshold: give one of them")
     if (out is None) == (check is None):
         raise ConfigError("give either --out FILE to fit a calibrator, or --check FILE to evaluate one")
-    if check is not None and (threshold or probe):
+    if check is not None and (thresholds or probe):
         raise ConfigError("--check evaluates a calibrator as it is: a threshold cannot be chosen, nor a probe fitted")
     if data is None and questions is None and not self_made:
         raise ConfigError(
@@ -441,62 +465,55 @@ def calibrate(
         config = as_fitted(config, known.settings, check)
     need("sklearn", extra="risk", what="cocoa calibrate")
     from cocoa_engine.lab.fit import FitSettings  # torch: not for every `cocoa --help`
+    from cocoa_engine.lab.fit_calibrator import notes, verdict
 
+    threshold = thresholds[0] if thresholds else None
+    settings = FitSettings(probe=probe, isotonic=isotonic, threshold=threshold, folds=folds, draws=draws, seed=seed)
     if plot is None and out is not None and not is_stream(out):
         plot = out.with_suffix(".svg")
     if plot is not None:
         check_drawable("plot", plot)
-    answers = LabelledAnswers.read(
-        data=data,
-        format=format,
-        questions=questions,
-        self_made=self_made,
-        documents=documents,
-        prompts=prompts,
-        chat=chat,
-        seed=seed,
+    answers = LabelledAnswers(
+        data, format, questions, documents, self_made=self_made, prompts=prompts, chat=chat, seed=seed
     )
-    report = ValidationReport(plot, json, no_color, strict)
     levels: list[Level] = ["span", "answer"] if level is None else [level]
-    files = [] if out is None else [out]
-    files += [file for one in levels for file in report.plot_of(one)]
+    files = [*([] if out is None else [out]), *(file for unit in levels for file in plot_of(plot, unit))]
     with reserved(*files, overwrite=overwrite), measured_answers(context, cache) as kept:
-        answers = replace(answers, cache=kept)
+        answers.cache = kept
         progress = Progress("calibrate")
-        engine = load_engine(model, loading, progress=progress)
+        engine = load_engine(model, loading, progress=progress).without_calibrator()
+        parts: list[Group | Text] = []
         if known is not None:
-            check_calibrator(engine, config, known, str(check), answers, level, report, draws=draws, progress=progress)
-        elif out is not None:
-            fit_and_save(
-                engine,
-                config,
-                answers,
-                level,
-                out,
-                report,
-                settings=FitSettings(
-                    probe=probe, isotonic=isotonic, threshold=threshold, folds=folds, draws=draws, seed=seed
-                ),
-                progress=progress,
-            )
-
-
-def _threshold(
-    precision: float | None, recall: float | None, specificity: float | None, miss: float | None
-) -> tuple[Rule, float] | None:
-    from cocoa_engine.lab.thresholds import require  # numpy: not for every `cocoa --help`
-
-    given: list[tuple[Rule, float]] = []
-    if precision is not None:
-        given.append(("precision", precision))
-    if recall is not None:
-        given.append(("recall", recall))
-    if specificity is not None:
-        given.append(("specificity", specificity))
-    if miss is not None:
-        given.append(("conformal", miss))
-    if len(given) > 1:
-        raise ConfigError("--precision, --recall, --specificity and --miss each choose the threshold: give one of them")
-    for rule, target in given:
-        require(rule, target)
-    return given[0] if given else None
+            validations = check_calibrator(engine, config, known, str(check), answers, level, draws, progress)
+        else:
+            assert out is not None
+            calibrator, fitted = fit(engine, config, answers, level, settings, progress)
+            calibrator.save(out)
+            if self_made:
+                keep_own_reference(engine, out, kept, progress)
+            validations = {unit: risk.validation for unit, risk in fitted.risks.items()}
+        verdicts = {unit: verdict(validation, unit) for unit, validation in validations.items()}
+        written = [*([] if out is None else [out]), *draw(validations, plot)]
+        if json and known is None:
+            print_json(calibrator.model_dump_json())
+        elif json:
+            record = {
+                unit: {**validation.model_dump(), "verdict": verdicts[unit].finding}
+                for unit, validation in validations.items()
+            }
+            print_json(dumps(record))
+        else:
+            for unit, validation in validations.items():
+                parts.append(validation_table(validation, unit))
+                if known is None and (chosen := fitted.risks[unit].threshold) is not None:
+                    parts += threshold_lines(chosen, unit)
+            parts += [] if known is not None else map(Text, notes(calibrator, fitted))
+            parts += [Text(f"Written to {', '.join(map(str, written))}.")] if written else []
+            parts += [] if known is None else [Text(each.sentence) for each in verdicts.values()]
+            output(no_color).print(Group(*parts))
+        poor = [each for each in verdicts.values() if each.finding != "holds"]
+        if known is None:
+            for each in poor:
+                print_note(f"warning: {out} was written, but do not rely on it. {each.sentence}")
+        if strict and poor:
+            raise typer.Exit(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
@@ -16,6 +16,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from cocoa_engine.arguments import ResultModel
 from cocoa_engine.cli.ask import answer_json, answers_json
 from cocoa_engine.cli.info import declared_options, load_engine
 from cocoa_engine.cli.options import OTHER_METHODS, Calibrator, Json, LoadOptions, Model, NoColor, Runner, with_options
@@ -35,7 +36,7 @@ from cocoa_engine.rendering.wording import SOURCES, verdict, visible
 from cocoa_engine.results import Generation
 
 if TYPE_CHECKING:
-    from cocoa_engine import CocoaEngine, Generation
+    from cocoa_engine import CocoaEngine
 
 
 def score_rows(
@@ -85,6 +86,14 @@ def read_rows(file: Path) -> list[str]:
     return lines
 
 
+class Row(ResultModel):
+    """A row to score: what it has to have. It keeps its other values."""
+
+    prompt: str
+    text: str
+    source: str | None = None
+
+
 def scored_row(engine: CocoaEngine, number: int, line: str, config: CocoaConfig) -> tuple[str, bool]:
     """A row with its risk or its error as a JSON line, and whether it has an error.
 
@@ -94,22 +103,16 @@ def scored_row(engine: CocoaEngine, number: int, line: str, config: CocoaConfig)
         line: the row, from :func:`read_rows`.
         config: the settings.
     """
-    row: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     try:
-        row = _row(line)
-        source = row.get("source")
-        scored = engine.score(
-            row["prompt"],
-            row["text"],
-            config=config,
-            divide=divides(config),
-            source=None if source is None else [source],
-        )
-        row["risk"] = risk_of_row(scored)
+        row = Row.model_validate(json.loads(line))
+        values = json.loads(line)
+        source = None if row.source is None else [row.source]
+        scored = engine.score(row.prompt, row.text, config=config, divide=divides(config), source=source)
+        return _line({**values, "risk": risk_of_row(scored)}), False
     except (CocoaError, ValueError, RecursionError) as error:
-        row["error"] = f"row {number}: {error}"
-        return _line(row), True
-    return _line(row), False
+        kept = {} if isinstance(error, RecursionError) else values
+        return _line({**kept, "error": f"row {number}: {error}"}), True
 
 
 @contextmanager
@@ -160,22 +163,25 @@ def risk_of_row(generation: Generation) -> dict[str, Any]:
     The attention is the mean over the spans with visible text.
     """
     visible = [span for span in generation.spans if span.text.strip()]
-    return {
+    passages = [mean(span.passage_attention) for span in visible if span.passage_attention]
+    risk = {
         "verdict": verdict(generation),
-        "answer_risk": _finite(generation.answer_risk),
+        "answer_risk": generation.answer_risk,
         "answer_threshold": generation.answer_threshold,
-        "max_risk": _finite(generation.max_risk),
+        "max_risk": generation.max_risk,
         "threshold": generation.threshold,
         "risk_source": generation.risk_source,
         "out_of_domain": generation.out_of_domain,
-        "source_attention": _mean(span.source_attention for span in visible),
-        "passage_attention": _mean(mean(span.passage_attention) for span in visible if span.passage_attention),
-        "check": [{**one.model_dump(), "risk": _finite(one.risk)} for one in generation.check_these()],
-        "sentences": [
-            {"start": sentence.start, "end": sentence.end, "risk": _finite(sentence.risk)}
-            for sentence in generation.sentences
-        ],
+        "source_attention": _mean([span.source_attention for span in visible if span.source_attention is not None]),
+        "passage_attention": _mean(passages),
+        "check": [check.model_dump() for check in generation.check_these()],
+        "sentences": [sentence.model_dump(include={"start", "end", "risk"}) for sentence in generation.sentences],
     }
+    return json.loads(json.dumps(risk), parse_constant=lambda _: None)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return mean(values) if values else None
 
 
 def _is_parquet(file: Path) -> bool:
@@ -196,16 +202,6 @@ def _to_parquet(draft: BinaryIO) -> None:
     parquet.write_table(table, draft)
 
 
-def _row(line: str) -> dict[str, Any]:
-    row = json.loads(line)
-    if not isinstance(row, dict):
-        raise DataError("it is not a JSON object")
-    for key in ("prompt", "text", "source"):
-        if not isinstance(row.get(key), str) and (key != "source" or row.get(key) is not None):
-            raise DataError(f"{key!r} must be a text")
-    return row
-
-
 def _line(row: dict[str, Any]) -> str:
     """A row as JSON. A lone surrogate, which a file cannot hold, stays escaped."""
     try:
@@ -213,19 +209,7 @@ def _line(row: dict[str, Any]) -> str:
         text.encode()
     except UnicodeEncodeError:
         return json.dumps(row)
-    except RecursionError:
-        return json.dumps({"error": row["error"]}, ensure_ascii=False)
     return text
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    """The mean of the measured values; `None` without any."""
-    known = [value for value in values if value is not None]
-    return _finite(mean(known)) if known else None
-
-
-def _finite(value: float | None) -> float | None:
-    return None if value is None or value - value != 0 else value
 
 
 @with_options("method", "metric", "alpha", "gamma", "span_log_prob", "middle_layers", "final_layer", *OTHER_METHODS)
@@ -270,28 +254,27 @@ def score(
     as an answer would be, so that its claims and sentences have a risk of their own. Methods such as dola, which read a
     text several times, score it as one span.
     """
-    given = text or []
+    texts = text or []
     if (rows is None) != (out is None):
         raise ConfigError("--rows and --out go together: the rows to score, and the file for their risk")
-    if rows is not None and (prompt is not None or given or source or html is not None or json):
+    if rows is not None and (prompt is not None or texts or source or html is not None or json):
         raise ConfigError("--rows has the prompts and texts: leave --prompt, --text, --source, --html and --json out")
-    if rows is None and (prompt is None or not given):
+    if rows is None and (prompt is None or not texts):
         raise ConfigError("give --prompt and --text, or --rows and --out")
     sources = read_sources(source)
-    if runner is not None and rows is None:
+    if runner is not None and out is None:
         raise ConfigError("sharing the work is for many rows: give --rows and --out")
     if runner is not None and out is not None and is_stream(out):
         raise ConfigError(f"finished rows are kept beside the file of --out: name a regular file, not {out}")
     check_writable(rows, html=html, out=out)
     progress = Progress("score")
-    engine = None if runner is not None else load_engine(model, loading, calibrator, progress=progress)
     if rows is not None and out is not None:
         replaces = out.is_file() and not is_stream(out)
         if runner is not None:
             load = declared_options(model, loading, calibrator)
             failed, total = runner(load, rows, out, config, progress=progress, threads=loading.threads)
         else:
-            assert engine is not None
+            engine = load_engine(model, loading, calibrator, progress=progress)
             failed, total = score_rows(engine, rows, out, config, progress=progress)
         if replaces:  # an interrupted run leaves the file as it was
             print_note(f"{out} is replaced")
@@ -300,50 +283,48 @@ def score(
             raise typer.Exit(1)
         return
     assert prompt is not None
-    assert engine is not None
+    engine = load_engine(model, loading, calibrator, progress=progress)
     before = with_sources(sources, prompt)
     options: dict[str, Any] = {"config": config, "source": sources or None}
-    several, divided = len(given) > 1, list[Generation]()
+    several, divided = len(texts) > 1, list[Generation]()
     with progress.stage("scoring"):
         if divides(config) and (html is not None or json or not several):
-            divided = engine.score(before, given, divide=True, **options)
-        generations = engine.score(before, given, **options) if several else [engine.score(before, given[0], **options)]
+            divided = engine.score(before, texts, divide=True, **options)
+        generations = engine.score(before, texts, **options) if several else [engine.score(before, texts[0], **options)]
     if html is not None:
         write(html, render(divided or generations, "html", title=prompt))
     if json:
-        shown = [answer_json(one, other) for one, other in zip_longest(generations, divided)]
-        print_json(answers_json(shown) if several else shown[0])
+        answers = [answer_json(whole, parts) for whole, parts in zip_longest(generations, divided)]
+        print_json(answers_json(answers) if several else answers[0])
     elif several:
         output(no_color).print(_rows(generations))
     else:
         parts: list[Text | Table] = [_statistics(generations[0])]
-        if divided:
-            parts = [
-                Text(divided[0].verdict),
-                check_list(divided[0].check_these(), divided[0].risk_source),
-                Text(),
-                *parts,
-            ]
+        for answer in divided:
+            parts = [Text(answer.verdict), check_list(answer.check_these(), answer.risk_source), Text(), *parts]
         output(no_color).print(Group(*parts))
 
 
 def _statistics(generation: Generation) -> Table:
     """Every statistic of one text, with its meaning."""
     (span,), config = generation.spans, generation.config
+    rule = rule_without_rivals(config.span_log_prob)
+    rows: list[tuple[str, float | None, str]] = [
+        ("log p", span.log_prob, f"{rule} over {len(span.token_ids)} tokens, in nats"),
+        ("self-information", span.self_information, "-log p"),
+        ("ConMLDS", span.con_mlds, "disagreement of consecutive middle layers"),
+        ("fMLDS", span.f_mlds, "disagreement of the middle layers with the final one"),
+        ("risk", span.risk, SOURCES.get(str(span.risk_source), "")),
+        ("answer's risk", generation.answer_risk, "calibrated, of the text as a whole"),
+        ("score", span.score, f"{config.method}, by {config.metric}, alpha {config.alpha:g}"),
+    ]
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(style="dim", overflow="fold")
-    rule = rule_without_rivals(config.span_log_prob)
-    table.add_row("log p", f"{span.log_prob:.4f}", f"{rule} over {len(span.token_ids)} tokens, in nats")
-    table.add_row("self-information", f"{span.self_information:.4f}", "-log p")
-    table.add_row("ConMLDS", f"{span.con_mlds:.4f}", "disagreement of consecutive middle layers")
-    table.add_row("fMLDS", f"{span.f_mlds:.4f}", "disagreement of the middle layers with the final one")
-    if span.risk is not None and span.risk_source is not None:
-        table.add_row("risk", f"{span.risk:.4f}", SOURCES[span.risk_source])
-    if generation.answer_risk is not None:
-        table.add_row("answer's risk", f"{generation.answer_risk:.4f}", "calibrated, of the text as a whole")
-    table.add_row("score", f"{span.score:.4f}", f"{config.method}, by {config.metric}, alpha {config.alpha:g}")
+    for name, value, meaning in rows:
+        if value is not None:
+            table.add_row(name, f"{value:.4f}", meaning)
     return table
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Sequence
 from functools import partial
 from json import dumps
@@ -21,7 +23,6 @@ from cocoa_engine.cli.labelled import (
     Format,
     Prompts,
     Seed,
-    command_line,
     read,
     teacher_forced,
 )
@@ -93,7 +94,7 @@ def signal(
             "answers": len(records),
             "prompts": len({record.group for record in records}),
             "chat": chat,
-            "command": command_line(),
+            "command": shlex.join(["cocoa", *sys.argv[1:]]),
         }
         with progress.stage("computing"):
             record = measure(about, items, config, draws=draws, seed=seed)

@@ -21,77 +21,15 @@ _MONTHS = words_of(
     aug sep sept oct nov dec
     """
 )
-_NUMBERS = frozenset(
-    [
-        "zero",
-        "one",
-        "two",
-        "three",
-        "four",
-        "five",
-        "six",
-        "seven",
-        "eight",
-        "nine",
-        "ten",
-        "eleven",
-        "twelve",
-        "thirteen",
-        "fourteen",
-        "fifteen",
-        "sixteen",
-        "seventeen",
-        "eighteen",
-        "nineteen",
-        "twenty",
-        "thirty",
-        "forty",
-        "fifty",
-        "sixty",
-        "seventy",
-        "eighty",
-        "ninety",
-        "hundred",
-        "thousand",
-        "million",
-        "billion",
-        "trillion",
-        "dozen",
-        "half",
-        "third",
-        "quarter",
-        "first",
-        "second",
-        "twice",
-        "percent",
-    ]
+_NUMBERS = words_of(
+    """
+    zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
+    eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred thousand million billion trillion
+    dozen half third quarter first second twice percent
+    """
 )
-_SCALES = frozenset(["hundred", "thousand", "million", "billion", "trillion", "bn", "m", "k", "percent", "%", "pc"])
-_IN_NAMES = frozenset(
-    [
-        "of",
-        "de",
-        "del",
-        "della",
-        "der",
-        "den",
-        "di",
-        "da",
-        "do",
-        "dos",
-        "du",
-        "la",
-        "le",
-        "van",
-        "von",
-        "y",
-        "bin",
-        "ibn",
-        "al",
-        "&",
-        "the",
-    ]
-)
+_SCALES = words_of("hundred thousand million billion trillion bn m k percent % pc")
+_IN_NAMES = words_of("of de del della der den di da do dos du la le van von y bin ibn al & the")
 _QUOTES = re.compile(r"\"([^\"\n]+)\"|“([^”\n]+)”|«([^»\n]+)»|「([^」\n]+)」|『([^』\n]+)』|„([^“”\n]+)[“”]")
 _DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[/.]\d{1,2}[/.]\d{2,4}")
 _BETWEEN_IN_DATE = re.compile(r"[ \u00a0]|, ?|\. ")

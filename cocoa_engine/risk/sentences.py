@@ -21,33 +21,7 @@ _ABBREVIATIONS = words_of(
 _INSIDE = words_of("vs cf approx ca viz eg ie bzw vgl geb gest ggf evtl inkl exkl sog bspw bzgl insb núm pág págs")
 _TITLES = words_of("mr mrs ms dr prof rev hon gov mme mlle sra srta dra dña lic ing")
 _DATES = words_of("mon tue wed thu fri jan feb apr aug sept oct nov dec")  # those that are no other word
-_MAY_END = frozenset(
-    [
-        "etc",
-        "usw",
-        "al",
-        "inc",
-        "ltd",
-        "co",
-        "corp",
-        "plc",
-        "bros",
-        "jr",
-        "sr",
-        "st",
-        "no",
-        "a.m",
-        "p.m",
-        "u.s",
-        "u.k",
-        "u.n",
-        "e.u",
-        "ph.d",
-        "b.c",
-        "a.d",
-        "d.c",
-    ]
-)
+_MAY_END = words_of("etc usw al inc ltd co corp plc bros jr sr st no a.m p.m u.s u.k u.n e.u ph.d b.c a.d d.c")
 _LINE_MARK = re.compile(
     r"[ \t]*(?:[-*+•‣–][ \t]+|\(?\d{1,3}(?:\.\d{1,3})*[.)][ \t]+|\(?[a-zA-Z][.)][ \t]+(?=[A-Z])|#{1,6}[ \t]|\|)"
 )

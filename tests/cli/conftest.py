@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cocoa_engine import CocoaEngine
+from cocoa_engine.cli import calibrate
 from cocoa_engine.cli.app import app
-from cocoa_engine.cli.calibrate import ValidationReport
 from cocoa_engine.lab import fit, signal_report
 
 
@@ -30,7 +30,7 @@ def loads(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> list[tuple[st
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """No plot is drawn. Drawing takes longer than a measurement of a few answers."""
     monkeypatch.setattr(signal_report, "draw", lambda *_: [])
-    monkeypatch.setattr(ValidationReport, "draw", lambda *_: [])
+    monkeypatch.setattr(calibrate, "draw", lambda *_: [])
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -18,7 +17,7 @@ from cocoa_engine.arguments import ResultModel
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
 from cocoa_engine.results import Generation
-from cocoa_engine.risk.units import MeasuredText, Unit
+from cocoa_engine.risk.units import BareSpan, MeasuredText, Unit
 from cocoa_engine.spans import Candidate, RiskSource, Span
 
 if TYPE_CHECKING:
@@ -759,27 +758,10 @@ def measured_text(spans: Sequence[SpanReport], value: Callable[[SpanReport], flo
     offset = spans[0].end - len(texts[0]) if spans else 0
     # not their own offsets: in the text that is shown, marks may stand between them
     ends = list(accumulate(map(len, texts), initial=offset))
-    parts = [_Measured(start, end, value(span)) for span, (start, end) in zip(spans, pairwise(ends), strict=True)]
+    parts = [BareSpan(start, end, value(span)) for span, (start, end) in zip(spans, pairwise(ends), strict=True)]
     tag = text.find(CLOSING) if any(span.part is not None for span in spans) else -1
     begin = offset + tag + len(CLOSING) if tag >= 0 else 0
     return MeasuredText(text, parts, begin=begin, offset=offset)
-
-
-@dataclass(frozen=True)
-class _Measured:
-    """A span of a report, whose tokens and candidates are not in it."""
-
-    start: int
-    end: int
-    risk: float | None
-    risk_source: RiskSource | None = None
-    flagged: bool = False
-    token_ends: Sequence[int] = ()
-    token_log_probs: Sequence[float] = ()
-    token_source_attention: Sequence[float] = ()
-    token_copied: Sequence[int] = ()
-    candidates: Sequence[Any] = ()
-    chosen: int | None = None
 
 
 def _value(entry: SpanReport | ValueReport, metric: Metric) -> float:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from json import dumps, loads
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 from pydantic import BaseModel
@@ -21,7 +21,7 @@ from cocoa_engine.cli.info import load_engine
 from cocoa_engine.cli.options import Calibrator, Details, Json, LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.output import Html, Svg, can_redraw, check_writable, output, print_json, print_note, write
 from cocoa_engine.cli.progress import Progress
-from cocoa_engine.cli.prompting import Question, Raw, Sources, System, ask_engine, read_request
+from cocoa_engine.cli.prompting import Question, Raw, Request, Sources, System, ask_engine
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.rendering.documents import render
@@ -46,23 +46,19 @@ def answer_json(generation: Generation, divided: Generation | None = None) -> st
             ``divided``, without the numbers of their spans, which the JSON does not have.
     """
     measured = divided or generation
-    units: dict[str, Sequence[BaseModel]] = {
-        "check": measured.check_these(),
-        "claims": measured.claims,
-        "sentences": measured.sentences,
-    }
     left_out = {"spans"} if divided else None
-    shown = {name: [loads(one.model_dump_json(exclude=left_out)) for one in found] for name, found in units.items()}
-    return dumps(
-        {**loads(generation.model_dump_json()), "verdict": measured.verdict, **shown},
-        ensure_ascii=False,
-        separators=(",", ":"),
-    )
 
+    def plain(units: Sequence[BaseModel]) -> list[Any]:
+        return [loads(unit.model_dump_json(exclude=left_out)) for unit in units]
 
-def answers_json(answers: Sequence[str]) -> str:
-    """Answers, each from :func:`answer_json`, as a JSON list."""
-    return f"[{','.join(answers)}]"
+    record = {
+        **loads(generation.model_dump_json()),
+        "verdict": measured.verdict,
+        "check": plain(measured.check_these()),
+        "claims": plain(measured.claims),
+        "sentences": plain(measured.sentences),
+    }
+    return dumps(record, ensure_ascii=False, separators=(",", ":"))
 
 
 def decode_live(
@@ -85,10 +81,12 @@ def decode_live(
         progress: that of the command, for a long prompt, and for an answer that is not shown as it grows.
     """
     first = first_span(stream, progress)
-    with _screen(console, draws=draws) as draw, nullcontext() if draws else progress.stage("answering"):
+    with _screen(console) if draws else progress.stage("answering") as screen:
         for span in chain(first, stream):
             spans.append(span)
-            draw(drawn(spans))
+            if isinstance(screen, Live):
+                lines = drawn(spans).wrap(console, console.width)[-(console.height - 1) :]  # the last screenful
+                screen.update(Text("\n").join(lines), refresh=True)
     assert stream.generation is not None
     return stream.generation
 
@@ -101,24 +99,15 @@ def first_span(stream: SpanStream, progress: Progress) -> list[Span]:
     if total <= PREFILL_CHUNK:  # one chunk
         return []
     with progress.stage("reading", "tokens of the prompt", total, done=lambda: stream.prompt_progress[0]):
-        span = next(stream, None)
-    return [] if span is None else [span]
+        return list(islice(stream, 1))
 
 
 @contextmanager
-def _screen(console: Console, *, draws: bool) -> Iterator[Callable[[Text], None]]:
-    """Yield a function that replaces the answer shown so far. It does nothing if lines cannot be redrawn."""
-    if not draws:
-        yield lambda text: None
-        return
+def _screen(console: Console) -> Iterator[Live]:
+    """The place of an answer that is drawn over and over."""
     with Live(Text("…"), console=console, auto_refresh=False, transient=True) as live:
         console.show_cursor(True)  # it would stay hidden if the process were killed
-
-        def draw(text: Text) -> None:
-            lines = text.wrap(console, console.width)[-(console.height - 1) :]  # only the last screenful
-            live.update(Text("\n").join(lines), refresh=True)
-
-        yield draw
+        yield live
 
 
 TOO_RISKY = 3
@@ -157,7 +146,7 @@ def ask(
     --details, --no-color or --json is given. If --max-risk stopped the answer, a line on stderr says so.
     With --fail-on-risk, the exit code is 3 if the risk reaches the value.
     """
-    request = read_request(prompt, system=system, raw=raw, sources=source)
+    request = Request.read(prompt, system=system, raw=raw, sources=source)
     check_writable(svg=svg, html=html)
     limit = None if fail_on_risk is None else _limit(fail_on_risk, config)
     progress = Progress("ask")
@@ -208,11 +197,7 @@ def ask(
 
 
 def _limit(given: str, config: CocoaConfig) -> float | Literal["auto"]:
-    """The value of ``--fail-on-risk``.
-
-    Raises:
-        ConfigError: it is neither a risk nor ``auto``, or the settings make no risk in [0, 1].
-    """
+    """The value of ``--fail-on-risk``."""
     if config.risk in RAW:
         raise ConfigError(f"--fail-on-risk takes a risk in [0, 1]; --risk {config.risk} is a raw MLDS: leave it out")
     if given == AUTO:
@@ -262,7 +247,7 @@ def compare(
 ) -> None:
     """Answer a question with several methods and show the answers side by side, with the differences marked."""
     configs = [config.replace(method=method) for method in _methods(methods)]
-    request = read_request(prompt, system=system, raw=raw, sources=source)
+    request = Request.read(prompt, system=system, raw=raw, sources=source)
     check_writable(html=html)
     progress = Progress("compare")
     engine = load_engine(model, loading, calibrator, progress=progress)
@@ -284,7 +269,7 @@ def compare(
             raise
         interrupt = error
     if json:
-        print_json(answers_json([answer_json(generation) for generation in generations]))
+        print_json(f"[{','.join(map(answer_json, generations))}]")
     else:
         console = output(no_color)
         console.print(report(generations, table=table, marks=console.color_system is None))

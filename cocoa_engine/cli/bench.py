@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from functools import partial
 from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +21,6 @@ from cocoa_engine.spans import Usage
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
-    from cocoa_engine.lab.timing import Turn
 
 QUESTIONS = (
     "What is the capital of Australia, and when was it founded?",
@@ -59,17 +58,25 @@ def bench(
     questions = list(prompt or QUESTIONS)
     if not all(question.strip() for question in questions):
         raise PromptError("a --prompt is empty")
-    from cocoa_engine.lab.timing import measured_rounds, timed
+    from cocoa_engine.lab.timing import generate, measured_rounds, timed
 
-    ours = _by_name(config.replace(max_new_tokens=tokens), methods)
+    ours = [method.strip() for method in methods.split(",") if method.strip()]
+    if not ours:
+        raise ConfigError("--methods names no method")
+    configs = {method: config.replace(method=method, max_new_tokens=tokens) for method in ours}
     progress = Progress("bench")
     engine = _without_prefix_cache(load_engine(model, loading, progress=progress))
     prompts = [_encoded(engine, question) for question in questions]
-    usages: dict[str, list[Usage]] = {name: [] for name in ours}
-    decoders: dict[str, Callable[[list[int]], Turn]] = {BASE: timed(_hugging_face(engine, tokens))}
-    for name, method_config in ours.items():
-        decoders[name] = timed(_ours(engine, method_config, usages[name]))
+    usages: dict[str, list[Usage]] = {name: [] for name in configs}
 
+    def hugging_face(ids: list[int]) -> int:
+        return len(generate(engine.model, engine.tokenizer, [ids], tokens)[0])
+
+    def answer(name: str, ids: list[int]) -> int:
+        usages[name].append(engine.generate(ids, config=configs[name]).usage)
+        return usages[name][-1].completion_tokens
+
+    decoders = {BASE: timed(hugging_face)} | {name: timed(partial(answer, name)) for name in configs}
     turns = rounds * len(prompts) * len(decoders)
     progress.plan({"warming up": len(decoders), "measuring": turns})
     with progress.stage("warming up", "answers to warm up", len(decoders)) as stage:
@@ -89,7 +96,7 @@ def bench(
             raise
         interrupt = error
 
-    per_token = {name: [one[name] for one in finished] for name in decoders}
+    per_token = {name: [seconds[name] for seconds in finished] for name in decoders}
     of_rounds = {name: all_of[: len(finished) * len(prompts)] for name, all_of in usages.items()}
     record = _record(engine, per_token, of_rounds, tokens, len(prompts), rounds)
     if json:
@@ -101,14 +108,6 @@ def bench(
     if interrupt is not None:
         print_note(f"{len(finished)} of {count(rounds, 'round')} were finished; the output is of these")
         raise interrupt
-
-
-def _by_name(config: CocoaConfig, methods: str) -> dict[str, CocoaConfig]:
-    """The settings of each requested method, by the name in the table."""
-    asked = [method.strip() for method in methods.split(",") if method.strip()]
-    if not asked:
-        raise ConfigError("--methods names no method")
-    return {method: config.replace(method=method) for method in asked}
 
 
 def _without_prefix_cache(loaded: CocoaEngine) -> CocoaEngine:
@@ -125,20 +124,6 @@ def _encoded(engine: CocoaEngine, question: str) -> list[int]:
     return engine.encode(question)
 
 
-def _hugging_face(engine: CocoaEngine, tokens: int) -> Callable[[list[int]], int]:
-    from cocoa_engine.lab.timing import generate
-
-    return lambda ids: len(generate(engine.model, engine.tokenizer, [ids], tokens)[0])
-
-
-def _ours(engine: CocoaEngine, config: CocoaConfig, usages: list[Usage]) -> Callable[[list[int]], int]:
-    def answer(ids: list[int]) -> int:
-        usages.append(engine.generate(ids, config=config).usage)
-        return usages[-1].completion_tokens
-
-    return answer
-
-
 def _record(
     engine: CocoaEngine,
     per_token: dict[str, list[float]],
@@ -150,14 +135,17 @@ def _record(
     from cocoa_engine.lab.timing import describe, one_line, ratio
 
     machine, info = describe(), engine.info()
-    decoders = {
-        name: {
+    decoders = {}
+    for name, seconds in per_token.items():
+        of_method = usages.get(name, [])
+        kept = sum(usage.completion_tokens for usage in of_method)
+        decoders[name] = {
             "ratio": ratio(seconds, per_token[BASE])._asdict(),
             "seconds_per_token": seconds,
-            "per_kept_token": _per_kept_token(usages.get(name, ())),
+            "per_kept_token": {
+                field: sum(getattr(usage, field) for usage in of_method) / kept for field in PER_TOKEN if kept
+            },
         }
-        for name, seconds in per_token.items()
-    }
     return {
         "model": info.model_name,
         "forward": info.forward,
@@ -171,11 +159,6 @@ def _record(
         "on": f"{info.model_name}, {info.dtype}, {info.device}, {info.forward} forward pass, {info.linears} linear "
         f"layers: {one_line(machine)}",
     }
-
-
-def _per_kept_token(usages: Sequence[Usage]) -> dict[str, float]:
-    kept = sum(usage.completion_tokens for usage in usages)
-    return {name: sum(getattr(usage, name) for usage in usages) / kept for name in PER_TOKEN if kept}
 
 
 def _table(record: dict[str, Any]) -> Table:

@@ -43,11 +43,7 @@ FITTED_SETTINGS = [name for name in Settings.model_fields if name != "branches"]
 
 
 def read_documents(path: Path) -> list[str]:
-    """The text of a file, or of each ``.txt`` and ``.md`` file of a folder, in the order of their names.
-
-    Raises:
-        DataError: there are none, or one cannot be read.
-    """
+    """The text of a file, or of each ``.txt`` and ``.md`` file of a folder, in the order of their names."""
     files = sorted(file for file in path.rglob("*") if file.suffix in (".txt", ".md")) if path.is_dir() else [path]
     if not files:
         raise DataError(f"{path} has no .txt or .md files.")
@@ -59,9 +55,6 @@ class LabelledAnswers:
 
     Attributes:
         cache: the folder in which what is measured is kept.
-
-    Raises:
-        DataError: a file cannot be read, or has no usable records.
     """
 
     cache: CacheFolder | None = None
@@ -98,18 +91,7 @@ class LabelledAnswers:
     def measured(
         self, engine: CocoaEngine, config: CocoaConfig, level: Level | None, *, states: bool, progress: Progress
     ) -> tuple[dict[Level, LabelledFeatures], dict[Level, str]]:
-        """The features of the answers, and a description of their source, by level.
-
-        Args:
-            engine: the engine with the model.
-            config: the settings.
-            level: the only level to return; `None`: all that are labelled.
-            states: whether hidden states are kept, for a probe.
-            progress: that of the command.
-
-        Raises:
-            CalibrationError: nothing is labelled by this level.
-        """
+        """The features of the answers, and a description of their source, by level."""
         from cocoa_engine.lab.cache import answers_cache
         from cocoa_engine.lab.fit_calibrator import about_self_made
         from cocoa_engine.lab.forced import ProfileCache
@@ -227,11 +209,7 @@ def fit(
     settings: FitSettings,
     progress: Progress,
 ) -> tuple[RiskCalibrator, FittedLevels]:
-    """Fit a calibrator.
-
-    Raises:
-        CalibrationError: too little is labelled.
-    """
+    """Fit a calibrator."""
     from cocoa_engine.lab.fit import fit_levels
     from cocoa_engine.lab.fit_calibrator import calibrator_of
     from cocoa_engine.lab.heads import PROMPTS
@@ -262,16 +240,7 @@ def keep_own_reference(engine: CocoaEngine, out: Path, cache: CacheFolder | None
 
 
 def as_fitted(config: CocoaConfig, fitted: Settings, check: object) -> CocoaConfig:
-    """The settings that a calibrator was fitted with.
-
-    Args:
-        config: the settings of the command line, which must agree with them.
-        fitted: those of the calibrator.
-        check: the name of its file.
-
-    Raises:
-        ConfigError: a setting is given with another value.
-    """
+    """The settings that a calibrator was fitted with."""
     wanted = {name: getattr(fitted, name) for name in FITTED_SETTINGS}
     refused = f"the calibrator {check} was fitted {{}}: it cannot be evaluated with {{}}. Leave the option out."
     for name, value in wanted.items():
@@ -296,11 +265,7 @@ def check_calibrator(
     draws: int,
     progress: Progress,
 ) -> dict[Level, Validation]:
-    """Evaluate a calibrator, by the ``name`` of its file, with the settings that it was fitted with.
-
-    Raises:
-        CalibrationError: it has no risk of a level that is labelled with both classes.
-    """
+    """Evaluate a calibrator, by the ``name`` of its file, with the settings that it was fitted with."""
     from cocoa_engine.lab.fit import direction_of, risks_of, validate
     from cocoa_engine.lab.measured import LEVELS
 

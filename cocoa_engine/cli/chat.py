@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 from rich.console import Console
 from rich.text import Text
@@ -40,23 +40,15 @@ class Conversation:
         config: the settings of the next answer; may be replaced between questions.
         system: a system message before the first question.
         console: where answers are shown.
-        draws: whether an answer is shown while it is decoded.
-        keeps: whether Ctrl-C ends the answer only. Otherwise it ends the program.
+        interactive: whether a person types. Ctrl-C then ends the answer only, otherwise the program.
     """
 
     def __init__(
-        self,
-        engine: CocoaEngine,
-        config: CocoaConfig,
-        system: str | None,
-        console: Console,
-        *,
-        draws: bool,
-        keeps: bool,
+        self, engine: CocoaEngine, config: CocoaConfig, system: str | None, console: Console, *, interactive: bool
     ) -> None:
         self.config = config
-        self._engine, self._system, self._console, self._draws, self._keeps = engine, system, console, draws, keeps
-        self._marks = console.color_system is None
+        self._engine, self._system, self._console, self._keeps = engine, system, console, interactive
+        self._draws, self._marks = interactive and can_redraw(console), console.color_system is None
         self._warned = False  # that the risk is not calibrated, which is said once
         self.reset()
 
@@ -64,35 +56,23 @@ class Conversation:
         """Forget the turns and the passages."""
         self._messages = [] if self._system is None else [{"role": "system", "content": self._system}]
         self._passages: list[str] = []  # of the turns so far
-        self._added: list[str] = []  # for the next question
+        self.added: list[str] = []
+        """The passages to put before the next question. The attention of answers to them is measured."""
         self.checks: list[Check] | None = None
         """The claims of the last answer to check, riskiest first; `None` before the first answer."""
-
-    def add_passage(self, passage: str) -> None:
-        """Put a passage before the next question, and measure the attention of answers to it."""
-        self._added.append(passage)
-
-    def drop_added(self) -> int:
-        """Forget the passages that no question holds yet, and return their number."""
-        dropped, self._added = len(self._added), []
-        return dropped
 
     def ask(self, question: str) -> None:
         """Answer a question and show the verdict and the answer. A question that fails is not kept.
 
         That the risk is not calibrated is said with the first answer only.
-
-        Raises:
-            CocoaError: as :meth:`CocoaEngine.stream_chat`.
-            KeyboardInterrupt: on Ctrl-C, unless the conversation ``keeps``.
         """
-        messages = [*self._messages, {"role": "user", "content": "\n\n".join([*self._added, question])}]
-        passages = [*self._passages, *self._added]
+        messages = [*self._messages, {"role": "user", "content": "\n\n".join([*self.added, question])}]
+        passages = [*self._passages, *self.added]
         spans: list[Span] = []
         try:
             with self._engine.stream_chat(messages, config=self.config, source=passages or None) as stream:
-                options: Any = {"draws": self._draws, "progress": Progress("chat")}
-                answer = decode_live(stream, self._console, spans, self._live, **options)
+                progress = Progress("chat")
+                answer = decode_live(stream, self._console, spans, self._live, draws=self._draws, progress=progress)
         except KeyboardInterrupt as error:
             if not self._keeps or isinstance(error, Terminated):
                 raise
@@ -105,13 +85,12 @@ class Conversation:
         else:
             text = answer.text
             said = verdict(answer)
-            if self._warned:
-                said = said.removesuffix(NOT_CALIBRATED).rstrip()
+            said = said.removesuffix(NOT_CALIBRATED).rstrip() if self._warned else said
             self._warned = self._warned or NOT_CALIBRATED in said
             self._show(said, lambda: answer_text(answer, marks=self._marks))
             self.checks = answer.check_these(MOST_SHADED)
         self._messages = [*messages, {"role": "assistant", "content": text}]
-        self._passages, self._added = passages, []
+        self._passages, self.added = passages, []
 
     def _live(self, spans: Sequence[Span]) -> Text:
         return spans_text(spans, scale=RiskScale.of(spans), marks=self._marks)
@@ -157,8 +136,7 @@ def chat(
             f"{engine.model_name} has no chat template, which a chat needs. `cocoa ask --raw` continues plain text"
         )
     console = output(no_color or not interactive)
-    draws = interactive and can_redraw(console)
-    conversation = Conversation(engine, config, system, console, draws=draws, keeps=interactive)
+    conversation = Conversation(engine, config, system, console, interactive=interactive)
     if interactive:
         with suppress(ImportError):
             import_module("readline")  # lines can then be edited
@@ -191,11 +169,7 @@ def _typed(console: Console) -> Iterator[str]:
 
 
 def _piped() -> Iterator[str]:
-    """The lines of stdin.
-
-    Raises:
-        PromptError: they are not text.
-    """
+    """The lines of stdin."""
     try:
         yield from sys.stdin or ()
     except UnicodeError as error:
@@ -213,44 +187,29 @@ def _ends(conversation: Conversation, console: Console, line: str) -> bool:
         raise ConfigError(f"{unknown([name], COMMANDS, what='command')}. A question may begin with a space")
     if name == "/quit":
         return True
-    if said := _FOLLOWED[name](conversation, argument.strip()):
-        shown = said if isinstance(said, Text) else Text(said, style="dim")
-        console.print(shown, "", sep="\n", soft_wrap=not console.is_terminal)
+    reply = _followed(conversation, name, argument.strip())
+    shown = reply if isinstance(reply, Text) else Text(reply, style="dim")
+    console.print(shown, "", sep="\n", soft_wrap=not console.is_terminal)
     return False
 
 
-def _method(conversation: Conversation, name: str) -> str:
-    if name:
-        conversation.config = conversation.config.replace(method=name)
-    others = [method for method in get_args(MethodName) if method != conversation.config.method]
-    return f"Method: {conversation.config.method}. Others: {', '.join(others)}."
-
-
-def _why(conversation: Conversation, _: str) -> Text | str:
-    return "There is no answer yet." if conversation.checks is None else check_list(conversation.checks)
-
-
-def _source(conversation: Conversation, name: str) -> str:
-    if not name:
-        return f"{count(conversation.drop_added(), 'file')} taken back."
-    text = read_source(Path(name).expanduser())
-    conversation.add_passage(text)
-    return f"The next question begins with {safe(name)} ({len(text):,} characters)."
-
-
-def _reset(conversation: Conversation, _: str) -> str:
-    conversation.reset()
-    return "A new chat."
-
-
-def _help(_: Conversation, __: str) -> str:
+def _followed(conversation: Conversation, name: str, argument: str) -> Text | str:
+    """Follow a command, and return what it says."""
+    if name == "/method":
+        if argument:
+            conversation.config = conversation.config.replace(method=argument)
+        others = [method for method in get_args(MethodName) if method != conversation.config.method]
+        return f"Method: {conversation.config.method}. Others: {', '.join(others)}."
+    if name == "/why":
+        return "There is no answer yet." if conversation.checks is None else check_list(conversation.checks)
+    if name == "/source":
+        if not argument:
+            dropped, conversation.added = len(conversation.added), []
+            return f"{count(dropped, 'file')} taken back."
+        text = read_source(Path(argument).expanduser())
+        conversation.added.append(text)
+        return f"The next question begins with {safe(argument)} ({len(text):,} characters)."
+    if name == "/reset":
+        conversation.reset()
+        return "A new chat."
     return "\n".join(COMMANDS.values())
-
-
-_FOLLOWED: dict[str, Callable[[Conversation, str], Text | str]] = {
-    "/method": _method,
-    "/why": _why,
-    "/source": _source,
-    "/reset": _reset,
-    "/help": _help,
-}

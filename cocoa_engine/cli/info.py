@@ -19,7 +19,7 @@ from cocoa_engine.safe_text import safe
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
 
-NO_CALIBRATOR = Path("none")
+NO_CALIBRATOR = "none"
 """The value of ``--calibrator`` that loads none."""
 
 
@@ -39,9 +39,6 @@ def load_engine(
         calibrator: the option ``--calibrator``.
         progress: that of the command.
         **of_runtime: further fields of :class:`~cocoa_engine.Runtime`.
-
-    Raises:
-        CocoaError: as :meth:`CocoaEngine.from_pretrained`.
     """
     declared = declared_options(model, options, calibrator, **of_runtime)
     named = "the embedded model" if model is None else Path(model).name if Path(model).exists() else model
@@ -67,6 +64,7 @@ def declared_options(
     model: str | None, options: LoadOptions, calibrator: Path | None = None, **of_runtime: Any
 ) -> load_options.LoadOptions:
     """How a model is loaded, as the engine declares it. The arguments are those of :func:`load_engine`."""
+    named = "auto" if calibrator is None else str(calibrator)
     return load_options.LoadOptions(
         model_name=model,
         tokenizer_name=options.tokenizer,
@@ -76,15 +74,8 @@ def declared_options(
         runtime=Runtime(forward=options.forward, weights=options.weights, **of_runtime),
         allow_pickle=options.allow_pickle,
         trust_remote_code=options.trust_remote_code,
-        calibrator=_calibrator(calibrator),
+        calibrator=None if named == NO_CALIBRATOR else named,
     )
-
-
-def _calibrator(given: Path | None) -> str | None:
-    """The option ``--calibrator``: by default ``"auto"``; `None` for the word none."""
-    if given is None:
-        return "auto"
-    return None if given == NO_CALIBRATOR else str(given)
 
 
 @with_options()

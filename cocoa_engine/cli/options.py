@@ -217,11 +217,7 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _model(positional_model: str | None, model: str | None) -> str | None:
-    """The model that was given in either way.
-
-    Raises:
-        ConfigError: two different models were given.
-    """
+    """The model that was given in either way."""
     if model is not None and positional_model not in (None, model):
         raise ConfigError(
             f"two models are given: --model {model} and the argument {positional_model!r}. Give one of them"

@@ -107,9 +107,6 @@ def check_writable(*given: Path | None, **files: Path | None) -> None:
     Args:
         *given: the files that the command reads, which must not be replaced.
         **files: each file to write by the name of its option.
-
-    Raises:
-        ConfigError: a file cannot be written, is read by the command, or is named by two options.
     """
     others = [each for each in given if each]
     for option, file in files.items():
@@ -131,12 +128,7 @@ def _is_same(file: Path, other: Path) -> bool:
 
 
 def check_drawable(option: str, file: Path) -> None:
-    """Refuse a file whose suffix is not a format that matplotlib can save.
-
-    Raises:
-        ConfigError: the suffix is not supported.
-        MissingExtraError: matplotlib is not installed.
-    """
+    """Refuse a file whose suffix is not a format that matplotlib can save."""
     known = need("matplotlib.figure", extra="risk", what=f"--{option}").Figure().canvas.get_supported_filetypes()
     if file.suffix.removeprefix(".").lower() not in known:
         raise ConfigError(f"--{option} {file}: the name must end in one of {', '.join(f'.{name}' for name in known)}")
@@ -151,15 +143,7 @@ def write(file: Path, document: str) -> None:
 
 @contextmanager
 def reserved(*files: Path, overwrite: bool) -> Iterator[None]:
-    """Reserve the files of results while they are measured: in existing folders, for this process alone.
-
-    Args:
-        *files: the files that will be written.
-        overwrite: replace those that exist.
-
-    Raises:
-        ConfigError: a file exists and ``overwrite`` is false, cannot be written, or another process writes it.
-    """
+    """Reserve the files of results while they are measured: in existing folders, for this process alone."""
     with ExitStack() as stack:
         for file in files:
             if is_stream(file):
@@ -173,11 +157,7 @@ def reserved(*files: Path, overwrite: bool) -> Iterator[None]:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder for results.
-
-    Raises:
-        ConfigError: the folder cannot be written to.
-    """
+    """Create a folder for results."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=folder).close()

@@ -89,11 +89,7 @@ class Stage:
         return self.total * sum(seconds for seconds, _ in worked) / sum(items for _, items in worked)
 
     def seconds_left(self, whole: float) -> float:
-        """The time that the other items take.
-
-        Args:
-            whole: the time that all items take.
-        """
+        """The time that the other items take, where all take ``whole`` seconds."""
         return max(0.0, whole * (1 - self.share()) - (time.monotonic() - self._since))
 
 
@@ -116,11 +112,7 @@ class Progress:
         self._printed = time.monotonic()
 
     def plan(self, shares: Mapping[str, float]) -> None:
-        """Say what share of the bar each stage gets, by its name.
-
-        Args:
-            shares: the work of each stage, in any unit. Stages without a share do not move the bar.
-        """
+        """Set the work of each stage, in any unit, by its name. Stages without a share do not move the bar."""
         self._plan = dict(shares)
 
     @contextmanager

@@ -48,14 +48,15 @@ class Request:
     """
 
     question: str
-    system: str | None = None
-    raw: bool = False
-    sources: Sequence[str] = ()
+    system: str | None
+    raw: bool
+    sources: Sequence[str]
 
-    @property
-    def prompt(self) -> str:
-        """The sources and the question."""
-        return with_sources(self.sources, self.question)
+    @classmethod
+    def read(cls, given: str | None, *, system: str | None, raw: bool, sources: Sequence[Path] | None) -> Request:
+        """What is asked, with the question from the command line or from stdin."""
+        require_chat(system, raw=raw)
+        return cls(_read_question(given), system, raw, [read_source(file) for file in sources or ()])
 
 
 def with_sources(sources: Sequence[str], prompt: str) -> str:
@@ -63,43 +64,14 @@ def with_sources(sources: Sequence[str], prompt: str) -> str:
     return "\n\n".join([*sources, prompt])
 
 
-def read_request(given: str | None, *, system: str | None, raw: bool, sources: Sequence[Path] | None) -> Request:
-    """What is asked, with the question from the command line or from stdin.
-
-    Raises:
-        ConfigError: a system message is combined with ``--raw``.
-        DataError: a source cannot be read, or is empty.
-        PromptError: there is no question, or it is not text.
-    """
-    require_chat(system, raw=raw)
-    return Request(_read_question(given), system, raw, read_sources(sources))
-
-
 def require_chat(system: str | None, *, raw: bool) -> None:
-    """Refuse a system message with ``--raw``.
-
-    Raises:
-        ConfigError: both are given.
-    """
+    """Refuse a system message with ``--raw``."""
     if raw and system is not None:
         raise ConfigError("--system needs the chat template, which --raw does not use: give only one of them")
 
 
-def read_sources(files: Sequence[Path] | None) -> list[str]:
-    """The texts of the files of ``--source``.
-
-    Raises:
-        DataError: one cannot be read, or is empty.
-    """
-    return [read_source(file) for file in files or ()]
-
-
 def read_source(file: Path) -> str:
-    """The text of a passage.
-
-    Raises:
-        DataError: the file cannot be read, or is empty.
-    """
+    """The text of a passage."""
     if not (text := read_document(file).strip()):
         raise DataError(f"{file} is empty")
     return text
@@ -120,17 +92,14 @@ def _read_question(given: str | None) -> str:
 
 
 def ask_engine(engine: CocoaEngine, request: Request, config: CocoaConfig) -> SpanStream:
-    """Start the decode and return the stream of spans.
-
-    Raises:
-        ChatTemplateError: the model has no chat template.
-    """
+    """Start the decode and return the stream of spans."""
     from cocoa_engine.model.prompts import chat_of
 
+    prompt, source = with_sources(request.sources, request.question), request.sources or None
     if request.raw:
-        return engine.stream(request.prompt, config=config, source=request.sources or None)
+        return engine.stream(prompt, config=config, source=source)
     if not engine.has_chat_template:
         raise ChatTemplateError(
             f"{engine.model_name} has no chat template: use --raw to continue the prompt as plain text"
         )
-    return engine.stream_chat(chat_of(request.prompt, request.system), config=config, source=request.sources or None)
+    return engine.stream_chat(chat_of(prompt, request.system), config=config, source=source)

@@ -17,12 +17,12 @@ from rich.table import Table
 from rich.text import Text
 
 from cocoa_engine.arguments import ResultModel
-from cocoa_engine.cli.ask import answer_json, answers_json
+from cocoa_engine.cli.ask import answer_json
 from cocoa_engine.cli.info import declared_options, load_engine
 from cocoa_engine.cli.options import OTHER_METHODS, Calibrator, Json, LoadOptions, Model, NoColor, Runner, with_options
 from cocoa_engine.cli.output import Html, check_writable, on_interrupt, output, print_json, print_note, write
 from cocoa_engine.cli.progress import Progress
-from cocoa_engine.cli.prompting import Sources, read_sources, with_sources
+from cocoa_engine.cli.prompting import Sources, read_source, with_sources
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import rule_without_rivals
 from cocoa_engine.errors import CocoaError, ConfigError, DataError
@@ -31,8 +31,9 @@ from cocoa_engine.methods import METHODS
 from cocoa_engine.optional import need
 from cocoa_engine.output_files import draft_of, is_stream
 from cocoa_engine.rendering.documents import render
+from cocoa_engine.rendering.highlights import visible
 from cocoa_engine.rendering.terminal import check_list
-from cocoa_engine.rendering.wording import SOURCES, verdict, visible
+from cocoa_engine.rendering.wording import SOURCES, verdict
 from cocoa_engine.results import Generation
 
 if TYPE_CHECKING:
@@ -47,18 +48,8 @@ def score_rows(
     A row is an object with ``prompt`` and ``text``; ``source``, if given, is a part of the prompt. What else it has is
     kept. ``risk`` is added, or ``error`` if the row cannot be scored.
 
-    Args:
-        engine: the engine.
-        given: the file to read: Parquet, or one JSON object a line. Empty lines are left out.
-        out: the file to write: Parquet if it is named so, otherwise JSON lines.
-        config: the settings.
-        progress: that of the command.
-
     Returns:
         The number of rows with an error, and of all rows.
-
-    Raises:
-        DataError: the file cannot be read, has no rows, or is not text.
     """
     lines, failed = read_rows(given), 0
     tracked = (progress or Progress("score")).track("scoring", "rows", lines)
@@ -71,11 +62,7 @@ def score_rows(
 
 
 def read_rows(file: Path) -> list[str]:
-    """The rows of a file, each as JSON. Empty lines are left out; a line need not be JSON.
-
-    Raises:
-        DataError: the file cannot be read, has no rows, or is not text.
-    """
+    """The rows of a file, each as JSON. Empty lines are left out; a line need not be JSON."""
     if _is_parquet(file):
         lines = [json.dumps(dict(row), ensure_ascii=False, default=str) for _, row in read_parquet(file)]
     else:
@@ -95,14 +82,7 @@ class Row(ResultModel):
 
 
 def scored_row(engine: CocoaEngine, number: int, line: str, config: CocoaConfig) -> tuple[str, bool]:
-    """A row with its risk or its error as a JSON line, and whether it has an error.
-
-    Args:
-        engine: the engine.
-        number: the number of the row, from 1.
-        line: the row, from :func:`read_rows`.
-        config: the settings.
-    """
+    """A row with its risk or its error as a JSON line, and whether it has an error."""
     values: dict[str, Any] = {}
     try:
         row = Row.model_validate(json.loads(line))
@@ -121,10 +101,6 @@ def writing(out: Path) -> Iterator[Callable[[str], None]]:
 
     After an error or an interruption, the file is as it was, and the JSON lines so far are in ``NAME.incomplete``. A
     pipe gets each row at once.
-
-    Raises:
-        ConfigError: the file is Parquet, and a pipe.
-        MissingExtraError: the file is Parquet, and pyarrow is not installed.
     """
     streams = is_stream(out)
     if _is_parquet(out):
@@ -261,7 +237,7 @@ def score(
         raise ConfigError("--rows has the prompts and texts: leave --prompt, --text, --source, --html and --json out")
     if rows is None and (prompt is None or not texts):
         raise ConfigError("give --prompt and --text, or --rows and --out")
-    sources = read_sources(source)
+    sources = [read_source(file) for file in source or ()]
     if runner is not None and out is None:
         raise ConfigError("sharing the work is for many rows: give --rows and --out")
     if runner is not None and out is not None and is_stream(out):
@@ -295,7 +271,7 @@ def score(
         write(html, render(divided or generations, "html", title=prompt))
     if json:
         answers = [answer_json(whole, parts) for whole, parts in zip_longest(generations, divided)]
-        print_json(answers_json(answers) if several else answers[0])
+        print_json(f"[{','.join(answers)}]" if several else answers[0])
     elif several:
         output(no_color).print(_rows(generations))
     else:

@@ -248,11 +248,13 @@ def heads(
 
 
 def _show(found: RetrievalHeads, *, spread: bool) -> None:
+    line = f"{len(found.heads)} heads of {found.model_name}, "
     if spread:
-        _print(f"{len(found.heads)} heads of {found.model_name}, spread over layers {found.heads[0].layer} and above")
+        line += f"spread over layers {found.heads[0].layer} and above"
     else:
         best = ", ".join(f"{head.layer}.{head.head} ({head.score:.2f})" for head in found.heads[:5])
-        _print(f"{len(found.heads)} heads of {found.model_name}, {found.samples} needles recalled; best: {best}")
+        line += f"{found.samples} needles recalled; best: {best}"
+    _print(line)
     if found.reference is not None:
         low, middle, high = (found.reference[len(found.reference) * part // 20] for part in (1, 10, 19))
         _print(

@@ -103,14 +103,11 @@ def _record(answers: Sequence[Answer], thresholds: Sequence[float]) -> dict[str,
     """The rows as plain values."""
     from cocoa_engine.lab.stopping import by_answer, by_default, by_span, common_source
 
-    default = {
-        name: None if row is None else row.record()
-        for name, row in zip(("span", "answer"), by_default(answers), strict=True)
-    }
+    span, answer = (None if row is None else row.record() for row in by_default(answers))
     return {
         "answers": len(answers),
         "risk_source": common_source(answers, thresholds),
-        "default": default,
+        "default": {"span": span, "answer": answer},
         "span": [row.record() for row in by_span(answers, thresholds)],
         "answer": [row.record() for row in by_answer(answers, thresholds)],
     }
@@ -151,19 +148,15 @@ def _numbers(given: str | None) -> list[float]:
 
 def _table(title: str, default: Row | None, rows: Sequence[Row], *, labelled: bool) -> Table:
     table = Table(title=title, title_justify="left", title_style="", box=None, padding=(0, 1, 0, 0))
-    by_span = any(row.spans is not None for row in rows)
-    headings = ["threshold", "answers stopped", *(["spans stopped"] if by_span else [])]
-    for heading in [*headings, *(["right stopped", "wrong passed"] if labelled else [])]:
+    columns = {"answers stopped": "answers"}
+    if any(row.spans is not None for row in rows):
+        columns["spans stopped"] = "spans"
+    if labelled:
+        columns |= {"right stopped": "right_stopped", "wrong passed": "wrong_passed"}
+    for heading in ("threshold", *columns):
         table.add_column(heading, justify="right", overflow="fold")
     for row in [*([] if default is None else [default]), *rows]:
-        counts = [row.answers, *([row.spans] if by_span else [])]
-        table.add_row(
-            _name(row, is_default=row is default),
-            *map(str, [*counts, *([row.right_stopped, row.wrong_passed] if labelled else [])]),
-        )
+        number = "" if row.threshold is None else f"{row.threshold:.4f}"
+        name = f"default {number}".strip() if row is default else number
+        table.add_row(name, *(str(getattr(row, field)) for field in columns.values()))
     return table
-
-
-def _name(row: Row, *, is_default: bool) -> str:
-    number = "" if row.threshold is None else f"{row.threshold:.4f}"
-    return f"default {number}".strip() if is_default else number

@@ -29,8 +29,7 @@ FOLDER = "unfinished"
 KEPT = 4
 """The number of unfinished commands that are kept, those that were given last."""
 
-LOCK = ".lock"
-_LOCK_TIMEOUT = 10.0  # seconds to wait while another command begins or ends
+LOCK = ".lock"  # beside the folder of a command
 _OF_OUTPUT = ("overwrite", "json", "no_color", "debug")
 """Options that change nothing that is measured: a command continues with or without them."""
 
@@ -41,10 +40,6 @@ def measured_answers(context: typer.Context, cache: Path | None) -> Iterator[Cac
 
     Without ``--cache`` it is one in the cache directory, for the same options in the same working directory. It is
     removed when the block has ended without an error, or before anything was measured.
-
-    Args:
-        context: the command and its options.
-        cache: the folder of ``--cache``.
 
     Yields:
         The folder; `None` if it cannot be written, is not private, or another process measures the same.
@@ -59,8 +54,8 @@ def measured_answers(context: typer.Context, cache: Path | None) -> Iterator[Cac
         yield None
         return
     folder, lock = begun
-    if known := folder.answers():
-        print_note(f"continuing an interrupted command: {count(known, 'measurement')} are in {folder.path}")
+    if measurements := folder.answers():
+        print_note(f"continuing an interrupted command: {count(measurements, 'measurement')} are in {folder.path}")
     has_ended = False
     try:
         yield folder
@@ -69,15 +64,13 @@ def measured_answers(context: typer.Context, cache: Path | None) -> Iterator[Cac
         has_ended = True
         raise
     finally:
-        _end(folder, lock, remove=has_ended or not folder.answers())
+        if has_ended or not folder.answers():
+            _remove(folder.path)
+        lock.release()
 
 
 def fate(kept: CacheFolder | None) -> str:
-    """What becomes of what was measured when Ctrl-C ends a command.
-
-    Args:
-        kept: the folder that :func:`measured_answers` yields.
-    """
+    """What becomes of what was measured when Ctrl-C ends a command."""
     if kept is None or not kept.answers():
         return "they are lost, and nothing was written"
     if kept.error is not None:
@@ -95,40 +88,28 @@ def _begin(context: typer.Context) -> tuple[CacheFolder, FileLock] | None:
         folder = root / _name(context)
         is_old = folder.exists() and not is_private(folder)
         private_folder(root, 0o700)
-        with FileLock(root / LOCK, timeout=_LOCK_TIMEOUT):
-            if is_old:
-                logger.warning("other users could write to %s; what is in it is measured again", folder)
-                shutil.rmtree(folder)
-            folder.mkdir(mode=0o700, exist_ok=True)
-            lock = FileLock(folder / LOCK)
-            lock.acquire(timeout=0)
-            os.utime(folder)
-            _remove_older(folder)
+        lock = FileLock(folder.with_suffix(LOCK))
+        lock.acquire(timeout=0)
+        if is_old:
+            logger.warning("other users could write to %s; what is in it is measured again", folder)
+            shutil.rmtree(folder)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        os.utime(folder)
+        others = sorted((each for each in root.iterdir() if each.is_dir() and each != folder), key=os.path.getmtime)
+        for old in others[: 1 - KEPT or None]:
+            with suppress(OSError, RuntimeError), FileLock(old.with_suffix(LOCK)).acquire(timeout=0):
+                _remove(old)
     except (OSError, RuntimeError) as error:  # also a Timeout: another process has the lock
         logger.info("what is measured is not kept in the cache directory: %s", error)
         return None
     return CacheFolder(folder, required=False), lock
 
 
-def _end(folder: CacheFolder, lock: FileLock, *, remove: bool) -> None:
-    """Release the folder of a command, and remove it. Another process cannot begin with it in between."""
-    with suppress(OSError, RuntimeError):
-        if remove:
-            with FileLock(folder.path.parent / LOCK, timeout=_LOCK_TIMEOUT):
-                lock.release()
-                shutil.rmtree(folder.path)
-    lock.release()
-
-
-def _remove_older(folder: Path) -> None:
-    """Remove the folders of commands that were given long ago. The caller has the lock of all folders."""
-    others = [each for each in folder.parent.iterdir() if each.is_dir() and each != folder]
-    others.sort(key=lambda each: each.stat().st_mtime, reverse=True)
-    for old in others[KEPT - 1 :]:
-        with suppress(OSError, RuntimeError):  # a Timeout too: a process measures
-            with FileLock(old / LOCK).acquire(timeout=0):
-                pass  # released first, because Windows removes no open file
-            shutil.rmtree(old)
+def _remove(folder: Path) -> None:
+    """Remove the folder of a command. The caller has its lock."""
+    with suppress(OSError):
+        shutil.rmtree(folder)
+        folder.with_suffix(LOCK).unlink()
 
 
 def _name(context: typer.Context) -> str:

@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from cocoa_engine.rendering.inputs import Answer
 from cocoa_engine.risk import LOWEST_SHADE, Check
+from cocoa_engine.safe_text import safe
 from cocoa_engine.spans import RAW, Span
 
 BOUNDS = (0.0, LOWEST_SHADE, 0.5, 0.75, 1.0)
@@ -79,30 +80,6 @@ def _ranges(words: Sequence[re.Match[str]], marked: set[int]) -> list[Range]:
     return ranges
 
 
-def cut(text: str, start: int, ranges: Iterable[Range]) -> list[tuple[str, bool]]:
-    """Cut a piece of a text where differences begin and end.
-
-    White space at the end of a difference belongs to the part after it.
-
-    Args:
-        text: the piece.
-        start: its offset in the whole text.
-        ranges: the differences, as offsets in the whole text.
-
-    Returns:
-        The parts, each with whether it differs.
-    """
-    parts: list[tuple[str, bool]] = []
-    at = 0
-    for low, high in ranges:
-        low, high = max(low - start, at), min(high - start, len(text))
-        if low < high:
-            parts += [(text[at:low], False), (text[low:high], True)]
-            at = high
-    parts.append((text[at:], False))
-    return [part for part in parts if part[0]]
-
-
 MOST_SHADED = 3
 """The number of claims that are shaded and listed."""
 
@@ -132,35 +109,75 @@ class Piece:
 def pieces(answer: Answer, checks: Sequence[Check], scale: RiskScale, differing: Sequence[Range] = ()) -> list[Piece]:
     """The text of an answer in pieces, in order. Together they are the whole text.
 
+    If the span that reached ``max_risk`` has no text, the last piece is empty and stands for it.
+
     Args:
         answer: the answer.
         checks: the claims to check. Those of level 1 and above are shaded.
         scale: the levels.
         differing: ranges of the text in which the answer differs from another.
     """
-    shaded = [(one, number) for number, one in enumerate(checks) if scale.level(one.risk)]
+    shaded = [(number, check) for number, check in enumerate(checks) if scale.level(check.risk)]
     reached = [(span.start, span.end) for span in answer.spans if span.reaches_max_risk]
     bounds = {0, len(answer.text), *(at for part in (*differing, *reached) for at in part)}
-    bounds |= {at for one, _ in shaded for at in (one.start, one.end)}
-    ordered = sorted(bounds)
-    found = []
-    for start, end in pairwise(ordered):
-        claim = next(((one, number) for one, number in shaded if one.start <= start < one.end), None)
-        found.append(
+    bounds |= {at for _, check in shaded for at in (check.start, check.end)}
+    parts = []
+    for start, end in pairwise(sorted(bounds)):
+        number, claim = next(((n, check) for n, check in shaded if check.start <= start < check.end), (None, None))
+        parts.append(
             Piece(
                 answer.text[start:end],
-                level=0 if claim is None else scale.level(claim[0].risk),
-                number=None if claim is None else claim[1],
-                first=claim is not None and claim[0].start == start,
-                last=claim is not None and claim[0].end == end,
+                level=0 if claim is None else scale.level(claim.risk),
+                number=number,
+                first=claim is not None and claim.start == start,
+                last=claim is not None and claim.end == end,
                 differs=any(low <= start < high for low, high in differing),
                 reached=any(low <= start < high for low, high in reached),
             )
         )
-    return found
+    if reached and reached[-1][0] == reached[-1][1]:
+        parts.append(Piece("", reached=True))
+    return parts
 
 
-def stopped_without_text(answer: Answer) -> str | None:
-    """The text of the span at which ``max_risk`` stopped, if it has no visible text; otherwise `None`."""
-    last = answer.spans[-1] if answer.spans else None
-    return last.text if last is not None and last.reaches_max_risk and not last.text.strip() else None
+def visible(text: str) -> str:
+    """A span's text on one line, with visible line ends and visible spaces at both ends."""
+    text = safe(text).replace("\n", "\\n").replace("\t", "\\t")
+    core = text.strip(" ")
+    before = len(text) - len(text.lstrip(" ")) if core else len(text)
+    return "␣" * before + core + "␣" * (len(text) - before - len(core)) or "(end)"
+
+
+def split_whitespace(text: str) -> tuple[str, str, str]:
+    """The white space before a text, the text itself, and the white space after it. Only the text is marked."""
+    core = text.strip()
+    start = text.index(core) if core else len(text)
+    return text[:start], core, text[start + len(core) :]
+
+
+def marked(parts: Iterable[Piece]) -> str:
+    """The pieces of an answer with risk in brackets, ``[like this|2]``, and differences in braces.
+
+    Both nest: braces are around the brackets if all text in the brackets differs, otherwise inside. The span that
+    reached ``max_risk`` has ``!`` after its level; if it has no visible text, a sign stands for it.
+    """
+    text = []
+    for _, group in groupby(parts, key=lambda piece: (piece.number, piece.number is None and piece.reached)):
+        run = list(group)
+        shown = [piece for piece in run if safe(piece.text).strip()]
+        reached = any(piece.reached for piece in shown or run)
+        risk = f"{run[0].level}!" if reached else str(run[0].level or "")
+        all_differ = bool(risk and shown) and all(piece.differs for piece in shown)
+        written = "".join(safe(piece.text) if all_differ else _in_braces(piece) for piece in run)
+        before, core, after = split_whitespace(written)
+        core = core or (visible(written) if reached else "")
+        if core and risk:
+            core = f"{{[{core}|{risk}]}}" if all_differ else f"[{core}|{risk}]"
+        text += [before, core, after]
+    return "".join(text)
+
+
+def _in_braces(piece: Piece) -> str:
+    """The text of a piece, in braces if it differs."""
+    before, core, after = split_whitespace(safe(piece.text))
+    return f"{before}{{{core}}}{after}" if piece.differs and core else before + core + after

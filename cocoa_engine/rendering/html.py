@@ -15,6 +15,7 @@ from hashlib import sha256
 from html import escape
 from importlib.resources import files
 
+from cocoa_engine.rendering import wording
 from cocoa_engine.rendering.highlights import (
     MOST_SHADED,
     Piece,
@@ -22,32 +23,13 @@ from cocoa_engine.rendering.highlights import (
     RiskScale,
     differences,
     pieces,
-    stopped_without_text,
-)
-from cocoa_engine.rendering.inputs import Answer
-from cocoa_engine.rendering.wording import (
-    CANDIDATE_COLUMNS,
-    CHECK_THESE,
-    NOTHING,
-    REACHED,
-    answer_names,
-    any_reached,
-    candidate_values,
-    describe_answer,
-    describe_check,
-    describe_choice,
-    describe_different_kinds,
-    describe_kind,
-    describe_risk,
-    describe_scale,
     split_whitespace,
-    statistics,
-    verdict,
     visible,
 )
+from cocoa_engine.rendering.inputs import Answer
 from cocoa_engine.risk import Check
 from cocoa_engine.safe_text import safe
-from cocoa_engine.spans import RAW, Candidate, Span
+from cocoa_engine.spans import Span
 
 _PAGE = """<!DOCTYPE html>
 <html>
@@ -76,10 +58,6 @@ def fragment(answers: Sequence[Answer], *, title: str | None = None) -> str:
 
     The verdict comes first, then the text with its riskiest claims shaded, then the claims to check. Everything else is
     folded under "Details".
-
-    Args:
-        answers: at least one.
-        title: a heading, such as the question.
     """
     several = len(answers) > 1
     differing = differences([answer.text for answer in answers])
@@ -87,7 +65,7 @@ def fragment(answers: Sequence[Answer], *, title: str | None = None) -> str:
     if title is not None:
         parts.append(f'<p class="cocoa-prompt" dir="auto">{_text(title)}</p>')
     parts.append(f'<div class="cocoa-columns{" cocoa-many" if several else ""}">')
-    for number, (one, name, ranges) in enumerate(zip(answers, answer_names(answers), differing, strict=True)):
+    for number, (one, name, ranges) in enumerate(zip(answers, wording.answer_names(answers), differing, strict=True)):
         parts.append('<div class="cocoa-answer">')
         if several:
             parts.append(f'<p class="cocoa-name">{_text(name)}</p>')
@@ -97,7 +75,7 @@ def fragment(answers: Sequence[Answer], *, title: str | None = None) -> str:
         parts.append('<p>Words that another answer lacks are <span class="cocoa-differs">marked</span>.</p>')
         if len({answer.text for answer in answers}) == 1:
             parts.append("<p><strong>The answers are the same.</strong></p>")
-        if (kinds := describe_different_kinds(answers)) is not None:
+        if (kinds := wording.describe_different_kinds(answers)) is not None:
             parts.append(f"<p>{_text(kinds)}</p>")
     return '<div class="cocoa-risk">' + "\n".join(parts) + "\n</div>"
 
@@ -121,17 +99,17 @@ def _answer(answer: Answer, differing: Sequence[Range], number: int) -> str:
     checks = answer.check_these(MOST_SHADED)
     shaded = (_piece(piece, answer, checks, name) for piece in pieces(answer, checks, scale, differing))
     parts = [
-        f'<p class="cocoa-verdict">{_text(verdict(answer))}</p>',
-        f'<div class="cocoa-text" dir="auto">{"".join(shaded)}{_stopped(answer)}</div>',
+        f'<p class="cocoa-verdict">{_text(wording.verdict(answer))}</p>',
+        f'<div class="cocoa-text" dir="auto">{"".join(shaded)}</div>',
     ]
     if checks:
-        listed = "".join(f"<li><bdi>{_text(describe_check(check))}</bdi></li>" for check in checks)
-        parts.append(f'<p class="cocoa-heading">{CHECK_THESE}</p><ol class="cocoa-check">{listed}</ol>')
-    elif answer.risk_source not in RAW:
-        parts.append(f"<p>{NOTHING}</p>")
+        listed = "".join(f"<li><bdi>{_text(wording.describe_check(check))}</bdi></li>" for check in checks)
+        parts.append(f'<p class="cocoa-heading">{wording.CHECK_THESE}</p><ol class="cocoa-check">{listed}</ol>')
+    elif nothing := wording.nothing_listed(answer):
+        parts.append(f"<p>{nothing}</p>")
     if len(answer.sentences) > 1:
         parts.append(_bars(answer, scale))
-    spans = (_span(span, answer, scale.level(span.risk), f"{name}-{at}") for at, span in enumerate(answer.spans, 1))
+    spans = (_span(span, scale.level(span.risk), f"{name}-{at}") for at, span in enumerate(answer.spans, 1))
     parts.append(
         "<details><summary>Details</summary>"
         "<p>Every span: hover over it, or focus it with Tab, to see its scores and what it competed with.</p>"
@@ -143,7 +121,9 @@ def _answer(answer: Answer, differing: Sequence[Range], number: int) -> str:
 def _piece(one: Piece, answer: Answer, checks: Sequence[Check], name: str) -> str:
     """A part of the text. The last piece of a shaded claim is followed by the claim's card."""
     words = f'<span class="cocoa-differs">{_text(one.text)}</span>' if one.differs else _text(one.text)
-    reached = " cocoa-reached" if one.reached and one.text.strip() else ""
+    if one.reached and not one.text.strip():
+        return f'{words}<span class="cocoa-reached {_sign(one.text)}"></span>'
+    reached = " cocoa-reached" if one.reached else ""
     if one.number is None:
         return f'<span class="{reached.strip()}">{words}</span>' if reached else words
     begins = f"{name}-check-{one.number + 1}"
@@ -153,45 +133,40 @@ def _piece(one: Piece, answer: Answer, checks: Sequence[Check], name: str) -> st
     if not one.last:
         return drawn
     check = checks[one.number]
+    why = wording.describe_check(check).partition(check.text)[2]
     others = "".join(f"<li><bdi>{_text(other)}</bdi></li>" for other in check.competing)
     competed = f"<p>Other candidates say:</p><ul>{others}</ul>" if others else ""
     return (
         f'{drawn}<div class="cocoa-card" id="{begins}-card" role="tooltip" dir="ltr" hidden '
         f'style="position-anchor:--{begins}"><p><bdi class="cocoa-quote">{escape(visible(check.text))}</bdi>: '
-        f"{escape(describe_check(check).partition(check.text)[2].strip(' :') or 'no reason')}</p>{competed}</div>"
+        f"{escape(why.strip(' :') or 'no reason')}</p>{competed}</div>"
     )
 
 
-def _stopped(answer: Answer) -> str:
-    """A sign for the span at which ``max_risk`` stopped, if it has no visible text."""
-    stopped = stopped_without_text(answer)
-    if stopped is None:
-        return ""
-    sign = "cocoa-line" if "\n" in stopped else "cocoa-space" if stopped else "cocoa-end"
-    return f'<span class="cocoa-reached {sign}"></span>'
+def _sign(text: str) -> str:
+    """The class of the sign that stands for a span without visible text."""
+    return "cocoa-line" if "\n" in text else "cocoa-space" if text else "cocoa-end"
 
 
 def _bars(answer: Answer, scale: RiskScale) -> str:
     """A bar for each sentence, with its words on hover and focus."""
     rows = []
     for sentence in answer.sentences:
-        risk = "–" if sentence.risk is None else f"{sentence.risk:.2f}"
         width = 0 if sentence.risk is None or not scale.absolute else round(100 * min(max(sentence.risk, 0.0), 1.0))
         rows.append(
             f'<li tabindex="0"><span class="cocoa-bar"><span class="cocoa-level-{scale.level(sentence.risk)}" '
-            f'style="width:{width}%"></span></span> <span class="cocoa-number">{risk}</span> '
-            f'<bdi class="cocoa-words">{_text(" ".join(sentence.text.split()))}</bdi></li>'
+            f'style="width:{width}%"></span></span> <span class="cocoa-number">{wording.risk_text(sentence)}</span> '
+            f'<bdi class="cocoa-words">{escape(wording.one_line(sentence.text))}</bdi></li>'
         )
     return f'<p class="cocoa-heading">Sentences:</p><ol class="cocoa-bars">{"".join(rows)}</ol>'
 
 
-def _span(span: Span, answer: Answer, level: int, name: str) -> str:
+def _span(span: Span, level: int, name: str) -> str:
     before, core, after = split_whitespace(span.text)
     if not core and not span.candidates and not span.reaches_max_risk:
         return _text(span.text)
-    # a span that competed or reached max_risk but has no visible text gets a sign from the style sheet, so that
-    # copying the answer does not copy the sign
-    blank = "" if core else " cocoa-line" if "\n" in span.text else " cocoa-space" if span.text else " cocoa-end"
+    # the sign is from the style sheet, so that copying the answer does not copy it
+    blank = "" if core else f" {_sign(span.text)}"
     reached = " cocoa-reached" if span.reaches_max_risk else ""
     if not core:
         before, after = "", span.text
@@ -199,18 +174,18 @@ def _span(span: Span, answer: Answer, level: int, name: str) -> str:
         f'{_text(before)}<span class="cocoa-span cocoa-level-{level}{blank}{reached}" id="{name}" tabindex="0" '
         f'aria-describedby="{name}-card" style="anchor-name:--{name}">{_text(core)}</span>'
         f'<div class="cocoa-card" id="{name}-card" role="tooltip" dir="ltr" hidden style="position-anchor:--{name}">'
-        f"{_card(span, answer, level)}</div>{_text(after)}"
+        f"{_card(span, level)}</div>{_text(after)}"
     )
 
 
-def _card(span: Span, answer: Answer, level: int) -> str:
+def _card(span: Span, level: int) -> str:
     rows = "".join(
         f'<div title="{escape(meaning)}"><dt>{escape(name)}</dt><dd>{value}</dd></div>'
-        for name, value, meaning in statistics(span, answer.config)
+        for name, value, meaning in wording.statistics(span)
     )
-    reached = f"; {REACHED}" if span.reaches_max_risk else ""
+    reached = f"; {wording.REACHED}" if span.reaches_max_risk else ""
     return (
-        f'<p><bdi class="cocoa-quote">{escape(visible(span.text))}</bdi>: {describe_kind(span)}; '
+        f'<p><bdi class="cocoa-quote">{escape(visible(span.text))}</bdi>: {wording.describe_kind(span)}; '
         f"risk level {level} of 0 to 3{reached}</p>"
         f'<dl class="cocoa-values">{rows}</dl>{_candidates(span)}'
     )
@@ -219,28 +194,25 @@ def _card(span: Span, answer: Answer, level: int) -> str:
 def _candidates(span: Span) -> str:
     if not span.candidates:
         return ""
-    rows = "".join(_candidate(one, index == span.chosen) for index, one in enumerate(span.candidates))
-    heads = "".join(f'<th scope="col">{name}</th>' for name in ("candidate", *CANDIDATE_COLUMNS, "taken"))
-    return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
-
-
-def _candidate(candidate: Candidate, kept: bool) -> str:
-    values = (*candidate_values(candidate), describe_choice(candidate, kept))
-    cells = "".join(f"<td>{value}</td>" for value in values)
-    text = f'<th scope="row"><bdi class="cocoa-clip">{escape(visible(candidate.text))}</bdi></th>'
-    return f'<tr class="cocoa-kept">{text}{cells}</tr>' if kept else f"<tr>{text}{cells}</tr>"
+    rows = []
+    for kept, text, values in wording.candidate_rows(span):
+        cells = "".join(f"<td>{value}</td>" for value in values)
+        name = f'<th scope="row"><bdi class="cocoa-clip">{escape(text)}</bdi></th>'
+        rows.append(f'<tr class="cocoa-kept">{name}{cells}</tr>' if kept else f"<tr>{name}{cells}</tr>")
+    heads = "".join(f'<th scope="col">{name}</th>' for name in ("candidate", *wording.CANDIDATE_COLUMNS))
+    return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
 def _about(answer: Answer, scale: RiskScale) -> str:
     """The legend, and a summary of the answer."""
-    parts = ['<div class="cocoa-about">', f"<p>{escape(describe_scale([answer], scale))}</p>"]
+    parts = ['<div class="cocoa-about">', f"<p>{escape(wording.describe_scale([answer], scale))}</p>"]
     signs = [
         f'<li>{level} <span class="cocoa-level-{level}">{one}</span></li>' for level, one in enumerate(scale.ranges)
     ]
-    if any_reached([answer]):
-        signs.append(f'<li><span class="cocoa-reached">{REACHED}</span></li>')
+    if wording.any_reached([answer]):
+        signs.append(f'<li><span class="cocoa-reached">{wording.REACHED}</span></li>')
     if signs:
         parts.append(f'<ul class="cocoa-legend">{"".join(signs)}</ul>')
     model = f" Model: {_text(answer.model_name)}." if answer.model_name else ""
-    parts.append(f"<p>{_text(describe_answer(answer).removesuffix('.'))}; {describe_risk(answer)}.{model}</p></div>")
+    parts.append(f"<p>{_text(wording.summary(answer))}{model}</p></div>")
     return "".join(parts)

@@ -38,9 +38,6 @@ class Answer(Protocol):
     def risk_source(self) -> RiskSource | None: ...
 
     @property
-    def answer_threshold(self) -> float | None: ...
-
-    @property
     def calibrated_on(self) -> str | None: ...
 
     @property
@@ -52,9 +49,7 @@ class Answer(Protocol):
     @property
     def sentences(self) -> Sequence[Unit]: ...
 
-    def check_these(self, most: int = 3) -> Sequence[Check]:
-        """The riskiest claims."""
-        ...
+    def check_these(self, most: int = 3) -> Sequence[Check]: ...
 
     @property
     def max_risk(self) -> float: ...
@@ -62,9 +57,7 @@ class Answer(Protocol):
     @property
     def mean_risk(self) -> float: ...
 
-    def model_dump_json(self) -> str:
-        """The whole answer as JSON."""
-        ...
+    def model_dump_json(self) -> str: ...
 
 
 class LayerDisagreement(Protocol):
@@ -84,53 +77,3 @@ class LayerDisagreement(Protocol):
 
     @property
     def final_layer(self) -> Literal["post_norm", "pre_norm"]: ...
-
-    @property
-    def num_layers(self) -> int: ...
-
-    @property
-    def con_mlds(self) -> float: ...
-
-    @property
-    def f_mlds(self) -> float: ...
-
-
-class ReliabilityBin(Protocol):
-    """A bin of items of similar risk."""
-
-    @property
-    def items(self) -> int: ...
-
-    @property
-    def mean_risk(self) -> float: ...
-
-    @property
-    def share_hallucinated(self) -> float: ...
-
-
-class Reliability(Protocol):
-    """How well a risk is calibrated; :class:`~cocoa_engine.risk.fitted.Validation` is one."""
-
-    @property
-    def items(self) -> int: ...
-
-    @property
-    def prompts(self) -> int: ...
-
-    @property
-    def hallucinated(self) -> int: ...
-
-    @property
-    def brier(self) -> float: ...
-
-    @property
-    def brier_of_base_rate(self) -> float: ...
-
-    @property
-    def ece(self) -> float: ...
-
-    @property
-    def reliability(self) -> Sequence[ReliabilityBin]: ...
-
-    @property
-    def division(self) -> str: ...

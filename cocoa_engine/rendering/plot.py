@@ -6,10 +6,12 @@ import io
 import textwrap
 from typing import TYPE_CHECKING
 
+from cocoa_engine.equations import con_mlds_of, f_mlds_of
 from cocoa_engine.optional import need
-from cocoa_engine.rendering.highlights import RiskScale
-from cocoa_engine.rendering.inputs import Answer, LayerDisagreement, Reliability
-from cocoa_engine.rendering.wording import METRIC_NAMES, REACHED, visible
+from cocoa_engine.rendering.highlights import RiskScale, visible
+from cocoa_engine.rendering.inputs import Answer, LayerDisagreement
+from cocoa_engine.rendering.wording import METRIC_NAMES, REACHED
+from cocoa_engine.risk.fitted import Validation
 from cocoa_engine.spans import Span
 
 if TYPE_CHECKING:
@@ -49,12 +51,13 @@ def mlds_by_span(answer: Answer) -> Figure:
 
 def layer_curve(curve: LayerDisagreement) -> Figure:
     """dis(j, j + 1) and dis(j, L) over the layers j. The middle window is shaded, with the MLDS in the legend."""
-    m, n = curve.middle_layers
+    m, n = window = curve.middle_layers
+    num_layers = len(curve.to_final)
     figure = _figure(7, 4.2)
     axes = figure.subplots(2, 1, sharex=True)
     panels = (
-        (curve.to_final, f"dis(j, {curve.num_layers})", f"fMLDS {curve.f_mlds:.3f}"),
-        (curve.consecutive, "dis(j, j + 1)", f"ConMLDS {curve.con_mlds:.3f}"),
+        (curve.to_final, f"dis(j, {num_layers})", f"fMLDS {f_mlds_of(curve.to_final, window):.3f}"),
+        (curve.consecutive, "dis(j, j + 1)", f"ConMLDS {con_mlds_of(curve.consecutive, window):.3f}"),
     )
     for panel, (values, name, mlds) in zip(axes, panels, strict=True):
         panel.axvspan(m - 0.5, n + 0.5, color="#f2a03d", alpha=0.2, label=f"middle layers {m} to {n}: {mlds}")
@@ -63,12 +66,12 @@ def layer_curve(curve: LayerDisagreement) -> Figure:
         panel.set_ylim(bottom=0)
         panel.grid(alpha=0.3)
         panel.legend(fontsize=8)
-    axes[1].set_xlabel(f"layer j (0: embedding), L = {curve.num_layers}, {curve.final_layer}")
+    axes[1].set_xlabel(f"layer j (0: embedding), L = {num_layers}, {curve.final_layer}")
     figure.suptitle(f"Disagreement of the layers about “{_label(curve.text)}”", fontsize=10, parse_math=False)
     return figure
 
 
-def reliability_curve(validation: Reliability, unit: str) -> Figure:
+def reliability_curve(validation: Validation, unit: str) -> Figure:
     """The share of hallucinated items against their mean risk, for each bin. A calibrated risk is on the diagonal."""
     figure = _figure(4.6, 4.6)
     axes = figure.subplots()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import inf, isnan
-from typing import NamedTuple
 
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.rendering.highlights import RiskScale
+from cocoa_engine.rendering.highlights import RiskScale, visible
 from cocoa_engine.rendering.inputs import Answer
 from cocoa_engine.risk import Check, Unit, tokens_of
 from cocoa_engine.safe_text import safe
-from cocoa_engine.spans import RAW, Candidate, Measured, Span
+from cocoa_engine.spans import RAW, Span
 
 METRIC_NAMES = {"f_mlds": "fMLDS", "con_mlds": "ConMLDS"}
 SOURCES: dict[str, str] = {
@@ -49,35 +48,16 @@ FINISH_REASONS = {
 
 REACHED = "reached max_risk"
 
-_TITLES_AND_FORMATS = {
-    "log_prob": ("log p", ".2f"),
-    "con_mlds": ("ConMLDS", ".3f"),
-    "f_mlds": ("fMLDS", ".3f"),
-    "score": ("score", ".2f"),
-    "penalty": ("penalty", ".2f"),
-}
-# the risk has a row of its own; self-information is -log p
-_NOT_LISTED = {"risk", "self_information"}
-
-
-def visible(text: str) -> str:
-    """A span's text on one line, with visible line ends and visible spaces at both ends."""
-    text = safe(text).replace("\n", "\\n").replace("\t", "\\t")
-    if not text:
-        return "(end)"
-    core = text.strip(" ")
-    before = len(text) - len(text.lstrip(" ")) if core else len(text)
-    after = len(text) - before - len(core)
-    return "␣" * before + core + "␣" * after
-
-
-def split_whitespace(text: str) -> tuple[str, str, str]:
-    """The white space before a text, the text itself, and the white space after it. Only the text is marked."""
-    core = text.strip()
-    if not core:
-        return text, "", ""
-    start = text.index(core)
-    return text[:start], core, text[start + len(core) :]
+_STATISTICS = (
+    ("log_prob", "log p", ".2f"),
+    ("con_mlds", "ConMLDS", ".3f"),
+    ("f_mlds", "fMLDS", ".3f"),
+    ("score", "score", ".2f"),
+    ("probe", "probe", ".3f"),
+    ("source_attention", "source attention", ".3f"),
+    ("penalty", "penalty", ".2f"),
+)
+"""The statistics of a span: its field, its title and its format. Its description is that of the field."""
 
 
 def words_before(text: str, offset: int, length: int = 24) -> str:
@@ -139,6 +119,11 @@ def describe_risk(answer: Answer) -> str:
     return f"highest risk {answer.max_risk:.3f}, mean {answer.mean_risk:.3f} ({kind})"
 
 
+def summary(answer: Answer) -> str:
+    """:func:`describe_answer` and :func:`describe_risk` on one line."""
+    return f"{describe_answer(answer).removesuffix('.')}; {describe_risk(answer)}."
+
+
 def describe_kind(span: Span) -> str:
     """How a span was produced."""
     if span.candidates:
@@ -146,66 +131,46 @@ def describe_kind(span: Span) -> str:
     return "a text scored as given" if span.kind == "given" else "no other token competed"
 
 
-def mark(level: int, reached: bool) -> str:
-    """A span's risk as written into text: its level, ``!`` if it reached ``max_risk``, or an empty string."""
-    return f"{level}!" if reached else str(level or "")
-
-
 def any_reached(answers: Iterable[Answer]) -> bool:
     """Whether any span reached ``max_risk``, so that the legend must explain its mark."""
     return any(span.reaches_max_risk for answer in answers for span in answer.spans)
 
 
-class Statistic(NamedTuple):
-    """One row of a span's statistics."""
-
-    name: str
-    value: str
-    meaning: str
-
-
-def statistics(span: Measured, config: CocoaConfig) -> list[Statistic]:
-    """Every statistic of a span or a candidate. Fields without a title here are listed under their own name."""
-    rows = []
-    if isinstance(span, Span):
-        what = "not measured" if span.risk_source is None else SOURCES[span.risk_source]
-        rows.append(Statistic("risk", "–" if span.risk is None else f"{span.risk:.3f}", what))
-    kind = type(span)
-    meanings = {name: field.description for name, field in kind.model_fields.items()}
-    meanings |= {name: field.description for name, field in kind.model_computed_fields.items()}
-    for name, meaning in meanings.items():
-        value = getattr(span, name)
-        if isinstance(value, float) and name not in _NOT_LISTED:
-            title, form = _TITLES_AND_FORMATS.get(name, (name.replace("_", " "), ".3f"))
-            rows.append(Statistic(title, format(value, form), meaning or ""))
-    rows.append(Statistic("tokens", str(len(span.token_ids)), ""))
+def statistics(span: Span) -> list[tuple[str, str, str]]:
+    """Every statistic of a span that was measured: its title, its value, and what it means."""
+    what = "not measured" if span.risk_source is None else SOURCES[span.risk_source]
+    rows = [("risk", "–" if span.risk is None else f"{span.risk:.3f}", what)]
+    fields = {**Span.model_fields, **Span.model_computed_fields}
+    for field, title, form in _STATISTICS:
+        if (value := getattr(span, field)) is not None:
+            rows.append((title, format(value, form), fields[field].description or ""))
+    rows.append(("tokens", str(len(span.token_ids)), ""))
     if span.token_entropies:
         mean = sum(span.token_entropies) / len(span.token_entropies)
-        rows.append(Statistic("entropy", f"{mean:.2f}", "Mean over its tokens, in nats."))
+        rows.append(("entropy", f"{mean:.2f}", "Mean over its tokens, in nats."))
     return rows
 
 
-CANDIDATE_COLUMNS = ("log p", "ConMLDS", "fMLDS", "score")
+CANDIDATE_COLUMNS = ("log p", "ConMLDS", "fMLDS", "score", "taken")
 
 
-def candidate_values(candidate: Candidate) -> tuple[str, str, str, str]:
-    """The values of a candidate, in the order of :data:`CANDIDATE_COLUMNS`."""
-    return (
-        f"{candidate.log_prob:.2f}",
-        f"{candidate.con_mlds:.3f}",
-        f"{candidate.f_mlds:.3f}",
-        f"{candidate.score:.2f}",
-    )
+def candidate_rows(span: Span) -> Iterator[tuple[bool, str, list[str]]]:
+    """For each candidate of a span: whether it was kept, its text, and its values by :data:`CANDIDATE_COLUMNS`.
 
-
-def describe_choice(candidate: Candidate, kept: bool) -> str:
-    """``kept`` if it was chosen, ``greedy`` if greedy decoding would choose it, or ``both``.
-
-    Of the others, ``ends`` marks those that end the answer: a rule of ``CocoaConfig.span_log_prob`` may exclude them.
+    The last value is ``kept``, ``greedy`` if greedy decoding would choose it, or ``both``. Of the others, ``ends``
+    marks those that end the answer: a rule of ``CocoaConfig.span_log_prob`` may exclude them.
     """
-    if kept or candidate.is_greedy:
-        return "both" if kept and candidate.is_greedy else "kept" if kept else "greedy"
-    return "ends" if candidate.ends_answer else ""
+    for index, candidate in enumerate(span.candidates):
+        kept = index == span.chosen
+        taken = "both" if kept and candidate.is_greedy else "kept" if kept else "greedy" if candidate.is_greedy else ""
+        values = [
+            f"{candidate.log_prob:.2f}",
+            f"{candidate.con_mlds:.3f}",
+            f"{candidate.f_mlds:.3f}",
+            f"{candidate.score:.2f}",
+            taken or ("ends" if candidate.ends_answer else ""),
+        ]
+        yield kept, visible(candidate.text), values
 
 
 def count(number: int, one: str, many: str = "") -> str:
@@ -215,7 +180,6 @@ def count(number: int, one: str, many: str = "") -> str:
 
 CHECK_THESE = "Check these:"
 NOTHING = "No claim of this answer stands out."
-BAR = 10  # characters
 QUOTED = 40  # characters
 RISKY_LEVEL = 2
 """A part is risky from this level on, and a little risky below: the model found other words likelier, or attended less
@@ -285,6 +249,16 @@ def _short(data: str) -> str:
     return data.partition(" (")[0]
 
 
+def risk_text(unit: Unit) -> str:
+    """The risk of a sentence."""
+    return "–" if unit.risk is None else f"{unit.risk:.2f}"
+
+
+def one_line(text: str) -> str:
+    """A text of the model on one line."""
+    return safe(" ".join(text.split()))
+
+
 def describe_check(check: Check) -> str:
     """A claim to check: its text, its risk and why."""
     risk = "" if check.risk is None else f" ({check.risk:.2f})"
@@ -292,7 +266,6 @@ def describe_check(check: Check) -> str:
     return safe(f"{' '.join(check.text.split())}{risk}{reasons}".replace("\n", " "))
 
 
-def bar(sentence: Unit) -> str:
-    """The risk of a sentence as a bar of text."""
-    filled = 0 if sentence.risk is None else round(BAR * min(max(sentence.risk, 0.0), 1.0))
-    return "█" * filled + "░" * (BAR - filled)
+def nothing_listed(answer: Answer) -> str:
+    """What stands in place of the claims to check if there are none. By a raw MLDS no claim is ever listed."""
+    return "" if answer.risk_source in RAW else NOTHING

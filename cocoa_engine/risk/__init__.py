@@ -8,7 +8,7 @@ from cocoa_engine.risk.claims import content_words
 from cocoa_engine.risk.clauses import Clause, Stretch, clauses, marked_stretches, open_block, open_inline
 from cocoa_engine.risk.features import ANSWER_FEATURES, SPAN_FEATURES, answer_features, span_features
 from cocoa_engine.risk.sentences import list_marks
-from cocoa_engine.risk.units import LOWEST_SHADE, Check, MeasuredText, Part, Unit, UnitLevel, riskiest, tokens_of
+from cocoa_engine.risk.units import LOWEST_SHADE, Check, MeasuredText, Unit, UnitLevel, riskiest, tokens_of
 from cocoa_engine.risk.words import is_unspaced, word_ranges
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "Check",
     "Clause",
     "MeasuredText",
-    "Part",
     "RiskCalibrator",
     "Stretch",
     "Unit",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -26,12 +26,7 @@ from cocoa_engine.risk.features import (
     answer_features,
     span_features,
 )
-from cocoa_engine.risk.fitted import (
-    FittedRisk,
-    Part,
-    Probe,
-    threshold_of,
-)
+from cocoa_engine.risk.fitted import FittedRisk, Part, Probe, threshold_of
 from cocoa_engine.safe_text import bounded
 
 
@@ -206,21 +201,19 @@ class RiskCalibrator(SettingsModel, Part):
         """The answer with ``answer_risk``, if the calibrator has a risk of answers, and with ``out_of_domain``."""
         if not generation.spans:
             return generation
-        many = generation.has_spans_out_of_domain
-        if self.answer is None:
-            return generation.model_copy(update={"out_of_domain": many})
-        fitted = self.for_answer(generation)
-        features = self._features_of_answer(generation, fitted)
-        outside = fitted.is_out_of_domain(features)
-        return generation.model_copy(
-            update={
+        update: dict[str, Any] = {"out_of_domain": generation.has_spans_out_of_domain}
+        if self.answer is not None:
+            fitted = self.for_answer(generation)
+            features = self._features_of_answer(generation, fitted)
+            outside = fitted.is_out_of_domain(features)
+            update["out_of_domain"] |= outside
+            update |= {
                 "answer_risk": fitted(features),
                 "answer_threshold": threshold_of(fitted),
                 "calibrated_on": fitted.data,
                 "answer_out_of_domain": outside,
-                "out_of_domain": many or outside,
             }
-        )
+        return generation.model_copy(update=update)
 
     def for_answer(self, generation: AnswerStatistics) -> FittedRisk:
         """The fitted risk that applies to an answer, by whether its prompt holds a passage.
@@ -241,15 +234,6 @@ class RiskCalibrator(SettingsModel, Part):
             CalibrationError: the calibrator has no risk of spans, or a feature that it needs was not measured.
         """
         return self._of_spans.is_out_of_domain(self._features_of(span))
-
-    def is_answer_out_of_domain(self, generation: AnswerStatistics) -> bool:
-        """Whether an answer as a whole is unlike those that the calibrator was fitted on.
-
-        Raises:
-            CalibrationError: the calibrator has no risk of answers, or a feature that it needs was not measured.
-        """
-        fitted = self.for_answer(generation)
-        return fitted.is_out_of_domain(self._features_of_answer(generation, fitted))
 
     def flags(self, span: SpanStatistics) -> bool:
         """Whether a span's risk reaches the threshold.
@@ -299,18 +283,19 @@ class RiskCalibrator(SettingsModel, Part):
 
     def mismatches(self, model_name: str, config: CocoaConfig | None, num_layers: int) -> list[str]:
         """The differences between a model and its settings (`None`: unknown) and those of the fit, as messages."""
-        found = []
+        differences = []
         if model_name != self.model_name:
-            found.append(f"the model is {model_name}, not {self.model_name}")
-        wanted, actual = self.settings, self.settings if config is None else Settings.of(config, num_layers)
-        for name in Settings.model_fields:
-            if getattr(wanted, name) == getattr(actual, name):
-                continue
-            if name == "branches" and config is not None:
-                found.append(f"method={config.method!r} grows {'' if actual.branches else 'no '}candidates to compare")
-            else:
-                found.append(f"{name} is {getattr(actual, name)}, not {getattr(wanted, name)}")
-        return found
+            differences.append(f"the model is {model_name}, not {self.model_name}")
+        if config is None:
+            return differences
+        actual = Settings.of(config, num_layers)
+        for name, wanted in self.settings:
+            value = getattr(actual, name)
+            if name == "branches" and value != wanted:
+                differences.append(f"method={config.method!r} grows {'' if value else 'no '}candidates to compare")
+            elif value != wanted:
+                differences.append(f"{name} is {value}, not {wanted}")
+        return differences
 
 
 @lru_cache(maxsize=1)

@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from cocoa_engine.risk.sentences import list_marks, sentence_ranges
 from cocoa_engine.risk.words import FunctionWords, Range, word_ranges, words_of
@@ -32,6 +32,7 @@ _SCALES = words_of("hundred thousand million billion trillion bn m k percent % p
 _IN_NAMES = words_of("of de del della der den di da do dos du la le van von y bin ibn al & the")
 _QUOTES = re.compile(r"\"([^\"\n]+)\"|“([^”\n]+)”|«([^»\n]+)»|「([^」\n]+)」|『([^』\n]+)』|„([^“”\n]+)[“”]")
 _DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[/.]\d{1,2}[/.]\d{2,4}")
+_SPACES = (" ", "\u00a0")
 _BETWEEN_IN_DATE = re.compile(r"[ \u00a0]|, ?|\. ")
 
 
@@ -45,34 +46,27 @@ class ClaimRange:
 
 
 def claim_ranges(text: str, cuts: Iterable[int] = ()) -> list[ClaimRange]:
-    """The claims of a text, in order, none of them overlapping. Punctuation and function words are in none alone.
-
-    Args:
-        text: any text.
-        cuts: as in :func:`.word_ranges`.
-    """
+    """The claims of a text, in order, none of them overlapping. Punctuation and function words are in none alone."""
     marks = list_marks(text)
     words = [
         word
-        for word in word_ranges(text, cuts)
+        for word in _words(text, cuts)
         if not any(mark.start <= word.start and word.end <= mark.end for mark in marks)
     ]
-    functional = FunctionWords([text[word.start : word.end] for word in words])
+    functional = FunctionWords([word.text for word in words])
     starts = {sentence.start for sentence in sentence_ranges(text)} | {mark.end for mark in marks}
-    quoted = list(_quotations(text, words))
+    quotes = {quote.start: quote.end for quote in _quotations(text, words)}
     claims: list[ClaimRange] = []
     number = 0
     while number < len(words):
-        quote = next((one for one in quoted if one.start == words[number].start), None)
-        if quote is not None:
-            claim: ClaimRange | None = ClaimRange(quote.start, quote.end, "quote")
-            following = next(
-                (later for later in range(number, len(words)) if words[later].start >= quote.end), len(words)
-            )
-        else:
-            claim, following = _claim(text, words, number, functional, _begins(text, words[number], starts))
-        if claim is not None:
-            claims.append(claim)
+        start = words[number].start
+        if (end := quotes.get(start)) is not None:
+            claims.append(ClaimRange(start, end, "quote"))
+            number += sum(start <= word.start < end for word in words[number:])
+            continue
+        kind, following = _claim(text, words, number, functional, _begins(text, start, starts))
+        if kind is not None:
+            claims.append(ClaimRange(start, words[following - 1].end, kind))
         number = following
     return claims
 
@@ -81,89 +75,78 @@ def content_words(text: str) -> list[Range]:
     """The words of the claims of a text, in order, without function words inside names.
 
     A run of a script that is written without spaces is one word.
-
-    Args:
-        text: any text.
     """
-    words, claims = word_ranges(text), claim_ranges(text)
-    functional = FunctionWords([_of(text, word) for word in words])
+    words, claims = _words(text), claim_ranges(text)
+    functional = FunctionWords([word.text for word in words])
     return [
-        word
+        Range(word.start, word.end)
         for word in words
         if any(
-            claim.start <= word.start < claim.end and (claim.kind == "quote" or _of(text, word) not in functional)
+            claim.start <= word.start < claim.end and (claim.kind == "quote" or word.text not in functional)
             for claim in claims
         )
     ]
 
 
-def _quotations(text: str, words: Sequence[Range]) -> Iterator[Range]:
+class _Word(NamedTuple):
+    start: int
+    end: int
+    text: str
+
+
+def _words(text: str, cuts: Iterable[int] = ()) -> list[_Word]:
+    return [_Word(start, end, text[start:end]) for start, end in word_ranges(text, cuts)]
+
+
+def _quotations(text: str, words: Sequence[_Word]) -> Iterator[Range]:
     """The short quotations of a text, without their marks, from first to last word."""
     for match in _QUOTES.finditer(text):
-        group = next(number for number in range(1, 7) if match[number] is not None)
-        inside = [word for word in words if match.start(group) <= word.start and word.end <= match.end(group)]
+        start, end = match.span(match.lastindex or 0)
+        inside = [word for word in words if start <= word.start and word.end <= end]
         if 0 < len(inside) <= MOST_QUOTED:
             yield Range(inside[0].start, inside[-1].end)
 
 
-def _begins(text: str, word: Range, starts: set[int]) -> bool:
+def _begins(text: str, start: int, starts: set[int]) -> bool:
     """Whether a word is the first of its sentence, so that its capital says nothing."""
-    before = word.start
-    while before and not text[before - 1].isspace() and before not in starts:
-        before -= 1
-    return before in starts
+    while start and not text[start - 1].isspace() and start not in starts:
+        start -= 1
+    return start in starts
 
 
 def _claim(
-    text: str, words: Sequence[Range], first: int, functional: FunctionWords, begins: bool
-) -> tuple[ClaimRange | None, int]:
-    """The claim that begins at a word, if one does, and the number of the word after it."""
-    word = _of(text, words[first])
+    text: str, words: Sequence[_Word], first: int, functional: FunctionWords, begins: bool
+) -> tuple[ClaimKind | None, int]:
+    """What claim begins at a word, if one does, and the number of the word after it."""
+    word = words[first].text
     if (end := _date_end(text, words, first)) > first:
-        return ClaimRange(words[first].start, words[end - 1].end, "date"), end
-    if _is_number(word):
-        end = first + 1
-        while end < len(words) and _adjacent(text, words, end) and _of(text, words[end]).lower() in _SCALES:
+        return "date", end
+    end = first + 1
+    if any(unicodedata.category(character) in ("Nd", "No", "Nl") for character in word):
+        while end < len(words) and _between(text, words, end) in ("", *_SPACES) and words[end].text.lower() in _SCALES:
             end += 1
-        return ClaimRange(words[first].start, words[end - 1].end, "number"), end
+        return "number", end
     if word in functional or (begins and word.lower() in functional):
-        return None, first + 1
-    if not _is_capital(word):
-        if word.lower() in _NUMBERS:
-            return ClaimRange(*words[first], "number"), first + 1
-        return ClaimRange(*words[first], "word"), first + 1
+        return None, end
+    if not word[0].isupper():
+        return "number" if word.lower() in _NUMBERS else "word", end
     end = _name_end(text, words, first, functional)
-    kind: ClaimKind = "word" if begins and end == first + 1 and not word[1:].isupper() else "name"
-    return ClaimRange(words[first].start, words[end - 1].end, kind), end
+    return "word" if begins and end == first + 1 and not word[1:].isupper() else "name", end
 
 
-def _of(text: str, word: Range) -> str:
-    return text[word.start : word.end]
+def _between(text: str, words: Sequence[_Word], number: int) -> str:
+    """What stands between a word and the word before it."""
+    return text[words[number - 1].end : words[number].start]
 
 
-def _is_number(word: str) -> bool:
-    return any(unicodedata.category(character) in ("Nd", "No", "Nl") for character in word)
-
-
-def _is_capital(word: str) -> bool:
-    return word[0].isupper()
-
-
-def _adjacent(text: str, words: Sequence[Range], number: int) -> bool:
-    """Whether one space, or nothing, stands before a word and after the word before it."""
-    return text[words[number - 1].end : words[number].start] in ("", " ", "\u00a0")
-
-
-def _date_end(text: str, words: Sequence[Range], first: int) -> int:
+def _date_end(text: str, words: Sequence[_Word], first: int) -> int:
     """The number of the word after a date that begins at a word; the word's own number if none begins there."""
-    word = _of(text, words[first])
-    if _DATE.fullmatch(word):
+    if _DATE.fullmatch(words[first].text):
         return first + 1
     end, months, numbers = first, 0, 0
-    while end < len(words) and end < first + 4:
-        part = _of(text, words[end])
-        between = text[words[end - 1].end : words[end].start] if end > first else " "
-        if not _BETWEEN_IN_DATE.fullmatch(between):
+    while end < min(len(words), first + 4):
+        part = words[end].text
+        if end > first and not _BETWEEN_IN_DATE.fullmatch(_between(text, words, end)):
             break
         if part.lower() in _MONTHS and part[0].isupper() and not months:
             months += 1
@@ -172,32 +155,31 @@ def _date_end(text: str, words: Sequence[Range], first: int) -> int:
         elif not (part == "of" and numbers and not months):
             break
         end += 1
-    while end > first and _of(text, words[end - 1]) == "of":
+    while end > first and words[end - 1].text == "of":
         end -= 1
     return end if months and numbers else first
 
 
-def _name_end(text: str, words: Sequence[Range], first: int, functional: FunctionWords) -> int:
+def _name_end(text: str, words: Sequence[_Word], first: int, functional: FunctionWords) -> int:
     """The number of the word after a name: capitals in a row, with ``of`` and the like only between them."""
     end = first + 1
     while end < len(words):
         reach = end
-        while reach < len(words) and reach < end + 2 and _adjacent_in_name(text, words, reach):
-            if _of(text, words[reach]).lower() not in _IN_NAMES or _is_capital(_of(text, words[reach])):
+        while reach < min(len(words), end + 2) and _joins_name(text, words, reach):
+            if words[reach].text.lower() not in _IN_NAMES or words[reach].text[0].isupper():
                 break
             reach += 1
-        if reach >= len(words) or not _adjacent_in_name(text, words, reach):
+        if reach >= len(words) or not _joins_name(text, words, reach):
             break
-        word = _of(text, words[reach])
-        if not _is_capital(word) or (word in functional and reach == end):
+        word = words[reach].text
+        if not word[0].isupper() or (word in functional and reach == end):
             break
         end = reach + 1
     return end
 
 
-def _adjacent_in_name(text: str, words: Sequence[Range], number: int) -> bool:
-    """As :func:`_adjacent`; the full stop of an initial or a title, and ``&``, may stand between too."""
-    between = text[words[number - 1].end : words[number].start]
-    before = _of(text, words[number - 1])
+def _joins_name(text: str, words: Sequence[_Word], number: int) -> bool:
+    """Whether a word may belong to the name before it: after a space, ``&``, or an initial's or a title's full stop."""
+    between, before = _between(text, words, number), words[number - 1].text
     is_initial = len(before) == 1 or before in ("Mr", "Mrs", "Ms", "Dr", "St", "Prof", "Jr", "Sr")
-    return between in (" ", "\u00a0", " & ") or (between == ". " and is_initial) or (between == "." and is_initial)
+    return between in (*_SPACES, " & ") or (between in (". ", ".") and is_initial)

@@ -78,11 +78,7 @@ class Clause(NamedTuple):
 
 
 def clauses(text: str) -> list[Clause]:
-    """The clauses of a text, in order. None ends inside code, a quotation, brackets or a link.
-
-    Args:
-        text: any text.
-    """
+    """The clauses of a text, in order. None ends inside code, a quotation, brackets or a link."""
     code = [Range(start, end) for start, end, is_code in blocks(text) if is_code]
     plain = _without(text, code)
     whole = [Range(*one.span()) for one in _WHOLE.finditer(plain)]

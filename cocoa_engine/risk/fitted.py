@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import binascii
 import math
-import sys
+import operator
+import struct
 from array import array
 from base64 import b64decode, b64encode
 from bisect import bisect_right
@@ -28,12 +28,10 @@ def _decoded(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        numbers = array("f", b64decode(value, validate=True))
-    except (binascii.Error, ValueError) as error:
+        data = b64decode(value, validate=True)
+        return struct.unpack(f"<{len(data) // 4}f", data)
+    except (ValueError, struct.error) as error:
         raise ValueError(f"it is not base64 of float32 numbers: {error}") from None
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return tuple(numbers)
 
 
 def _rounded(values: tuple[float, ...]) -> tuple[float, ...]:
@@ -44,10 +42,7 @@ def _rounded(values: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def _write(values: Sequence[float]) -> str:
-    numbers = array("f", values)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return b64encode(numbers.tobytes()).decode("ascii")
+    return b64encode(struct.pack(f"<{len(values)}f", *values)).decode("ascii")
 
 
 Floats32 = Annotated[
@@ -129,13 +124,10 @@ class Domain(Part):
 
     def distance(self, scaled: Sequence[float]) -> float:
         """The squared distance of scaled features ``[k]``; infinite if it cannot be computed."""
-        count = len(self.centre)
         apart = [value - middle for value, middle in zip(scaled, self.centre, strict=True)]
-        total = 0.0
-        for row, difference in enumerate(apart):
-            weights = self.precision[row * count : (row + 1) * count]
-            total += difference * sum(weight * other for weight, other in zip(weights, apart, strict=True))
-        return total / count if math.isfinite(total) else math.inf
+        products = (difference * other for difference in apart for other in apart)
+        distance = sum(map(operator.mul, self.precision, products)) / len(apart)
+        return distance if math.isfinite(distance) else math.inf
 
     def is_outside(self, scaled: Sequence[float]) -> bool:
         """Whether scaled features ``[k]`` are outside the domain."""
@@ -285,21 +277,13 @@ class FittedRisk(Part):
         return self
 
     def __call__(self, features: Sequence[float]) -> float:
-        """The risk of an item with these features, in the order of :attr:`features`.
-
-        Raises:
-            CalibrationError: a feature was not measured, or is NaN.
-        """
+        """The risk of an item with these features, in the order of :attr:`features`."""
         weighted = zip(self.weights, self._scaled(features), strict=True)
         risk = logistic(self.intercept + sum(weight * value for weight, value in weighted))
         return self.isotonic(risk) if self.isotonic else risk
 
     def is_out_of_domain(self, features: Sequence[float]) -> bool:
-        """Whether an item with these features is unlike those that the risk was fitted on.
-
-        Raises:
-            CalibrationError: a feature was not measured, or is NaN.
-        """
+        """Whether an item with these features is unlike those that the risk was fitted on."""
         return self.domain is not None and self.domain.is_outside(self._scaled(features))
 
     def _scaled(self, features: Sequence[float]) -> list[float]:

@@ -6,7 +6,7 @@ import copy
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import improbability
@@ -72,27 +72,20 @@ class RiskMeasure:
 
     def is_out_of_domain(self, span: SpanStatistics) -> bool:
         """Whether a span's risk is the calibrator's, and the span is unlike those that it was fitted on."""
-        if self.source != "calibrator":
-            return False
-        assert self.calibrator is not None
-        return self.calibrator.is_out_of_domain(span)
+        return self.source == "calibrator" and cast(RiskCalibrator, self.calibrator).is_out_of_domain(span)
 
     def threshold_of(self, source: RiskSource | None) -> float | None:
         """The threshold of a source of risk; `None` if there is none, as for a raw MLDS."""
-        if source == "calibrator":
-            assert self.calibrator is not None
-            assert self.calibrator.span is not None
+        if source == "calibrator" and self.calibrator is not None and self.calibrator.span is not None:
             return threshold_of(self.calibrator.span)
         return None if source is None else THRESHOLDS.get(source)
 
     def _value(self, source: RiskSource, span: SpanStatistics) -> float | None:
         if source == "calibrator":
-            assert self.calibrator is not None
-            return self.calibrator.risk(span)
+            return cast(RiskCalibrator, self.calibrator).risk(span)
         if source == "source_attention":
-            assert self.heads is not None
             values = span.token_source_attention
-            return self.heads.rank(sum(values) / len(values)) if values else None
+            return cast(RetrievalHeads, self.heads).rank(sum(values) / len(values)) if values else None
         if source == "token_probability":
             return token_risk(span.token_log_probs)
         return span.f_mlds if source == "f_mlds" else span.con_mlds
@@ -117,25 +110,19 @@ def risk_measure(
 ) -> RiskMeasure:
     """The risk of a call's spans, by ``CocoaConfig.risk``.
 
-    Args:
-        config: the settings of the call.
-        calibrator: the calibrator that applies to the call, if any.
-        heads: the model's retrieval heads, if they are known.
-        has_source: whether the caller named the passages that the answer should come from.
-
     Raises:
         ConfigError: the risk that is asked for cannot be measured: there is no calibrator for spans, or no reference
             distribution of source attention.
     """
-    fitted = None if calibrator is None else calibrator.span
+    fitted = calibrator is not None and calibrator.span is not None
     ranks = heads is not None and heads.reference is not None
     if config.risk == "auto":
-        if fitted is not None:
+        if fitted:
             return RiskMeasure("calibrator", calibrator)
         if has_source and ranks:
             return RiskMeasure("source_attention", calibrator, heads, otherwise="token_probability")
         return RiskMeasure("token_probability", calibrator)
-    if config.risk == "calibrator" and fitted is None:
+    if config.risk == "calibrator" and not fitted:
         raise ConfigError(
             "risk='calibrator' needs a calibrator that was fitted on spans for this model and these settings; fit "
             "one with `cocoa calibrate` and pass it as calibrator, or leave risk at 'auto'."
@@ -188,14 +175,9 @@ class RiskPolicy:
         return self.calibrator
 
     def applying(self, config: CocoaConfig, backend: Backend | None = None) -> RiskCalibrator | None:
-        """The calibrator that applies to a call with these settings.
+        """The calibrator that applies to a call with these settings, run by a backend (default: the model's).
 
         The default calibrator applies only to the settings that it was fitted for, and where what it needs is measured.
-        Selects the model's backend, if that has not been done before.
-
-        Args:
-            config: the settings of the call.
-            backend: the backend that will run the call, if it is known.
         """
         calibrator = self.fitting(config)
         if calibrator is None or not self._automatic:
@@ -203,23 +185,13 @@ class RiskPolicy:
         return calibrator if measures_source(calibrator, backend or self._session.backend) else None
 
     def check(self, config: CocoaConfig) -> None:
-        """Check the risk that ``config`` asks for, without looking at the backend.
-
-        Raises:
-            ConfigError: there is no calibrator, or no reference distribution, for it.
-        """
+        """Check the risk that ``config`` asks for, without looking at the backend."""
         risk_measure(config, self.fitting(config), heads_of_model(config.decore_heads, self._session.model))
 
     def measure(
         self, config: CocoaConfig, source: object = None, *, given: bool = False, backend: Backend | None = None
     ) -> RiskMeasure:
         """How the risks of a call are computed. The embedded risk of answers is not used for given texts.
-
-        Args:
-            config: the settings of the call.
-            source: the passages, if the caller named them.
-            given: whether the text is given, not decoded.
-            backend: the backend that will run the call, if it is known.
 
         Raises:
             ConfigError: the risk that ``config`` asks for cannot be measured.
@@ -256,20 +228,15 @@ class RiskPolicy:
         fits = embedded.model_name == self._session.model_name and self._obstacle(embedded) is None
         return embedded if fits else None
 
-    def _usable(self, calibrator: RiskCalibrator | str | Path | None) -> RiskCalibrator | None:
-        """The calibrator, read from its file if need be.
-
-        Raises:
-            CalibrationError: the file cannot be read, or the calibrator needs other layers, heads or hidden states than
-                this model has.
-        """
-        usable = RiskCalibrator.of(calibrator)
-        if usable is not None and (obstacle := self._obstacle(usable)):
+    def _usable(self, given: RiskCalibrator | str | Path | None) -> RiskCalibrator | None:
+        """The calibrator, read from its file if need be; raises as the constructor does."""
+        calibrator = RiskCalibrator.of(given)
+        if calibrator is not None and (obstacle := self._obstacle(calibrator)):
             raise CalibrationError(
                 f"the calibrator cannot be used with this model: {obstacle}. Fit one for it (cocoa calibrate), or use "
                 "none."
             )
-        return usable
+        return calibrator
 
     def _obstacle(self, calibrator: RiskCalibrator) -> str | None:
         """Why the calibrator cannot be used with this model; `None` if it can."""
@@ -283,10 +250,8 @@ class RiskPolicy:
         model = self._session.model
         differences = calibrator.mismatches(self._session.model_name, config, model.num_layers)
         path = None if config is None else config.decore_heads
-        if calibrator.heads is not None and path is not None:
-            heads = source_heads(path, model)
-            if set(heads) != set(calibrator.heads):
-                differences.append(f"the source attention is that of the heads in {path}, not of those of the fit")
+        if calibrator.heads and path is not None and set(source_heads(path, model)) != set(calibrator.heads):
+            differences.append(f"the source attention is that of the heads in {path}, not of those of the fit")
         return differences
 
 

@@ -44,9 +44,6 @@ def sentence_ranges(text: str) -> list[Range]:
 
     A line that begins a list item, a heading or a table row begins a sentence; so does a paragraph. A fenced block of
     code is one. A full stop after an abbreviation or an initial, in a number, an address or code ends none.
-
-    Args:
-        text: any text.
     """
     found: list[Range] = []
     for start, end, is_code in blocks(text):
@@ -163,13 +160,7 @@ def _has_short_letters(word: str) -> bool:
 
 
 def ends_in_abbreviation(text: str, start: int, dot: int) -> bool:
-    """Whether the full stop at the end of a sentence belongs to its last word too.
-
-    Args:
-        text: the text.
-        start: where the sentence begins.
-        dot: the offset of the full stop.
-    """
+    """Whether the full stop at the end of a sentence belongs to its last word too."""
     before = _WORD_BEFORE.search(text, start, dot)
     word = before.group() if before else ""
     if _has_short_letters(word) or word in _INSIDE or word in ("etc", "usw", "al"):

@@ -8,7 +8,7 @@ from difflib import SequenceMatcher
 from functools import cached_property
 from math import inf, isfinite, log
 from statistics import median
-from typing import Literal, Protocol
+from typing import Literal
 
 from pydantic import ConfigDict, Field
 
@@ -17,7 +17,7 @@ from cocoa_engine.equations import improbability
 from cocoa_engine.risk.claims import ClaimKind, ClaimRange, claim_ranges
 from cocoa_engine.risk.sentences import sentence_ranges
 from cocoa_engine.risk.words import Range, word_ranges
-from cocoa_engine.spans import RAW, RiskSource
+from cocoa_engine.spans import RAW, Candidate, RiskSource, Span
 
 UnitLevel = Literal["span", "claim", "sentence"]
 """The parts of an answer that a threshold can apply to."""
@@ -59,52 +59,24 @@ class Check(Unit):
     )
 
 
-class Rival(Protocol):
-    """A candidate that competed in a span; :class:`~cocoa_engine.spans.Candidate` is one."""
+@dataclass(frozen=True)
+class BareSpan:
+    """A span of an answer of which only the risk is known."""
 
-    @property
-    def text(self) -> str: ...
+    start: int
+    end: int
+    risk: float | None
+    risk_source: RiskSource | None = None
+    flagged: bool = False
+    token_ends: Sequence[int] = ()
+    token_log_probs: Sequence[float] = ()
+    token_source_attention: Sequence[float] = ()
+    token_copied: Sequence[int] = ()
+    candidates: Sequence[Candidate] = ()
+    chosen: int | None = None
 
 
-class Part(Protocol):
-    """A span of an answer, as far as units need it; :class:`~cocoa_engine.spans.Span` is one.
-
-    Lists have one value per token, and are empty if it was not measured.
-    """
-
-    @property
-    def start(self) -> int: ...
-
-    @property
-    def end(self) -> int: ...
-
-    @property
-    def risk(self) -> float | None: ...
-
-    @property
-    def risk_source(self) -> RiskSource | None: ...
-
-    @property
-    def flagged(self) -> bool: ...
-
-    @property
-    def token_ends(self) -> Sequence[int]: ...
-
-    @property
-    def token_log_probs(self) -> Sequence[float]: ...
-
-    @property
-    def token_source_attention(self) -> Sequence[float]: ...
-
-    @property
-    def token_copied(self) -> Sequence[int]: ...
-
-    @property
-    def candidates(self) -> Sequence[Rival]: ...
-
-    @property
-    def chosen(self) -> int | None: ...
-
+Part = Span | BareSpan
 
 MOST = 3
 
@@ -114,12 +86,6 @@ def competing(text: str, parts: Sequence[Part], claim: Unit, offset: int = 0) ->
 
     A candidate that says the same there, or nothing, adds none. Words at the end of a candidate may be cut;
     they are followed by ``…``.
-
-    Args:
-        text: the text of the answer.
-        parts: its spans.
-        claim: a claim with offsets in the text of the spans.
-        offset: the offset of ``text`` in the text of the spans.
     """
     found: list[str] = []
     for number in claim.spans:
@@ -204,7 +170,8 @@ class MeasuredText:
         self, text: str, parts: Sequence[Part], *, begin: int = 0, offset: int = 0, has_source: bool = True
     ) -> None:
         self._text, self._parts, self._offset, self._has_source = text, parts, offset, has_source
-        self._skipped = max(begin - offset, 0)
+        self._begin = max(begin, offset)
+        self._answer = text[self._begin - offset :]
 
     @cached_property
     def words(self) -> list[Unit]:
@@ -214,7 +181,7 @@ class MeasuredText:
     @cached_property
     def claims(self) -> list[Unit]:
         """The names, numbers, dates, short quotations and content words."""
-        return [self._unit(claim_range.start, claim_range.end, claim_range.kind) for claim_range in self._claim_ranges]
+        return [self._unit(claim.start, claim.end, claim.kind) for claim in self._claim_ranges]
 
     @cached_property
     def sentences(self) -> list[Unit]:
@@ -226,16 +193,12 @@ class MeasuredText:
 
         In an answer without claims, its sentences take their place, so that it does not pass unseen. A span that is in
         no claim, such as punctuation, is added if its risk is not a finite number.
-
-        Args:
-            level: ``claim`` or ``sentence``.
         """
         if level == "sentence" or not self.claims:
             return self.sentences
         within = {number for claim in self.claims for number in claim.spans}
-        shift = self._offset + self._skipped
         broken = [
-            self._unit(max(part.start - shift, 0), part.end - shift, "word")
+            self._unit(max(part.start - self._begin, 0), part.end - self._begin, "word")
             for number, part in enumerate(self._parts)
             if number not in within and self._is_visible(part) and not isfinite(part.risk or 0.0)
         ]
@@ -271,66 +234,56 @@ class MeasuredText:
             for _, claim in ranked
         ]
 
-    @property
-    def _answer(self) -> str:
-        return self._text[self._skipped :]
-
     @cached_property
     def _cuts(self) -> list[int]:
         """Where tokens end in the answer; where spans end if tokens are not known."""
         ends = (end for part in self._parts for end in (part.token_ends or (part.end,)))
-        return [end - self._offset - self._skipped for end in ends]
+        return [end - self._begin for end in ends]
 
     @cached_property
     def _claim_ranges(self) -> list[ClaimRange]:
         return claim_ranges(self._answer, self._cuts)
 
-    @cached_property
-    def _tokens(self) -> list[list[Token]]:
-        """The tokens of each span with text of their own; none for spans whose tokens' ends are not known."""
-        return [tokens_of(part) for part in self._parts]
-
     def _is_visible(self, part: Part) -> bool:
         """Whether a span has text of the answer that is not white space."""
-        start = max(part.start - self._offset, self._skipped)
-        return bool(self._text[start : part.end - self._offset].strip())
+        start = max(part.start - self._begin, 0)
+        return part.end > self._begin and bool(self._answer[start : part.end - self._begin].strip())
 
     def _stands_out(self, claim: Unit) -> bool:
         """Whether one of the spans of a claim has a risk that is shaded, flagged, or not a finite number."""
-        parts = [part for part in map(self._parts.__getitem__, claim.spans) if part.risk is not None]
         return any(
-            part.flagged
-            or not isfinite(part.risk or 0.0)
-            or ((part.risk or 0.0) >= LOWEST_SHADE and part.risk_source not in RAW)
-            for part in parts
-            if self._is_visible(part)
+            part.flagged or not isfinite(part.risk) or (part.risk >= LOWEST_SHADE and part.risk_source not in RAW)
+            for part in map(self._parts.__getitem__, claim.spans)
+            if part.risk is not None and self._is_visible(part)
         )
 
     def _sentence(self, start: int, end: int) -> Unit:
         unit = self._unit(start, end, "sentence")
-        if not isfinite(unit.risk or 0.0):
+        inside = [claim.risk for claim in self.claims if unit.start <= claim.start < unit.end]
+        risks = sorted((risk for risk in inside if risk is not None), key=_rank, reverse=True)[:RISKIEST]
+        if not risks or not isfinite(unit.risk or 0.0):
             return unit
-        inside = [
-            claim.risk for claim in self.claims if unit.start <= claim.start < unit.end and claim.risk is not None
-        ]
-        return unit.model_copy(update={"risk": mean_of_riskiest(inside)}) if inside else unit
+        return unit.model_copy(update={"risk": sum(risks) / len(risks)})
 
     def _unit(self, start: int, end: int, kind: ClaimKind | Literal["sentence"]) -> Unit:
-        start, end = start + self._skipped, end + self._skipped
-        text = self._text[start:end]
-        start, end = start + self._offset, end + self._offset
+        text = self._answer[start:end]
+        start, end = start + self._begin, end + self._begin
         numbers = self._numbers(start, end)
-        risk = riskiest([part.risk for part in map(self._parts.__getitem__, numbers) if self._is_visible(part)])
+        risk = riskiest(part.risk for part in map(self._parts.__getitem__, numbers) if self._is_visible(part))
         unit = Unit(text=text, start=start, end=end, kind=kind, risk=risk, spans=numbers)
         return unit if kind == "sentence" else unit.model_copy(update={"reasons": self._reasons(unit)})
 
-    def _own_tokens(self, start: int, end: int, numbers: Iterable[int]) -> list[Token]:
-        """The tokens of some spans that share a character with a range of the text."""
-        tokens = (token for number in numbers for token in self._tokens[number])
+    def _own_tokens(self, start: int, end: int) -> list[Token]:
+        """The tokens that share a character with a range of the text."""
+        tokens = (token for number in self._numbers(start, end) for token in self._tokens[number])
         return [token for token in tokens if token.start < end and token.end > start]
 
+    @cached_property
+    def _tokens(self) -> list[list[Token]]:
+        return [tokens_of(part) for part in self._parts]
+
     def _reasons(self, unit: Unit) -> list[str]:
-        tokens = self._own_tokens(unit.start, unit.end, unit.spans)
+        tokens = self._own_tokens(unit.start, unit.end)
         reasons = []
         attention = _attention(tokens)
         if self._has_source and attention is not None and attention < LOW_ATTENTION * self._usual_attention:
@@ -344,11 +297,9 @@ class MeasuredText:
     @cached_property
     def _usual_attention(self) -> float:
         """The median attention to the source of the answer's claims; 0 if it was not measured."""
-        shift = self._skipped + self._offset
-        ranges = [(claim_range.start + shift, claim_range.end + shift) for claim_range in self._claim_ranges]
-        measured = [_attention(self._own_tokens(*claim, self._numbers(*claim))) for claim in ranges]
-        found = [attention for attention in measured if attention is not None]
-        return median(found) if found else 0.0
+        ranges = [(claim.start + self._begin, claim.end + self._begin) for claim in self._claim_ranges]
+        measured = [_attention(self._own_tokens(*claim)) for claim in ranges]
+        return median([attention for attention in measured if attention is not None] or [0.0])
 
     def _numbers(self, start: int, end: int) -> list[int]:
         """The numbers of the spans that share a character with a range of the text."""
@@ -356,7 +307,7 @@ class MeasuredText:
 
     def _order(self, claim: Unit) -> tuple[float, float]:
         """What claims are ranked by: the risk, then the claim's own tokens."""
-        tokens = self._own_tokens(claim.start, claim.end, claim.spans)
+        tokens = self._own_tokens(claim.start, claim.end)
         attention = _attention(tokens)
         if attention is not None:
             return _rank(claim.risk or 0.0), -attention
@@ -365,14 +316,7 @@ class MeasuredText:
 
 def riskiest(risks: Iterable[float | None]) -> float | None:
     """The highest risk; `None` if there is none. A risk that is not a finite number is the highest."""
-    known = [risk for risk in risks if risk is not None]
-    return max(known, key=_rank) if known else None
-
-
-def mean_of_riskiest(risks: Iterable[float]) -> float:
-    """The mean of the three highest of some risks, or of fewer if there are fewer; at least one is needed."""
-    highest = sorted(risks, key=_rank, reverse=True)[:RISKIEST]
-    return sum(highest) / len(highest)
+    return max((risk for risk in risks if risk is not None), key=_rank, default=None)
 
 
 def _rank(risk: float) -> float:

@@ -162,9 +162,6 @@ class FunctionWords:
     without capital and digit is a function word if it has at most 3 letters, or if it is frequent in the text: at least
     3 times, and 4 % of its words. The first word of a sentence counts as if it had no capital. In scripts that are
     written without spaces, only frequency counts, and runs of hiragana are function words up to 2 letters.
-
-    Args:
-        words: the words of the text.
     """
 
     def __init__(self, words: Sequence[str]) -> None:

@@ -7,17 +7,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from rich.progress import Progress
 
-from benchmarks import candidates, embedded_calibrator, prompt_length
+from benchmarks import candidates, prompt_length
 from benchmarks.bars import BARS, check
-from benchmarks.decoding import decoding_statistics, needed, own_boundary, where_fed
-from benchmarks.gguf import process
+from benchmarks.decoding import needed, own_boundary, where_fed
 from benchmarks.measure import (
     Bench,
     child,
@@ -27,7 +25,6 @@ from benchmarks.measure import (
 )
 from benchmarks.peak import peak_bytes
 from benchmarks.plots import draw_all
-from benchmarks.probe import probe
 from benchmarks.prompt_length import steps
 from benchmarks.prompts import (
     PASSAGES,
@@ -44,14 +41,12 @@ from benchmarks.report import (
     NOT_MEASURED,
     PERFORMANCE,
     README,
-    STATE_OF,
     TABLES,
     filled,
     read,
     write_report,
     written,
 )
-from benchmarks.serving.__main__ import main as measure_serving
 from benchmarks.settings import DOCS, RESULTS, Settings
 from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.lab.timing import Spread
@@ -104,51 +99,6 @@ def test_every_table_shows_its_record(name: str, records: dict[str, Any]) -> Non
         assert written(name, scaled(records)) != tables
 
 
-def test_every_table_of_times_shows_the_state_of_the_machine(records: dict[str, Any]) -> None:
-    state = {"machine_state": [{"gb_per_s": 9.6, "gflop_per_s": 70.4}] * 2}
-    parts = {
-        "serving_load": "load",
-        "serving_load_memory": "load_memory",
-        "serving_rival": "rival",
-        "serving_faults": "readers",
-        "gguf_process": "process",
-    }
-    places = {name: records[source] for name, source in STATE_OF.items()}
-    places |= {name: records["gguf" if "gguf" in name else "serving"][part] for name, part in parts.items()}
-    assert places.keys() <= TABLES.keys()
-    for name, place in places.items():
-        place.pop("machine_state", None)
-        assert written(name, records).endswith("\n\nState of the machine: not recorded.")
-        place.update(state)
-        shown = written(name, records).rpartition("State of the machine")[2]
-        assert "before and after: a copy at 10 GB/s, a matrix product at 70 GFLOP/s" in shown
-
-
-@pytest.mark.slow
-def test_measurements_of_other_processes_record_the_state_of_the_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("benchmarks.serving.rival.measure", lambda *_: {"rounds": 1})
-    threads = str(torch.get_num_threads())
-    monkeypatch.setattr("sys.argv", ["serving", "--only", "rival", "--threads", threads, "--out", str(tmp_path)])
-    measure_serving()
-    before, after = json.loads((tmp_path / "serving.json").read_text())["rival"]["machine_state"]
-    assert before.keys() == after.keys() == {"gb_per_s", "gflop_per_s"}
-
-    monkeypatch.setattr(process, "child", lambda *_: {"load": 1.0})
-    monkeypatch.setattr(process, "encode_question", lambda *_: [1])
-    bench: Any = SimpleNamespace(settings=Settings(rounds=1), loaded=None, progress=Progress())
-    (tmp_path / "model.gguf").touch()
-    before, after = process.measure(bench, tmp_path / "model.gguf")["machine_state"]
-    assert before.keys() == after.keys() == {"gb_per_s", "gflop_per_s"}
-
-
-def test_the_probe_measures_this_machine() -> None:
-    found = probe()
-    assert found.keys() == {"gb_per_s", "gflop_per_s"}
-    assert all(0.01 < value < 1e6 for value in found.values())
-
-
 def test_bars_are_checked(records: dict[str, Any]) -> None:
     checked = list(check(records))
     assert [each.bar.what for each in checked] == [bar.what for bar in BARS]
@@ -159,61 +109,6 @@ def test_bars_are_checked(records: dict[str, Any]) -> None:
 
 
 def test_limits_of_the_bars() -> None:
-    """The limits are repeated here, so that none is relaxed by accident."""
-    assert {bar.what: (bar.limit, bar.at_least) for bar in BARS} == {
-        "CoCoA-SIG, forward passes per kept token, without drafts": (1.05, False),
-        "CoCoA-SIG / HF `generate` greedy, through HF's modules": (0.80, False),
-        "CoCoA-SIG / HF `generate` greedy, lean forward pass": (0.62, False),
-        "CoCoA-SIG / CoCoA engine greedy, through HF's modules, both without drafts": (1.10, False),
-        "CoCoA-SIG / CoCoA engine greedy, through HF's modules, both with drafts": (1.10, False),
-        "CoCoA-SIG / CoCoA engine greedy, lean forward pass, both without drafts": (1.10, False),
-        "CoCoA-SIG / CoCoA engine greedy, lean forward pass, both with drafts": (1.10, False),
-        "CoCoA engine greedy / HF `generate` greedy, through HF's modules": (0.75, False),
-        "CoCoA engine greedy / HF `generate` greedy, lean forward pass": (0.75, False),
-        "CoCoA-SIG / CoCoA engine greedy, time per forward pass after a prompt of 4,096": (1.10, False),
-        "CoCoA-SIG / CoCoA engine greedy, memory of keys and values at a prompt of 4,096": (1.02, False),
-        "CoCoA-SIG / CoCoA engine greedy, peak memory of the process at a prompt of 4,096": (1.02, False),
-        "CoCoA-SIG / HF `generate` greedy, beside two busy processes": (0.60, False),
-        "CoCoA-SIG / CoCoA engine greedy, the benchmark's questions, float32": (1.15, False),
-        "CoCoA-SIG / CoCoA engine greedy, the benchmark's questions, float32, no drafts": (1.15, False),
-        "CoCoA-SIG / CoCoA engine greedy, the benchmark's questions, bfloat16 copy": (1.15, False),
-        "CoCoA-SIG / CoCoA engine greedy, the benchmark's questions, bfloat16 copy, no drafts": (1.15, False),
-        "CoCoA-SIG / CoCoA engine greedy, questions on which nothing was tuned, float32": (1.15, False),
-        "CoCoA-SIG / CoCoA engine greedy, questions on which nothing was tuned, float32, no drafts": (1.15, False),
-        "CoCoA-SIG / CoCoA engine greedy, questions on which nothing was tuned, bfloat16 copy": (1.15, False),
-        "CoCoA-SIG / CoCoA engine greedy, questions on which nothing was tuned, bfloat16 copy, no drafts": (
-            1.15,
-            False,
-        ),
-        "CoCoA-SIG / HF `generate` greedy, batch of 4": (0.70, False),
-        "CoCoA-SIG / HF `generate` greedy, batch of 8": (1.00, False),
-        "capture of hidden states, with / without, lean forward pass": (1.02, False),
-        "capture of hidden states, with / without, through HF's modules": (1.02, False),
-        "source attention, with / without, at the worst length of the prompt and forward pass": (1.03, False),
-        "scoring 100 answers: times the prompt is read": (1.0, False),
-        "scoring 100 answers: times faster than one by one": (3.0, True),
-        "GGUF file: CoCoA-SIG / llama.cpp greedy": (1.25, False),
-        "GGUF file: CoCoA engine greedy / llama.cpp greedy": (1.00, False),
-        "GGUF file: CoCoA engine greedy on blocks / in float32": (0.60, False),
-        "GGUF file: CoCoA-SIG / CoCoA engine greedy, both on blocks": (1.35, False),
-        "GGUF file: memory after loading, less that of torch / size of the file": (1.30, False),
-        "GGUF file: seconds from the start of a process to the first span": (3.0, False),
-        "cocoa serve, greedy: times as fast as transformers serve, 1 at once": (2.0, True),
-        "cocoa serve, greedy: times as fast as transformers serve, 8 at once": (2.0, True),
-        "cocoa serve, greedy: times as fast as transformers serve, 32 at once": (2.0, True),
-        "cocoa serve, cocoa-sig: times as fast as transformers serve, 1 at once": (2.0, True),
-        "cocoa serve, cocoa-sig: times as fast as transformers serve, 8 at once": (2.0, True),
-        "cocoa serve, cocoa-sig: times as fast as transformers serve, 32 at once": (2.0, True),
-        "cocoa serve, greedy: times as fast as transformers serve, continuous batching, 1 at once": (2.0, True),
-        "cocoa serve, greedy: times as fast as transformers serve, continuous batching, 8 at once": (2.0, True),
-        "cocoa serve, greedy: times as fast as transformers serve, continuous batching, 32 at once": (2.0, True),
-        "cocoa serve, cocoa-sig: times as fast as transformers serve, continuous batching, 1 at once": (2.0, True),
-        "cocoa serve, cocoa-sig: times as fast as transformers serve, continuous batching, 8 at once": (2.0, True),
-        "cocoa serve, cocoa-sig: times as fast as transformers serve, continuous batching, 32 at once": (2.0, True),
-        "64 streams: cocoa serve / engine without a server, time per token": (1.05, False),
-        "64 streams: share of answers without an error; 429 is none": (1.0, True),
-        "64 streams: share of answers with the text of the request alone": (1.0, True),
-    }
     assert all(bar.met(Spread(bar.limit, bar.limit, bar.limit)) for bar in BARS)
     for bar in BARS:
         worse = bar.limit * (0.99 if bar.at_least else 1.01)
@@ -325,19 +220,6 @@ def test_measurements_run(
     assert (tmp_path / f"{name}.svg").exists() == (name in PLOTS)
 
 
-def test_decoding_statistics(engine: CocoaEngine) -> None:
-    prompt = "Once upon a time, in a village by the sea, there lived"
-    greedy, cocoa_sig = (
-        engine.generate(prompt, method=method, max_new_tokens=12) for method in ("greedy", "cocoa-sig")
-    )
-    statistics = decoding_statistics([cocoa_sig], [greedy])
-    assert statistics["tokens"] == 12
-    assert statistics["risk_points_per_token"] == cocoa_sig.usage.risk_points / 12
-    same = decoding_statistics([greedy], [greedy])
-    assert same["prompts_apart_from_greedy"] == same["tokens_apart_from_greedy"] == 0
-    assert same["candidates_per_risk_point"] is None
-
-
 def test_every_fed_token_is_counted_once(engine: CocoaEngine) -> None:
     """Without drafts there are no guesses; rivals that have lost by the bound have lost."""
     spans = 0
@@ -385,13 +267,3 @@ def test_the_steps_of_an_answer_follow_from_its_spans(engine: CocoaEngine) -> No
         for method in ("greedy", "cocoa-sig"):
             answer = plain.generate(prompt, method=method, max_new_tokens=24)
             assert sum(map(steps, answer.spans)) == answer.usage.forward_passes - 1  # one pass is the prefill
-
-
-def test_commands_of_the_embedded_calibrator_say_which_option_they_need(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for command, option in (("parts", "--xsum"), ("fit", "--out"), ("compare", "--out")):
-        monkeypatch.setattr("sys.argv", ["embedded_calibrator", command, "--cache", str(tmp_path)])
-        with pytest.raises(SystemExit):
-            embedded_calibrator.main()
-        assert option in capsys.readouterr().err.splitlines()[-1]

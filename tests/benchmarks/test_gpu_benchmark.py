@@ -46,18 +46,3 @@ def test_targets_do_not_apply_to_a_tiny_model(record: dict) -> None:
     assert all(target["met"] is None for target in record["targets"])
     decoders = {gpu.GREEDY: {}, "x": {"ms_per_token": {"median": 4.0}, "ratio_to_greedy": {"median": 1.2}}}
     assert [target["met"] for target in gpu.targets(decoders, applies=True)] == [True, False]
-
-
-def test_weights_that_a_step_reads() -> None:
-    with torch.device("meta"):
-        model = gpu.AutoModelForCausalLM.from_config(gpu.LlamaConfig(**gpu.LLAMA_3_8B), dtype=torch.bfloat16)
-    assert gpu.bytes_read(model) / 1e9 == pytest.approx(15.0, abs=0.1)
-
-
-@pytest.mark.parametrize("arguments", ["--device cpu", "--device cuda"])
-def test_the_real_shape_needs_a_gpu(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
-    if "cuda" in arguments and torch.cuda.is_available():
-        pytest.skip("there is one")
-    with pytest.raises(SystemExit):
-        gpu.main(arguments.split())
-    assert "--tiny" in capsys.readouterr().err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import Result
 
-from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime, Span, methods
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime, methods
 from cocoa_engine.cli.ask import TOO_RISKY, risk_of
 from cocoa_engine.rendering.highlights import RiskScale
 from tests.helpers.alike import assert_alike
@@ -91,10 +91,15 @@ def test_json_has_no_bare_infinity(cocoa: Cocoa, engine: CocoaEngine, monkeypatc
     assert Generation.model_validate(answer).spans[-1].token_margins[-1] == math.inf
 
 
-@pytest.mark.parametrize("args", [[], ["-"]])
-def test_question_from_stdin(cocoa: Cocoa, engine: CocoaEngine, args: list[str]) -> None:
-    result = cocoa("ask", *args, *SHORT, stdin=QUESTION + "\n")
-    assert result.stdout == engine.chat(messages(QUESTION), max_new_tokens=12).text + "\n"
+def test_what_is_asked(cocoa: Cocoa, engine: CocoaEngine) -> None:
+    """The argument or stdin, after a system message or as a text to continue."""
+    answer = engine.chat(messages(QUESTION), max_new_tokens=12).text
+    for args in ((), ("-",)):
+        assert cocoa("ask", *args, *SHORT, stdin=QUESTION + "\n").stdout == answer + "\n"
+    french = engine.chat(messages(QUESTION, "Answer in French."), max_new_tokens=12).text
+    assert cocoa("ask", QUESTION, "--system", "Answer in French.", *SHORT).stdout == french + "\n"
+    continued = engine.generate("The capital of France is", max_new_tokens=12).text
+    assert cocoa("ask", "The capital of France is", "--raw", *SHORT).stdout == continued + "\n"
 
 
 def test_an_answer_stops_at_a_risk(cocoa: Cocoa, engine: CocoaEngine) -> None:
@@ -108,18 +113,6 @@ def test_an_answer_stops_at_a_risk(cocoa: Cocoa, engine: CocoaEngine) -> None:
     assert "stopped by max_risk." in " ".join(shown.split())
     assert cocoa("ask", QUESTION, "--max-risk", "0.1", "--json", *SHORT).stderr == ""
     assert "!]" in cocoa("ask", QUESTION, "--max-risk", "0.1", "--no-color", *SHORT).stdout
-
-
-def test_system_message(cocoa: Cocoa, engine: CocoaEngine) -> None:
-    system = "Answer in French."
-    result = cocoa("ask", QUESTION, "--system", system, *SHORT)
-    assert result.stdout == engine.chat(messages(QUESTION, system), max_new_tokens=12).text + "\n"
-
-
-def test_raw_continues_the_prompt(cocoa: Cocoa, engine: CocoaEngine) -> None:
-    prompt = "The capital of France is"
-    result = cocoa("ask", prompt, "--raw", *SHORT)
-    assert result.stdout == engine.generate(prompt, max_new_tokens=12).text + "\n"
 
 
 def test_dola_answers_as_the_engine_does(cocoa: Cocoa, engine: CocoaEngine) -> None:
@@ -137,10 +130,9 @@ def test_dola_answers_as_the_engine_does(cocoa: Cocoa, engine: CocoaEngine) -> N
 def test_every_setting_has_an_option_that_reaches_the_engine(cocoa: Cocoa) -> None:
     assert OPTIONS.keys() == CocoaConfig.model_fields.keys()
     args = [part for name, (value, _) in OPTIONS.items() for part in (f"--{name.replace('_', '-')}", value)]
-    result = cocoa("ask", QUESTION, "--json", *args)
-    assert Generation.model_validate_json(result.stdout).config == CocoaConfig(
-        **{name: value for name, (_, value) in OPTIONS.items()}
-    )
+    result = cocoa("ask", QUESTION, "--json", *args, "--stop", "##")
+    expected = {name: value for name, (_, value) in OPTIONS.items()} | {"stop": ("###", "##")}
+    assert Generation.model_validate_json(result.stdout).config == CocoaConfig(**expected)
 
 
 def test_help_names_every_setting_with_its_default(cocoa: Cocoa, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,13 +144,6 @@ def test_help_names_every_setting_with_its_default(cocoa: Cocoa, monkeypatch: py
         assert str(field.description) in shown
         if field.default not in (None, ()):
             assert f"{field.description} [default: {field.default}]" in shown
-
-
-def test_stop_can_be_repeated(cocoa: Cocoa) -> None:
-    result = cocoa("ask", QUESTION, "--json", "--stop", "Paris", "--stop", "capital", *SHORT)
-    answer = Generation.model_validate_json(result.stdout)
-    assert answer.config.stop == ("Paris", "capital")
-    assert answer.finish_reason == "stop"
 
 
 def test_loading_options_reach_the_loader(
@@ -249,23 +234,6 @@ def test_picture(cocoa: Cocoa, tmp_path: Path) -> None:
     assert "font-face" not in picture.read_text()
 
 
-@pytest.fixture
-def interrupted(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Presses Ctrl-C after two spans; returns their text."""
-    whole = engine.chat(messages(QUESTION), max_new_tokens=12)
-    next_span = type(engine.stream("x")).__next__
-    seen: list[Span] = []
-
-    def until_ctrl_c(stream: Iterator[Span]) -> Span:
-        if len(seen) == 2:
-            raise KeyboardInterrupt
-        seen.append(next_span(stream))  # type: ignore[arg-type]
-        return seen[-1]
-
-    monkeypatch.setattr("cocoa_engine.stream.SpanStream.__next__", until_ctrl_c)
-    return "".join(span.text for span in whole.spans[:2])
-
-
 PASSAGES = ("The lighthouse was built in 1874.", "The ferry leaves at nine.")
 
 
@@ -310,19 +278,6 @@ def test_a_passage_that_cannot_be_read(cocoa: Cocoa, tmp_path: Path, command: li
     assert not loads
 
 
-def test_ctrl_c_leaves_what_was_decoded(cocoa: Cocoa, interrupted: str) -> None:
-    result = cocoa("ask", QUESTION, *SHORT)
-    assert result.exit_code == 130
-    assert result.stdout == interrupted + "\n"
-    assert "incomplete: 2 spans were decoded" in result.stderr
-
-
-def test_ctrl_c_leaves_no_half_json(cocoa: Cocoa, interrupted: str) -> None:
-    result = cocoa("ask", QUESTION, "--json", *SHORT)
-    assert result.exit_code == 130
-    assert result.stdout == ""
-
-
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -358,13 +313,6 @@ def test_bad_input_that_the_engine_finds(cocoa: Cocoa, engine: CocoaEngine, monk
     assert_one_line(cocoa("ask", "word " * 9000), "tokens")
     monkeypatch.setattr(engine.tokenizer, "chat_template", None)
     assert_one_line(cocoa("ask", QUESTION), "--raw")
-
-
-def test_debug_shows_the_traceback(cocoa: Cocoa) -> None:
-    result = cocoa("ask", QUESTION, "--alpha", "-1", "--debug")
-    assert result.exit_code == 1
-    assert result.stderr.startswith("Traceback (most recent call last):\n")
-    assert "ConfigError: alpha: " in result.stderr
 
 
 def test_debug_shows_control_characters(cocoa: Cocoa, engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -428,10 +376,3 @@ def test_the_risk_of_an_answer_is_that_as_a_whole_or_of_its_riskiest_claim() -> 
 
 def test_an_answer_without_claims_has_the_risk_of_its_sentences() -> None:
     assert risk_of(generation(("Yes", 0.9), (", it is", 0.3), (".", 0.2))) == 0.9
-
-
-def test_details_are_shown_only_if_asked_for(cocoa: Cocoa) -> None:
-    short = cocoa("ask", QUESTION, *SHORT, "--no-color")
-    assert "fMLDS" not in short.stdout
-    detailed = cocoa("ask", QUESTION, *SHORT, "--no-color", "--details")
-    assert "fMLDS" in detailed.stdout

@@ -20,14 +20,12 @@ from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
 from cocoa_engine.cli import unfinished
 from cocoa_engine.cli.app import app
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.lab import fit
 from cocoa_engine.lab import heads as lab_heads
 from cocoa_engine.lab.cache import AnswerCache, CacheFolder, _tokenizer_digest
 from cocoa_engine.lab.data import Question, read_labelled
 from cocoa_engine.lab.forced import KeptProfile, ProfileCache, force
 from cocoa_engine.lab.measured import labelled_features, request_prompt
 from cocoa_engine.scoring.text_profile import Profiler
-from tests.helpers.alike import near
 from tests.helpers.rivals import heads_file
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
@@ -172,29 +170,6 @@ def test_an_interrupted_command_continues_from_its_cache(
 def _without_command(text: str) -> str:
     """Without the line that repeats the command, whose files have other names."""
     return "\n".join(line for line in text.splitlines() if "cocoa " not in line)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("undrawn")
-def test_a_self_made_set_is_kept(
-    cocoa: Callable[..., Result], steps: Steps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COCOA_CACHE_DIR", str(tmp_path / "own"))
-    monkeypatch.setattr(lab_heads, "MAX_NEW_TOKENS", 4)  # the reference has a test of its own
-    monkeypatch.setattr(lab_heads, "MIN_SPANS", 5)
-    folder, out = tmp_path / "cache", tmp_path / "risk.json"
-    options = ["calibrate", "--self", "--prompts", "30", *FITS, "--level", "span", "--cache", folder, "--out", out]
-    steps.until = 35  # among the texts with planted errors, which come last
-    stopped = cocoa(*options)
-    assert (stopped.exit_code, out.exists()) == (130, False)
-    assert sorted(file.name.partition("-")[0] for file in folder.glob("*.jsonl")) == ["answers", "fed"]
-    steps.until = 10**6
-    assert cocoa(*options).exit_code == 0
-    measured = steps.prompts
-    written = out.read_text(encoding="utf-8")
-    assert cocoa(*options, "--overwrite").exit_code == 0
-    assert steps.prompts == measured
-    assert out.read_text(encoding="utf-8") == written
 
 
 def test_kept_answers_have_the_features_of_fed_ones(engine: CocoaEngine, data: dict[str, Path], tmp_path: Path) -> None:
@@ -359,31 +334,6 @@ def test_heads_continue(
     assert (len(few_needles), steps.prompts) == ((10, 6) if given else (20, 12))
 
 
-@pytest.mark.slow
-def test_the_reference_of_a_calibrator_continues(
-    cocoa: Callable[..., Result], steps: Steps, tmp_path: Path, unfinished_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lab_heads, "MIN_SPANS", 5)
-    monkeypatch.setattr(lab_heads, "MAX_NEW_TOKENS", 6)
-    out = tmp_path / "risk.json"
-    command = ["calibrate", "--self", "--prompts", "30", *FITS, "--level", "span", "--out", out]
-    assert cocoa(*command).exit_code == 0
-    (kept,) = (tmp_path / "own" / "heads").glob("*.json")
-    expected, total = json.loads(kept.read_text(encoding="utf-8"))["reference"], steps.prompts
-    for file in (kept, out, out.with_name("risk-span.svg")):
-        file.unlink()
-    steps.until = 2 * total - 20
-    stopped = cocoa(*command)
-    assert (stopped.exit_code, out.exists()) == (130, True)
-    assert "give the same command with --overwrite to continue" in stopped.stderr
-    steps.until = 10**6
-    assert cocoa(*command, "--overwrite").exit_code == 0
-    assert steps.prompts == 2 * total
-    # the engine is the same: prompts whose beginnings it remembers are read in other parts, and rounded otherwise
-    assert json.loads(kept.read_text(encoding="utf-8"))["reference"] == near(expected)
-    assert commands_in(unfinished_folder) == []
-
-
 ALPHA = ["alpha", "--max-new-tokens", "6", "--data"]
 
 
@@ -429,7 +379,7 @@ def test_only_the_latest_commands_are_kept(
         interrupted(gamma)
         os.utime(folders[number], (number, number))
     assert sorted(commands_in(unfinished_folder)) == sorted(folders[1:])
-    with FileLock(folders[1] / unfinished.LOCK):  # as another process has it
+    with FileLock(folders[1].with_suffix(unfinished.LOCK)):  # as another process has it
         interrupted(0.5)
         assert sorted(commands_in(unfinished_folder)) == sorted(folders[1:])
     interrupted(0.6)
@@ -447,26 +397,6 @@ def test_nothing_is_left_of_a_command_that_measured_nothing(
 
 
 @pytest.mark.slow
-def test_a_poor_risk_is_a_result(
-    cocoa: Callable[..., Result],
-    data: dict[str, Path],
-    tmp_path: Path,
-    unfinished_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(fit, "MAX_REPEATS", 5)  # one division of so few items may look good by chance
-    rows = [json.loads(line) for line in data["texts"].read_text(encoding="utf-8").splitlines()]
-    for number, row in enumerate(rows):
-        del row["spans"]
-        row |= {"label": number // 2 % 2 == 0, "id": str(number), "text": "It is."}
-    data["texts"].write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    out = tmp_path / "risk.json"
-    poor = cocoa("calibrate", "--data", data["texts"], *FITS, "--strict", "--out", out)
-    assert (poor.exit_code, out.exists()) == (1, True), poor.output
-    assert commands_in(unfinished_folder) == []
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("why", ["a file", "held"])
 def test_without_a_folder_the_command_runs_all_the_same(
     cocoa: Callable[..., Result], data: dict[str, Path], steps: Steps, tmp_path: Path, unfinished_folder: Path, why: str
@@ -480,7 +410,7 @@ def test_without_a_folder_the_command_runs_all_the_same(
         assert cocoa(*ALPHA, data["texts"]).exit_code == 130
         steps.until += 2
         (folder,) = commands_in(unfinished_folder)
-        lock = FileLock(folder / unfinished.LOCK)
+        lock = FileLock(folder.with_suffix(unfinished.LOCK))
         lock.acquire(timeout=0)
     stopped = cocoa(*ALPHA, data["texts"])
     assert stopped.exit_code == 130
@@ -514,44 +444,6 @@ def test_what_others_could_have_written_is_measured_again(
     assert "continuing" not in finished.stderr
     assert steps.prompts == before + 12
     assert not any(each.exists() and each.stat().st_mode & 0o022 for each in (folder, *folder.parents[:2]))
-
-
-@pytest.mark.slow
-def test_damage_is_measured_again(
-    cocoa: Callable[..., Result], data: dict[str, Path], steps: Steps, unfinished_folder: Path
-) -> None:
-    expected = cocoa(*ALPHA, data["texts"]).stdout
-    steps.until = 16
-    assert cocoa(*ALPHA, data["texts"]).exit_code == 130
-    (file,) = unfinished_folder.glob("*/*.jsonl")
-    first, _, third, fourth = file.read_bytes().splitlines(keepends=True)
-    file.write_bytes(first + bytes(40) + b"\n" + third + fourth)
-    steps.until = 10**6
-    finished = cocoa(*ALPHA, data["texts"])
-    assert (finished.exit_code, finished.stdout) == (0, expected)
-    assert steps.prompts == 16 + 11
-
-
-@pytest.mark.slow
-def test_a_folder_that_goes_away_ends_no_command(
-    cocoa: Callable[..., Result],
-    data: dict[str, Path],
-    steps: Steps,
-    unfinished_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    expected = cocoa(*ALPHA, data["texts"]).stdout
-    generate_batch = CocoaEngine.generate_batch
-
-    def cleaned(engine: CocoaEngine, prompts: Any, **options: Any) -> Any:
-        shutil.rmtree(unfinished_folder, ignore_errors=True)
-        return generate_batch(engine, prompts, **options)
-
-    monkeypatch.setattr(CocoaEngine, "generate_batch", cleaned)
-    finished = cocoa(*ALPHA, data["texts"])
-    assert (finished.exit_code, finished.stdout) == (0, expected)
-    steps.until = steps.prompts + 4
-    assert "4 of 12 were done; they are lost" in cocoa(*ALPHA, data["texts"]).stderr
 
 
 def test_tokens_may_be_bytes() -> None:

@@ -82,18 +82,6 @@ def test_complete_answers_survive_an_interrupt(
         assert greedy.text in re.sub(r"\[(.*?)\|\d\]", r"\1", " ".join(compared.stdout.split()))
 
 
-def test_nothing_is_shown_where_no_answer_was_complete(
-    cocoa: Cocoa, engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def ctrl_c(*_: Any, **__: Any) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(engine, "stream_chat", ctrl_c)
-    result = cocoa("compare", QUESTION, *SHORT)
-    assert (result.exit_code, result.stdout) == (130, "")
-    assert "no answer was complete" in result.stderr
-
-
 def test_page_of_an_answer(cocoa: Cocoa, engine: CocoaEngine, tmp_path: Path) -> None:
     page = tmp_path / "answer.html"
     result = cocoa("ask", QUESTION, "--html", str(page), *SHORT)

@@ -24,7 +24,6 @@ from cocoa_engine.lab.stopping import (
     by_answer,
     by_default,
     by_span,
-    common_source,
     measure,
     read_own_prompts,
     suggested,
@@ -169,16 +168,6 @@ def test_an_interrupted_command_shows_the_answers_so_far(
     assert "there is no output" in nothing.stderr
 
 
-def test_lines_with_and_without_a_context_have_risks_of_one_kind(engine: CocoaEngine, tmp_path: Path) -> None:
-    context = "The lighthouse was built in 1874."
-    lines: list[dict[str, object]] = [{"question": "When?", "context": context}, {"prompt": "Hello"}]
-    config = CocoaConfig(max_new_tokens=4, method="greedy")  # the embedded calibrator does not apply
-    both = read_own_prompts(written(tmp_path / "both.jsonl", lines))
-    assert common_source(list(measure(engine, both, config))) == "token_probability"
-    alone = read_own_prompts(written(tmp_path / "alone.jsonl", lines[:1]))
-    assert common_source(list(measure(engine, alone, config))) == "source_attention"
-
-
 def test_a_context_that_the_model_reads_otherwise_is_no_source(
     engine: CocoaEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,11 +237,3 @@ def test_the_raw_mlds_has_other_thresholds(cocoa: Cocoa, tmp_path: Path) -> None
     raw = cocoa(*asked, "--risk", "f_mlds")
     assert raw.exit_code == 0, raw.output
     assert json.loads(raw.stdout)["risk_source"] == "f_mlds"
-
-
-def test_spans_without_a_measured_risk_do_not_count(tmp_path: Path) -> None:
-    missing = {"text": "a", "risk": None, "flagged": False, "risk_source": "source_attention"}
-    rows = [{"text": "ab", "spans": [missing, {"text": "b", "risk": 0.3}]}]
-    (one,) = read_own_prompts(written(tmp_path / "a.jsonl", rows))
-    assert one.measured is not None
-    assert Answer.of(one.measured, None).spans == (0.3,)

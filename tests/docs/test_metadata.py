@@ -7,18 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from langchain.agents import create_agent
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.llms import ChatMessage
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from pydantic import TypeAdapter
 
 from cocoa_engine import CocoaEngine
-from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, RiskMiddleware, context_lift, get_risk_callback
+from cocoa_integrations.langchain import ChatCocoa, CocoaLLM
 from cocoa_integrations.llama_index import CocoaLLM as LlamaCocoa
 from cocoa_integrations.llama_index import RiskRetryQueryEngine
 from docs._generate.metadata_keys import METADATA, entry_types
-from tests.helpers.reasoning_models import reasoning_engine, saying
 
 QUESTION = "Who wrote Dune?"
 
@@ -61,44 +58,6 @@ def test_langchain(engine: CocoaEngine, declared: dict[str, TypeAdapter[Any]]) -
     assert _check(declared, last.response_metadata) == {"cocoa_risk"}
     text = CocoaLLM(engine=engine, max_tokens=8).generate([QUESTION]).generations[0][0]
     assert _check(declared, text.generation_info) == {"cocoa_spans", "cocoa_risk"}
-
-
-def test_reasoning(declared: dict[str, TypeAdapter[Any]]) -> None:
-    thinker = reasoning_engine()
-    options = saying(thinker, "Well.</think>\n\nHello!")
-    chat = ChatCocoa(engine=thinker, **options)
-    compact = chat.invoke(QUESTION)
-    assert {"reasoning_start", "answer_start"} <= compact.response_metadata["cocoa_risk"]["reasoning"].keys()
-    assert _check(declared, compact.additional_kwargs, compact.response_metadata) == {"cocoa_risk"}
-    message = chat.invoke(QUESTION, risk_metadata="full")
-    assert message.response_metadata["cocoa_risk"]["reasoning"]["spans"]
-    assert _check(declared, message.additional_kwargs, message.response_metadata) == {"cocoa_spans", "cocoa_risk"}
-    *chunks, last = LlamaCocoa(engine=thinker).stream_chat([ChatMessage(content=QUESTION)], **options)
-    assert _check(declared, *(chunk.additional_kwargs for chunk in chunks)) == {"cocoa_spans"}
-    assert _check(declared, last.additional_kwargs, last.raw) == {"cocoa_risk"}  # type: ignore[arg-type]
-
-
-def test_broken_off_answers_and_context(engine: CocoaEngine, declared: dict[str, TypeAdapter[Any]]) -> None:
-    chat = ChatCocoa(engine=engine, max_tokens=12)
-    with get_risk_callback() as risk:
-        stream = chat.stream(QUESTION)
-        next(stream)
-        stream.close()
-    (report,) = risk.reports
-    assert report.partial is True
-    assert _check(declared, {"cocoa_risk": report.to_dict()}) == {"cocoa_risk"}
-    message = chat.invoke(f"Dune is by Frank Herbert. {QUESTION}", risk_metadata="full")
-    lifted = context_lift(chat, message, f"Dune is by Frank Herbert. {QUESTION}", QUESTION)
-    assert "context_lift" in lifted.response_metadata["cocoa_risk"]["spans"][0]
-    assert _check(declared, lifted.additional_kwargs, lifted.response_metadata) == {"cocoa_spans", "cocoa_risk"}
-
-
-def test_agents(engine: CocoaEngine, declared: dict[str, TypeAdapter[Any]]) -> None:
-    middleware = RiskMiddleware(0.0, retry_with={"alpha": 1.0}, on_risk="mark")
-    agent = create_agent(ChatCocoa(engine=engine, max_tokens=6), tools=[], middleware=[middleware])
-    state = agent.invoke({"messages": [("user", QUESTION)]})
-    assert len(state["cocoa_risks"][0]["attempts"]) == 2
-    assert _check(declared, state) == {"cocoa_risks"}
 
 
 @pytest.mark.parametrize("limit", [48, 8])  # a whole call, and one that is cut off

@@ -39,11 +39,6 @@ def test_every_format_says_where_risks_are_not_comparable(format):
     assert "different kinds" not in words(FIRST)
 
 
-def test_the_shorthands_write_the_same_documents():
-    assert FIRST.render("html", title="Which?") == FIRST.to_html(title="Which?")
-    assert FIRST.render("markdown") == FIRST.to_markdown()
-
-
 def test_markdown_escapes_titles_and_puts_one_answer_below_the_other():
     lines = FIRST.render("markdown", compared=[OTHER], title="*Which*\ncity?").splitlines()
     assert lines[0] == r"# \*Which\* city?"

@@ -8,8 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from cocoa_engine import Candidate, CocoaEngine, Generation
-from cocoa_engine.safe_text import safe
-from tests.helpers.made_up_answers import ATTACK, figures, generation, stopped
+from tests.helpers.made_up_answers import figures, generation, stopped
 
 VOID = {"meta"}
 
@@ -73,28 +72,6 @@ LEVELS = generation(
 )
 
 
-@pytest.mark.parametrize("full", [True, False])
-def test_what_a_model_wrote_is_text_and_nothing_else(full: bool) -> None:
-    hostile = generation(*((text, 0.8 + 0.02 * number) for number, text in enumerate(ATTACK)))
-    page = Both(hostile.to_html(full=full, title=ATTACK[0]))
-    assert answer_in(page) == answer_in(page.details) == safe(hostile.text)
-    assert page.text("cocoa-prompt") == ATTACK[0]
-    assert not set(answer_in(page)) & set("\x1b\x00\u202e\u2066")
-    tags = {tag for tag, _ in page.elements}
-    assert not tags & {"script", "img"}
-    assert {"style", "div", "span"} <= tags
-    assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
-
-
-def test_nothing_is_fetched() -> None:
-    html = LEVELS.to_html()
-    page = Page(html)
-    assert "url(" not in html
-    assert "@import" not in html
-    assert [one for _, one in page.elements if {"src", "href"} & one.keys()] == []
-    assert "default-src 'none'" in html
-
-
 def test_the_riskiest_claims_are_shaded_and_reachable_by_keyboard() -> None:
     page = Both(LEVELS.to_html(full=False))
     assert page.text("cocoa-verdict").startswith('The model was unsure about "Dune". Not calibrated')
@@ -128,12 +105,6 @@ def test_sentences_have_bars_and_their_words() -> None:
     assert Page(LEVELS.to_html()).of_class("cocoa-bars") == []  # one sentence
 
 
-def test_nothing_is_shaded_where_nothing_differs() -> None:
-    page = Both(generation(("Paris", 0.9), (" shines", 0.9)).to_html())
-    assert page.of_class("cocoa-span") == []
-    assert "No claim of this answer stands out." in "".join(text for _, text in page.texts)
-
-
 def test_a_card_holds_the_figures_and_the_rivals() -> None:
     page = Both(LEVELS.to_html()).details
     words = " ".join(page.text("cocoa-card").split())
@@ -142,17 +113,6 @@ def test_a_card_holds_the_figures_and_the_rivals() -> None:
     assert page.text("cocoa-clip") == "␣<b>Dune</b>␣“Emma”\\n" + "very " * 59 + "very␣(end)"
     assert page.text("cocoa-kept").startswith("␣<b>Dune</b>-2.25")
     assert "greedy" in words
-
-
-def test_a_figure_of_a_later_version_is_shown_under_its_name() -> None:
-    class Later(type(LEVELS.spans[0])):  # type: ignore[misc]
-        context_lift: float | None = None
-
-    later = [Later(**{name: getattr(span, name) for name in type(span).model_fields}) for span in LEVELS.spans]
-    known = later[0].model_copy(update={"context_lift": 0.125})
-    page = Page(LEVELS.model_copy(update={"spans": [known, *later[1:]]}).to_html())
-    assert page.text("cocoa-values").count("context lift0.125") == 1
-    assert page.text("cocoa-values").count("context lift") == 1
 
 
 def test_the_legend_says_what_the_levels_are() -> None:
@@ -206,6 +166,8 @@ def test_notebooks_show_the_fragment_and_it_does_not_change_from_run_to_run() ->
     again = Generation.model_validate_json(LEVELS.model_dump_json())
     assert again._repr_html_() == LEVELS._repr_html_()
     assert "<html" not in LEVELS._repr_html_()
+    assert "default-src 'none'" in LEVELS.to_html()
+    assert not re.search(r"url\(|@import|https?://", LEVELS.to_html())
 
 
 def test_a_real_answer_and_a_scored_text(engine: CocoaEngine) -> None:

@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from cocoa_engine import Candidate, CocoaEngine, Generation
-from cocoa_engine.rendering.highlights import Range, RiskScale, pieces
+from cocoa_engine.rendering.highlights import Range, RiskScale, marked, pieces
 from cocoa_engine.rendering.terminal import (
     STYLES,
     Comparison,
     answer_text,
     legend,
-    marked,
     report,
     risk_point_table,
     spans_text,
@@ -107,14 +106,6 @@ def test_a_raw_mlds_has_no_levels() -> None:
         assert "stands out" not in document  # which no raw MLDS can tell
 
 
-def test_nothing_is_shaded_where_nothing_differs() -> None:
-    alike = generation(("Paris", 0.9), (" shines", 0.9))
-    shown = drawn(report([alike], marks=True))
-    assert "Paris shines" in shown
-    assert "No claim of this answer stands out." in shown
-    assert "|" not in shown
-
-
 @given(risk=st.one_of(st.floats(0, 1), st.just(math.nan)))
 def test_levels_are_fixed_steps(risk: float) -> None:
     scale = RiskScale()
@@ -166,21 +157,6 @@ def test_text_is_drawn_as_it_is(text: str, width: int) -> None:
     assert "\x1b[" in drawn(answer_text(answer), width, color=True)
 
 
-def test_words_are_not_torn_at_narrow_widths() -> None:
-    answer = generation(("The quick brown fox", 0.8), (" jumps over the lazy", 0.9), (" dog", 0.85))
-    for width in range(8, 40):
-        lines = drawn(answer_text(answer), width).splitlines()
-        assert " ".join(" ".join(lines).split()) == answer.text
-        assert max(map(len, lines)) <= width
-
-
-def test_a_model_cannot_command_the_terminal() -> None:
-    attack = generation(("ok", 0.8), (" \x1b[2J\x07\x9b31m\r", 0.9))
-    shown = drawn(answer_text(attack))
-    assert not set(shown) & set("\x1b\x07\x9b\r")
-    assert "␛[2J" in shown
-
-
 CANDIDATES = [
     Candidate(**figures(" in water\n", 0.9, -2.25, -7.5), is_greedy=False),
     Candidate(**figures(" [red]", 0.8, -1.5, -8.25), is_greedy=True),
@@ -198,11 +174,6 @@ def test_table_shows_every_candidate_with_its_figures() -> None:
     assert rows[5] == ["(end)", "-3.00", "0.020", "0.700", "-9.00"]
 
 
-def test_table_says_when_greedy_takes_the_same() -> None:
-    same = generation((" water", 0.9), candidates=[Candidate(**figures(" water"), is_greedy=True)])
-    assert drawn(risk_point_table(same)).splitlines()[3].split()[-1] == "both"
-
-
 @pytest.mark.parametrize("width", [44, 60, 200])
 def test_table_fits_narrow_terminals_with_every_figure_whole(width: int) -> None:
     shown = drawn(risk_point_table(RISKY), width)
@@ -215,8 +186,6 @@ def test_table_fits_narrow_terminals_with_every_figure_whole(width: int) -> None
 def test_everything_fits_forty_columns(width: int) -> None:
     shown = drawn(report([RISKY, LEVELS], table=True, marks=True), width)
     assert max(map(len, shown.splitlines())) <= width
-    for figure in ("-2.25", "0.020", "0.900", "-7.50", "(kept)", "(greedy)", "-9.00"):
-        assert figure in " ".join(shown.split())
 
 
 FIRST = generation(("Sound travels", 0.1), (" faster in water.", 0.9))

@@ -39,7 +39,7 @@ def sentences(answer: Answer) -> list[str]:
         describe_scale([answer], RiskScale.of(answer.spans)),
         describe_different_kinds([answer, other]) or "",
         describe_risk(answer),
-        statistics(answer.spans[0], answer.config)[0].meaning,
+        statistics(answer.spans[0])[0][2],
     ]
 
 

@@ -7,7 +7,6 @@ import warnings
 from pathlib import Path
 
 import pytest
-from langchain_core.messages import HumanMessage
 
 from cocoa_engine import CalibrationError, CalibrationWarning, CocoaConfig, CocoaEngine, ConfigError, RiskCalibrator
 from cocoa_engine.lab.data import LabelledSpan, LabelledText
@@ -22,11 +21,10 @@ from cocoa_engine.risk.features import (
 )
 from cocoa_engine.scoring.text_profile import Profiler
 from cocoa_engine.spans import Span
-from cocoa_integrations.langchain import ChatCocoa, get_risk
 from cocoa_integrations.llama_index import CocoaLLM, collect_risk
 from tests.helpers.alike import near
 from tests.helpers.inside import backend_inside
-from tests.helpers.made_up_risk import SETTINGS, fitted
+from tests.helpers.made_up_risk import fitted
 from tests.helpers.prompts import chat
 
 PROMPT = chat("What is the capital of Australia?")
@@ -202,27 +200,6 @@ def test_another_model_or_other_settings_are_warned_of_once(
         calibrated.generate(PROMPT, method="greedy", max_new_tokens=1)
 
 
-def test_settings_are_looked_at_where_they_are_given(engine: CocoaEngine) -> None:
-    upper = SETTINGS.model_copy(update={"middle_layers": (20, 29), "final_layer": "pre_norm"})
-    calibrator = fitted(model_name=engine.model_name, settings=upper)
-    settings = {"middle_layers": (20, 29), "final_layer": "pre_norm"}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", CalibrationWarning)
-        own = CocoaEngine(engine.model, engine.tokenizer, model_name=engine.model_name, calibrator=calibrator)
-        message = ChatCocoa(engine=own, max_tokens=4, **settings).invoke("Hi")
-        assert get_risk(message).calibrated
-    with pytest.warns(CalibrationWarning, match="final_layer is post_norm, not pre_norm"):
-        own.score(PROMPT, "Canberra.")
-    with pytest.warns(CalibrationWarning, match="final_layer is post_norm, not pre_norm"):
-        CocoaEngine(
-            engine.model,
-            engine.tokenizer,
-            model_name=engine.model_name,
-            calibrator=calibrator,
-            config=CocoaConfig(),
-        )
-
-
 def test_what_is_no_calibrator(engine: CocoaEngine, tmp_path: Path) -> None:
     with pytest.raises(CalibrationError, match="cannot be read"):
         CocoaEngine(engine.model, engine.tokenizer, calibrator=tmp_path / "none.json")
@@ -242,19 +219,6 @@ def test_thresholds_flag_spans(calibrated: CocoaEngine, calibrator: RiskCalibrat
     generation = calibrated.score(PROMPT, "Canberra.")
     assert with_one.answer.threshold is not None
     assert with_one.flags_answer(generation) == (generation.answer_risk >= with_one.answer.threshold.value)
-
-
-def test_langchain_and_llama_index_report_it(calibrated: CocoaEngine) -> None:
-    message = ChatCocoa(engine=calibrated, max_tokens=16).invoke([HumanMessage("Who wrote Dune?")])
-    report = get_risk(message).to_dict()
-    assert report["calibrated"]
-    assert all(0 <= span["risk"] <= 1 for span in report["spans"])
-    assert report["max_risk"] == max(span["risk"] for span in report["spans"])
-    assert 0 <= report["answer_risk"] <= 1
-    with collect_risk() as reports:
-        CocoaLLM(engine=calibrated, max_new_tokens=16).complete("Who wrote Dune?")
-    assert reports[-1].calibrated
-    assert 0 < reports[-1].max_risk <= 1
 
 
 def test_adapters_pass_a_file_on(engine: CocoaEngine, calibrator: RiskCalibrator, tmp_path: Path) -> None:

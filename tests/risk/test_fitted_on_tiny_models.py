@@ -23,8 +23,7 @@ from cocoa_engine import (
 )
 from cocoa_engine.lab.data import LabelledSpan, LabelledText, Question
 from cocoa_engine.results import Generation
-from cocoa_engine.risk.features import SPAN_FEATURES, source_features, span_features
-from cocoa_integrations.llama_index import CocoaLLM, collect_risk
+from cocoa_engine.risk.features import SPAN_FEATURES, span_features
 from tests.helpers.alike import near
 from tests.helpers.backends import PROMPTS, made
 from tests.helpers.inside import use_backend
@@ -109,13 +108,6 @@ def test_source_attention_is_a_feature_and_its_heads_are_kept(
     assert known.answer_risk == plain.answer_risk(known)
     with pytest.raises(CalibrationError, match="the source attention was not measured"):
         plain.risk(alone.spans[0].model_copy(update={"token_source_attention": []}))
-
-
-def test_the_lowest_fifth_of_the_source_attention() -> None:
-    assert source_features([0.5, 0.1, 0.3, 0.2, 0.4]) == [pytest.approx(0.3), 0.1]
-    assert source_features([0.5, 0.1, 0.3, 0.2, 0.4, 0.6])[1] == pytest.approx(0.15)
-    assert source_features([0.7]) == [0.7, 0.7]
-    assert all(map(math.isnan, source_features([])))
 
 
 def test_heads_of_the_settings_come_first(folder: Path, plain: RiskCalibrator, tmp_path: Path) -> None:
@@ -303,7 +295,7 @@ def test_it_knows_what_is_unlike_its_own_data(folder: Path, plain: RiskCalibrato
             other.append(engine.score("!", "\u2603" * 40))
     assert sum(answer.out_of_domain for answer in alike) <= 2
     assert all(answer.out_of_domain for answer in other)
-    assert all(plain.is_answer_out_of_domain(answer) and answer.answer_out_of_domain for answer in other)
+    assert all(answer.answer_out_of_domain for answer in other)
     assert sum(answer.answer_out_of_domain for answer in alike) <= 2
 
 
@@ -328,21 +320,3 @@ def test_what_is_out_of_domain_is_said_once(folder: Path, plain: RiskCalibrator)
     with pytest.warns(CalibrationWarning, match="out_of_domain"):
         assert all(answer.out_of_domain for answer in fourth.generate_batch(PROMPTS))
     assert not answered(first.without_calibrator()).out_of_domain
-
-
-def test_reports_say_what_is_out_of_domain(folder: Path, plain: RiskCalibrator) -> None:
-    narrow = plain.model_copy(
-        update={"span": plain.span.model_copy(update={"domain": plain.span.domain.model_copy(update={"cutoff": 1e-9})})}
-    )
-    chat = CocoaLLM(engine=quiet(engine_of(folder), narrow), max_new_tokens=12)
-    with pytest.warns(CalibrationWarning, match="out_of_domain"), collect_risk() as reports:
-        chat.complete("abc")
-    assert reports[-1].out_of_domain is True
-    assert all(span.out_of_domain is True for span in reports[-1].spans)
-    wide = plain.model_copy(
-        update={level: getattr(plain, level).model_copy(update={"domain": None}) for level in ("span", "answer")}
-    )
-    with collect_risk() as reports:
-        CocoaLLM(engine=quiet(engine_of(folder), wide), max_new_tokens=12).complete("abc")
-    assert "out_of_domain" not in reports[-1].to_dict()
-    assert not any("out_of_domain" in span.to_dict() for span in reports[-1].spans)

@@ -21,7 +21,7 @@ from cocoa_engine.cli.info import load_engine
 from cocoa_engine.cli.options import Calibrator, Details, Json, LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.output import Html, Svg, can_redraw, check_writable, output, print_json, print_note, write
 from cocoa_engine.cli.progress import Progress
-from cocoa_engine.cli.prompting import Question, Raw, Request, Sources, System, ask_engine
+from cocoa_engine.cli.prompting import Request, ask_engine
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.rendering.documents import render
@@ -120,12 +120,9 @@ AUTO: Final = "auto"
 def ask(
     config: CocoaConfig,
     loading: LoadOptions,
-    prompt: Question = None,
+    request: Request,
     model: Model = None,
     calibrator: Calibrator = None,
-    system: System = None,
-    source: Sources = None,
-    raw: Raw = False,
     table: Details = False,
     fail_on_risk: Annotated[
         str | None,
@@ -146,7 +143,6 @@ def ask(
     --details, --no-color or --json is given. If --max-risk stopped the answer, a line on stderr says so.
     With --fail-on-risk, the exit code is 3 if the risk reaches the value.
     """
-    request = Request.read(prompt, system=system, raw=raw, sources=source)
     check_writable(svg=svg, html=html)
     limit = None if fail_on_risk is None else _limit(fail_on_risk, config)
     progress = Progress("ask")
@@ -162,15 +158,11 @@ def ask(
             draws = not json and can_redraw(console)
             generation = decode_live(stream, console, decoded, draw, draws=draws, progress=progress)
     except KeyboardInterrupt:
-        if plain and not json:
-            print("".join(span.text for span in decoded))
-        elif not json:
-            console.print(spans_text(decoded, marks=marks))
-        unwritten = "" if svg is None and html is None else "; no file was written"
-        if json:
-            print_note(f"the answer was not complete, so no JSON is printed{unwritten}")
-        else:
-            print_note(f"the answer above is incomplete: {len(decoded)} spans were decoded{unwritten}")
+        if not json:
+            print("".join(span.text for span in decoded)) if plain else console.print(spans_text(decoded, marks=marks))
+        lost = "answer was not complete, so no JSON is printed"
+        kept = f"answer above is incomplete: {len(decoded)} spans were decoded"
+        print_note(f"the {lost if json else kept}{'; no file was written' if svg or html else ''}")
         raise
 
     if json:
@@ -231,23 +223,22 @@ def risk_of(generation: Generation) -> float:
 def compare(
     config: CocoaConfig,
     loading: LoadOptions,
-    prompt: Question = None,
+    request: Request,
     methods: Annotated[
         str, typer.Option(help="The methods to compare, at least two. Differences are marked against the first.")
     ] = "greedy,cocoa-sig",
     model: Model = None,
     calibrator: Calibrator = None,
-    system: System = None,
-    source: Sources = None,
-    raw: Raw = False,
     table: Details = False,
     json: Json = False,
     no_color: NoColor = False,
     html: Html = None,
 ) -> None:
     """Answer a question with several methods and show the answers side by side, with the differences marked."""
-    configs = [config.replace(method=method) for method in _methods(methods)]
-    request = Request.read(prompt, system=system, raw=raw, sources=source)
+    names = [name.strip() for name in methods.split(",")]
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise ConfigError(f"--methods takes two or more different methods, such as greedy,cocoa-sig (got {methods!r})")
+    configs = [config.replace(method=name) for name in names]
     check_writable(html=html)
     progress = Progress("compare")
     engine = load_engine(model, loading, calibrator, progress=progress)
@@ -278,10 +269,3 @@ def compare(
     if interrupt is not None:
         print_note(f"{len(generations)} of {count(len(configs), 'answer')} were complete and are kept")
         raise interrupt
-
-
-def _methods(given: str) -> list[str]:
-    methods = [name.strip() for name in given.split(",")]
-    if len(methods) < 2 or len(set(methods)) < len(methods):
-        raise ConfigError(f"--methods takes two or more different methods, such as greedy,cocoa-sig (got {given!r})")
-    return methods

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from json import dumps
 from pathlib import Path
@@ -21,7 +22,7 @@ from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.unfinished import fate, measured_answers
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import CalibrationError, ConfigError, DataError
-from cocoa_engine.lab.data import read_questions, sample
+from cocoa_engine.lab.data import LabelledText, Question, read_questions, sample
 from cocoa_engine.lab.files import read_document
 from cocoa_engine.methods import METHODS
 from cocoa_engine.optional import need
@@ -50,38 +51,59 @@ def read_documents(path: Path) -> list[str]:
     return [read_document(file) for file in files]
 
 
+@dataclass
 class LabelledAnswers:
-    """Where labelled answers come from. The arguments are options of ``cocoa calibrate``.
+    """Where labelled answers come from: options of ``cocoa calibrate``, and what is read from their files.
 
-    Attributes:
-        cache: the folder in which what is measured is kept.
+    ``cache`` is the folder in which what is measured is kept.
     """
 
-    cache: CacheFolder | None = None
+    data: Annotated[Path | None, typer.Option(help="Labelled answers: a file or a folder.")] = None
+    questions: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Questions with known answers. The model answers them, and the risk of an answer as a whole is fitted "
+            "on its answers.",
+        ),
+    ] = None
+    self_made: Annotated[
+        bool,
+        typer.Option(
+            "--self",
+            help="No labelled data: the model answers questions about invented passages, and about --documents. "
+            "--prompts sets their number (default: 300).",
+        ),
+    ] = False
+    documents: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE|DIR", help="With --self: a text, or a folder of .txt and .md files, to ask about as well."
+        ),
+    ] = None
+    format: Format = None
+    prompts: Prompts = None
+    chat: Chat = False
+    seed: Seed = 0
+    records: list[LabelledText] = field(init=False, default_factory=list)
+    asked: list[Question] = field(init=False, default_factory=list)
+    texts: list[str] = field(init=False, default_factory=list)
+    cache: CacheFolder | None = field(init=False, default=None)
 
-    def __init__(
-        self,
-        data: Path | None,
-        format: str | None,
-        questions: Path | None,
-        documents: Path | None,
-        *,
-        self_made: bool,
-        prompts: int | None,
-        chat: bool,
-        seed: int,
-    ) -> None:
-        self.data, self.questions, self.self_made = data, questions, self_made
-        self.records = [] if data is None else read(data, format, prompts, seed)
-        self.asked = [] if questions is None else sample(read_questions(questions), prompts, seed)
-        self.texts = [] if documents is None else read_documents(documents)
-        self.count, self.chat, self.seed = prompts, chat, seed
+    def read(self) -> None:
+        """Read the files."""
+        if self.data is not None:
+            self.records = read(self.data, self.format, self.prompts, self.seed)
+        if self.questions is not None:
+            self.asked = sample(read_questions(self.questions), self.prompts, self.seed)
+        if self.documents is not None:
+            self.texts = read_documents(self.documents)
 
     def shares(self) -> dict[str, float]:
         """The stages of :meth:`measured`, and the work of each: that of feeding a text is 1."""
         from cocoa_engine.lab.self_made import QUESTIONS
 
-        made = (self.count or QUESTIONS) if self.self_made else 0
+        made = (self.prompts or QUESTIONS) if self.self_made else 0
         return {
             "feeding answers": len(self.records),
             "answering questions": ANSWER * (len(self.asked) + made),
@@ -117,7 +139,7 @@ class LabelledAnswers:
                 features["answer"] = own_answers(engine, self.asked, config, cache=answers_kept, advance=stage.advance)
             about["answer"] = f"{self.questions.name}, the model's own answers to {len(self.asked)} questions"
         if self.self_made:
-            made = made_questions(self.texts, self.count or QUESTIONS, self.seed)
+            made = made_questions(self.texts, self.prompts or QUESTIONS, self.seed)
             with answering(len(made)) as stage:
                 features = self_made_features(
                     engine,
@@ -305,29 +327,7 @@ def calibrate(
     context: typer.Context,
     config: CocoaConfig,
     loading: LoadOptions,
-    data: Annotated[Path | None, typer.Option(help="Labelled answers: a file or a folder.")] = None,
-    questions: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Questions with known answers. The model answers them, and the risk of an answer as a whole is fitted "
-            "on its answers.",
-        ),
-    ] = None,
-    self_made: Annotated[
-        bool,
-        typer.Option(
-            "--self",
-            help="No labelled data: the model answers questions about invented passages, and about --documents. "
-            "--prompts sets their number (default: 300).",
-        ),
-    ] = False,
-    documents: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE|DIR", help="With --self: a text, or a folder of .txt and .md files, to ask about as well."
-        ),
-    ] = None,
+    answers: LabelledAnswers,
     out: Annotated[Path | None, typer.Option(help="The calibrator's JSON file.", dir_okay=False)] = None,
     check: Annotated[
         str | None,
@@ -349,9 +349,6 @@ def calibrate(
     level: Annotated[
         Literal["span", "answer"] | None, typer.Option(help="Fit only this risk. Default: all that are labelled.")
     ] = None,
-    format: Format = None,
-    prompts: Prompts = None,
-    chat: Chat = False,
     probe: Annotated[
         bool,
         typer.Option(
@@ -386,7 +383,6 @@ def calibrate(
         ),
     ] = 5,
     draws: Draws = 1000,
-    seed: Seed = 0,
     cache: Cache = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with status 1 if a risk is no better than the base rate or chance.")
@@ -415,15 +411,15 @@ def calibrate(
         raise ConfigError("give either --out FILE to fit a calibrator, or --check FILE to evaluate one")
     if check is not None and (thresholds or probe):
         raise ConfigError("--check evaluates a calibrator as it is: a threshold cannot be chosen, nor a probe fitted")
-    if data is None and questions is None and not self_made:
+    if answers.data is None and answers.questions is None and not answers.self_made:
         raise ConfigError(
             "give --data PATH with labelled answers, --questions FILE for the model to answer, both, or --self"
         )
-    if self_made and (data is not None or questions is not None):
+    if answers.self_made and (answers.data is not None or answers.questions is not None):
         raise ConfigError("--self makes its own questions: leave out --data and --questions")
-    if documents is not None and not self_made:
+    if answers.documents is not None and not answers.self_made:
         raise ConfigError("--documents is for --self, which asks questions about them")
-    if probe and data is None:
+    if probe and answers.data is None:
         raise ConfigError("--probe needs --data PATH with answers whose hallucinated parts are labelled")
     known = None if check is None else RiskCalibrator.load(check)
     if known is not None:
@@ -433,14 +429,14 @@ def calibrate(
     from cocoa_engine.lab.fit_calibrator import notes, verdict
 
     threshold = thresholds[0] if thresholds else None
-    settings = FitSettings(probe=probe, isotonic=isotonic, threshold=threshold, folds=folds, draws=draws, seed=seed)
+    settings = FitSettings(
+        probe=probe, isotonic=isotonic, threshold=threshold, folds=folds, draws=draws, seed=answers.seed
+    )
     if plot is None and out is not None and not is_stream(out):
         plot = out.with_suffix(".svg")
     if plot is not None:
         check_drawable("plot", plot)
-    answers = LabelledAnswers(
-        data, format, questions, documents, self_made=self_made, prompts=prompts, chat=chat, seed=seed
-    )
+    answers.read()
     levels: list[Level] = ["span", "answer"] if level is None else [level]
     files = [*([] if out is None else [out]), *(file for unit in levels for file in plot_of(plot, unit))]
     with reserved(*files, overwrite=overwrite), measured_answers(context, cache) as kept:
@@ -454,7 +450,7 @@ def calibrate(
             assert out is not None
             calibrator, fitted = fit(engine, config, answers, level, settings, progress)
             calibrator.save(out)
-            if self_made:
+            if answers.self_made:
                 keep_own_reference(engine, out, kept, progress)
             validations = {unit: risk.validation for unit, risk in fitted.risks.items()}
         verdicts = {unit: verdict(validation, unit) for unit, validation in validations.items()}

@@ -163,10 +163,10 @@ class LoadOptions:
 
 
 def with_options(*only: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Turn a function into a command; its parameters may be annotated ``CocoaConfig``, ``LoadOptions``, ``Model``
-    and ``Runner``.
+    """Turn a function into a command; its parameters may be annotated ``CocoaConfig``, ``Model``, ``Runner`` and with
+    dataclasses, such as ``LoadOptions``.
 
-    Each of the first two becomes one option per field, and the function receives the object built from the options. A
+    Settings and dataclasses become one option per field, and the function receives the object built from the options. A
     ``Model`` can be given as an option and as an argument. A parameter ``runner: Runner`` becomes the options of the
     plug-in that may run the command elsewhere.
     Decoding options are passed on as text, so that bad values raise :class:`~cocoa_engine.errors.ConfigError`.
@@ -184,8 +184,8 @@ def with_options(*only: str) -> Callable[[Callable[..., None]], Callable[..., No
             group: tuple[Callable[..., Any], list[inspect.Parameter]] | None = None
             if parameter.annotation is CocoaConfig:
                 group = _config, [_config_option(name) for name in settings]
-            elif parameter.annotation is LoadOptions:
-                group = LoadOptions, _parameters(LoadOptions)
+            elif hasattr(parameter.annotation, "__dataclass_fields__"):
+                group = parameter.annotation, _parameters(parameter.annotation)
             elif parameter.annotation == Model:
                 group = _model, _MODEL_OPTIONS
             elif parameter.annotation == Runner:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,27 +36,21 @@ Raw = Annotated[
 ]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Request:
-    """What a command asks the engine.
+    """What a command asks the engine: its options, the question and the texts of the files of ``--source``."""
 
-    Attributes:
-        question: the question.
-        system: a system message before it.
-        raw: whether it is continued as plain text.
-        sources: the texts of the files of ``--source``, which come before the question.
-    """
+    prompt: Question = None
+    system: System = None
+    source: Sources = None
+    raw: Raw = False
+    question: str = field(init=False)
+    sources: list[str] = field(init=False)
 
-    question: str
-    system: str | None
-    raw: bool
-    sources: Sequence[str]
-
-    @classmethod
-    def read(cls, given: str | None, *, system: str | None, raw: bool, sources: Sequence[Path] | None) -> Request:
-        """What is asked, with the question from the command line or from stdin."""
-        require_chat(system, raw=raw)
-        return cls(_read_question(given), system, raw, [read_source(file) for file in sources or ()])
+    def __post_init__(self) -> None:
+        require_chat(self.system, raw=self.raw)
+        self.question = _read_question(self.prompt)
+        self.sources = [read_source(file) for file in self.source or ()]
 
 
 def with_sources(sources: Sequence[str], prompt: str) -> str:

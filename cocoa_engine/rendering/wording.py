@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from math import inf, isnan
+from typing import Any
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.rendering.highlights import RiskScale, visible
@@ -140,7 +141,7 @@ def statistics(span: Span) -> list[tuple[str, str, str]]:
     """Every statistic of a span that was measured: its title, its value, and what it means."""
     what = "not measured" if span.risk_source is None else SOURCES[span.risk_source]
     rows = [("risk", "–" if span.risk is None else f"{span.risk:.3f}", what)]
-    fields = {**Span.model_fields, **Span.model_computed_fields}
+    fields: dict[str, Any] = {**Span.model_fields, **Span.model_computed_fields}
     for field, title, form in _STATISTICS:
         if (value := getattr(span, field)) is not None:
             rows.append((title, format(value, form), fields[field].description or ""))

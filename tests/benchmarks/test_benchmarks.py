@@ -15,27 +15,14 @@ from rich.progress import Progress
 
 from benchmarks import candidates, prompt_length
 from benchmarks.bars import BARS, check
-from benchmarks.decoding import needed, own_boundary, where_fed
 from benchmarks.measure import (
     Bench,
     child,
     record,
-    rounds_of_parts,
     write,
 )
 from benchmarks.peak import peak_bytes
 from benchmarks.plots import draw_all
-from benchmarks.prompt_length import steps
-from benchmarks.prompts import (
-    PASSAGES,
-    QUESTIONS,
-    SCORED_ANSWERS,
-    context_questions,
-    long_context_questions,
-    long_prompt,
-    questions,
-    untuned_questions,
-)
 from benchmarks.report import (
     MARKED,
     NOT_MEASURED,
@@ -48,7 +35,7 @@ from benchmarks.report import (
     written,
 )
 from benchmarks.settings import DOCS, RESULTS, Settings
-from cocoa_engine import CocoaEngine, Runtime
+from cocoa_engine import CocoaEngine
 from cocoa_engine.lab.timing import Spread
 from tests.helpers.tiny_models import tiny_model
 
@@ -218,52 +205,3 @@ def test_measurements_run(
     assert not written(name, read(tmp_path)).startswith(NOT_MEASURED)
     draw_all(tmp_path, tmp_path)
     assert (tmp_path / f"{name}.svg").exists() == (name in PLOTS)
-
-
-def test_every_fed_token_is_counted_once(engine: CocoaEngine) -> None:
-    """Without drafts there are no guesses; rivals that have lost by the bound have lost."""
-    spans = 0
-    for drafts in (0, 4):
-        one = CocoaEngine(engine.model, engine.tokenizer, runtime=Runtime(draft_tokens=drafts, prefix_cache_mb=0))
-        answers = [one.generate(prompt, max_new_tokens=20) for prompt in questions(engine, 2)]
-        counts = where_fed(answers)
-        fed, kept = (sum(getattr(each.usage, name) for each in answers) for name in ("fed_tokens", "completion_tokens"))
-        assert counts["kept"] == 1
-        assert sum(list(counts.values())[:5]) == pytest.approx(fed / kept)
-        assert (counts["wrong_guesses"] == pytest.approx(0)) == (drafts == 0)
-        assert counts["last_of_rivals"] <= counts["to_own_risk_point"] + counts["to_common_boundary"]
-        for span in (span for answer in answers for span in answer.spans if span.chosen is not None):
-            best = span.candidates[span.chosen].score
-            for rival in span.candidates:
-                own = own_boundary(rival, 0.3)
-                count = needed(rival, own, best)
-                assert 1 <= own <= count <= len(rival.token_ids)
-                assert count in (own, len(rival.token_ids)) or rival.score < best
-            assert max(own_boundary(each, 0.3) for each in span.candidates) == max(
-                len(each.token_ids) for each in span.candidates
-            )
-            spans += 1
-    assert spans > 4
-
-
-def test_prompts(engine: CocoaEngine) -> None:
-    assert len(set(QUESTIONS)) >= 16
-    assert len(PASSAGES) >= 8
-    untuned = untuned_questions(engine, 40)
-    assert len(set(map(tuple, untuned))) == 40
-    assert not set(map(tuple, untuned)) & set(map(tuple, questions(engine, 100)))
-    assert len(set(SCORED_ANSWERS)) == 100
-    assert [len(long_prompt(engine, length)) for length in (64, 129, 1000)] == [64, 129, 1000]
-    long = long_context_questions(engine, 300, 8)
-    assert [len(prompt) for prompt in long] == [300] * 8
-    assert all(prompt[-60:] == short[-60:] for prompt, short in zip(long, context_questions(engine, 8), strict=True))
-    assert rounds_of_parts([[[1]], [[2]], [[3]]], 2) == [[[[1]], [[3]]], [[[2]]]]
-    assert len(rounds_of_parts([[[1]]], 4)) == 1
-
-
-def test_the_steps_of_an_answer_follow_from_its_spans(engine: CocoaEngine) -> None:
-    plain = CocoaEngine(engine.model, engine.tokenizer, runtime=Runtime(draft_tokens=0, prefix_cache_mb=0))
-    for prompt in context_questions(engine, 3):
-        for method in ("greedy", "cocoa-sig"):
-            answer = plain.generate(prompt, method=method, max_new_tokens=24)
-            assert sum(map(steps, answer.spans)) == answer.usage.forward_passes - 1  # one pass is the prefill

@@ -16,7 +16,6 @@ from typer.testing import Result
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime, methods
 from cocoa_engine.cli.ask import TOO_RISKY, risk_of
 from cocoa_engine.rendering.highlights import RiskScale
-from tests.helpers.alike import assert_alike
 from tests.helpers.made_up_answers import generation
 
 Cocoa = Callable[..., Result]
@@ -113,18 +112,6 @@ def test_an_answer_stops_at_a_risk(cocoa: Cocoa, engine: CocoaEngine) -> None:
     assert "stopped by max_risk." in " ".join(shown.split())
     assert cocoa("ask", QUESTION, "--max-risk", "0.1", "--json", *SHORT).stderr == ""
     assert "!]" in cocoa("ask", QUESTION, "--max-risk", "0.1", "--no-color", *SHORT).stdout
-
-
-def test_dola_answers_as_the_engine_does(cocoa: Cocoa, engine: CocoaEngine) -> None:
-    prompt = "The capital of France is"
-    expected = engine.generate(prompt, method="dola", max_new_tokens=12)
-    assert expected.text != engine.generate(prompt, max_new_tokens=12).text
-    shown = cocoa("ask", prompt, "--raw", "--json", "--method", "dola", *SHORT)
-    assert_alike(Generation.model_validate_json(shown.stdout), expected)
-    assert cocoa("ask", prompt, "--raw", "--method", "dola", *SHORT).stdout == expected.text + "\n"
-    shown = cocoa("ask", QUESTION, "--json", "--method", "dola", "--dola-layers", "low", *SHORT)
-    chat = engine.chat(messages(QUESTION), method="dola", dola_layers="low", max_new_tokens=12)
-    assert_alike(Generation.model_validate_json(shown.stdout), chat)
 
 
 def test_every_setting_has_an_option_that_reaches_the_engine(cocoa: Cocoa) -> None:

@@ -100,26 +100,6 @@ def test_signal_of_whole_answers(cocoa: Cocoa, answers: Path, tmp_path: Path, en
         assert (out / picture).read_text().startswith("<?xml")
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_signal_of_parts(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
-    settings = ["--middle-layers", "3,9", "--final-layer", "pre_norm", "--prompts", "8", "--chat"]
-    result = cocoa("signal", "--data", str(parts), "--out", str(tmp_path), "--draws", "20", *settings)
-    assert result.exit_code == 0, result.output
-    record = json.loads((tmp_path / "signal.json").read_text())
-    assert list(record["levels"]) == ["span", "character"]  # every answer has a wrong part: as wholes they are alike
-    assert record["left_out"] == {"answer": "all are hallucinated"}
-    assert record["about"]["answers"] == 8
-    text = (tmp_path / "signal.md").read_text()
-    assert "Intervals over only 8 prompts" in text
-    assert "Answers are left out: all are hallucinated." in text
-    spans, characters = record["levels"]["span"], record["levels"]["character"]
-    assert (spans["middle_layers"], spans["final_layer"]) == ([3, 9], "pre_norm")
-    assert "as set, pre_norm" in spans["layers"]
-    assert {"position in tokens", "position as a share of the answer"} < set(characters["ranking"])
-    assert characters["share_hallucinated"] == pytest.approx(0.2, abs=0.1)
-    assert spans["ranking"]["-log p"]["auroc"]["estimate"] > 0.6
-
-
 def test_one_prompt_alone_has_no_intervals(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
     few = tmp_path / "few\x1b[31m.jsonl"
     few.write_text(parts.read_text().splitlines()[0])

@@ -415,18 +415,6 @@ def test_a_signal_keeps_the_spans_so_far(
     assert result.stderr == ("cocoa: the answer above is incomplete: 1 spans were decoded\ncocoa: interrupted\n")
 
 
-def test_a_bar_on_a_narrow_or_ascii_terminal() -> None:
-    progress = Progress("ask")
-    with progress.stage("answering", "prompts", 2000) as stage:
-        stage.advance(1500)
-        for width in (20, 80):
-            console = Console(width=width, legacy_windows=True)
-            with console.capture() as captured:
-                console.print(progress._drawn(width))
-            assert captured.get().isascii()
-            assert "1,500 of 2,000" in " ".join(captured.get().split())
-
-
 @given(st.text(st.characters(codec="ascii", categories=["L", "N", "P", "Zs"]), max_size=200), st.integers(10, 200))
 def test_the_bar_is_one_line_whatever_the_stage_is_called(name: str, width: int) -> None:
     progress = Progress("ask")

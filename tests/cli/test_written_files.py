@@ -467,15 +467,6 @@ def test_the_model_is_an_option_and_an_argument(cocoa: Cocoa, models: list[str |
     assert models == []
 
 
-def test_every_command_takes_the_model_in_both_ways() -> None:
-    from docs._generate.command_line import commands
-
-    for name, command in commands().items():
-        kinds = {parameter.name for parameter in command.params}
-        if name != "judge":
-            assert {"model", "positional_model"} <= kinds, name
-
-
 # --- the verdict
 
 

@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -38,12 +37,6 @@ EXTRA_OF_FOLDER = {
 """What asks for its extra as a whole, before anything else; the first match counts."""
 
 INDIRECT = {"accelerate"}  # transformers imports it for device_map
-
-OF_TESTS = {"absl": "absl-py", "yaml": "pyyaml", "markdown-it": "markdown-it-py"}
-"""The packages of modules of the tests, where the names differ."""
-
-ELSEWHERE = {"ray", "llama-cpp", "litellm"}
-"""What tests and benchmarks use only where it is installed, or in an environment of its own."""
 
 
 class Import(NamedTuple):
@@ -137,28 +130,9 @@ BASE = _requirements(PROJECT["dependencies"])
 EXTRAS = {extra: _requirements(lines) for extra, lines in PROJECT["optional-dependencies"].items()}
 
 
-def test_the_scan_finds_imports() -> None:
-    assert {"torch", "transformers", "numpy", "tokenizers", "typing-extensions"} <= {one.package for one in _imports()}
-    assert {one.package for one in _imports() if not one.at_top} >= {"gguf", "matplotlib"}
-    assert {one.extra for one in _needs()} >= {"langchain", "llama-index", "agents", "remote"} | {
-        "tools",
-        "plot",
-        "risk",
-        "eval",
-    }
-
-
 def test_what_is_imported_is_declared() -> None:
     declared = {*BASE, *EXTRAS["all"], *EXTRAS["ray"]}
     assert [str(one) for one in _imports() if one.package not in declared] == []
-
-
-@pytest.mark.slow
-def test_what_tests_and_benchmarks_import_is_declared() -> None:
-    declared = {*BASE, *EXTRAS["dev"], *ELSEWHERE}
-    found = _imports("tests", "benchmarks")
-    assert {"pytest", "httpx", "markdown-it", "aiohttp"} <= {one.package for one in found}
-    assert [str(one) for one in found if OF_TESTS.get(one.package, one.package) not in declared] == []
 
 
 def test_what_is_declared_is_imported() -> None:
@@ -184,17 +158,6 @@ def test_all_is_every_extra_for_users_but_ray_which_is_large() -> None:
         package for extra, ones in EXTRAS.items() if extra not in ("dev", "docs", "ray") for package in ones
     }
     assert "ray" not in EXTRAS["dev"]
-
-
-def test_no_framework_without_its_extra() -> None:
-    frameworks = {"langchain", "langchain-core", "langgraph", "llama-index-core"}
-    brings = {extra: frameworks & set(ones) for extra, ones in EXTRAS.items() if extra not in ("all", "dev")}
-    assert not frameworks & set(BASE)
-    assert {extra: ones for extra, ones in brings.items() if ones} == {
-        "langchain": {"langchain-core"},
-        "llama-index": {"llama-index-core"},
-        "agents": {"langchain", "langchain-core", "langgraph"},
-    }
 
 
 def _pins(file: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cocoa_engine import Candidate, CocoaEngine, Generation
+from cocoa_engine import Candidate, Generation
 from tests.helpers.chromium import Browser, needs_chromium, share
 from tests.helpers.made_up_answers import figures, generation
 
@@ -110,36 +110,3 @@ def test_styles_of_the_page_and_of_the_answer_leave_each_other_alone(browser: Br
     after = browser.screenshot(written(tmp_path, page.format(HOUSE_STYLES, "", words + opened(LEVELS._repr_html_()))))
     assert (before[:120] == after[:120]).all()
     assert (before[:120] != 255).any()
-
-
-@pytest.mark.parametrize("above", [0, 420])
-@pytest.mark.parametrize("size", [(900, 1000), (500, 1000)])
-def test_an_open_card_is_wholly_in_the_window(
-    browser: Browser, tmp_path: Path, size: tuple[int, int], above: int
-) -> None:
-    card = name_of_span(LEVELS, 4)
-    style = f"#{card}-card {{ display: block !important; }} html {{ overflow: hidden; }}"
-    before = f'<body><style>{style}</style><div style="height:{above}px"></div>'
-    html = opened(LEVELS.to_html()).replace("<body>", before)
-    picture = browser.screenshot(written(tmp_path, html), size=size)
-    card = (picture == (0xF7, 0xF8, 0xFA)).all(axis=2)
-    rows, columns = (numbers.nonzero()[0] for numbers in (card.sum(axis=1) > 100, card.sum(axis=0) > 50))
-    border = (0x5B, 0x60, 0x6B)
-    middle = (rows.min() + rows.max()) // 2, (columns.min() + columns.max()) // 2
-    assert rows.max() - rows.min() > 150
-    # all four sides of its border are in the picture
-    for side in (
-        picture[: rows.min() + 1, middle[1]],
-        picture[rows.max() :, middle[1]],
-        picture[middle[0], : columns.min() + 1],
-        picture[middle[0], columns.max() :],
-    ):
-        assert (side == border).all(axis=1).any()
-
-
-def test_a_page_of_a_real_comparison(browser: Browser, tmp_path: Path, engine: CocoaEngine) -> None:
-    answers = [engine.generate("The first president was", max_new_tokens=16, method=one) for one in ("greedy", "cocoa")]
-    page = written(tmp_path, answers[0].to_html(compared=answers[1:], title="The first president was"))
-    picture = browser.screenshot(page)
-    assert len(set(map(tuple, picture.reshape(-1, 3)))) > 20
-    assert any(share(picture, level) for level in LIGHT_LEVELS)

@@ -280,16 +280,6 @@ def test_a_comparison_too_wide_for_the_terminal_stands_one_below_the_other() -> 
     ]
 
 
-@pytest.mark.parametrize("width", [50, 200])
-def test_the_verdicts_of_compared_answers_stand_above_their_texts_and_nowhere_else(width: int) -> None:
-    whole = FIRST.model_copy(update={"answer_risk": 0.714})
-    shown = drawn(report([whole, OTHER], marks=True), width)
-    for verdict, text in (("Whole answer: 71 %", "Sound travels [faster|3]"), ("Not calibrated", "{[wood|3]}")):
-        assert shown.count(verdict) == 1
-        assert shown.index(verdict) < shown.index(text)
-    assert shown.count("Check these:") == 2
-
-
 def test_equal_answers_are_said_to_be_so() -> None:
     assert "The answers are the same." in drawn(report([FIRST, FIRST.model_copy()]))
     assert "The answers are the same." not in drawn(report([FIRST, OTHER]))

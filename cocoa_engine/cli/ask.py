@@ -72,13 +72,8 @@ def decode_live(
 ) -> Generation:
     """Decode an answer and show it as it grows; what was shown is cleared at the end.
 
-    Args:
-        stream: the stream of the answer.
-        console: where it is shown.
-        spans: receives every span, so that the caller has them after an interrupt.
-        drawn: how the spans so far are drawn.
-        draws: whether it is shown as it grows, which needs a terminal that can redraw lines.
-        progress: that of the command, for a long prompt, and for an answer that is not shown as it grows.
+    ``spans`` receives every span, so that the caller has them after an interrupt. Without ``draws`` nothing is shown,
+    as on a terminal that cannot redraw lines.
     """
     first = first_span(stream, progress)
     with _screen(console) if draws else progress.stage("answering") as screen:

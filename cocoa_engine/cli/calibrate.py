@@ -16,7 +16,7 @@ from rich.text import Text
 
 from cocoa_engine.cli.info import load_engine
 from cocoa_engine.cli.labelled import Cache, Chat, Draws, Format, Prompts, Seed, read, teacher_forced
-from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, file_option, with_options
 from cocoa_engine.cli.output import Overwrite, check_drawable, on_interrupt, output, print_json, print_note, reserved
 from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.unfinished import fate, measured_answers
@@ -61,10 +61,9 @@ class LabelledAnswers:
     data: Annotated[Path | None, typer.Option(help="Labelled answers: a file or a folder.")] = None
     questions: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Questions with known answers. The model answers them, and the risk of an answer as a whole is fitted "
-            "on its answers.",
+        file_option(
+            "Questions with known answers. The model answers them, and the risk of an answer as a whole is fitted on "
+            "its answers."
         ),
     ] = None
     self_made: Annotated[
@@ -322,13 +321,18 @@ def _risk_of(calibrator: RiskCalibrator, level: Level, answers: LabelledAnswers)
     return (calibrator.closed_book if is_closed_book else None) or calibrator.answer
 
 
+def _share(text: str) -> Any:
+    """An option that chooses a threshold by a share."""
+    return typer.Option(min=0, max=1, help=f"Choose {text}")
+
+
 @with_options("method", *FITTED_SETTINGS, "max_new_tokens")
 def calibrate(
     context: typer.Context,
     config: CocoaConfig,
     loading: LoadOptions,
     answers: LabelledAnswers,
-    out: Annotated[Path | None, typer.Option(help="The calibrator's JSON file.", dir_okay=False)] = None,
+    out: Annotated[Path | None, file_option("The calibrator's JSON file.")] = None,
     check: Annotated[
         str | None,
         typer.Option(
@@ -338,12 +342,9 @@ def calibrate(
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write the reliability curves: FILE risk.svg becomes risk-span.svg and risk-answer.svg. "
-            "Default: beside --out.",
-            dir_okay=False,
-            show_default=False,
+        file_option(
+            "Write the reliability curves: FILE risk.svg becomes risk-span.svg and risk-answer.svg. Default: beside "
+            "--out."
         ),
     ] = None,
     level: Annotated[
@@ -358,29 +359,16 @@ def calibrate(
         ),
     ] = False,
     isotonic: Annotated[bool, typer.Option("--isotonic", help="Add an isotonic map after the logistic model.")] = False,
-    precision: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Choose the lowest threshold with at least this precision.")
-    ] = None,
-    recall: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Choose the highest threshold with at least this recall.")
-    ] = None,
+    precision: Annotated[float | None, _share("the lowest threshold with at least this precision.")] = None,
+    recall: Annotated[float | None, _share("the highest threshold with at least this recall.")] = None,
     specificity: Annotated[
-        float | None,
-        typer.Option(
-            min=0, max=1, help="Choose the lowest threshold that leaves at least this share of what is right unflagged."
-        ),
+        float | None, _share("the lowest threshold that leaves at least this share of what is right unflagged.")
     ] = None,
     miss: Annotated[
-        float | None,
-        typer.Option(
-            min=0, max=1, help="Choose a threshold that misses at most this share, by conformal risk control."
-        ),
+        float | None, _share("a threshold that misses at most this share, by conformal risk control.")
     ] = None,
     folds: Annotated[
-        int,
-        typer.Option(
-            min=2, max=1000, help="Cross-validation folds, grouped by prompt. With few items, it is repeated."
-        ),
+        int, typer.Option(min=2, max=1000, help="Cross-validation folds, by prompt; repeated with few items.")
     ] = 5,
     draws: Draws = 1000,
     cache: Cache = None,

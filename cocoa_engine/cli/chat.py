@@ -35,12 +35,7 @@ if TYPE_CHECKING:
 class Conversation:
     """Several questions to one engine. Each prompt holds the turns before it.
 
-    Args:
-        engine: the engine, whose model has a chat template.
-        config: the settings of the next answer; may be replaced between questions.
-        system: a system message before the first question.
-        console: where answers are shown.
-        interactive: whether a person types. Ctrl-C then ends the answer only, otherwise the program.
+    The settings of the next answer, ``config``, may be replaced. Where a person types, Ctrl-C ends the answer only.
     """
 
     def __init__(

@@ -31,15 +31,7 @@ def load_engine(
     progress: Progress,
     **of_runtime: Any,
 ) -> CocoaEngine:
-    """Load a model. torch and transformers are imported only here, so that ``--help`` and errors in settings are fast.
-
-    Args:
-        model: its name; `None` is the embedded model.
-        options: the options of the command.
-        calibrator: the option ``--calibrator``.
-        progress: that of the command.
-        **of_runtime: further fields of :class:`~cocoa_engine.Runtime`.
-    """
+    """Load a model. torch and transformers are imported here, so that ``--help`` and errors in settings are fast."""
     declared = declared_options(model, options, calibrator, **of_runtime)
     named = "the embedded model" if model is None else Path(model).name if Path(model).exists() else model
     with progress.stage(f"loading {named} (slower the first time)"):

@@ -121,6 +121,11 @@ Details = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")]
 
 
+def file_option(help: str, *flags: str, **options: Any) -> Any:
+    """An option whose value is a file."""
+    return typer.Option(*flags, metavar="FILE", dir_okay=False, help=help, **options)
+
+
 def _loading(help: str | None, *flags: str, **options: Any) -> Any:
     """An option for loading a model."""
     return typer.Option(*flags, help=help, rich_help_panel=LOADING, **options)

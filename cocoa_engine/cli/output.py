@@ -15,6 +15,7 @@ import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
+from cocoa_engine.cli.options import file_option
 from cocoa_engine.errors import MESSAGE_LIMIT, CocoaError, ConfigError
 from cocoa_engine.optional import need
 from cocoa_engine.output_files import is_stream, locked, require_writable, write_file
@@ -86,18 +87,11 @@ def on_interrupt(message: str | Callable[[], str]) -> Iterator[None]:
         raise
 
 
-Svg = Annotated[
-    Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Also write the output as an SVG picture.")
-]
+Svg = Annotated[Path | None, file_option("Also write the output as an SVG picture.")]
 Html = Annotated[
     Path | None,
-    typer.Option(
-        metavar="FILE",
-        dir_okay=False,
-        help="Also write an HTML page: the riskiest claims shaded and listed, and all scores as details.",
-    ),
+    file_option("Also write an HTML page: the riskiest claims shaded and listed, and all scores as details."),
 ]
-
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that exist. Without it they are refused.")]
 
 

@@ -98,9 +98,6 @@ class Progress:
 
     On a terminal that is one bar for all stages, which never goes back. Elsewhere a thread prints a line every
     :data:`SECONDS_BETWEEN_LINES`, also while a single step takes longer.
-
-    Args:
-        command: the name of the command, with which each line begins.
     """
 
     def __init__(self, command: str) -> None:

@@ -19,7 +19,17 @@ from rich.text import Text
 from cocoa_engine.arguments import ResultModel
 from cocoa_engine.cli.ask import answer_json
 from cocoa_engine.cli.info import declared_options, load_engine
-from cocoa_engine.cli.options import OTHER_METHODS, Calibrator, Json, LoadOptions, Model, NoColor, Runner, with_options
+from cocoa_engine.cli.options import (
+    OTHER_METHODS,
+    Calibrator,
+    Json,
+    LoadOptions,
+    Model,
+    NoColor,
+    Runner,
+    file_option,
+    with_options,
+)
 from cocoa_engine.cli.output import Html, check_writable, on_interrupt, output, print_json, print_note, write
 from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.prompting import Sources, read_source, with_sources
@@ -206,20 +216,16 @@ def score(
     html: Html = None,
     rows: Annotated[
         Path | None,
-        typer.Option(
-            "--rows",
-            metavar="FILE",
-            help="Answers from elsewhere: Parquet, or a JSON object a line, with prompt and text, and optionally the "
-            "source, a part of the prompt. Needs --out.",
+        file_option(
+            "Answers from elsewhere: Parquet, or a JSON object a line, with prompt and text, and optionally the "
+            "source, a part of the prompt. Needs --out."
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            dir_okay=False,
-            help="Where the rows of --rows are written with their risk, as Parquet if the file is named so; a row that "
-            "cannot be scored gets an error.",
+        file_option(
+            "Where the rows of --rows are written with their risk, as Parquet if the file is named so; a row that "
+            "cannot be scored gets an error."
         ),
     ] = None,
     runner: Runner = None,

@@ -26,7 +26,7 @@ from cocoa_engine.cli.labelled import (
     read,
     teacher_forced,
 )
-from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, file_option, with_options
 from cocoa_engine.cli.output import Overwrite, check_drawable, check_writable, output, print_json, reserved
 from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.unfinished import fate, measured_answers
@@ -117,9 +117,7 @@ def alpha(
     format: Format = None,
     prompts: Annotated[int, typer.Option(min=1, max=10**6, help="Number of prompts to answer, drawn at random.")] = 20,
     chat: Chat = False,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Write the scatter plot to FILE.")
-    ] = None,
+    plot: Annotated[Path | None, file_option("Write the scatter plot to FILE.")] = None,
     seed: Seed = 0,
     cache: Cache = None,
     overwrite: Overwrite = False,
@@ -172,12 +170,7 @@ def heads(
     model: Model = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="A JSON file to write as well, for --decore-heads. The file that engines find is in the cache "
-            "directory.",
-            dir_okay=False,
-            show_default=False,
-        ),
+        file_option("A JSON file to write as well, for --decore-heads. Engines find theirs in the cache directory."),
     ] = None,
     lengths: Annotated[
         str, typer.Option(help="Lengths of the texts that needles are hidden in, in tokens.")
@@ -191,10 +184,7 @@ def heads(
         ),
     ] = False,
     prompts: Annotated[
-        int,
-        typer.Option(
-            min=0, max=100_000, help="Prompts that the model answers for the reference distribution; 0: none."
-        ),
+        int, typer.Option(min=0, max=10**5, help="Prompts to answer for the reference distribution; 0: none.")
     ] = 60,
     cache: Cache = None,
     overwrite: Overwrite = False,

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from cocoa_engine.cli.info import load_engine
 from cocoa_engine.cli.labelled import Cache
-from cocoa_engine.cli.options import Calibrator, Json, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.options import Calibrator, Json, LoadOptions, Model, NoColor, file_option, with_options
 from cocoa_engine.cli.output import output, print_json, print_note
 from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.prompting import Raw, System, require_chat
@@ -36,18 +36,14 @@ def threshold(
     loading: LoadOptions,
     prompts: Annotated[
         Path,
-        typer.Option(
-            metavar="FILE",
-            dir_okay=False,
-            help="JSON lines with a prompt or a question, and optionally its known answer; or with answers that were "
-            "measured before, as cocoa ask --json prints them. Or a .txt file with one prompt a line.",
+        file_option(
+            "JSON lines with a prompt or a question, and optionally its known answer; or with answers that were "
+            "measured before, as cocoa ask --json prints them. Or a .txt file with one prompt a line."
         ),
     ],
     at: Annotated[
         str | None,
-        typer.Option(
-            metavar="NUMBERS", help="Thresholds, comma-separated. Default: suggested ones.", show_default=False
-        ),
+        typer.Option(metavar="NUMBERS", help="Thresholds, comma-separated. Default: suggested ones."),
     ] = None,
     model: Model = None,
     calibrator: Calibrator = None,

@@ -91,13 +91,7 @@ WIDTH = 92
 
 
 def svg_document(answers: Sequence[Answer], *, title: str | None = None, table: bool = False) -> str:
-    """A picture of a terminal that shows :func:`~cocoa_engine.rendering.terminal.report`.
-
-    Args:
-        answers: at least one; several are shown side by side.
-        title: the prompt, for the window's title bar.
-        table: add every candidate of every risk point.
-    """
+    """A picture of a terminal that shows :func:`~cocoa_engine.rendering.terminal.report`."""
     from rich.console import Console  # an import of its own: documents of text do not need it
 
     from cocoa_engine.rendering.terminal import report

@@ -109,13 +109,8 @@ class Piece:
 def pieces(answer: Answer, checks: Sequence[Check], scale: RiskScale, differing: Sequence[Range] = ()) -> list[Piece]:
     """The text of an answer in pieces, in order. Together they are the whole text.
 
-    If the span that reached ``max_risk`` has no text, the last piece is empty and stands for it.
-
-    Args:
-        answer: the answer.
-        checks: the claims to check. Those of level 1 and above are shaded.
-        scale: the levels.
-        differing: ranges of the text in which the answer differs from another.
+    The checks of level 1 and above are shaded. If the span that reached ``max_risk`` has no text, the last piece is
+    empty and stands for it.
     """
     shaded = [(number, check) for number, check in enumerate(checks) if scale.level(check.risk)]
     reached = [(span.start, span.end) for span in answer.spans if span.reaches_max_risk]

@@ -65,12 +65,7 @@ def spans_text(spans: Iterable[Span], *, scale: RiskScale | None = None, marks: 
 
 
 def check_list(checks: Sequence[Check], source: RiskSource | None = None) -> Text:
-    """The claims to check, one a line.
-
-    Args:
-        checks: the claims.
-        source: the source of their risk. By a raw MLDS no claim is listed, which says nothing about the claims.
-    """
+    """The claims to check, one a line."""
     if not checks:
         return Text("" if source in RAW else wording.NOTHING, style="dim")
     lines = [f"{number}. {wording.describe_check(check)}" for number, check in enumerate(checks, start=1)]

@@ -237,11 +237,7 @@ def candidate_features(candidates: Sequence[Candidate]) -> list[float]:
 
 
 def source_features(attention: Sequence[float]) -> list[float]:
-    """The mean source attention of t tokens, and the mean of the lowest fifth of them, at least one token.
-
-    Args:
-        attention: the source attention of each token, ``[t]``. If it is empty, both features are NaN.
-    """
+    """The mean source attention of t tokens, ``[t]``, and the mean of the lowest fifth of them; NaN without any."""
     if not attention:
         return [math.nan, math.nan]
     lowest = sorted(attention)[: -(-len(attention) // 5)]

@@ -145,10 +145,6 @@ UNLIKE = (
 class RiskPolicy:
     """Computes the risks of an engine's calls, with its calibrator where that applies.
 
-    Args:
-        session: the engine's model.
-        calibrator: as for :class:`~cocoa_engine.CocoaEngine`.
-
     Attributes:
         calibrator: the calibrator, if there is one.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
@@ -13,7 +12,7 @@ import pytest
 import torch
 from rich.progress import Progress
 
-from benchmarks import candidates, prompt_length
+from benchmarks import prompt_length
 from benchmarks.bars import BARS, check
 from benchmarks.measure import (
     Bench,
@@ -171,27 +170,20 @@ def small_engine(engine: CocoaEngine) -> CocoaEngine:
     return CocoaEngine(model, engine.tokenizer)
 
 
-def test_a_measurement_from_end_to_end(
-    small_engine: CocoaEngine, records: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A tiny run of ``candidates`` is recorded as JSON and reported."""
-    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **__: small_engine)
-    settings = replace(Settings(threads=torch.get_num_threads(), tokens=6).quick(), prompts=2)
-    bench = Bench(settings, Progress(disable=True))
-    document = record(bench, candidates.measure(bench))
-    write(tmp_path / "candidates.json", document)
-    found = read(tmp_path)
-    assert found == {"candidates": json.loads(json.dumps(document))}
-    competitors = found["candidates"]["candidates"]["competitors"]
-    assert list(competitors) == ["1", "3"]
-    assert competitors["1"]["per_kept_token"]["risk_points"] == 0
-    assert competitors["3"]["per_kept_token"]["fed_tokens"] > competitors["1"]["per_kept_token"]["fed_tokens"]
-    assert "| 3 |" in written("candidates", found)
-
-
 @pytest.mark.parametrize(
     "name",
-    ["ratio", "fed_tokens", "context", "prompt_length", "leaves", "batch", "capture", "source_attention", "scoring"],
+    [
+        "ratio",
+        "fed_tokens",
+        "candidates",
+        "context",
+        "prompt_length",
+        "leaves",
+        "batch",
+        "capture",
+        "source_attention",
+        "scoring",
+    ],
 )
 def test_measurements_run(
     name: str, small_engine: CocoaEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -46,7 +46,7 @@ def cocoa(loads: list[object], monkeypatch: pytest.MonkeyPatch) -> Callable[...,
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("COLUMNS", "80")
 
-    def run(*args: str, stdin: str | bytes | None = None) -> Result:
-        return CliRunner().invoke(app, list(args), input=stdin, prog_name="cocoa")
+    def run(*args: object, stdin: str | bytes | None = None) -> Result:
+        return CliRunner().invoke(app, list(map(str, args)), input=stdin, prog_name="cocoa")
 
     return run

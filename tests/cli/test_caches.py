@@ -26,6 +26,7 @@ from cocoa_engine.lab.data import Question, read_labelled
 from cocoa_engine.lab.forced import KeptProfile, ProfileCache, force
 from cocoa_engine.lab.measured import labelled_features, request_prompt
 from cocoa_engine.scoring.text_profile import Profiler
+from tests.helpers.alike import near
 from tests.helpers.rivals import heads_file
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
@@ -98,78 +99,71 @@ def data(tiny: CocoaEngine, tmp_path: Path) -> dict[str, Path]:
     return files
 
 
-FEW = ["--draws", "20"]
-FITS = ["--folds", "2", *FEW, "--max-new-tokens", "6"]
+FITS = ["--folds", "2", "--draws", "20", "--max-new-tokens", "6"]
 COMMANDS: dict[str, tuple[list[str], int]] = {
-    "signal": (["signal", "--data", "{texts}", *FEW, "--out", "{out}"], 12),
-    "signal without source": (["signal", "--data", "{texts}", "--context-lift", *FEW, "--out", "{out}"], 24),
-    "calibrate": (["calibrate", "--data", "{texts}", *FITS, "--out", "{out}/risk.json"], 12),
-    "calibrate with a probe": (["calibrate", "--data", "{texts}", "--probe", *FITS, "--out", "{out}/risk.json"], 12),
+    "signal": (["signal", "--data", "{texts}", "--context-lift", "--draws", "20", "--out", "{out}"], 24),
+    "calibrate": (["calibrate", "--data", "{texts}", "--probe", *FITS, "--out", "{out}/risk.json"], 12),
     "calibrate on questions": (["calibrate", "--questions", "{questions}", *FITS, "--out", "{out}/risk.json"], 12),
     "alpha": (["alpha", "--data", "{texts}", "--max-new-tokens", "6", "--json"], 12),
     "threshold": (["threshold", "--prompts", "{questions}", "--max-new-tokens", "6", "--json"], 12),
 }
 
 
+@pytest.fixture
+def unfinished_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the unfinished commands in a cache directory of the test. It does not exist yet."""
+    monkeypatch.setenv("COCOA_CACHE_DIR", str(tmp_path / "own"))
+    monkeypatch.setattr(unfinished, "FOLDER", "unfinished")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "own" / "unfinished"
+
+
+def commands_in(folder: Path) -> list[Path]:
+    return [each for each in folder.glob("*") if each.is_dir()]
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_an_interrupted_command_continues_from_its_cache(
-    cocoa: Callable[..., Result], data: dict[str, Path], steps: Steps, tmp_path: Path, name: str
+def test_an_interrupted_command_continues(
+    cocoa: Callable[..., Result],
+    data: dict[str, Path],
+    steps: Steps,
+    tmp_path: Path,
+    unfinished_folder: Path,
+    name: str,
+    cached: bool,
 ) -> None:
     words, prompts = COMMANDS[name]
-    folder = tmp_path / "cache"
+    out, cache = tmp_path / "out", tmp_path / "cache"
+    command = [*(word.format(**data, out=out) for word in words), *(["--cache", str(cache)] if cached else [])]
 
-    def run(*options: object, out: str = "out") -> tuple[Result, dict[str, str]]:
-        target = tmp_path / out
-        target.mkdir(exist_ok=True)
-        places = {**data, "out": target}
-        result = cocoa(*(word.format(**places) for word in words), *options)
-        files = {
-            file.name: file.read_text(encoding="utf-8").replace(str(target), "").replace(str(folder), "")
-            for file in sorted(target.glob("*"))
-            if file.suffix in (".json", ".md")
-        }
-        return result, files
+    def written() -> dict[str, str]:
+        files = [file for file in out.glob("*") if file.suffix in (".json", ".md")]
+        return {file.name: file.read_text(encoding="utf-8") for file in files}
 
     steps.until = 6
-    stopped, files = run("--cache", folder)
-    assert stopped.exit_code == 130
-    assert files == {}
-    (kept,) = folder.glob("*.jsonl")
-    done = len(kept.read_text(encoding="utf-8").splitlines())
-    assert done > 0
+    stopped = cocoa(*command)
+    assert (stopped.exit_code, written()) == (130, {})
+    (folder,) = [cache] if cached else commands_in(unfinished_folder)
+    (file,) = folder.glob("*.jsonl")
+    done = len(file.read_text(encoding="utf-8").splitlines())
     assert f"{done} of" in stopped.stderr
-    assert f"; they are kept in {folder}" in " ".join(stopped.stderr.split())
-    with kept.open("a", encoding="utf-8") as file:
-        file.write('{"answer": "cut o')
+    again = "" if cached else "; give the same command again to continue"
+    assert f"; they are kept in {folder}{again}" in stopped.stderr
+    with file.open("a", encoding="utf-8") as lines:
+        lines.write('{"answer": "cut o')
     steps.until = 10**6
-    resumed, files = run("--cache", folder, out="resumed")
+    resumed, files = cocoa(*command), written()
     assert resumed.exit_code == 0, resumed.stderr
+    assert ("continuing an interrupted command" in resumed.stderr) != cached
     assert steps.prompts == prompts, "nothing is measured twice"
-    again, same = run("--cache", folder, out="again")
-    assert steps.prompts == prompts
-    plain, expected = run(out="plain")
-    assert steps.prompts == 2 * prompts
-    assert (again.exit_code, plain.exit_code) == (0, 0)
-    for found in (files, same):
-        assert {key: _without_command(text) for key, text in found.items()} == {
-            key: _without_command(text) for key, text in expected.items()
-        }
-    if not expected:
-        assert resumed.stdout == again.stdout == plain.stdout
-    other, _ = run("--cache", folder, "--gamma", "0.2", out="other")
-    assert other.exit_code == 0
-    assert len(list(folder.glob("*.jsonl"))) == 2
-    kept.write_text("nothing of ours\n", encoding="utf-8")
-    refused, _ = run("--cache", folder, out="refused")
-    assert refused.exit_code == 2
-    assert "did not write" in refused.stderr
-
-
-def _without_command(text: str) -> str:
-    """Without the line that repeats the command, whose files have other names."""
-    return "\n".join(line for line in text.splitlines() if "cocoa " not in line)
+    assert commands_in(unfinished_folder) == []
+    shutil.rmtree(out, ignore_errors=True)
+    whole = cocoa(*command)
+    assert (whole.stdout, written()) == (resumed.stdout, files)
+    assert steps.prompts == (1 if cached else 2) * prompts
 
 
 def test_kept_answers_have_the_features_of_fed_ones(engine: CocoaEngine, data: dict[str, Path], tmp_path: Path) -> None:
@@ -215,59 +209,6 @@ def test_other_conditions_have_other_files(tiny: CocoaEngine, tmp_path: Path) ->
 
 
 # --- without --cache
-
-
-@pytest.fixture
-def unfinished_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the unfinished commands in a cache directory of the test. It does not exist yet."""
-    monkeypatch.setenv("COCOA_CACHE_DIR", str(tmp_path / "own"))
-    monkeypatch.setattr(unfinished, "FOLDER", "unfinished")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "own" / "unfinished"
-
-
-def commands_in(folder: Path) -> list[Path]:
-    return [each for each in folder.glob("*") if each.is_dir()]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["signal", "calibrate on questions", "alpha", "threshold"])
-def test_the_same_command_continues(
-    cocoa: Callable[..., Result],
-    data: dict[str, Path],
-    steps: Steps,
-    tmp_path: Path,
-    unfinished_folder: Path,
-    name: str,
-) -> None:
-    words, prompts = COMMANDS[name]
-    out = tmp_path / "out"
-    command = [word.format(**data, out=out) for word in words]
-
-    def written() -> dict[str, str]:
-        files = [file for file in out.glob("*") if file.suffix in (".json", ".md")]
-        return {file.name: file.read_text(encoding="utf-8") for file in files}
-
-    steps.until = 6
-    stopped = cocoa(*command)
-    assert (stopped.exit_code, written()) == (130, {})
-    (kept,) = commands_in(unfinished_folder)
-    (file,) = kept.glob("*.jsonl")
-    done = len(file.read_text(encoding="utf-8").splitlines())
-    assert f"{done} of {done * prompts // 6} were done; " in stopped.stderr
-    assert f"; they are kept in {kept}; give the same command again to continue" in stopped.stderr
-    steps.until = 10**6
-    resumed, files = cocoa(*command), written()
-    assert resumed.exit_code == 0, resumed.stderr
-    assert f"continuing an interrupted command: {done} measurements are in {kept}" in resumed.stderr
-    assert steps.prompts == prompts, "nothing is measured twice"
-    assert commands_in(unfinished_folder) == []
-    shutil.rmtree(out, ignore_errors=True)
-    whole = cocoa(*command)
-    assert (whole.stdout, written()) == (resumed.stdout, files)
-    assert "continuing" not in whole.stderr
-    assert steps.prompts == 2 * prompts
-    assert commands_in(unfinished_folder) == []
 
 
 @pytest.fixture
@@ -330,7 +271,8 @@ def test_heads_continue(
     kept.unlink()
     again = cocoa(*command, "--overwrite")
     assert again.stdout == finished.stdout
-    assert out.read_text(encoding="utf-8") == found
+    # prompts whose beginnings the engine remembers are read in other parts, and rounded otherwise
+    assert json.loads(out.read_text(encoding="utf-8"))["reference"] == near(json.loads(found)["reference"])
     assert (len(few_needles), steps.prompts) == ((10, 6) if given else (20, 12))
 
 
@@ -475,3 +417,8 @@ def test_a_cache_that_was_asked_for_must_work(tiny: CocoaEngine, tmp_path: Path)
             assert cache.get("one") is None
             cache.add("two", {"value": 2})
             assert folder.error is not None
+    written = AnswerCache(CacheFolder(tmp_path / "other"), "answers", tiny, tiny.config, {})
+    written.add("one", {"value": 1})
+    written.file.write_text("nothing of ours\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="did not write"):
+        AnswerCache(CacheFolder(tmp_path / "other"), "answers", tiny, tiny.config, {}).get("one")

@@ -151,11 +151,6 @@ def test_help_and_settings_need_no_torch() -> None:
     assert run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_as_a_process() -> None:
-    bad = run([*COCOA, "ask", "x", "--alpha", "-1"])
-    assert (bad.returncode, bad.stdout, bad.stderr.count("\n")) == (2, "", 1)
-
-
 def test_a_reader_that_goes_away_is_no_error() -> None:
     process = subprocess.Popen([*COCOA, "ask", "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
@@ -171,9 +166,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     ("arguments", "redirection", "code", "message"),
     [
         (["ask"], "<&-", 2, "there is no question"),
-        (["compare", "Hi", "--methods", "greedy,"], "</dev/null", 2, "method"),
         (["ask", "Hi", "--svg", "/no/such/folder/x.svg"], "</dev/null", 2, "cannot be written"),
-        (["info", "no/such"], "</dev/null", 2, "cannot load the model no/such"),
         (["--version"], ">&-", 0, ""),
     ],
 )

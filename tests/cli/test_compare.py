@@ -82,14 +82,6 @@ def test_complete_answers_survive_an_interrupt(
         assert greedy.text in re.sub(r"\[(.*?)\|\d\]", r"\1", " ".join(compared.stdout.split()))
 
 
-def test_page_of_an_answer(cocoa: Cocoa, engine: CocoaEngine, tmp_path: Path) -> None:
-    page = tmp_path / "answer.html"
-    result = cocoa("ask", QUESTION, "--html", str(page), *SHORT)
-    (answer,) = expected(engine, "cocoa-sig")
-    assert result.stdout == answer.text + "\n"
-    assert page.read_text(encoding="utf-8") == answer.to_html(title=QUESTION)
-
-
 @pytest.mark.parametrize(
     ("args", "words"),
     [

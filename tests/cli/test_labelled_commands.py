@@ -144,24 +144,16 @@ def test_signal_of_what_a_source_changes(cocoa: Cocoa, tmp_path: Path, parts: Pa
     options = ["--out", str(out), "--draws", "20", "--prompts", "8", "--overwrite"]
     result = cocoa("signal", "--data", str(data), "--context-lift", *options)
     assert result.exit_code == 0, result.output
-    record = json.loads((out / "signal.json").read_text())
-    assert list(record["levels"]) == ["answer", "span", "character"]
-    for level, one in record["levels"].items():
-        ranking = one["ranking"]
-        assert {"-context lift", "lift of fMLDS", "lift of ConMLDS", "-log p without the source"} < set(ranking)
-        assert ("-mean context lift" in ranking) == (level != "character")
-        if level == "answer":
-            assert ranking["-context lift"]["auroc"]["estimate"] > 0.9
-        less = ranking["-context lift"]["less"]["fMLDS"]["estimate"]
-        assert less == pytest.approx(
-            ranking["-context lift"]["auroc"]["estimate"] - ranking["fMLDS"]["auroc"]["estimate"]
-        )
+    levels = json.loads((out / "signal.json").read_text())["levels"]
+    assert list(levels) == ["answer", "span", "character"]
+    for level, one in levels.items():
+        names = {"-context lift", "lift of fMLDS", "lift of ConMLDS", "-log p without the source"}
+        assert names < set(one["ranking"])
+        assert ("-mean context lift" in one["ranking"]) == (level != "character")
+    assert levels["answer"]["ranking"]["-context lift"]["auroc"]["estimate"] > 0.9
     assert "| -context lift |" in (out / "signal.md").read_text()
-    plain = cocoa("signal", "--data", str(data), *options)
-    assert plain.exit_code == 0, plain.output
-    same = json.loads((out / "signal.json").read_text())["levels"]["span"]["ranking"]
-    assert "-context lift" not in same
-    assert same["-log p"]["auroc"] == record["levels"]["span"]["ranking"]["-log p"]["auroc"]
+    assert cocoa("signal", "--data", str(data), *options).exit_code == 0
+    assert "-context lift" not in json.loads((out / "signal.json").read_text())["levels"]["span"]["ranking"]
     refused = cocoa("signal", "--data", str(parts), "--context-lift", *options)
     assert refused.exit_code == 2
     assert "'France' has no source" in " ".join(refused.stderr.split())

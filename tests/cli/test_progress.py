@@ -404,17 +404,6 @@ def test_a_signal_keeps_the_rows_so_far(
     assert [file.name for file in Path().iterdir() if file.name.startswith(".out")] == []
 
 
-@pytest.mark.parametrize(("number", "code"), SIGNALS)
-def test_a_signal_keeps_the_spans_so_far(
-    cocoa: Callable[..., Result], signalled: Callable[..., None], number: signal.Signals, code: int
-) -> None:
-    signalled(SpanStream, "__next__", number)
-    result = cocoa("ask", "--raw", "a b c", "--max-new-tokens", "64")
-    assert result.exit_code == code
-    assert result.stdout.strip()
-    assert result.stderr == ("cocoa: the answer above is incomplete: 1 spans were decoded\ncocoa: interrupted\n")
-
-
 @given(st.text(st.characters(codec="ascii", categories=["L", "N", "P", "Zs"]), max_size=200), st.integers(10, 200))
 def test_the_bar_is_one_line_whatever_the_stage_is_called(name: str, width: int) -> None:
     progress = Progress("ask")

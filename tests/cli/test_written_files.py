@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from cocoa_engine import CocoaEngine, RiskCalibrator
-from cocoa_engine.cli.app import app
 from cocoa_engine.cli.output import make_folder, reserved
 from cocoa_engine.errors import ConfigError, OutputError
 from cocoa_engine.output_files import append, draft_of, locked, open_in_place, require_writable, write_file
@@ -32,26 +31,8 @@ Cocoa = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")
-def tiny() -> CocoaEngine:
+def engine() -> CocoaEngine:
     return CocoaEngine(tiny_model("llama", seed=6), tiny_tokenizer(), model_name="tiny")
-
-
-@pytest.fixture
-def models() -> list[str | None]:
-    """The names of the models that were loaded."""
-    return []
-
-
-@pytest.fixture
-def cocoa(tiny: CocoaEngine, models: list[str | None], monkeypatch: pytest.MonkeyPatch) -> Cocoa:
-    """Runs ``cocoa`` in this process, on a tiny model."""
-
-    def from_pretrained(model_name: str | None = None, **_: object) -> CocoaEngine:
-        models.append(model_name)
-        return tiny
-
-    monkeypatch.setattr(CocoaEngine, "from_pretrained", from_pretrained)
-    return lambda *args: CliRunner().invoke(app, list(args), prog_name="cocoa")
 
 
 @pytest.fixture
@@ -268,7 +249,7 @@ def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
     ("command", "out", "written"), [("signal", "study", "study/signal.json"), ("calibrate", "risk.json", "risk.json")]
 )
 def test_a_command_leaves_alone_what_another_process_writes(
-    cocoa: Cocoa, models: list[str | None], labelled: Path, tmp_path: Path, command: str, out: str, written: str
+    cocoa: Cocoa, loads: list[Any], labelled: Path, tmp_path: Path, command: str, out: str, written: str
 ) -> None:
     """It says so before it loads the model."""
     file = tmp_path / written
@@ -277,7 +258,7 @@ def test_a_command_leaves_alone_what_another_process_writes(
         refused = cocoa(command, "--data", str(labelled), "--out", str(tmp_path / out), "--overwrite")
     assert refused.exit_code == 2
     assert f"another process is using {file}; wait for it" in " ".join(refused.stderr.split())
-    assert models == []
+    assert loads == []
     assert [each.name for each in file.parent.iterdir() if each != labelled] == []
 
 
@@ -306,7 +287,7 @@ def test_files_are_written_by_output_files_alone() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_scored_rows_replace_a_file_when_all_are_scored(
-    cocoa: Cocoa, tiny: CocoaEngine, labelled: Path, tmp_path: Path, suffix: str, monkeypatch: Any
+    cocoa: Cocoa, engine: CocoaEngine, labelled: Path, tmp_path: Path, suffix: str, monkeypatch: Any
 ) -> None:
     out, scored = tmp_path / f"out.{suffix}", []
     out.write_text("kept")
@@ -315,10 +296,10 @@ def test_scored_rows_replace_a_file_when_all_are_scored(
         if scored:
             raise KeyboardInterrupt
         scored.append(args)
-        return CocoaEngine.score(tiny, *args, **options)
+        return CocoaEngine.score(engine, *args, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(tiny, "score", score_then_ctrl_c)
+        patched.setattr(engine, "score", score_then_ctrl_c)
         stopped = cocoa("score", "--rows", str(labelled), "--out", str(out))
         assert stopped.exit_code == 130
     assert f"1 rows are kept in {out}.incomplete" in " ".join(stopped.stderr.split())
@@ -346,7 +327,7 @@ def test_the_file_that_is_read_is_not_written(cocoa: Cocoa, labelled: Path, tmp_
     assert labelled.read_text() == given
 
 
-def test_a_page_is_whole_or_missing(cocoa: Cocoa, tiny: CocoaEngine, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_page_is_whole_or_missing(cocoa: Cocoa, engine: CocoaEngine, tmp_path: Path, monkeypatch: Any) -> None:
     page, picture = tmp_path / "page.html", tmp_path / "picture.svg"
     options = ("--html", str(page), "--svg", str(picture))
 
@@ -354,7 +335,7 @@ def test_a_page_is_whole_or_missing(cocoa: Cocoa, tiny: CocoaEngine, tmp_path: P
         raise RuntimeError("no decode")
 
     with monkeypatch.context() as patched:
-        patched.setattr(tiny, "stream", fail)
+        patched.setattr(engine, "stream", fail)
         assert cocoa(*ASK, *options).exit_code == 1
     assert not page.exists()
     assert not picture.exists()
@@ -376,7 +357,7 @@ def test_a_page_is_whole_or_missing(cocoa: Cocoa, tiny: CocoaEngine, tmp_path: P
     ],
 )
 def test_results_are_not_overwritten(
-    cocoa: Cocoa, models: list[str | None], labelled: Path, tmp_path: Path, command: str, name: str
+    cocoa: Cocoa, loads: list[Any], labelled: Path, tmp_path: Path, command: str, name: str
 ) -> None:
     file = tmp_path / name
     file.write_text("kept")
@@ -386,7 +367,7 @@ def test_results_are_not_overwritten(
     assert refused.exit_code == 2
     assert "--overwrite" in " ".join(refused.stderr.split())
     assert file.read_text() == "kept"
-    assert models == []
+    assert loads == []
 
 
 # --- Ctrl-C
@@ -449,7 +430,7 @@ def test_ctrl_c_keeps_the_spans_so_far(cocoa: Cocoa, tmp_path: Path, json_output
 
 
 @pytest.mark.slow
-def test_the_model_is_an_option_and_an_argument(cocoa: Cocoa, models: list[str | None]) -> None:
+def test_the_model_is_an_option_and_an_argument(cocoa: Cocoa, loads: list[Any]) -> None:
     for arguments in (
         ("info", "a"),
         ("info", "--model", "a"),
@@ -460,11 +441,11 @@ def test_the_model_is_an_option_and_an_argument(cocoa: Cocoa, models: list[str |
     ):
         result = cocoa(*arguments)
         assert result.exit_code == 0, result.output
-        assert models.pop() == "a", arguments
+        assert loads.pop()[0] == "a", arguments
     refused = cocoa("info", "a", "--model", "b")
     assert refused.exit_code == 2
     assert "two models are given: --model b and the argument 'a'" in " ".join(refused.stderr.split())
-    assert models == []
+    assert loads == []
 
 
 # --- the verdict
@@ -486,7 +467,7 @@ def test_a_fit_that_is_worth_nothing_is_said() -> None:
 
 
 @pytest.mark.slow
-def test_strict_calibration_exits_with_1(cocoa: Cocoa, tmp_path: Path, tiny: CocoaEngine) -> None:
+def test_strict_calibration_exits_with_1(cocoa: Cocoa, tmp_path: Path, engine: CocoaEngine) -> None:
     """The labels have nothing to do with the texts."""
     rows = [
         {"prompt": f"Question {number}:", "text": "yes, no, so.", "spans": [[0, 3]] if number % 2 else [[8, 10]]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import gc
 import importlib.util
 import re
@@ -235,37 +234,6 @@ def test_paths_and_commands_in_code_and_messages_exist() -> None:
     texts = {name_of(path): path.read_text(encoding="utf-8") for path in TEXTS if path not in made_up}
     assert {name: faults for name, text in texts.items() if (faults := _faults(text))} == {}
     assert len(texts) > 500
-
-
-MODULES = [path for path in TEXTS if path.suffix == ".py" and path.name != "__main__.py"]
-MODULES = [path for path in MODULES if path.relative_to(ROOT).parts[0] in ("cocoa_engine", "cocoa_integrations")]
-_ROLE = re.compile(r":(?:class|func|meth|mod|attr|exc|data):`(?:[^`]*<)?~?\.?([^`>]+)>?`")
-
-
-def _wrong_roles(path: Path, text: str) -> list[str]:
-    """The roles in a module's docstrings that name nothing in the module, its classes or the packages around it."""
-    name = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
-    try:
-        module = importlib.import_module(name)
-    except ImportError:  # of an extra that is not installed
-        return []
-    packages = ["cocoa_engine", *(name.rsplit(".", up)[0] for up in range(name.count(".") + 1))]
-    owners = [module, builtins, *(one for one in vars(module).values() if isinstance(one, type))]
-    return [
-        role
-        for role in set(_ROLE.findall(text))
-        if not any(_has(one, role.split(".")) for one in owners)
-        and not any(_exists(one) for one in (role, *(f"{package}.{role}" for package in packages)))
-    ]
-
-
-@pytest.mark.slow
-def test_roles_in_docstrings_exist() -> None:
-    texts = {path: path.read_text(encoding="utf-8") for path in MODULES}
-    assert {name_of(path): found for path, text in texts.items() if (found := _wrong_roles(path, text))} == {}
-    of_all = {role for text in texts.values() for role in _ROLE.findall(text)}
-    assert len(of_all) > 300
-    assert _wrong_roles(ROOT / "cocoa_engine/engine.py", "See :meth:`CocoaEngine.generat` and :func:`nothing`.") != []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from cocoa_engine import Candidate, CocoaEngine, Generation
+from cocoa_engine import Candidate, Generation
 from tests.helpers.made_up_answers import figures, generation, stopped
 
 VOID = {"meta"}
@@ -168,20 +168,6 @@ def test_notebooks_show_the_fragment_and_it_does_not_change_from_run_to_run() ->
     assert "<html" not in LEVELS._repr_html_()
     assert "default-src 'none'" in LEVELS.to_html()
     assert not re.search(r"url\(|@import|https?://", LEVELS.to_html())
-
-
-def test_a_real_answer_and_a_scored_text(engine: CocoaEngine) -> None:
-    answer = engine.generate("The three primary colours are", max_new_tokens=12)
-    assert answer.usage.risk_points
-    page = Page(answer.to_html())
-    assert answer_in(page) == 2 * answer.text
-    rows = sum(len(span.candidates) for span in answer.spans)
-    assert len([one for tag, one in page.elements if tag == "th" and one.get("scope") == "row"]) == rows
-    scored = engine.score("The capital of France is", " Paris.")
-    page = Page(scored.to_html())
-    assert answer_in(page) == 2 * " Paris."
-    assert "a text scored as given" in page.text("cocoa-card")
-    assert engine.model_name in page.text("cocoa-about")
 
 
 @pytest.mark.parametrize("last", [" is", "\n", ""])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from cocoa_engine import Candidate, CocoaEngine
+from cocoa_engine import Candidate
 from tests.helpers.made_up_answers import figures, generation, stopped
 
 PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
@@ -54,14 +54,6 @@ def test_verdict_claims_and_details() -> None:
     assert rows[at + 2 : at + 7] == ["-2.25", "0.020", "0.900", "-7.50", "kept"]
     assert "3: 0.75–1.00" in details
     assert "| Sound travels in \\| water | 0.37 |" in details
-
-
-def test_a_real_answer(engine: CocoaEngine) -> None:
-    answer = engine.generate("The three primary colours are", max_new_tokens=12)
-    rows = sum(len(span.candidates) for span in answer.spans)
-    kinds = [block.type for block in PARSER.parse(answer.to_markdown())]
-    assert rows
-    assert kinds.count("tr_open") == rows + 1 + len(answer.sentences) + 1
 
 
 def test_the_span_that_reached_max_risk_is_marked_whatever_its_level() -> None:

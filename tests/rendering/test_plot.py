@@ -31,9 +31,7 @@ def colours(figure: Figure) -> int:
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
-        {"final_layer": "pre_norm", "middle_layers": (3, 9)},
-        {"middle_layers": (20, 30), "metric": "con_mlds"},
+        {"final_layer": "pre_norm", "middle_layers": (3, 9), "metric": "con_mlds"},
         {"method": "dola"},
     ],
 )
@@ -99,7 +97,7 @@ def test_figures_of_a_real_answer(engine: CocoaEngine) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", ["$x$ costs $", "\\frac{1}{2} _a^b", "<&>", "a" * 200, "line\nline", "%s {}"])
+@pytest.mark.parametrize("text", ["$x$ costs \\frac{1}{2} _a^b", "a" * 200, "line\n<&> %s {}"])
 def test_a_models_text_is_a_label_as_it_is(text: str) -> None:
     figure = generation((text, 0.8), (" end", 0.9)).plot()
     assert colours(figure) > 20

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from cocoa_engine import Candidate, CocoaEngine, Generation
+from cocoa_engine import Candidate, Generation
 from cocoa_engine.rendering.highlights import Range, RiskScale, marked, pieces
 from cocoa_engine.rendering.terminal import (
     STYLES,
@@ -289,15 +289,3 @@ def test_report_of_an_empty_answer() -> None:
     shown = drawn(report([generation()], table=True), 200)
     assert "There is nothing to measure in this answer." in shown
     assert "cocoa-sig: 0 tokens, 0 spans, 0 risk points, 5 forward passes, ended by the model." in shown
-
-
-def test_a_real_answer_is_drawn_whole(engine: CocoaEngine) -> None:
-    answer = engine.generate("The three primary colours are", max_new_tokens=12)
-    assert answer_text(answer).plain == answer.text
-    risk_points = [span for span in answer.spans if span.kind == "risk_point"]
-    assert risk_points
-    table = risk_point_table(answer)
-    assert table.row_count == sum(1 + len(span.candidates) for span in risk_points)
-    taken = list(table.columns[-1].cells)
-    assert sum(cell in ("kept", "both") for cell in taken) == len(risk_points)
-    assert sum(cell in ("greedy", "both") for cell in taken) == len(risk_points)

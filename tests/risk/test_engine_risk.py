@@ -21,7 +21,6 @@ from cocoa_engine.risk.features import (
 )
 from cocoa_engine.scoring.text_profile import Profiler
 from cocoa_engine.spans import Span
-from cocoa_integrations.llama_index import CocoaLLM, collect_risk
 from tests.helpers.alike import near
 from tests.helpers.inside import backend_inside
 from tests.helpers.made_up_risk import fitted
@@ -219,16 +218,3 @@ def test_thresholds_flag_spans(calibrated: CocoaEngine, calibrator: RiskCalibrat
     generation = calibrated.score(PROMPT, "Canberra.")
     assert with_one.answer.threshold is not None
     assert with_one.flags_answer(generation) == (generation.answer_risk >= with_one.answer.threshold.value)
-
-
-def test_adapters_pass_a_file_on(engine: CocoaEngine, calibrator: RiskCalibrator, tmp_path: Path) -> None:
-    path = tmp_path / "risk.json"
-    name = CocoaEngine(engine.model, engine.tokenizer).model_name  # the adapter is not told another
-    calibrator.model_copy(update={"model_name": name}).save(path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", CalibrationWarning)
-        llm = CocoaLLM(model=engine.model, tokenizer=engine.tokenizer, calibrator=str(path), max_new_tokens=8)
-    with collect_risk() as reports:
-        llm.complete("Hello")
-    assert reports[-1].calibrated
-    assert llm.calibrator == str(path)

@@ -89,9 +89,6 @@ def test_signal_of_whole_answers(cocoa: Cocoa, answers: Path, tmp_path: Path, en
         for rival in ("-log p", "-mean log p"):
             difference = row["auroc"]["estimate"] - ranking[rival]["auroc"]["estimate"]
             assert row["less"][rival]["estimate"] == pytest.approx(difference)
-    windows = {tuple(row["middle_layers"]) for row in one["layers"].values()}
-    assert len(windows) == 9
-    assert {(10, 20), (11, 19), (12, 18), (13, 17), (14, 16)} < windows
     text = (out / "signal.md").read_text()
     assert "## By answer" in text
     assert "By span" not in text
@@ -224,14 +221,6 @@ def test_a_calibrator_is_fitted_in_python_as_on_the_command_line(
     assert found.mismatches(engine.model_name, engine.config, engine.num_layers) == ["span_boundary is right, not left"]
     with pytest.raises(CalibrationError, match="the data has no labels"):
         fit_calibrator(engine)
-    for rule, target, message in (
-        ("recall", 3.0, "a recall is above 0 and at most 1, not 3"),
-        ("precision", 0.0, "a precision is above 0"),
-        ("conformal", 1.0, "above 0 and below 1, not 1"),
-        ("miss", 0.1, "threshold.*'precision', 'recall'"),
-    ):
-        with pytest.raises(CalibrationError, match=message):
-            FitSettings(threshold=(rule, target))  # type: ignore[arg-type]
     with pytest.raises(CalibrationError, match=r"folds: .*2"):
         FitSettings(folds=1)
     with pytest.warns(CalibrationWarning, match="No risk of answers: 0 prompts have supported items"):

@@ -65,8 +65,10 @@ def bench(
         raise ConfigError("--methods names no method")
     configs = {method: config.replace(method=method, max_new_tokens=tokens) for method in ours}
     progress = Progress("bench")
-    engine = _without_prefix_cache(load_engine(model, loading, progress=progress))
-    prompts = [_encoded(engine, question) for question in questions]
+    # without its prefix cache, because Hugging Face's `generate` prefills the prompt every time
+    engine = load_engine(model, loading, progress=progress, prefix_cache_mb=0)
+    chats = [[{"role": "user", "content": question}] for question in questions]
+    prompts = list(map(engine.encode_chat, chats) if engine.has_chat_template else map(engine.encode, questions))
     usages: dict[str, list[Usage]] = {name: [] for name in configs}
 
     def hugging_face(ids: list[int]) -> int:
@@ -108,20 +110,6 @@ def bench(
     if interrupt is not None:
         print_note(f"{len(finished)} of {count(rounds, 'round')} were finished; the output is of these")
         raise interrupt
-
-
-def _without_prefix_cache(loaded: CocoaEngine) -> CocoaEngine:
-    """The engine without its prefix cache, because Hugging Face's ``generate`` prefills the prompt every time."""
-    from cocoa_engine import CocoaEngine
-
-    runtime = loaded.runtime.model_copy(update={"prefix_cache_mb": 0})
-    return CocoaEngine(loaded.model, loaded.tokenizer, runtime=runtime, model_name=loaded.model_name)
-
-
-def _encoded(engine: CocoaEngine, question: str) -> list[int]:
-    if engine.has_chat_template:
-        return engine.encode_chat([{"role": "user", "content": question}])
-    return engine.encode(question)
 
 
 def _record(

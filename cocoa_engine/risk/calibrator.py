@@ -47,15 +47,9 @@ class Settings(Part):
     @classmethod
     def of(cls, config: CocoaConfig, num_layers: int) -> Settings:
         """The settings of a config, for a model with ``num_layers`` layers."""
-        return cls(
-            final_layer=config.final_layer,
-            middle_layers=config.middle_layers or middle_layers(num_layers),
-            gamma=config.gamma,
-            max_candidates=config.max_candidates,
-            max_span_tokens=config.max_span_tokens,
-            span_boundary=config.span_boundary,
-            branches=METHODS[config.method].branches,
-        )
+        values = config.model_dump(include={*cls.model_fields})
+        values["middle_layers"] = config.middle_layers or middle_layers(num_layers)
+        return cls(**values, branches=METHODS[config.method].branches)
 
 
 AnswerT = TypeVar("AnswerT", bound=AnswerStatistics)
@@ -249,12 +243,10 @@ class RiskCalibrator(SettingsModel, Part):
         return fitted.flags(self._features_of_answer(generation, fitted))
 
     def _features_of(self, span: SpanStatistics) -> list[float]:
-        """The span's features that the risk of spans was fitted on."""
         values = dict(zip(SPAN_FEATURES, span_features(span), strict=True))
         return [values[name] for name in self._of_spans.features]
 
     def _features_of_answer(self, generation: AnswerStatistics, fitted: FittedRisk) -> list[float]:
-        """The answer's features that a risk of answers was fitted on."""
         values = dict(zip(ANSWER_FEATURES, answer_features(generation), strict=True))
         return [values[name] for name in fitted.features]
 

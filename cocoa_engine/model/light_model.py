@@ -42,37 +42,34 @@ class LightModel(nn.Module):
     Args:
         config: the fields of the model's config that differ between models of the family.
         model_type: a key of :data:`ARCHITECTURES`.
+        checked: what the comparison of the lean forward pass with the modules of this model found.
 
     Attributes:
         architecture: the name of transformers' class.
-        checked: what the comparison of the lean forward pass with the modules of this model found.
+        build: builds transformers' model from these weights.
     """
 
-    def __init__(self, config: PreTrainedConfig, model_type: str) -> None:
+    build: Callable[[], PreTrainedModel]
+
+    def __init__(self, config: PreTrainedConfig, model_type: str, checked: str) -> None:
         super().__init__()
         self.config = config
         self.architecture = ARCHITECTURES[model_type]
         self.name_or_path = ""
         self.generation_config = GenerationConfig()
-        self.checked = ""
+        self.checked = checked
         with torch.device("meta"):
             self.model = _Decoder(config, model_type)
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.model.rotary_emb = _Rotary(config)
-        self._build: Callable[[], PreTrainedModel] | None = None
         self._built: list[PreTrainedModel] = []  # a list: torch would make the model a part of this one
         self._lock = free_in_child(threading.Lock())
-
-    def built_by(self, build: Callable[[], PreTrainedModel]) -> None:
-        """Set the function that builds transformers' model from these weights."""
-        self._build = build
 
     def whole(self) -> PreTrainedModel:
         """transformers' model with these weights, in the same memory. It is built once."""
         with self._lock:
             if not self._built:
-                assert self._build is not None
-                built = self._build()
+                built = self.build()
                 built.name_or_path = built.config.name_or_path = self.name_or_path
                 self._built.append(built)
             return self._built[0]

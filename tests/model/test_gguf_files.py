@@ -14,7 +14,7 @@ from cocoa_engine import CocoaEngine, ModelLoadError
 from cocoa_engine.cli.app import app
 from cocoa_engine.execution.native import trial
 from cocoa_engine.model.blocks import BlockTensor
-from cocoa_engine.model.checkpoint_files import Location, locate
+from cocoa_engine.model.checkpoint_files import locate
 from cocoa_engine.model.loading import read_context_window
 from cocoa_integrations.langchain import CocoaLLM
 from tests.helpers.tiny_gguf import write_tiny_gguf
@@ -57,9 +57,9 @@ def test_file_in_an_adapter(file: Path, answer: str) -> None:
 
 
 def test_file_in_a_repository_of_the_hub() -> None:
-    assert locate("owner/model/small-q8_0.gguf") == Location("owner/model", "small-q8_0.gguf")
-    assert locate("owner/model/below/small.gguf") == Location("owner/model", "below/small.gguf")
-    assert locate("owner/model") == Location("owner/model", None)
+    assert locate("owner/model/small-q8_0.gguf") == ("owner/model", "small-q8_0.gguf")
+    assert locate("owner/model/below/small.gguf") == ("owner/model", "below/small.gguf")
+    assert locate("owner/model") == ("owner/model", None)
     with pytest.raises(ModelLoadError, match="owner/model"):  # the tests have no hub
         CocoaEngine.from_pretrained("owner/model/small-q8_0.gguf")
 
@@ -103,7 +103,7 @@ def test_folder_with_several_files(tmp_path: Path) -> None:
 def test_folder_with_other_weights_is_not_searched(tmp_path: Path) -> None:
     for name in ("config.json", "a.gguf"):
         (tmp_path / name).touch()
-    assert locate(str(tmp_path)) == Location(str(tmp_path), None)
+    assert locate(str(tmp_path)) == (str(tmp_path), None)
 
 
 def test_part_of_a_model(tmp_path: Path) -> None:
@@ -111,9 +111,9 @@ def test_part_of_a_model(tmp_path: Path) -> None:
         part = tmp_path / f"small-0000{number}-of-00002.gguf"
         part.touch()
         for name in (part, tmp_path) if number == 1 else (part,):
-            assert locate(str(name)).file == "small-00001-of-00002.gguf"
+            assert locate(str(name))[1] == "small-00001-of-00002.gguf"
     (tmp_path / "other.gguf").touch()
     with pytest.raises(ModelLoadError, match="has 3 GGUF files"):
         locate(str(tmp_path))
     in_a_repository = locate("owner/model/small-00002-of-00002.gguf")
-    assert in_a_repository == Location("owner/model", "small-00001-of-00002.gguf")
+    assert in_a_repository == ("owner/model", "small-00001-of-00002.gguf")

@@ -110,7 +110,7 @@ def test_white_space_around_a_passage_may_have_been_stripped() -> None:
         (["the thing", " "], "passage 1 of source is ' '"),
         ([(3, 3)], "0 <= start < end"),
         ([(0, 10_000)], "the prompt has"),
-        ([(0, "4")], "give a text that is not empty, or"),
+        ([(0, "4")], "Give a text that is not empty, or"),
         ([7], "passage 0 of source is 7"),
     ],
 )

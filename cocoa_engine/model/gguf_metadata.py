@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
-from huggingface_hub.errors import StrictDataclassError
-
-from cocoa_engine.errors import CocoaError, ModelLoadError, safe_cause
+from cocoa_engine.errors import ModelLoadError
 from cocoa_engine.model.configs import require_layer_count
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.safe_text import short_repr
@@ -260,24 +257,24 @@ def require_known(file: GgufFile) -> None:
     """Check that the metadata has no key that would be ignored, and those without which there is no model.
 
     Raises:
-        ModelLoadError: it has one that is not known, or lacks one.
+        ModelLoadError: it has one that is not known, or a value is of another type.
         UnsupportedModelError: the number of layers is not a whole number, or more than any model has.
+        KeyError: it lacks a key.
     """
     metadata = Metadata(file)
     keys = [key for key in file.metadata if key.startswith(OTHERS)]
     keys += [key for key, values in WITHOUT_EFFECT.items() if file.metadata.get(key, values[0]) not in values]
     _refuse(file, [*keys, *(f"{metadata.architecture}.{name}" for name in metadata if name not in AGREEING)])
-    with clear_errors(file):
-        require_types(file)
-        for name in (*_NEEDED, next((name for name in _EPSILONS if name in metadata), _EPSILONS[0])):
-            metadata[name]  # a KeyError names it
-        layers = metadata["block_count"]
-        require_layer_count(layers, f"{file.path}: {metadata.architecture}.block_count", "GGUF file")
-        for name in metadata:
-            key = f"{metadata.architecture}.{name}"
-            values = file.metadata[key]
-            if isinstance(values, list) and not key.endswith(_LISTS) and values != values[:1] * layers:
-                raise ValueError(f"{key} = {short_repr(values)} is not one value for all {layers} layers")
+    require_types(file)
+    for name in (*_NEEDED, next((name for name in _EPSILONS if name in metadata), _EPSILONS[0])):
+        metadata[name]  # a KeyError names it
+    layers = metadata["block_count"]
+    require_layer_count(layers, f"{file.path}: {metadata.architecture}.block_count", "GGUF file")
+    for name in metadata:
+        key = f"{metadata.architecture}.{name}"
+        values = file.metadata[key]
+        if isinstance(values, list) and not key.endswith(_LISTS) and values != values[:1] * layers:
+            raise ModelLoadError(f"{file.path}: {key} = {short_repr(values)} is not one value for all {layers} layers")
 
 
 def require_types(file: GgufFile) -> None:
@@ -287,15 +284,14 @@ def require_types(file: GgufFile) -> None:
         ModelLoadError: one is of another type.
     """
     architecture = f"{Metadata(file).architecture}."
-    with clear_errors(file):
-        for key, value in file.metadata.items():
-            is_of_layers = key.startswith(architecture)
-            if not (is_of_layers or key.startswith(_TEMPLATES) or key.endswith((*_TEXTS, *_FLAGS, "_token_id"))):
-                continue
-            kinds, what = _kinds(key)
-            values = value if is_of_layers and isinstance(value, list) else [value]
-            if any(type(each) not in kinds or (key.endswith(_WHOLE) and each < 0) for each in values):
-                raise ValueError(f"{key} = {short_repr(value)} is no {what}")
+    for key, value in file.metadata.items():
+        is_of_layers = key.startswith(architecture)
+        if not (is_of_layers or key.startswith(_TEMPLATES) or key.endswith((*_TEXTS, *_FLAGS, "_token_id"))):
+            continue
+        kinds, what = _kinds(key)
+        values = value if is_of_layers and isinstance(value, list) else [value]
+        if any(type(each) not in kinds or (key.endswith(_WHOLE) and each < 0) for each in values):
+            raise ModelLoadError(f"{file.path}: {key} = {short_repr(value)} is no {what}")
 
 
 def _kinds(key: str) -> tuple[tuple[type, ...], str]:
@@ -317,23 +313,10 @@ def require_agreement(file: GgufFile, config: Any) -> None:
     """
     metadata = Metadata(file)
     keys = {name: f"{metadata.architecture}.{name}" for name in metadata}
-    with clear_errors(file):
-        _refuse(file, [k for name, k in keys.items() if not AGREEING[name](file.metadata[k], config, metadata)])
+    _refuse(file, [k for name, k in keys.items() if not AGREEING[name](file.metadata[k], config, metadata)])
 
 
 def _refuse(file: GgufFile, keys: list[str]) -> None:
     if keys:
         ignored = ", ".join(f"{key} = {short_repr(file.metadata[key])}" for key in keys[:4])
         raise ModelLoadError(f"{file.path}: {ignored} would be ignored; use the model's checkpoint instead")
-
-
-@contextmanager
-def clear_errors(file: GgufFile) -> Iterator[None]:
-    """Convert the errors that bad metadata causes."""
-    try:
-        yield
-    except (LookupError, TypeError, ValueError, ZeroDivisionError, AttributeError, StrictDataclassError) as error:
-        if isinstance(error, CocoaError):
-            raise
-        reason = " ".join(str(error).split())
-        raise ModelLoadError(f"the metadata of {file.path} is incomplete or wrong ({reason})") from safe_cause(error)

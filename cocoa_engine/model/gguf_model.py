@@ -19,7 +19,7 @@ from cocoa_engine.model.blocks import BLOCK_KINDS, BlockTensor
 from cocoa_engine.model.configs import context_window_of
 from cocoa_engine.model.generation_config import eos_of_gguf
 from cocoa_engine.model.gguf_families import ROPE_FACTORS, TABLES, Family, family_of
-from cocoa_engine.model.gguf_metadata import Metadata, clear_errors, require_agreement
+from cocoa_engine.model.gguf_metadata import Metadata, require_agreement
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.light_model import ARCHITECTURES, LightModel, import_model_classes
 
@@ -62,8 +62,7 @@ def load(file: GgufFile, weights: Mapping[str, nn.Parameter] | None = None) -> P
     """
     import_model_classes()
     family = cast("Family", family_of(file))
-    with clear_errors(file):
-        config = AutoConfig.for_model(family.model_type, **gguf_families.config_options(family, file))
+    config = AutoConfig.for_model(family.model_type, **gguf_families.config_options(family, file))
     require_agreement(file, config)
     config._name_or_path = str(file.path)
     model: Any = without_weights(config)
@@ -124,12 +123,11 @@ def load_light(file: GgufFile, checked: str = "") -> LightModel:
         ModelLoadError: as for :func:`load`.
     """
     family = cast("Family", family_of(file))
-    with clear_errors(file):
-        options = gguf_families.config_options(family, file)
-        head_dim = options["hidden_size"] // options["num_attention_heads"]
-        config = PreTrainedConfig(**{"head_dim": head_dim, "hidden_act": "silu", **options})
-        require_agreement(file, config)
-        model = LightModel(config, family.model_type, checked)
+    options = gguf_families.config_options(family, file)
+    head_dim = options["hidden_size"] // options["num_attention_heads"]
+    config = PreTrainedConfig(**{"head_dim": head_dim, "hidden_act": "silu", **options})
+    require_agreement(file, config)
+    model = LightModel(config, family.model_type, checked)
     _place(model, family, file, config)
     if config.tie_word_embeddings:
         model.lm_head.weight = model.model.embed_tokens.weight
@@ -181,10 +179,8 @@ def _finish(model: Any, file: GgufFile, config: PreTrainedConfig) -> None:
         if factors.shape != frequencies.shape:
             raise ModelLoadError(f"{file.path}: {ROPE_FACTORS} has {len(factors)} factors")
         frequencies /= factors
-    with clear_errors(file):
-        eos = eos_of_gguf(file.metadata)
     model.generation_config = GenerationConfig(
-        bos_token_id=config.bos_token_id, eos_token_id=eos, pad_token_id=config.pad_token_id
+        bos_token_id=config.bos_token_id, eos_token_id=eos_of_gguf(file.metadata), pad_token_id=config.pad_token_id
     )
 
 

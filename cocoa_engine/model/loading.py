@@ -245,11 +245,9 @@ def _load(
             options = {**gguf_tokenizer.token_ids(file), **options}
         config = options.get("config")
         if config is None or isinstance(config, str):
-            if file is None or config is not None:
-                config = read_config(config or name, source)
-            else:
-                with gguf_metadata.clear_errors(file):
-                    config = read_config(name, source)
+            is_of_file = file is not None and config is None
+            config = read_config(config or name, source)
+            if file is not None and is_of_file:
                 gguf_metadata.require_agreement(file, config)
         if (
             not options["trust_remote_code"]
@@ -354,7 +352,7 @@ def load_tokenizer(name: str, options: dict[str, Any]) -> PreTrainedTokenizerBas
     Raises:
         ModelLoadError: it cannot be found or read.
     """
-    with _clear_errors("tokenizer", name):
+    with _clear_errors("tokenizer", str(Path(name) / options.get("gguf_file", ""))):
         name, options = with_gguf_file(name, options)
         if "gguf_file" in options:
             own = {key: value for key, value in options.items() if key not in (*SOURCE_OPTIONS, "trust_remote_code")}

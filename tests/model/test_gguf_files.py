@@ -34,26 +34,17 @@ def answer(file: Path) -> str:
     return engine.generate("he", max_new_tokens=6).text
 
 
-def test_file_is_the_model(file: Path, answer: str) -> None:
-    engine = CocoaEngine.from_pretrained(str(file))
-    assert engine.generate("he", max_new_tokens=6).text == answer
-    assert engine.model.dtype == torch.float32
-    assert read_context_window(file) == 128
-
-
-def test_folder_with_one_file_is_the_model(file: Path, answer: str) -> None:
-    assert CocoaEngine.from_pretrained(file.parent).generate("he", max_new_tokens=6).text == answer
-
-
-def test_file_on_the_command_line(file: Path, answer: str) -> None:
+def test_a_file_or_a_folder_with_one_file_is_the_model(file: Path, answer: str) -> None:
+    for name in (str(file), file.parent):
+        engine = CocoaEngine.from_pretrained(name)
+        assert engine.generate("he", max_new_tokens=6).text == answer
+        assert engine.model.dtype == torch.float32
+        assert read_context_window(file) == 128
+    assert CocoaLLM(model_name=str(file), max_tokens=6).invoke("he") == answer
     command = ["ask", "he", "--raw", "--model", str(file), "--tokenizer", str(file), "--max-new-tokens", "6"]
     result = CliRunner().invoke(app, [*command, "--json"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["text"] == answer
-
-
-def test_file_in_an_adapter(file: Path, answer: str) -> None:
-    assert CocoaLLM(model_name=str(file), max_tokens=6).invoke("he") == answer
 
 
 def test_file_in_a_repository_of_the_hub() -> None:
@@ -92,17 +83,13 @@ def test_file_that_is_not_there(name: str) -> None:
         CocoaEngine.from_pretrained(name)
 
 
-def test_folder_with_several_files(tmp_path: Path) -> None:
+def test_folder_with_several_files_or_other_weights(tmp_path: Path) -> None:
     for name in ("b.gguf", "a.gguf"):
         (tmp_path / name).touch()
     named = re.escape(f"has 2 GGUF files (a.gguf, b.gguf); name one, such as {tmp_path / 'a.gguf'}")
     with pytest.raises(ModelLoadError, match=named):
         CocoaEngine.from_pretrained(tmp_path)
-
-
-def test_folder_with_other_weights_is_not_searched(tmp_path: Path) -> None:
-    for name in ("config.json", "a.gguf"):
-        (tmp_path / name).touch()
+    (tmp_path / "config.json").touch()
     assert locate(str(tmp_path)) == (str(tmp_path), None)
 
 

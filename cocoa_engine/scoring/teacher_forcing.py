@@ -17,7 +17,7 @@ from cocoa_engine.decoding.next_tokens import TokenStatistics, most_probable, to
 from cocoa_engine.equations import mean_pooled, mean_pooled_sum
 from cocoa_engine.errors import NonFiniteLogitsError
 from cocoa_engine.execution.backends import Backend
-from cocoa_engine.execution.backends.recompute import Recompute
+from cocoa_engine.execution.backends.unshared import Recompute
 from cocoa_engine.execution.forward.observed_attention import observed_attention
 from cocoa_engine.execution.forward.source_attention import probe_of
 from cocoa_engine.model.hidden_states import CaptureSpec, capture
@@ -292,9 +292,9 @@ def _score(
         reader = StateReader.of(spec, calibrator)
         con, f = mlds(reader.of_mlds(pooled))
         scores = reader.probe_scores(pooled)
-    measured, of_passages = (None, None) if probe is None else (probe.mean(), probe.of_passages())
-    source = [] if measured is None else measured.tolist()
-    by_passage = [] if of_passages is None else of_passages.tolist()
+    masses = None if probe is None else probe.means()
+    source = [] if masses is None else masses[:, 0].tolist()
+    by_passage = [] if masses is None or not passages else masses[:, 1:].tolist()
     if not all(-float("inf") < value <= 0 for value in statistics.log_probs):
         position = len(prompt) + _first_bad(model, prompt, text)
         raise NonFiniteLogitsError(

@@ -19,9 +19,9 @@ from transformers import PreTrainedModel
 
 from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory
+from cocoa_engine.execution.forward import trial
 from cocoa_engine.execution.forward.lean import Lean
 from cocoa_engine.execution.forward.linears import kernels_name
-from cocoa_engine.execution.native import trial
 from cocoa_engine.model import gguf_model, weight_identity
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.language_model import LanguageModel

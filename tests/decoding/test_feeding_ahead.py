@@ -270,23 +270,6 @@ def test_a_branch_that_is_ahead_stays_ahead(engine: CocoaEngine, monkeypatch: py
     assert passes < waiting
 
 
-def test_a_branch_with_its_own_boundary_does_not_wait_for_others(engine: CocoaEngine, one_by_one: Any) -> None:
-    none = CocoaEngine(engine.model, engine.tokenizer, runtime=Runtime(draft_tokens=0, prefix_cache_mb=0))
-    settings: dict[str, Any] = {"max_new_tokens": 24, "span_boundary": "own", "max_candidates": 4}
-    tokens, passes, waiting = 0, 0, 0
-    for name in ("question", "story", "list"):
-        answer = none.generate(PROMPTS[name], **settings)
-        expected = one_by_one(lambda name=name: none.generate(PROMPTS[name], **settings))
-        assert_alike(answer, expected)
-        tokens += len(answer.token_ids)
-        last = answer.spans[-1]  # the branches of a cut span grow on to their boundary
-        grown = max((len(one.token_ids) for one in last.candidates), default=0)
-        passes += answer.usage.forward_passes - 1 - max(0, grown - len(last.token_ids))
-        waiting += expected.usage.forward_passes - 1
-    assert passes <= 1.05 * tokens
-    assert passes < 0.75 * waiting
-
-
 def test_a_pass_feeds_no_more_than_has_room() -> None:
     """And the sequences in it share the room."""
     engine = engine_of(repetitive(), 30)
@@ -425,7 +408,7 @@ def test_a_branch_is_guessed_from_its_rivals() -> None:
     """They often say the same a token earlier or later."""
     chooses, short, long = speculates(), (2, 5, 6), (3, 4, 5)
     chooses.observe([short, long], [short, long], {}, 10)
-    ahead = chooses.ahead([short, long], [short, long], [], {}, 10)
+    ahead = chooses.ahead([short, long], [short, long], {}, 10)
     assert (*long, 6) in ahead
     assert not any(path[: len(short)] == short for path in ahead)
 
@@ -436,12 +419,12 @@ def test_all_tokens_of_a_branch_are_indexed() -> None:
     chooses.observe([(2,), (3,)], [(2,), (3,)], {}, 10)
     chooses.observe([(2, 4, 5, 6)], [(2, 4, 5, 6)], {}, 10)
     chooses.commit((3,))
-    assert chooses.ahead([(2,)], [(2,)], [], {}, 10) == [(2, 4), (2, 4, 5), (2, 4, 5, 6)]
+    assert chooses.ahead([(2,)], [(2,)], {}, 10) == [(2, 4), (2, 4, 5), (2, 4, 5, 6)]
 
 
 def test_no_guess_goes_on_after_an_end() -> None:
     chooses = speculates(frozenset([9]), [2, 9, 5, 6])
-    assert chooses.ahead([(2,)], [(2,)], [], {}, 10) == [(2, 9)]
+    assert chooses.ahead([(2,)], [(2,)], {}, 10) == [(2, 9)]
 
 
 @given(st.lists(st.booleans(), max_size=30), matches, st.integers(1, 5), st.integers(0, 6), st.floats(0.001, 0.5))

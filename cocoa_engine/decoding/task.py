@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 
-from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.distributions import StateReader
 from cocoa_engine.decoding.request import FREE_LEAVES, Request
 from cocoa_engine.decoding.result_builder import LOOP, complete_span, is_loop, make_generation
@@ -54,7 +54,6 @@ class DecodeTask:
 
     Args:
         request: the checked request.
-        config: the settings as the user gave them.
         session: the model and the scheduler.
         measure: computes the risk of spans and of the answer.
         backend: the session's backend, if the caller has just asked for it.
@@ -69,12 +68,12 @@ class DecodeTask:
     def __init__(
         self,
         request: Request,
-        config: CocoaConfig,
         session: Session,
         measure: RiskMeasure,
         backend: Backend | None = None,
     ) -> None:
-        request.timeline.mark_started()
+        request.timeline.started = time.monotonic()
+        config = request.config
         backend, scheduler = backend or session.backend, session.scheduler
         # a contrasting method also needs the other logits at the prompt's last token, which is therefore fed as a step
         contrasts = isinstance(METHODS[config.method], ContrastingMethod)
@@ -99,7 +98,7 @@ class DecodeTask:
             measure=measure,
             states=StateReader.of(request.capture, measure.calibrator),
         )
-        self._config, self._model_name, self._measure = config, session.model_name, measure
+        self._model_name, self._measure = session.model_name, measure
         self._texts = SpanTexts()
         self._spans: list[Span] = []
         self._last: list[int] = []  # tokens, in which a loop is looked for
@@ -107,7 +106,7 @@ class DecodeTask:
         self._request, self._backend, self._scheduler, self._contrasts = request, backend, scheduler, contrasts
         self.work: Work | None = self._new_work(None)
         if not prefill:
-            request.timeline.mark_prompt_read()
+            request.timeline.prompt_read = time.monotonic()
             self._loop = self._decoder.decode(self._tree, None)
             self.work = self._new_work(next(self._loop))
 
@@ -125,7 +124,7 @@ class DecodeTask:
             try:
                 if self._loop is None:
                     assert done.first is not None
-                    self._request.timeline.mark_prompt_read()
+                    self._request.timeline.prompt_read = time.monotonic()
                     self._loop = self._decoder.decode(self._tree, None if self._contrasts else done.first)
                     paths = next(self._loop)
                 else:
@@ -134,7 +133,7 @@ class DecodeTask:
             except StopIteration:
                 self.work = None
                 self._tree.close()
-                self._request.timeline.mark_ended()
+                self._request.timeline.ended = time.monotonic()
                 return
         self.work = self._new_work(paths)
 
@@ -152,7 +151,7 @@ class DecodeTask:
         for span, text_range in zip(decoder.decided[first:], ranges, strict=False):
             self._last = [*self._last, *span.token_ids][-LOOP:]
             repeats = is_loop(self._last)
-            self._spans.append(complete_span(span, text_range, self._config, self._measure, repeats=repeats))
+            self._spans.append(complete_span(span, text_range, self._request.config, self._measure, repeats=repeats))
         return self._spans[first:]
 
     def generation(self) -> Generation:
@@ -165,7 +164,7 @@ class DecodeTask:
         }
         return make_generation(
             self._spans,
-            self._config,
+            self._request.config,
             self._measure,
             usage,
             model_name=self._model_name,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import errno
 import json
 import os
 import pickle
@@ -16,7 +15,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -83,18 +81,6 @@ def test_no_grammar_takes_this_process_with_it(engine: CocoaEngine, asked: dict[
     assert memory_mb() < before + 300
     answer = engine.generate("a", logits_processor=engine.constrain(regex="[ab]{3}"))  # nothing is left behind
     assert len(answer.text) == 3
-
-
-def test_a_schema_whose_references_take_long_to_follow_has_the_limits_too() -> None:
-    """Each reference leads to the one before it, so that one more is resolved in each round over all of them."""
-    count = 4000
-    definitions = {f"d{at}": {"$ref": f"#/$defs/d{at + 1}"} for at in range(count)} | {f"d{count}": {"type": "null"}}
-    cancellation, outcome = Cancellation(), []
-    schema = {"$ref": "#/$defs/d0", "$defs": definitions}
-    thread = start(partial(cancellation.run, json_rule, schema), outcome)
-    cancellation.cancel()
-    join([thread])
-    assert isinstance(outcome[0], (RequestCancelledError, ConfigError))
 
 
 @pytest.mark.parametrize("work", ["compile", "warnings"])
@@ -236,23 +222,6 @@ def test_a_process_that_cannot_start_is_not_the_fault_of_the_schema(
     assert unenforced({"type": "integer"}) == []
 
 
-@pytest.mark.parametrize("end", ["no process", "after its start"])
-def test_a_worker_that_was_not_begun_is_not_the_fault_of_the_schema(
-    no_server: None, monkeypatch: pytest.MonkeyPatch, end: str
-) -> None:
-    from cocoa_engine import confined
-
-    refused = OSError(errno.EAGAIN, "Resource temporarily unavailable")
-    with monkeypatch.context() as patched:
-        if end == "no process":
-            patched.setattr(subprocess, "Popen", Mock(side_effect=refused))
-        else:
-            patched.setattr(confined._Server, "fork", Mock(side_effect=refused))
-        with pytest.raises(WorkerError, match="temporarily unavailable"):
-            unenforced({"type": "integer"})
-    assert unenforced({"type": "integer"}) == []
-
-
 @pytest.fixture
 def failing_server(no_server: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
     """Begins the server with a function of `os` that fails."""
@@ -328,15 +297,6 @@ print(unenforced({"type": "number"}), confined._server is server and not server.
 def test_ends_of_processes_that_are_ignored_do_no_harm() -> None:
     ran = subprocess.run([sys.executable, "-c", IGNORES], capture_output=True, text=True, timeout=120)
     assert ran.stdout == "[]\n[] True\n", ran.stderr
-
-
-def test_workers_are_not_copied() -> None:
-
-    worker = GrammarProcessor('start: "a"', tiny_tokenizer())._grammar._workers[0]
-    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
-        with pytest.raises(TypeError, match="cannot be copied or pickled"):
-            copied(worker)
-    assert not worker.ended
 
 
 def test_many_schemas_of_a_request_have_one_limit(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:

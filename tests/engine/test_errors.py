@@ -85,11 +85,6 @@ def test_settings(idle: CocoaEngine, settings: dict[str, Any], message: str) -> 
                 make(settings)
 
 
-def test_config_of_another_type(idle: CocoaEngine) -> None:
-    with pytest.raises(ConfigError, match="config must be a CocoaConfig, not dict"):
-        idle.generate("Hello", config={"alpha": 1})  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
@@ -113,13 +108,6 @@ def test_prompts(idle: CocoaEngine, prompt: Any, message: str) -> None:
         idle.stream(prompt)
     with pytest.raises(PromptError, match=message):
         idle.generate_batch(["a good one", prompt])
-
-
-def test_one_text_is_no_batch(idle: CocoaEngine) -> None:
-    with pytest.raises(PromptError, match="takes a list of prompts"):
-        idle.generate_batch("Hello")
-    with pytest.raises(ConfigError, match="batch_size"):
-        idle.generate_batch(["Hello"], batch_size=0)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
@@ -12,11 +13,11 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.branch import passage_means
 from cocoa_engine.decoding.distributions import passage_values
 from cocoa_engine.decoding.request import capture_spec
+from cocoa_engine.decoding.result_builder import token_ends
 from cocoa_engine.engine import CocoaEngine
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.execution.backends.shared_cache import SharedCache
 from cocoa_engine.execution.session import Session
-from cocoa_engine.model.detokenizer import Detokenizer
 from cocoa_engine.model.prompts import Prompt, Source, passage_positions, prompt_ids, require_fits, text_ids
 from cocoa_engine.results import Generation
 from cocoa_engine.scoring.teacher_forcing import score_spans
@@ -137,24 +138,15 @@ def _cut(session: Session, spans: Sequence[str], prompt: Prompt) -> list[list[in
     text = "".join(spans)
     before = prompt_ids(session.model, session.tokens, prompt)
     token_ids, _ = text_ids(session.model, session.tokens, prompt, before, text, "answer")
-    track = Detokenizer(session.tokens)
+    decoded, ends = token_ends(session.tokens, token_ids)
+    dropped = text[0].isspace() and not decoded[:1].isspace()  # some decoders leave out a text's first space
+    limits = list(accumulate(map(len, spans)))
     cut: list[list[int]] = [[] for _ in spans]
-    ends = [sum(map(len, spans[: number + 1])) for number in range(len(spans))]
-    number = dropped = shown = 0
-    unfinished: list[int] = []  # tokens whose characters are not complete yet
-    for token_id in token_ids:
-        track.push(token_id)
-        unfinished.append(token_id)
-        if len(track.text) == shown:
-            continue
-        shown = len(track.text)
-        if text[0].isspace() and not track.text[0].isspace():
-            dropped = 1  # some decoders leave out a text's first space
-        while number < len(spans) - 1 and shown + dropped > ends[number]:
-            number += 1
-        cut[number] += unfinished
-        unfinished = []
-    cut[number] += unfinished
+    end = ends[-1]
+    for at in reversed(range(len(token_ids))):
+        if ends[at] > (ends[at - 1] if at else 0):  # otherwise the next token completes its characters
+            end = ends[at]
+        cut[min(bisect_left(limits, end + dropped), len(spans) - 1)].insert(0, token_ids[at])
     return cut
 
 

@@ -129,13 +129,13 @@ def test_only_the_whole_answer_grows_candidates(quick: CocoaEngine, monkeypatch:
         for levels in (("span",), ("span", "answer"), ("answer",))
     )
     grown: list[Any] = []
-    grow = given_texts.with_answer_risk
+    make = given_texts.make_generation
 
-    def counted(generation: Any, calibrator: Any) -> Any:
-        grown.append(calibrator is not None and calibrator.answer is not None)
-        return grow(generation, calibrator)
+    def counted(spans: Any, config: Any, measure: Any, *args: Any, **values: Any) -> Any:
+        grown.append(measure.calibrator is not None and measure.calibrator.answer is not None)
+        return make(spans, config, measure, *args, **values)
 
-    monkeypatch.setattr(given_texts, "with_answer_risk", counted)
+    monkeypatch.setattr(given_texts, "make_generation", counted)
     report = AnswerJudge(of_both).judge(QUESTION, ANSWER, CONTEXTS).report
     assert grown == [True, False, False, False]
     assert (report.model_name, report.calibrated) == ("quick", True)

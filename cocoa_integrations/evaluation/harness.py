@@ -167,11 +167,7 @@ def _read_settings(file: Path) -> dict[str, Any]:
 
 def _read_rows(file: Path) -> Rows:
     rows: Rows = {}
-    for number, row in enumerate(read_lines(file), start=1):
-        try:
-            _Row.model_validate(row)
-        except ValidationError:
-            raise DataError(f"{file}, line {number}: not a row of a run; the file was changed") from None
+    for number, row in enumerate(read_lines(file, _Row), start=1):
         if (key := (row["arm"], row["id"])) in rows:
             raise DataError(f"{file}, line {number}: {key[0]}, sample {key[1]!r}, occurs twice; it was changed")
         rows[key] = row

@@ -24,7 +24,10 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cocoa_engine.errors import ConfigError, DataError
+from pydantic import StrictInt
+
+from cocoa_engine.errors import ConfigError
+from cocoa_engine.lab.files import RowModel
 from cocoa_integrations.evaluation.agreement import agreement, in_words, read_labels
 from cocoa_integrations.evaluation.files import append_lines, read_lines
 from cocoa_integrations.evaluation.harness import Row, finished_run, summarise, write_results
@@ -73,6 +76,12 @@ class _Reply(NamedTuple):
     text: str | None
     error: str | None
     tokens: dict[str, int] | None = None
+
+
+class _Line(RowModel):
+    judge: str
+    key: str
+    tokens: dict[str, StrictInt] | None = None
 
 
 class Judge:
@@ -130,7 +139,7 @@ class Judge:
         Raises:
             DataError: the file was changed after it was written.
         """
-        verdicts = self._verdicts_of(read_replies(file))
+        verdicts = self._verdicts_of(read_lines(file, _Line))
         remaining = {asked.key: asked for asked in prompts if asked.key not in verdicts}
         begin(len(remaining))
         for lines in self.replies(list(remaining.values())):
@@ -141,7 +150,7 @@ class Judge:
 
     def cost(self, file: Path) -> dict[str, int]:
         """The number of stored calls, of those that failed, and of the tokens that the provider reported."""
-        own = [line for line in read_replies(file) if line["judge"] == self.name]
+        own = [line for line in read_lines(file, _Line) if line["judge"] == self.name]
         tokens = {name: sum((line.get("tokens") or {}).get(name, 0) for line in own) for name in TOKENS}
         return {"calls": len(own), "without_verdict": sum(line.get("verdict") is None for line in own), **tokens}
 
@@ -205,21 +214,6 @@ class Judge:
     def _verdicts_of(self, lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         own = [line for line in lines if line["judge"] == self.name]
         return {line["key"]: line["verdict"] for line in own if line.get("verdict") is not None}
-
-
-def read_replies(file: Path) -> list[dict[str, Any]]:
-    """The stored replies of judges; none if there is no file.
-
-    Raises:
-        DataError: the file was changed after it was written.
-    """
-    lines = read_lines(file)
-    for number, line in enumerate(lines, start=1):
-        tokens = line.get("tokens") or {}
-        known = isinstance(tokens, dict) and all(isinstance(value, int) for value in tokens.values())
-        if not (known and isinstance(line.get("judge"), str) and isinstance(line.get("key"), str)):
-            raise DataError(f"{file}, line {number}: not the reply of a judge; the file was changed")
-    return lines
 
 
 def judge_run(

@@ -22,7 +22,7 @@ from cocoa_engine.output_files import LOCK, locked, write_file
 from cocoa_integrations.evaluation.files import fingerprint, json_lines, read_lines
 from cocoa_integrations.evaluation.generated_code import require_confinement
 from cocoa_integrations.evaluation.metrics import rejected, statistics
-from cocoa_integrations.evaluation.table import Report, markdown, report
+from cocoa_integrations.evaluation.table import report
 from cocoa_integrations.evaluation.tasks import Arm, EvalTask, Sample
 
 if TYPE_CHECKING:
@@ -300,12 +300,10 @@ def summarise(
     return summary
 
 
-def write_results(
-    folder: Path, name: str, results: Mapping[str, Any], shown: Report, *, table: str | None = None
-) -> None:
+def write_results(folder: Path, name: str, results: Mapping[str, Any], shown: str, *, table: str | None = None) -> None:
     """Write results to ``NAME.json`` in the folder of a run, and their tables to ``NAME.md`` or ``TABLE.md``."""
     write_file(folder / f"{name}.json", dumps(results, indent=2, ensure_ascii=False) + "\n")
-    write_file(folder / f"{table or name}.md", markdown(shown))
+    write_file(folder / f"{table or name}.md", shown)
 
 
 def _measured(

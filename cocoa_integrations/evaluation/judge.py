@@ -32,7 +32,7 @@ from cocoa_integrations.evaluation.agreement import agreement, in_words, read_la
 from cocoa_integrations.evaluation.files import append_lines, read_lines
 from cocoa_integrations.evaluation.harness import Row, finished_run, summarise, write_results
 from cocoa_integrations.evaluation.prompts import CHECK, QUESTIONS, SPLIT, facts_of, yes_or_no
-from cocoa_integrations.evaluation.table import Report, report
+from cocoa_integrations.evaluation.table import report
 from cocoa_integrations.evaluation.tasks import TASKS, Column
 
 if TYPE_CHECKING:
@@ -298,19 +298,17 @@ def _judged(
     return {"unjudged": unjudged}, values, means
 
 
-def judged_report(results: Mapping[str, Any], paper_model: str | None = None) -> Report:
-    """The tables and notes of the result of :func:`judge_run`."""
+def judged_report(results: Mapping[str, Any], paper_model: str | None = None) -> str:
+    """The tables and notes of the result of :func:`judge_run`, as Markdown."""
     task = str(results["settings"]["task"])
-    made = report(replace(TASKS[task], columns=COLUMNS.get(task, (TRUTH,))), results, paper_model)
-    unjudged = sum(arm["unjudged"] for arm in results["arms"])
-    made.notes.append(
+    notes = [
         f"Judge: {results['judge']}. Answers without a verdict, which count as neither true nor informative: "
-        f"{unjudged}."
-    )
-    made.notes.append(_cost_in_words(results["cost"]))
+        f"{sum(arm['unjudged'] for arm in results['arms'])}.",
+        _cost_in_words(results["cost"]),
+    ]
     for criterion, agreed in results.get("agreement", {}).items():
-        made.notes.extend(["", in_words(agreed, criterion).rstrip("\n")])
-    return made
+        notes += ["", in_words(agreed, criterion).rstrip("\n")]
+    return report(replace(TASKS[task], columns=COLUMNS.get(task, (TRUTH,))), results, paper_model, notes)
 
 
 def factscore_run(
@@ -407,17 +405,16 @@ def factscore(supported: Sequence[bool], gamma: float | None = None) -> float:
     return share if gamma is None or len(supported) > gamma else share * math.exp(1 - gamma / len(supported))
 
 
-def factscore_report(results: Mapping[str, Any]) -> Report:
-    """The tables and notes of the result of :func:`factscore_run`."""
-    made = report(replace(TASKS[str(results["settings"]["task"])], columns=FACT_COLUMNS), results)
+def factscore_report(results: Mapping[str, Any]) -> str:
+    """The tables and notes of the result of :func:`factscore_run`, as Markdown."""
     gamma = results["gamma"]
     penalty = "without length penalty" if gamma is None else f"with the length penalty of gamma = {gamma:g}"
-    made.notes.append(f"Judge: {results['judge']}. FActScore {penalty}.")
+    notes = [f"Judge: {results['judge']}. FActScore {penalty}."]
     for kind, words in (("without_facts", "empty or without a fact"), ("unjudged", "without all verdicts")):
         if count := sum(arm[kind] for arm in results["arms"]):
-            made.notes.append(f"Summaries {words}, which are left out of the means: {count} across all arms.")
-    made.notes.append(_cost_in_words(results["cost"]))
-    return made
+            notes.append(f"Summaries {words}, which are left out of the means: {count} across all arms.")
+    notes.append(_cost_in_words(results["cost"]))
+    return report(replace(TASKS[str(results["settings"]["task"])], columns=FACT_COLUMNS), results, notes=notes)
 
 
 def _cost_in_words(spent: Mapping[str, int]) -> str:

@@ -777,8 +777,8 @@ def test_every_number_among_the_settings_has_bounds(kind: Any) -> None:
 
 
 def test_control_characters_of_files_are_shown(tmp_path: Path, tiny: CocoaEngine) -> None:
-    data = tmp_path / "data.jsonl"
-    data.write_text(json.dumps({ESCAPE: 1, "id": "1", "prompt": "p", "text": "t"}))
+    data = tmp_path / "data.json"
+    data.write_text(json.dumps({ESCAPE: {}}))
     assert "␛[31m" in message_of(DataError, lambda: read_labelled(data))
 
     calibrator = fitted(model_name=ESCAPE)

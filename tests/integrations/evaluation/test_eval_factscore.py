@@ -24,7 +24,6 @@ from cocoa_engine.errors import ConfigError
 from cocoa_integrations.evaluation.harness import new_run, write_rows
 from cocoa_integrations.evaluation.judge import factscore, factscore_report, factscore_run
 from cocoa_integrations.evaluation.prompts import facts_of
-from cocoa_integrations.evaluation.table import markdown
 
 DOCUMENTS = {"1": "Ann baked a cake on Monday.", "2": "Bob sold his car."}
 SUMMARIES = {
@@ -115,7 +114,7 @@ def test_the_share_of_facts_that_the_document_supports(folder: Path, recorded: R
     assert cocoa["metrics"]["factscore"]["difference"]["estimate"] == 0.5  # of the one summary that both have
     assert json.loads((folder / "factscore.json").read_text()) == results
     shown = (folder / "factscore.md").read_text()
-    assert shown == markdown(factscore_report(results))
+    assert shown == factscore_report(results)
     assert "| Baseline (greedy) | - | 75.00 ± 25.00 | 1.50 ± 0.50 | 0 |" in shown
     assert "Summaries empty or without a fact, which are left out of the means: 1 across all arms." in shown
     # three summaries, and three facts: "Ann baked." is checked once for both methods

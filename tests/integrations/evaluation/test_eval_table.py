@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +17,11 @@ from rich.console import Console
 
 from cocoa_engine import CocoaConfig
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.lab.tables import show
 from cocoa_integrations.evaluation import TASKS, Arm, table
 from cocoa_integrations.evaluation.judge import COLUMNS, TRUTH
 from cocoa_integrations.evaluation.metrics import beyond_noise, statistics
-from cocoa_integrations.evaluation.table import choose_model, draw, markdown, paper_results, report, show
+from cocoa_integrations.evaluation.table import choose_model, paper_results, report
 
 
 def results(
@@ -51,7 +51,7 @@ def test_table_as_the_papers() -> None:
         Arm("cocoa", "f_mlds", 2.5): {"mc1": 0.40001, "mc2": 0.6, "mc3": 0.2},
         Arm("cocoa-sig", "f_mlds", 2.5): {"mc1": 0.40002, "mc2": 0.55, "mc3": 0.1},
     }
-    assert markdown(report(TASKS["truthfulqa_mc"], results("truthfulqa_mc", figures))) == (
+    assert report(TASKS["truthfulqa_mc"], results("truthfulqa_mc", figures)) == (
         "**truthfulqa_mc**, Llama-3.1-8B, 10 samples\n"
         "\n"
         "| Decoding method | Mode | MC1 (%) ↑ | MC2 (%) ↑ | MC3 (%) ↑ "
@@ -71,12 +71,12 @@ def test_less_can_be_better_and_fractions_keep_four_decimals() -> None:
         Arm("greedy"): {"rejected": 0.2, "rouge_l_acc": 0.5},
         Arm("cocoa-sig", "con_mlds", 1.0): {"rejected": 0.1, "rouge_l_acc": 0.5},
     }
-    table = markdown(report(TASKS["truthfulqa_gen"], results("truthfulqa_gen", figures, empty=3)))
+    table = report(TASKS["truthfulqa_gen"], results("truthfulqa_gen", figures, empty=3))
     assert "| paper: Rej. rate (%) ↓ | Empty |\n" in table
     assert "| Baseline (greedy) | - | 20.00 | 50.00 | 13.50 | 3 |" in table
     assert "| CoCoA-SIG | ConMLDS (α=1) | 10.00 | 50.00 | 22.05 | 3 |" in table
     figures = {Arm("greedy"): {"em": 0.483, "f1": 0.71094}}
-    table = markdown(report(TASKS["nq"], results("nq", figures, "Qwen/Qwen2.5-14B-Instruct")))
+    table = report(TASKS["nq"], results("nq", figures, "Qwen/Qwen2.5-14B-Instruct"))
     assert "| Baseline (greedy) | - | 48.30 | 0.7109 | 48.30 | 0.7109 |" in table
     assert "F1 ↑" in table
 
@@ -199,7 +199,7 @@ def test_figures_are_those_of_the_layers_that_were_set() -> None:
     figures = {Arm("greedy"): {"rejected": 0.2}, arm: {"rejected": 0.1}, Arm("cocoa"): {"rejected": 0.3}}
     figures = {one: {**means, "rouge_l_acc": 0.5} for one, means in figures.items()}
     given = results("truthfulqa_gen", figures, config=CocoaConfig.paper(middle_layers=(11, 19)))
-    table = markdown(report(TASKS["truthfulqa_gen"], given))
+    table = report(TASKS["truthfulqa_gen"], given)
     assert "| Baseline (greedy) | - | 20.00 | 50.00 | 13.50 |" in table
     assert "| CoCoA-SIG | ConMLDS (α=1) | 10.00 | 50.00 | 21.05 |" in table
     assert "\nMiddle layers are set to 11 to 19: " in table
@@ -207,17 +207,17 @@ def test_figures_are_those_of_the_layers_that_were_set() -> None:
     assert "CocoaConfig.paper()" not in table
     del figures[arm]
     given = results("truthfulqa_gen", figures, config=CocoaConfig.paper(middle_layers=(11, 19)))
-    assert "Middle layers" not in markdown(report(TASKS["truthfulqa_gen"], given))
+    assert "Middle layers" not in report(TASKS["truthfulqa_gen"], given)
 
 
 def test_a_table_says_what_was_not_set_as_in_the_paper() -> None:
     figures = {Arm("greedy"): {"em": 0.483, "f1": 0.71094}}
     # the task's and the model's
     usual = CocoaConfig.paper(max_new_tokens=9, stop="\n", seed=1, decore_heads="heads.json")
-    plain = markdown(report(TASKS["nq"], results("nq", figures)))
-    assert markdown(report(TASKS["nq"], results("nq", figures, config=usual))) == plain
+    plain = report(TASKS["nq"], results("nq", figures))
+    assert report(TASKS["nq"], results("nq", figures, config=usual)) == plain
     other = CocoaConfig.paper(gamma=0.2, max_candidates=4, span_boundary="own", repetition_penalty=1.1)
-    assert markdown(report(TASKS["nq"], results("nq", figures, config=other))).endswith(
+    assert report(TASKS["nq"], results("nq", figures, config=other)).endswith(
         "The paper's results are those of Llama-3-8b on the paper's samples.\n"
         "Settings that differ from `CocoaConfig.paper()`, whose values are in brackets: "
         "gamma 0.2 (0.3), max_candidates 4 (8), span_boundary own (right), repetition_penalty 1.1 (none).\n"
@@ -227,17 +227,17 @@ def test_a_table_says_what_was_not_set_as_in_the_paper() -> None:
 def test_a_judged_table_is_compared_with_a_model_that_was_judged() -> None:
     figures = {Arm("greedy"): {"truth": 0.5}, Arm("cocoa-sig", "f_mlds", 2.5): {"truth": 0.6}}
     judged = replace(TASKS["nq_swap"], columns=(TRUTH,))
-    table = markdown(report(judged, results("nq_swap", figures)))
+    table = report(judged, results("nq_swap", figures))
     assert "| Baseline (greedy) | - | 50.00 | 58.60 |" in table
     assert "| CoCoA-SIG | fMLDS (α=2.5) | 60.00 | 59.70 |" in table
     assert "those of Qwen-2.5-14b on the paper's samples" in table
-    assert "paper" not in markdown(report(judged, results("nq_swap", figures), "mistral-7b"))
+    assert "paper" not in report(judged, results("nq_swap", figures), "mistral-7b")
 
 
 def test_settings_are_named_also_where_the_paper_has_no_figures() -> None:
     config = CocoaConfig(gamma=0.2, middle_layers=(11, 19))
     arms = {Arm("cocoa-sig", "con_mlds", 1.0): {"accuracy": 0.5}}
-    table = markdown(report(TASKS["gsm8k"], results("gsm8k", arms, config=config)))
+    table = report(TASKS["gsm8k"], results("gsm8k", arms, config=config))
     assert "paper:" not in table
     assert "Middle layers are set to 11 to 19" in table
     assert "gamma 0.2 (0.3)" in table
@@ -294,7 +294,7 @@ NOISY = {
 
 
 def test_bold_only_beyond_noise() -> None:
-    table = markdown(report(TASKS["truthfulqa_gen"], noisy("truthfulqa_gen", NOISY)))
+    table = report(TASKS["truthfulqa_gen"], noisy("truthfulqa_gen", NOISY))
     means, differences = table.split("Difference to Baseline (greedy)")
     assert "| Baseline (greedy) | - | 50.00 ± 8.01 | 50.00 ± 8.01 | 13.50 | 0 | 2 |" in means
     assert "| CoCoA | fMLDS (α=1) | **20.00 ± 6.41** | 52.50 ± 8.00 |" in means  # less is better there
@@ -302,26 +302,27 @@ def test_bold_only_beyond_noise() -> None:
     assert "| Empty | Rejected |" in means
     assert "| CoCoA | fMLDS (α=1) | **-30.00 (-45.00 – -17.50)** | +2.50 (+0.00 – +7.50) |" in differences
     assert "| CoCoA-SIG | fMLDS (α=1) | +40.00 (" in differences
-    assert "Bold (* on a terminal): better than the first method beyond noise" in differences
+    assert "Bold: better than the first method beyond noise" in differences
     assert "<u>" not in table
 
 
-def test_a_terminal_gets_no_markdown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_terminal_gets_no_markdown() -> None:
     made = report(TASKS["truthfulqa_gen"], noisy("truthfulqa_gen", NOISY))
-    show(made)
-    assert capsys.readouterr().out == markdown(made)  # piped
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    monkeypatch.setenv("COLUMNS", "160")
-    show(made)
-    drawn = capsys.readouterr().out
-    for raw in ("**", "---:", "<u>", "| "):
+
+    def shown(*, as_markdown: bool = False, **options: Any) -> str:
+        console = Console(file=io.StringIO(), legacy_windows=False, **options)
+        show(made, console, as_markdown=as_markdown)
+        return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+    terminal: dict[str, Any] = {"force_terminal": True, "color_system": "standard"}
+    assert shown(width=200) == made  # piped
+    assert shown(width=200, as_markdown=True, **terminal) == made
+    assert shown(width=60, **terminal) == made  # numbers would be cut off
+    assert shown(width=200, force_terminal=True, color_system=None) == made  # what is bold would not be seen
+    drawn = shown(width=200, **terminal)
+    for raw in ("**", "---:", "| "):
         assert raw not in drawn
-    for text in ("truthfulqa_gen", "Baseline (greedy)", "20.00 ± 6.41", "+2.50 (+0.00 – +7.50)", "standard error"):
+    for text in ("truthfulqa_gen", "Baseline (greedy)", "+2.50 (+0.00 – +7.50)", "standard error"):
         assert text in drawn
-    show(made, as_markdown=True)
-    assert capsys.readouterr().out == markdown(made)
-    console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=160, legacy_windows=False)
-    draw(made, console)
-    coloured = console.file.getvalue()  # type: ignore[attr-defined]
-    assert re.search(r"\x1b\[1;32m *20.00 ± 6.41\*\x1b", coloured)
-    assert "52.50 ± 8.00*" not in coloured
+    assert re.search(r"\x1b\[1m *20.00 ± 6.41", drawn)
+    assert not re.search(r"\x1b\[1m *52.50", drawn)

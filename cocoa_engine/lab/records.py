@@ -204,6 +204,12 @@ _Answers = Annotated[list[str], Field(min_length=1)]
 
 class _QuestionRow(RowModel):
     question: str
+
+    def questions(self) -> list[Question]:
+        raise NotImplementedError
+
+
+class _OwnRow(_QuestionRow):
     answers: _Answers
     context: str | None = None
     ctxs: list[_Passage] | None = None
@@ -216,10 +222,9 @@ class _QuestionRow(RowModel):
         return [Question(self.question, context, tuple(self.answers), group)]
 
 
-class _SwapRow(RowModel):
+class _SwapRow(_QuestionRow):
     """A row of NQ-Swap: a question with its own passage, and with one in which the answer is swapped."""
 
-    question: str
     org_context: str
     org_answer: _Answers
     sub_context: str
@@ -239,10 +244,11 @@ def read_questions(path: str | Path) -> list[Question]:
     """
     path = Path(path)
     swap = path.suffix == ".parquet"
+    kind: type[_QuestionRow] = _SwapRow if swap else _OwnRow
     questions: dict[tuple[str, str | None], Question] = {}
     swapped: set[str] = set()
     for where, value in read_parquet(path) if swap else read_json_lines(path):
-        row = parsed(_SwapRow if swap else _QuestionRow, value, where)
+        row = parsed(kind, value, where)
         if row.question in swapped:  # the other rows swap in other answers
             continue
         for question in row.questions():

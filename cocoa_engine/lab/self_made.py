@@ -6,6 +6,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import CalibrationError
-from cocoa_engine.lab.cache import AnswerCache, answered
+from cocoa_engine.lab.cache import AnswerCache
 from cocoa_engine.lab.data import LabelledSpan, LabelledText, Question
 from cocoa_engine.lab.fit import LabelledFeatures
-from cocoa_engine.lab.forced import KnownAnswers, force
-from cocoa_engine.lab.measured import Rows, answer_values, labelled_features, request_prompt
+from cocoa_engine.lab.forced import ProfileCache, force
+from cocoa_engine.lab.measured import labelled_features, own_answers
 from cocoa_engine.risk.features import Level
 
 if TYPE_CHECKING:
@@ -168,23 +169,23 @@ def planted_errors(count: int, seed: int = 0) -> list[LabelledText]:
         seed: seed of the passages and of the errors.
     """
     random = Random(seed)
-    return list(islice(_retellings(random, seed), count))
-
-
-def _retellings(random: Random, seed: int) -> Iterator[LabelledText]:
-    for number, passage in enumerate(passages(seed)):
+    records = []
+    for number, passage in enumerate(islice(passages(seed), count)):
         text, spans = _with_errors(passage, random)
         question = f"{passage.text}\n\nSummarise the text."
-        yield LabelledText(
-            id=str(number),
-            prompt=f"{question}\nSummary:",
-            text=text,
-            question=question,
-            label=None,
-            spans=tuple(spans),
-            group=f"planted {number}",
-            source=passage.text,
+        records.append(
+            LabelledText(
+                id=str(number),
+                prompt=f"{question}\nSummary:",
+                text=text,
+                question=question,
+                label=None,
+                spans=tuple(spans),
+                group=f"planted {number}",
+                source=passage.text,
+            )
         )
+    return records
 
 
 def _with_errors(passage: Passage, random: Random) -> tuple[str, list[LabelledSpan]]:
@@ -193,26 +194,16 @@ def _with_errors(passage: Passage, random: Random) -> tuple[str, list[LabelledSp
     text, spans = "", list[LabelledSpan]()
     for fact in random.sample(passage.stated, TOLD):
         drawn = random.random()
-        if drawn < MISSING:
-            told, value, wrong = missing.pop(), None, True
-        else:
-            told, wrong = fact, drawn < MISSING + FALSE
-            value = fact.false_value if wrong else None
-        before, shown, after = _cut_at(told, value)
-        start = len(text) + (1 if text else 0) + len(before)
-        text += (" " if text else "") + before + shown + after
+        told, wrong = (missing.pop(), True) if drawn < MISSING else (fact, drawn < MISSING + FALSE)
+        value = told.false_value if wrong and told is fact else told.answers[0]
+        before, _, after = told.retold.partition("{value}")
+        before, shown = (_capitalised(before), value) if before else ("", _capitalised(value))
+        text += " " if text else ""
+        start = len(text) + len(before)
+        text += before + shown + after
         if wrong:
             spans.append(LabelledSpan(start, start + len(shown)))
     return text, spans
-
-
-def _cut_at(fact: Fact, value: str | None) -> tuple[str, str, str]:
-    """A sentence for a fact: the text before its value, the value, and the text after it."""
-    before, _, after = fact.retold.partition("{value}")
-    shown = fact.answers[0] if value is None else value
-    if before:
-        return before[0].upper() + before[1:], shown, after
-    return before, shown[0].upper() + shown[1:], after
 
 
 QUESTIONS = 300
@@ -254,6 +245,11 @@ class MadeQuestion:
     request: str
     question: Question
     answerable: bool
+
+    @property
+    def group(self) -> str:
+        """That of the question."""
+        return self.question.group
 
     def is_right(self, answer: str) -> bool:
         """Whether an answer is right: it has the known answer or, if the passage lacks it, declines."""
@@ -324,7 +320,7 @@ def _parts(text: str) -> Iterator[list[str]]:
     """The sentences of a text, in parts of at most :data:`MAX_WORDS` words."""
     part: list[str] = []
     for sentence in re.split(r"(?<=[.!?])\s+", " ".join(text.split())):
-        if part and sum(len(one.split()) for one in part) + len(sentence.split()) > MAX_WORDS:
+        if part and len(" ".join([*part, sentence]).split()) > MAX_WORDS:
             yield part
             part = []
         part.append(sentence)
@@ -344,7 +340,7 @@ def self_made_features(
     chat: bool = False,
     seed: int = 0,
     cache: AnswerCache | None = None,
-    known: KnownAnswers | None = None,
+    known: ProfileCache | None = None,
     advance: Callable[[int], None] = lambda count: None,
     feeding: Callable[[Sequence[LabelledText]], Iterable[LabelledText]] = iter,
 ) -> dict[Level, LabelledFeatures]:
@@ -361,12 +357,9 @@ def self_made_features(
         advance: called with the number of questions answered since the last call.
         feeding: yields the texts with planted errors, to show progress.
     """
-    rows = Rows()
-    prompts = [request_prompt(engine, one.request) for one in made]
-    for one, values in answered(engine, made, prompts, config, answer_values, cache=cache, advance=advance):
-        if values["features"] is not None:
-            rows.add(values["features"], not one.is_right(values["text"]), one.question.group)
+    found: dict[Level, LabelledFeatures] = {}
+    with suppress(CalibrationError):  # all answers are empty
+        found["answer"] = own_answers(engine, made, config, cache=cache, advance=advance)
     texts = planted_errors(len(made) // 2, seed)
     fed = force(engine, feeding(texts), config, chat=chat, cache=known)
-    found = labelled_features(fed, config, engine.num_layers)
-    return {**found, "answer": rows.labelled("answer")} if rows.labels else found
+    return {**labelled_features(fed, config, engine.num_layers), **found}

@@ -17,7 +17,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.task import ConfigurableTask
 
-from cocoa_engine import METHODS, CocoaConfig, CocoaEngine, Generation, Span, rescore
+from cocoa_engine import METHODS, CocoaConfig, CocoaEngine, Span, rescore
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations.evaluation import generated_code
 from cocoa_integrations.evaluation.tasks import TASKS, Arm, EvalTask, Sample, load_samples
@@ -115,7 +115,7 @@ def _config(task: EvalTask) -> dict[str, Any]:
 
 
 class ArmTask(CocoaTask):
-    """A task with given samples, whose requests are answered with spans.
+    """A task with given samples, whose requests :class:`ArmModel` answers with more than texts and scores.
 
     Args:
         task: the task.
@@ -138,13 +138,6 @@ class ArmTask(CocoaTask):
         """Build the requests, without the harness's progress bar: `cocoa eval` has its own."""
         with redirect_stderr(StringIO()):
             super().build_all_requests(**options)
-
-    def construct_requests(self, doc: Any, ctx: str, **options: Any) -> Any:
-        """The requests for one document, which ask :class:`ArmModel` for more than texts and scores."""
-        requests = super().construct_requests(doc, ctx, **options)
-        for request in requests if isinstance(requests, list) else [requests]:
-            request.request_type = "span" if self.cocoa_task.multiple_choice else "generation"
-        return requests
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, float]:
         """The metrics of an answer, or of the scores of the choices."""
@@ -177,7 +170,7 @@ class ArmModel(LM):
         config: the settings of the arm. It is set before each run.
     """
 
-    loglikelihood = loglikelihood_rolling = generate_until = None  # not requested
+    loglikelihood = loglikelihood_rolling = None  # not requested
     config: CocoaConfig
 
     def __init__(self, engine: CocoaEngine | Engines, advance: Callable[[int], object]) -> None:
@@ -185,12 +178,12 @@ class ArmModel(LM):
         self._engine, self._advance = engine, advance
         self._known: dict[tuple[str, ...], Span] = {}
 
-    def generation(self, requests: Sequence[Instance]) -> list[Generation]:
-        """The answer to each request."""
+    def generate_until(self, requests: Sequence[Instance]) -> list[Any]:
+        """The answer to each request, which only :class:`ArmTask` can read."""
         return self._answer("generations", requests)
 
-    def span(self, requests: Sequence[Instance]) -> list[Span]:
-        """The span of each choice. Arms that need the same statistics share the forward passes."""
+    def span_score(self, requests: Sequence[Instance]) -> list[Span]:
+        """The span of each choice, likewise. Arms that need the same statistics share the forward passes."""
         family = self.config.method if METHODS[self.config.method].needs_own_passes else ""
         keys = [(family, *request.args) for request in requests]
         missing = [number for number, key in enumerate(keys) if key not in self._known]

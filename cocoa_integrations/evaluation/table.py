@@ -206,14 +206,15 @@ def _difference(column: Column, statistics: Mapping[str, Any]) -> str:
     difference = statistics.get("difference")
     if difference is None:
         return _NONE
-    scaled = [None if difference[name] is None else difference[name] * column.scale for name in Interval._fields]
+    scaled: Any = [None if difference[name] is None else difference[name] * column.scale for name in Interval._fields]
     return _bold(column, difference, Interval(*scaled).shown(f"+.{column.decimals}f"))
 
 
 def _bold(column: Column, difference: Mapping[str, Any] | None, shown: str) -> str:
     """A value, bold if the difference is an improvement beyond noise."""
-    better = difference is not None and beyond_noise(difference)
-    return f"**{shown}**" if better and (difference["estimate"] > 0) == (column.better == "more") else shown
+    if difference is None or not beyond_noise(difference):
+        return shown
+    return f"**{shown}**" if (difference["estimate"] > 0) == (column.better == "more") else shown
 
 
 def _shown(column: Column, value: float | None) -> str:

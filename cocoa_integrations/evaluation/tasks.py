@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import (
-    AfterValidator,
     AliasChoices,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
-    StrictInt,
     StringConstraints,
 )
 
@@ -105,7 +103,7 @@ class Sample(BaseModel):
 
 
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
-Id = Annotated[Text | StrictInt, AfterValidator(str)]
+Id = Annotated[Text, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
 
 
 def _texts(value: Any, separator: str | None = None) -> Any:

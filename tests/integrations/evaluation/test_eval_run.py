@@ -457,7 +457,7 @@ def test_command_runs_code_only_when_allowed(
     ("arguments", "message"),
     [
         (["truthfulqa_mcc"], "did you mean 'truthfulqa_mc'"),
-        (["nq"], "there is no column 'question'"),
+        (["nq"], "question: Field required"),
         (["truthfulqa_mc", "--alpha", "x"], "alpha: 'x' is not a number"),
         (["truthfulqa_mc", "--methods", "dowsing"], "unknown method 'dowsing'"),
         (["truthfulqa_mc", "--paper-model", "GPT-2"], "unknown model of the paper for truthfulqa_mc 'GPT-2'"),

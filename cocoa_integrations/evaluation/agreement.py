@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -123,9 +123,8 @@ def _kappa(first: Mapping[AnswerKey, bool], second: Mapping[AnswerKey, bool]) ->
     return {"kappa": None if math.isnan(kappa) else kappa, "pairs": len(both)}
 
 
-def _kappa_score() -> Callable[..., float]:
-    score: Callable[..., float] = need("sklearn.metrics", extra="eval", what="Cohen's kappa").cohen_kappa_score
-    return score
+def _kappa_score() -> Any:
+    return need("sklearn.metrics", extra="eval", what="Cohen's kappa").cohen_kappa_score
 
 
 def _mean(kappas: Mapping[str, Mapping[str, Any]]) -> float | None:

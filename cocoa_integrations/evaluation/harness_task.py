@@ -17,7 +17,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.task import ConfigurableTask
 
-from cocoa_engine import METHODS, CocoaConfig, CocoaEngine, Span, rescore
+from cocoa_engine import METHODS, CocoaConfig, CocoaEngine, Generation, Span, rescore
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations.evaluation import generated_code
 from cocoa_integrations.evaluation.tasks import TASKS, Arm, EvalTask, Sample, load_samples
@@ -231,42 +231,35 @@ def run_arm(
     tasks = {"tasks": {name: ArmTask(task, name, samples, config)}}
     options: Any = {"bootstrap_iters": 0, "confirm_run_unsafe_code": confirm_run_unsafe_code}
     logged = lm_eval.evaluate(lm, tasks, **options)["samples"][name]
-    return [_row(task, arm, *pair) for pair in zip(samples, logged, strict=True)]
+    return [
+        {
+            "arm": str(arm),
+            "id": sample.id,
+            **arm._asdict(),
+            "sample": sample.digest,
+            **sample.model_dump(include={"question", "references", "incorrect", "context"}),
+            **(_choices if task.multiple_choice else _generated)(task, sample, row["filtered_resps"]),
+            "metrics": {column.metric: float(row[column.metric]) for column in task.columns},
+        }
+        for sample, row in zip(samples, logged, strict=True)
+    ]
 
 
-def _row(task: EvalTask, arm: Arm, sample: Sample, logged: Mapping[str, Any]) -> dict[str, Any]:
-    """The row of a sample that the harness has logged."""
-    responses = logged["filtered_resps"]
-    if task.multiple_choice:
-        best = max(responses, key=lambda span: span.score)
-        details: dict[str, Any] = {
-            "answer": best.text.strip(),
-            "choices": [
-                {
-                    "text": span.text,
-                    "correct": number < len(sample.references),
-                    "score": span.score,
-                    "spans": _as_json([span]),
-                }
-                for number, span in enumerate(responses)
-            ],
-        }
-    else:
-        (generation,) = responses
-        details = {
-            "answer": task.answer(generation.text),
-            "finish_reason": generation.finish_reason,
-            "usage": generation.usage.model_dump(mode="json"),
-            "spans": _as_json(generation.spans),
-        }
+def _choices(task: EvalTask, sample: Sample, spans: Sequence[Span]) -> dict[str, Any]:
+    choices = [
+        {"text": span.text, "correct": number < len(sample.references), "score": span.score, "spans": _as_json([span])}
+        for number, span in enumerate(spans)
+    ]
+    return {"answer": max(spans, key=lambda span: span.score).text.strip(), "choices": choices}
+
+
+def _generated(task: EvalTask, sample: Sample, generations: Sequence[Generation]) -> dict[str, Any]:
+    (generation,) = generations
     return {
-        "arm": str(arm),
-        "id": sample.id,
-        **arm._asdict(),
-        "sample": sample.digest,
-        **sample.model_dump(include={"question", "references", "incorrect", "context"}),
-        **details,
-        "metrics": {column.metric: float(logged[column.metric]) for column in task.columns},
+        "answer": task.answer(generation.text),
+        "finish_reason": generation.finish_reason,
+        "usage": generation.usage.model_dump(mode="json"),
+        "spans": _as_json(generation.spans),
     }
 
 

@@ -136,29 +136,6 @@ def test_parquet(folder: Path) -> None:
     check()
 
 
-def test_parquet_rows_to_score(folder: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
-    rows = [{"prompt": "The source. Why?", "text": "So it is.", "source": "The source."}, {"prompt": "a", "text": "b"}]
-    written, out = io.BytesIO(), folder / "scored.parquet"
-    parquet.write_table(pyarrow.Table.from_pylist(rows), written, compression="none")
-
-    def score(path: Path) -> list[Any]:
-        score_rows(engine, path, out, CocoaConfig())
-        return list(parquet.read_table(out).to_pylist())
-
-    assert all("risk" in row for row in read_with(folder, score, "rows.parquet", written.getvalue()))
-
-    @fuzz()
-    @given(broken(written.getvalue()))
-    def check(data: bytes) -> None:
-        scored = read_with(folder, score, "rows.parquet", data)
-        assert isinstance(scored, DataError) or all(row.get("risk") or row.get("error") for row in scored)
-
-    check()
-
-
 def test_rows_to_score(folder: Path) -> None:
     """A row that cannot be scored gets an error, and the others their risk."""
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
@@ -204,6 +181,11 @@ def test_caches_of_answers(folder: Path, required: bool) -> None:
         again = opened()
         return {name: again.get(name) for name in kept}
 
+    opened_before = opened()
+    opened_before.file.write_bytes(b"[" * 100_000 + b"\n")
+    changed = outcome(lambda: opened_before.get("one"))
+    assert isinstance(changed, ConfigError) if required else changed is None
+
     @fuzz(60)
     @given(st.one_of(broken(good), broken_lines(rows)))
     @example(b"[" * 100_000 + b"\n")
@@ -216,13 +198,3 @@ def test_caches_of_answers(folder: Path, required: bool) -> None:
             assert all(values[name] in (None, kept[name]) for name in kept)
 
     check()
-
-
-def test_a_line_that_changes_while_a_cache_is_open(folder: Path) -> None:
-    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), model_name="tiny")
-    for required in (True, False):
-        cache = AnswerCache(CacheFolder(folder / f"open-{required}", required), "any", engine, CocoaConfig(), {})
-        cache.add("one", {"value": 1})
-        cache.file.write_bytes(b"[" * 100_000 + b"\n")
-        found = outcome(lambda cache=cache: cache.get("one"))
-        assert isinstance(found, ConfigError) if required else found is None

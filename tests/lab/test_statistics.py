@@ -68,14 +68,6 @@ def test_within_strata_pairs_and_positives_are_counted_where_they_are(
     assert within.auroc(counts)[0] == pytest.approx(expected, nan_ok=True)
 
 
-def test_one_stratum_is_all_items() -> None:
-    scores, labels = np.random.default_rng(0).normal(size=50), np.arange(50) % 2
-    within, ranked = Ranked(scores, labels, 1 - labels, np.zeros(50)), Ranked(scores, labels, 1 - labels)
-    bootstrap = Bootstrap(range(50), draws=60)
-    for measure in ("auroc", "auprc"):
-        assert bootstrap.interval(within, measure) == pytest.approx(bootstrap.interval(ranked, measure))
-
-
 @given(ITEMS, st.integers(2, 5), st.integers(0, 3))
 def test_intervals_hold_the_estimate(items: list[tuple[float, int, int]], groups: int, seed: int) -> None:
     scores, positive, negative = map(list, zip(*items, strict=True))
@@ -130,6 +122,9 @@ def test_what_cannot_be_ranked() -> None:
         with pytest.raises(DataError):
             Ranked(*bad)
     assert interval(0.7, np.array([math.nan])) == (0.7, None, None)
+    for pair in (([1.0, 2.0], [1.0, 2.0]), ([], [])):
+        with pytest.raises(DataError, match="differ"):
+            paired_test(*pair)
 
 
 def test_one_prompt_has_no_interval() -> None:
@@ -164,10 +159,3 @@ def test_effect_size_and_sign_by_hand(differences: list[int]) -> None:
     swapped = paired_test([0.0] * n, [float(value) for value in differences])
     assert (swapped.z, swapped.effect_size) == (pytest.approx(-test.z), pytest.approx(test.effect_size))
     assert swapped.p_right == pytest.approx(1 - test.p_right)
-
-
-def test_pairs_that_are_all_equal() -> None:
-    with pytest.raises(DataError, match="differ"):
-        paired_test([1.0, 2.0], [1.0, 2.0])
-    with pytest.raises(DataError, match="differ"):
-        paired_test([], [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -65,41 +66,20 @@ def test_the_papers_other_prompts(data_files: dict[str, Path]) -> None:
     assert swap.prompt.endswith("Context: Hamlet is a play by Tom Smith.\nQuestion: who wrote hamlet\n\nAnswer:")
 
 
-NQ_DEMONSTRATIONS = (
-    "Question: what is the capital of france Answer: Paris\n"
-    "Question: how many legs does a spider have Answer: eight\n"
-    "Question: who painted the mona lisa Answer: Leonardo da Vinci\n"
-    "Question: what is the chemical symbol for gold Answer: Au\n"
-    "Question: when did the second world war end Answer: 1945\n"
-)
-
-
 def test_prompts_with_demonstrations_of_ours(data_files: dict[str, Path], tmp_path: Path) -> None:
     """As a whole: figures are compared between versions, which another demonstration would change."""
     first, _ = load_samples("nq", data_files["nq"])
-    asked = "Question: who wrote hamlet\n\nAnswer:"
-    assert first.prompt == f"{NQ_DEMONSTRATIONS}Context: Hamlet is a play by William Shakespeare.\n{asked}"
+    demonstrations, asked = first.prompt.split("Context: Hamlet is a play by William Shakespeare.\n")
+    assert asked == "Question: who wrote hamlet\n\nAnswer:"
+    assert sha256(demonstrations.encode()).hexdigest()[:16] == "fee76d2b43823ee6"
     (swap,) = load_samples("nq_swap", data_files["nq_swap"])
-    assert swap.prompt == f"{NQ_DEMONSTRATIONS}Context: Hamlet is a play by Tom Smith.\n{asked}"
+    assert swap.prompt == f"{demonstrations}Context: Hamlet is a play by Tom Smith.\n{asked}"
     path = write_jsonl(tmp_path / "open.jsonl", [{"question": "who wrote hamlet", "answer": ["Shakespeare"]}])
     (without,) = load_samples("nq", path)
-    assert without.prompt == f"{NQ_DEMONSTRATIONS}{asked}"
+    assert without.prompt == f"{demonstrations}{asked}"
     (gsm8k,) = load_samples("gsm8k", data_files["gsm8k"])
-    assert gsm8k.prompt == (
-        "Question: A box holds 6 pencils. Ann has 4 boxes and gives away 5 pencils. How many pencils does she have "
-        "left?\n"
-        "Answer: Ann has 4 * 6 = 24 pencils. After giving away 5 she has 24 - 5 = 19 pencils.\n#### 19\n\n"
-        "Question: A train ticket costs $12. Children pay half. What do 2 adults and 3 children pay together?\n"
-        "Answer: A child pays 12 / 2 = $6. The adults pay 2 * 12 = $24 and the children 3 * 6 = $18. Together they pay "
-        "24 + 18 = $42.\n#### 42\n\n"
-        "Question: Tom reads 20 pages a day. How many days does he need for 3 books of 100 pages each?\n"
-        "Answer: The books have 3 * 100 = 300 pages. He needs 300 / 20 = 15 days.\n#### 15\n\n"
-        "Question: A tank holds 80 liters and is one quarter full. How many liters must be added to fill it to three "
-        "quarters?\n"
-        "Answer: One quarter is 80 / 4 = 20 liters. Three quarters are 3 * 20 = 60 liters. 60 - 20 = 40 liters must be "
-        "added.\n#### 40\n\n"
-        "Question: Ann has 2 pens and buys 3. How many has she?\nAnswer:"
-    )
+    assert gsm8k.prompt.endswith("\n\nQuestion: Ann has 2 pens and buys 3. How many has she?\nAnswer:")
+    assert sha256(gsm8k.prompt.encode()).hexdigest()[:16] == "02956f17b0081582"
 
 
 @pytest.mark.parametrize("task", ["nq", "nq_swap", "gsm8k"])

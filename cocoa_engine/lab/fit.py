@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -461,6 +460,7 @@ def _fit(items: LabelledFeatures, *, isotonic: bool) -> _Fit:
     from sklearn.isotonic import IsotonicRegression
     from sklearn.metrics import log_loss
     from sklearn.model_selection import cross_val_predict
+    from threadpoolctl import threadpool_limits
 
     direction = None
     if items.states is not None:
@@ -475,7 +475,7 @@ def _fit(items: LabelledFeatures, *, isotonic: bool) -> _Fit:
         return float(log_loss(items.labels, risks))
 
     # The optimizer's steps are small: several threads wait for each other longer than they compute.
-    with _threads().limit(limits=1, user_api="blas"):
+    with threadpool_limits(limits=1, user_api="blas"):
         model = _logistic(min(INVERSE_STRENGTHS, key=loss)).fit(items.features, items.labels)
     if not isotonic:
         return _Fit(model, direction=direction)
@@ -494,14 +494,6 @@ def _logistic(strength: float) -> Any:
     from sklearn.preprocessing import StandardScaler
 
     return make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=1000))
-
-
-@cache
-def _threads() -> Any:
-    """The threads of the numerical libraries that are loaded."""
-    from threadpoolctl import ThreadpoolController
-
-    return ThreadpoolController()
 
 
 def folds_of(items: LabelledFeatures, folds: int, seed: int = 0) -> Folds:

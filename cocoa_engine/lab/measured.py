@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from cocoa_engine.lab.cache import AnswerCache, answered
 from cocoa_engine.lab.fit import Floats32, LabelledFeatures
 from cocoa_engine.lab.forced import Segment, TeacherForced, answer, spans
 from cocoa_engine.lab.indicators import Layers
+from cocoa_engine.lab.records import Question
 from cocoa_engine.methods import METHODS
 from cocoa_engine.model.prompts import Prompt
 from cocoa_engine.results import Generation
@@ -37,24 +38,6 @@ if TYPE_CHECKING:
 
 LEVELS: tuple[Level, ...] = ("span", "answer")
 FEATURES: dict[Level, tuple[str, ...]] = {"span": SPAN_FEATURES, "answer": ANSWER_FEATURES}
-
-
-class Asked(Protocol):
-    """A question whose answers can be judged, such as a :class:`~cocoa_engine.lab.records.Question`."""
-
-    @property
-    def request(self) -> str:
-        """The text that the model is asked."""
-
-    @property
-    def group(self) -> str:
-        """Questions with the same group are never divided between fitting and validation."""
-
-    def is_right(self, answer: str) -> bool:
-        """Whether an answer is right."""
-
-
-AskedT = TypeVar("AskedT", bound=Asked)
 
 
 def probe_layer(num_layers: int) -> int:
@@ -97,7 +80,7 @@ def labelled_features(
 
 def own_answers(
     engine: CocoaEngine,
-    questions: Sequence[AskedT],
+    questions: Sequence[Question],
     config: CocoaConfig,
     *,
     cache: AnswerCache | None = None,
@@ -126,7 +109,7 @@ def answer_values(generation: Generation) -> dict[str, Any]:
     return {"text": generation.text, "features": answer_features(generation) if generation.spans else None}
 
 
-def labelled_answers(answers: Iterable[tuple[Asked, Mapping[str, Any]]]) -> LabelledFeatures:
+def labelled_answers(answers: Iterable[tuple[Question, Mapping[str, Any]]]) -> LabelledFeatures:
     """The features of answers to questions, as :func:`own_answers`.
 
     Args:
@@ -142,7 +125,7 @@ def labelled_answers(answers: Iterable[tuple[Asked, Mapping[str, Any]]]) -> Labe
     return _labelled("answer", rows)
 
 
-def question_prompts(engine: CocoaEngine, questions: Sequence[Asked]) -> list[Prompt]:
+def question_prompts(engine: CocoaEngine, questions: Sequence[Question]) -> list[Prompt]:
     """The prompt of each question."""
     return [request_prompt(engine, question.request) for question in questions]
 

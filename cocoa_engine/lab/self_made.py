@@ -233,27 +233,25 @@ _TERM = re.compile(
 
 
 @dataclass(frozen=True)
-class MadeQuestion:
-    """A question about a passage.
+class MadeQuestion(Question):
+    """A question about a passage, which is its context.
 
     Attributes:
-        request: the whole prompt.
-        question: its known answers.
         answerable: whether the passage has the answer.
+        wording: the number of the wording in :data:`REQUESTS`, from 0; after the last one it begins again.
     """
 
-    request: str
-    question: Question
-    answerable: bool
+    answerable: bool = True
+    wording: int = 0
 
     @property
-    def group(self) -> str:
-        """That of the question."""
-        return self.question.group
+    def request(self) -> str:
+        """The whole prompt."""
+        return REQUESTS[self.wording % len(REQUESTS)].format(passage=self.context, question=self.text)
 
     def is_right(self, answer: str) -> bool:
         """Whether an answer is right: it has the known answer or, if the passage lacks it, declines."""
-        return self.question.is_right(answer) or (not self.answerable and declines(answer))
+        return super().is_right(answer) or (not self.answerable and declines(answer))
 
 
 def declines(answer: str) -> bool:
@@ -288,8 +286,8 @@ def made_questions(documents: Sequence[str] = (), count: int = QUESTIONS, seed: 
 def _invented(seed: int) -> Iterator[MadeQuestion]:
     for number, passage in enumerate(passages(seed)):
         for fact, answerable in ((passage.stated[0], True), (passage.stated[1], True), (passage.missing[0], False)):
-            question = Question(fact.question, passage.text, fact.answers, f"invented {number}")
-            yield MadeQuestion(_request(number, passage.text, fact.question), question, answerable)
+            group = f"invented {number}"
+            yield MadeQuestion(fact.question, passage.text, fact.answers, group, answerable, number)
 
 
 def _of_documents(documents: Sequence[str], seed: int) -> Iterator[MadeQuestion]:
@@ -299,12 +297,8 @@ def _of_documents(documents: Sequence[str], seed: int) -> Iterator[MadeQuestion]
     random.shuffle(parts)
     for number, sentences in enumerate(parts):
         text = " ".join(sentences)
-        known = [
-            (at, found.group())
-            for at, sentence in enumerate(sentences)
-            for found in _TERM.finditer(sentence)
-            if text.count(found.group()) == 1
-        ]
+        terms = [(at, match.group()) for at, sentence in enumerate(sentences) for match in _TERM.finditer(sentence)]
+        known = [(at, term) for at, term in terms if text.count(term) == 1]
         if not known or len(sentences) < 2:
             continue
         at, term = random.choice(known)
@@ -312,8 +306,7 @@ def _of_documents(documents: Sequence[str], seed: int) -> Iterator[MadeQuestion]
         asked = f'Which name, date or number belongs in the gap? "{cloze}"'
         without = " ".join(sentence for number, sentence in enumerate(sentences) if number != at)
         for passage, answerable in ((text, True), (without, False)):
-            question = Question(asked, passage, (term,), f"document {number}")
-            yield MadeQuestion(_request(number, passage, asked), question, answerable)
+            yield MadeQuestion(asked, passage, (term,), f"document {number}", answerable, number)
 
 
 def _parts(text: str) -> Iterator[list[str]]:
@@ -326,10 +319,6 @@ def _parts(text: str) -> Iterator[list[str]]:
         part.append(sentence)
     if part:
         yield part
-
-
-def _request(number: int, passage: str, question: str) -> str:
-    return REQUESTS[number % len(REQUESTS)].format(passage=passage, question=question)
 
 
 def self_made_features(

@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import (
     AliasChoices,
+    AliasPath,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -123,9 +124,24 @@ _Parts = Annotated[list[Text], BeforeValidator(partial(_texts, separator=";")), 
 class _Row(RowModel):
     """A record of a task's data. Text in its columns is stripped, and is not empty."""
 
+    id: Id | None = None
+    question: Text
+    context: Text | None = None
+    references: Texts
+
+    def prompt(self) -> str:
+        """The prompt of the model."""
+        raise NotImplementedError
+
     def sample(self, number: str) -> Sample:
         """The sample; ``number`` is the id of a record that has none."""
-        raise NotImplementedError
+        return Sample(
+            id=self.id or number,
+            question=self.question,
+            prompt=self.prompt(),
+            references=self.references,
+            context=self.context or "",
+        )
 
 
 @dataclass(frozen=True)
@@ -199,18 +215,16 @@ def find_task(name: str) -> EvalTask:
 class _TruthfulQA(_Row):
     question: Text = Field(validation_alias=AliasChoices("Question", "question"))
     best: Text = Field(validation_alias=AliasChoices("Best Answer", "best_answer"))
-    correct: _Parts = Field(validation_alias=AliasChoices("Correct Answers", "correct_answers"))
+    references: _Parts = Field(validation_alias=AliasChoices("Correct Answers", "correct_answers"))
     incorrect: _Parts = Field(validation_alias=AliasChoices("Incorrect Answers", "incorrect_answers"))
+
+    def prompt(self) -> str:
+        return prompts.truthfulqa(self.question)
 
     def sample(self, number: str) -> Sample:
         # as in TruthfulQA: every answer ends with a full stop, and the best one is one of the correct ones
-        return Sample(
-            id=number,
-            question=self.question,
-            prompt=prompts.truthfulqa(self.question),
-            references=_closed(self.best, *self.correct),
-            incorrect=_closed(*self.incorrect),
-        )
+        answers = {"references": _closed(self.best, *self.references), "incorrect": _closed(*self.incorrect)}
+        return super().sample(number).model_copy(update=answers)
 
 
 def _closed(*answers: str) -> list[str]:
@@ -234,35 +248,17 @@ def _measure_truthfulqa(sample: Sample, answer: str) -> dict[str, float]:
 # --- Natural Questions
 
 
-class _Passage(RowModel):
-    text: Text
-
-
 class _NQ(_Row):
-    id: Id | None = None
-    question: Text
-    context: Text | None = None
-    ctxs: Annotated[list[_Passage], Field(min_length=1)] | None = None
-    answers: Texts = Field(validation_alias=AliasChoices("answers", "answer"))
+    context: Text | None = Field(None, validation_alias=AliasChoices(AliasPath("ctxs", 0, "text"), "context"))
+    references: Texts = Field(validation_alias=AliasChoices("answers", "answer"))
 
-    def sample(self, number: str) -> Sample:
-        context = self.ctxs[0].text if self.ctxs else self.context
-        return _asked(self.id or number, self.question, context, self.answers)
+    def prompt(self) -> str:
+        return prompts.natural_questions(self.question, self.context)
 
 
-class _NQSwap(_Row):
-    id: Id | None = None
-    question: Text
-    sub_context: Text
-    sub_answer: Texts
-
-    def sample(self, number: str) -> Sample:
-        return _asked(self.id or number, self.question, self.sub_context, self.sub_answer)
-
-
-def _asked(key: str, question: str, context: str | None, references: list[str]) -> Sample:
-    prompt = prompts.natural_questions(question, context)
-    return Sample(id=key, question=question, prompt=prompt, references=references, context=context or "")
+class _NQSwap(_NQ):
+    context: Text = Field(validation_alias="sub_context")
+    references: Texts = Field(validation_alias="sub_answer")
 
 
 def _measure_short_answer(sample: Sample, answer: str) -> dict[str, float]:
@@ -275,27 +271,22 @@ def _measure_short_answer(sample: Sample, answer: str) -> dict[str, float]:
 # --- summaries
 
 
-class _Summary(_Row):
+class _SAMSum(_Row):
     id: Id
-    summary: Text
+    question: Text = Field(validation_alias="dialogue")
+    context: Text = Field(validation_alias="dialogue")
+    references: Texts = Field(validation_alias="summary")
+
+    def prompt(self) -> str:
+        return prompts.samsum(self.question)
 
 
-class _SAMSum(_Summary):
-    dialogue: Text
+class _XSum(_SAMSum):
+    question: Text = Field(validation_alias="document")
+    context: Text = Field(validation_alias="document")
 
-    def sample(self, number: str) -> Sample:
-        return _summarised(self, self.dialogue, prompts.samsum(self.dialogue))
-
-
-class _XSum(_Summary):
-    document: Text
-
-    def sample(self, number: str) -> Sample:
-        return _summarised(self, self.document, prompts.xsum(self.document))
-
-
-def _summarised(row: _Summary, source: str, prompt: str) -> Sample:
-    return Sample(id=row.id, question=source, prompt=prompt, references=[row.summary], context=source)
+    def prompt(self) -> str:
+        return prompts.xsum(self.question)
 
 
 def _measure_summary(sample: Sample, answer: str) -> dict[str, float]:
@@ -306,21 +297,19 @@ def _measure_summary(sample: Sample, answer: str) -> dict[str, float]:
 
 
 class _MBPP(_Row):
-    task_id: Id
-    task: Text = Field(validation_alias=AliasChoices("prompt", "text"))
-    code: Text
+    id: Id = Field(validation_alias="task_id")
+    question: Text = Field(validation_alias=AliasChoices("prompt", "text"))
+    references: Texts = Field(validation_alias="code")
     test_list: Texts
     test_imports: _Setup = Field(default_factory=list)
     test_setup_code: _Setup = Field(default_factory=list)
 
+    def prompt(self) -> str:
+        return prompts.mbpp(self.question, self.test_list)
+
     def sample(self, number: str) -> Sample:
-        return Sample(
-            id=self.task_id,
-            question=self.task,
-            prompt=prompts.mbpp(self.task, self.test_list),
-            references=[self.code],
-            tests=[*(self.test_imports or self.test_setup_code), *self.test_list],
-        )
+        tests = [*(self.test_imports or self.test_setup_code), *self.test_list]
+        return super().sample(number).model_copy(update={"tests": tests})
 
 
 def _measure_code(sample: Sample, answer: str, *, confirm_run_unsafe_code: bool = False) -> dict[str, float]:
@@ -332,13 +321,12 @@ def _measure_code(sample: Sample, answer: str, *, confirm_run_unsafe_code: bool 
 
 
 class _GSM8K(_Row):
-    id: Id | None = None
-    question: Text
-    answer: Annotated[Text, Field(pattern=r"\d")]
+    references: Annotated[list[Annotated[Text, Field(pattern=r"\d")]], BeforeValidator(_texts)] = Field(
+        validation_alias="answer"
+    )
 
-    def sample(self, number: str) -> Sample:
-        prompt = prompts.gsm8k(self.question)
-        return Sample(id=self.id or number, question=self.question, prompt=prompt, references=[self.answer])
+    def prompt(self) -> str:
+        return prompts.gsm8k(self.question)
 
 
 def _measure_number(sample: Sample, answer: str) -> dict[str, float]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models.base import BaseLanguageModel, LangSmithParams
@@ -33,7 +33,6 @@ from cocoa_integrations._shared.settings import (
     updated,
 )
 from cocoa_integrations._shared.unsupported import refuse_unsupported
-from cocoa_integrations._shared.workers import in_worker
 from cocoa_integrations.chat_service import Answer, ChatCall, Piece
 from cocoa_integrations.chat_service.remote import sent_settings
 from cocoa_integrations.langchain.composed import Composable
@@ -48,9 +47,6 @@ from cocoa_integrations.langchain.options import (
     without_unset,
 )
 from cocoa_integrations.tracing import RiskTrace
-
-Result = TypeVar("Result")
-Parameters = ParamSpec("Parameters")
 
 
 class Writer(Protocol):
@@ -351,10 +347,3 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
     def _lists_logprobs(self) -> bool:
         """Whether the service lists the tokens of answers. A server is asked for them only where they are wanted."""
         return self._keeps_logprobs if self.is_remote else self.logprobs is not False
-
-
-async def in_worker_of(
-    model: CocoaModel, call: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
-) -> Result:
-    """Run a function in a worker thread of the engine of a model."""
-    return await in_worker(model._engine_or_lazy, call, *args, **kwargs)

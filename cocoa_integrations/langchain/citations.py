@@ -9,7 +9,7 @@ from typing import Any
 from langchain_core.documents import Document
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import Runnable
 
 from cocoa_engine import context_lift_of_text
 from cocoa_engine.errors import ConfigError
@@ -33,17 +33,9 @@ from cocoa_integrations._shared.citations import (
 from cocoa_integrations._shared.edits import EditedText
 from cocoa_integrations._shared.settings import config_of
 from cocoa_integrations.langchain.answers import get_risk, get_spans, require_message, with_change, with_spans
-from cocoa_integrations.langchain.base import in_worker_of
 from cocoa_integrations.langchain.chat import ChatCocoa
 from cocoa_integrations.langchain.composed import called_model
-from cocoa_integrations.langchain.retrieval import (
-    Call,
-    Calls,
-    chain_of,
-    invocation,
-    join_documents,
-    prompt_text_of,
-)
+from cocoa_integrations.langchain.retrieval import Asker, chain_of, join_documents
 
 logger = safe_logger(__name__)
 
@@ -164,41 +156,35 @@ def with_citations(
             lifts = [[lift_in_nats(column[number]) for column in columns] for number in range(len(spans))]
         return cited(message, lifts, documents, lowest=cite.lowest[by], by=by, markers=markers)
 
-    def calls(
-        prompt: Runnable[Any, Any],
-        chat: ChatCocoa,
-        values: Mapping[str, Any],
-        config: RunnableConfig,
-        options: Mapping[str, Any],
-    ) -> Calls:
-        documents, called = documents_of(values), called_model(chat, config, options)
-        texts = [one.page_content for one in documents]
-        full = yield invocation(prompt, filled(values), config)
+    async def calls(prompt: Any, chat: Any, values: Any, asker: Asker, options: Mapping[str, Any]) -> AIMessage:
+        documents, called = documents_of(values), called_model(chat, asker.config, options)
+        texts = [document.page_content for document in documents]
+        full = await asker.ask(prompt, filled(values))
         in_prompt: list[int] = []
         if cite.by != "lift":
             most = MOST_PASSAGES if called.is_remote else None
-            in_prompt = find_in((yield prompt_text_of(called, full)), texts)[:most]
+            in_prompt = find_in(await asker.prompt_text(called, full), texts)[:most]
         message = values.get("answer")
         if isinstance(message, AIMessage):
             in_prompt = in_prompt if len(in_prompt) == len(texts) else []  # else its passages are not known
         else:
             attended = {} if cite.by == "lift" else {"source": [texts[number].strip() for number in in_prompt]}
             try:
-                message = yield invocation(chat, full, config, **options, **attended)
+                message = await asker.ask(chat, full, **options, **attended)
             except Exception as error:
                 # a server's chat template can change or drop the text of a message
                 if cite.by is not None or getattr(error, "param", None) not in ("cocoa.source", "source"):
                     raise
-                in_prompt, message = [], (yield invocation(chat, full, config, **options, source=[]))
+                in_prompt, message = [], await asker.ask(chat, full, **options, source=[])
         message = require_message(message, "with_citations")
         if any(len(span.passage_attention or in_prompt) != len(in_prompt) for span in get_spans(message)):
             in_prompt = []  # it was written with other passages
         how = chosen(called, message, documents, in_prompt)
         prompts = [full]
-        for one in documents if how == "lift" else ():
-            prompts.append((yield invocation(prompt, filled(values, one), config)))
+        for document in documents if how == "lift" else ():
+            prompts.append(await asker.ask(prompt, filled(values, document)))
         measure = partial(measured, called, message, prompts, documents, in_prompt, how)
-        return (yield Call(measure, partial(in_worker_of, called, measure))) if how == "lift" else measure()
+        return await asker.measure(called, measure) if how == "lift" else measure()
 
     chain: Runnable[Mapping[str, Any], AIMessage] = chain_of("with_citations", calls, prompt, chat)
     return chain
@@ -314,22 +300,15 @@ def with_context_lift(
         raise ConfigError(f"with_context_lift takes a ChatCocoa in this process, not a {type(chat).__name__}.")
     names = (context,) if isinstance(context, str) else tuple(context)
 
-    def calls(
-        prompt: Runnable[Any, Any],
-        chat: ChatCocoa,
-        values: Mapping[str, Any],
-        config: RunnableConfig,
-        options: Mapping[str, Any],
-    ) -> Calls:
+    async def calls(prompt: Any, chat: Any, values: Any, asker: Asker, options: Mapping[str, Any]) -> AIMessage:
         missing = [name for name in names if not isinstance(values, Mapping) or name not in values]
         if missing:
             raise ConfigError(f"the input has no {', '.join(missing)}, which should hold the context.")
-        full = yield invocation(prompt, values, config)
-        without_source = yield invocation(prompt, {**values, **dict.fromkeys(names, empty)}, config)
-        called = called_model(chat, config, options)
-        message = require_message((yield invocation(chat, full, config, **options)), "with_context_lift")
-        measure = partial(context_lift, called, message, full, without_source)
-        return (yield Call(measure, partial(in_worker_of, called, measure)))
+        full = await asker.ask(prompt, values)
+        without_source = await asker.ask(prompt, {**values, **dict.fromkeys(names, empty)})
+        called = called_model(chat, asker.config, options)
+        message = require_message(await asker.ask(chat, full, **options), "with_context_lift")
+        return await asker.measure(called, partial(context_lift, called, message, full, without_source))
 
     chain: Runnable[Mapping[str, Any], AIMessage] = chain_of("with_context_lift", calls, prompt, chat)
     return chain

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any
 
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.vectorstores import VectorStoreRetriever
+
+from cocoa_integrations._shared.workers import in_worker
+from cocoa_integrations.langchain.chat import ChatCocoa
 
 Retriever = Runnable[str, list[Document]]
 """A retriever, or any other runnable from a question to documents."""
@@ -22,71 +24,53 @@ _FETCH_K = 20
 """LangChain's default of ``fetch_k`` of max marginal relevance."""
 
 
-class Call(NamedTuple):
-    """A call that a chain makes, in both forms."""
+class Asker:
+    """Asks the runnables of a chain, blocking in the synchronous form of a call.
 
-    run: Callable[[], Any]
-    arun: Callable[[], Awaitable[Any]]
+    Args:
+        config: the config of the call.
+        blocks: whether the call is synchronous. Nothing that is awaited here is then suspended.
+    """
+
+    def __init__(self, config: RunnableConfig, *, blocks: bool) -> None:
+        self.config, self._blocks = config, blocks
+
+    async def ask(self, runnable: Runnable[Any, Any], given: Any, **options: Any) -> Any:
+        """The output of a runnable."""
+        if self._blocks:
+            return runnable.invoke(given, self.config, **options)
+        return await runnable.ainvoke(given, self.config, **options)
+
+    async def prompt_text(self, chat: ChatCocoa, prompt: Any) -> str:
+        """The text of a prompt."""
+        return chat.prompt_text(prompt) if self._blocks else await chat.aprompt_text(prompt)
+
+    async def measure(self, chat: ChatCocoa, work: Callable[[], Any]) -> Any:
+        """The result of work for the engine of a model."""
+        return work() if self._blocks else await in_worker(chat._engine_or_lazy, work)
 
 
-Calls = Generator[Call, Any, Any]
-"""The calls of a chain, in order. The result of each is sent back; what is returned is the result of the chain."""
-
-
-def invocation(runnable: Runnable[Any, Any], given: Any, config: RunnableConfig, **options: Any) -> Call:
-    """The call of a runnable."""
-    return Call(partial(runnable.invoke, given, config, **options), partial(runnable.ainvoke, given, config, **options))
-
-
-def prompt_text_of(chat: Any, prompt: Any) -> Call:
-    """The call for the text of a prompt."""
-    return Call(partial(chat.prompt_text, prompt), partial(chat.aprompt_text, prompt))
-
-
-def chain_of(name: str, calls: Callable[..., Calls], prompt: Runnable[Any, Any], chat: Runnable[Any, Any]) -> Any:
-    """A runnable that makes calls.
+def chain_of(name: str, calls: Callable[..., Coroutine[Any, Any, Any]], prompt: Any, chat: Any) -> Any:
+    """A runnable that asks others.
 
     Args:
         name: its name in traces.
-        calls: returns the calls for the prompt, the model, an input, a config and the options of a call.
+        calls: what it does with the prompt, the model, an input, an :class:`Asker` and the options of a call.
         prompt: the prompt of the chain.
         chat: the model of the chain.
     """
 
     # LangChain finds the runnables of a chain among the variables that these functions name
     def run(given: Any, config: RunnableConfig, **options: Any) -> Any:
-        return _run(calls(prompt, chat, given, config, options))
+        try:
+            calls(prompt, chat, given, Asker(config, blocks=True), options).send(None)
+        except StopIteration as end:
+            return end.value
 
     async def arun(given: Any, config: RunnableConfig, **options: Any) -> Any:
-        return await _arun(calls(prompt, chat, given, config, options))
+        return await calls(prompt, chat, given, Asker(config, blocks=False), options)
 
     return RunnableLambda(run, arun, name=name)
-
-
-def _run(calls: Calls) -> Any:
-    step = partial(calls.send, None)
-    while True:
-        try:
-            call = step()
-        except StopIteration as end:
-            return end.value
-        try:
-            step = partial(calls.send, call.run())
-        except Exception as error:
-            step = partial(calls.throw, error)
-
-
-async def _arun(calls: Calls) -> Any:
-    step = partial(calls.send, None)
-    while True:
-        try:
-            call = step()
-        except StopIteration as end:
-            return end.value
-        try:
-            step = partial(calls.send, await call.arun())
-        except Exception as error:
-            step = partial(calls.throw, error)
 
 
 def join_documents(documents: Sequence[Document]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import Runnable
 
 from cocoa_engine import CocoaConfig
 from cocoa_engine.errors import ConfigError, HallucinationRiskError
@@ -27,24 +27,14 @@ from cocoa_integrations.langchain.chat import ChatCocoa
 from cocoa_integrations.langchain.citations import AFTER_A_RETRY, with_context_lift
 from cocoa_integrations.langchain.composed import called_model
 from cocoa_integrations.langchain.retrieval import (
-    Calls,
+    Asker,
     Retriever,
     chain_of,
-    invocation,
     join_documents,
-    prompt_text_of,
     top_k_of,
     with_top_k,
     without_duplicates,
 )
-
-
-def in_prompt_of(chat: ChatCocoa, prompt: str, documents: Sequence[Document]) -> dict[str, Any]:
-    """The option that names the documents as passages of a prompt; none if the prompt lacks the text of one of them."""
-    texts = [document.page_content for document in documents]
-    if not texts or chat.source or len(find_in(prompt, texts)) < len(texts):
-        return {}
-    return {"source": [text.strip() for text in texts]}
 
 
 def with_risk_retry(
@@ -133,16 +123,12 @@ def with_risk_retry(
         if not isinstance(given, Runnable) and not (given is None and name == "second_retriever"):
             raise ConfigError(f"{name} takes a runnable, not a {type(given).__name__}.")
     model = called_model(chat)
-
-    def is_same(step: Mapping[str, Any]) -> bool:
-        return bool(called_model(chat, options=step).calls_like(model))
-
     plan = RetryPlan.of(
         alpha=model.alpha,
         retriever=retriever,
         top_k=top_k_of(retriever),
         has_second=second_retriever is not None,
-        is_same=is_same,
+        is_same=lambda step: called_model(chat, options=step).calls_like(model),
         threshold=threshold,
         max_tries=max_tries,
         settings=settings,
@@ -159,30 +145,27 @@ def with_risk_retry(
             raise ConfigError("context_lift is measured on a model in this process; leave it out.")
         answering = with_context_lift(prompt, chat, context=context)
 
-    def calls(
-        prompt: Runnable[Any, Any],
-        chat: ChatCocoa,
-        given: str | Mapping[str, Any],
-        config: RunnableConfig,
-        options: Mapping[str, Any],
-    ) -> Calls:
+    async def calls(prompt: Any, chat: Any, given: Any, asker: Asker, options: Mapping[str, Any]) -> Any:
         values = dict(given) if isinstance(given, Mapping) else {question: given}
         if not isinstance(values.get(question), str):
             raise ConfigError(f"the input needs a text under {question!r}, the question to retrieve documents for.")
         tries = Tries[tuple[AIMessage, list[Document]]](plan)
         for number, step in enumerate(plan.steps):
             grown = with_top_k(retriever, plan.growth**number)
-            retrieved = [(yield invocation(grown, values[question], config))]
+            retrieved = [await asker.ask(grown, values[question])]
             if number and second_retriever is not None:
-                retrieved.append((yield invocation(second_retriever, values[question], config)))
+                retrieved.append(await asker.ask(second_retriever, values[question]))
             documents = without_duplicates(*retrieved)
             filled = {**values, context: format_documents(documents)}
-            asked = yield invocation(prompt, filled, config)
+            asked = await asker.ask(prompt, filled)
             called = {**options, **step}
-            model = called_model(chat, config, called)
-            called |= in_prompt_of(model, (yield prompt_text_of(model, asked)), documents)
+            model = called_model(chat, asker.config, called)
+            texts = [document.page_content for document in documents]
+            in_prompt = texts and not model.source and find_in(await asker.prompt_text(model, asked), texts)
+            if in_prompt and len(in_prompt) == len(texts):  # not if the prompt lacks the text of one of them
+                called["source"] = [text.strip() for text in texts]
             try:
-                message = yield invocation(answering or chat, filled if answering else asked, config, **called)
+                message = await asker.ask(answering or chat, filled if answering else asked, **called)
             except HallucinationRiskError as error:  # of a gate after the chat
                 if error.answer is None:
                     raise

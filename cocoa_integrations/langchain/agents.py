@@ -155,7 +155,7 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
         self.tools = []
         require_known("on_risk", on_risk, OnRisk)
         self.limit = limit_of(threshold, metric, unit, on_risk)
-        action: GateAction = "abstain" if on_risk in ("keep", "interrupt") else on_risk
+        action: GateAction = "abstain" if on_risk == "keep" or on_risk == "interrupt" else on_risk
         self.gate = RiskGate(threshold, metric=metric, unit=unit, on_risk=action, mark=mark, answer=answer)
         self.on_risk = on_risk
         self.retries = list(retry_with) if isinstance(retry_with, Sequence) else [retry_with]

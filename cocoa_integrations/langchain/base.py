@@ -9,8 +9,9 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models.base import BaseLanguageModel, LangSmithParams
-from langchain_core.runnables import RunnableConfig
+from langchain_core.language_models.base import BaseLanguageModel, LangSmithParams, LanguageModelInput
+from langchain_core.outputs import LLMResult
+from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list
 from langchain_core.runnables.utils import AnyConfigurableField
 from pydantic import ValidationError, model_validator
@@ -20,7 +21,7 @@ from cocoa_engine import CocoaConfig, CocoaEngine, __version__
 from cocoa_engine.errors import ConfigError, UnsupportedFeatureError
 from cocoa_engine.messages import explain
 from cocoa_engine.model.load_options import changed_options
-from cocoa_engine.report import require_detail
+from cocoa_engine.report import Detail, require_detail
 from cocoa_integrations._shared.load_options import one_model_name, refuse_beside, with_field_names
 from cocoa_integrations._shared.loading import settings_digest
 from cocoa_integrations._shared.settings import (
@@ -35,6 +36,7 @@ from cocoa_integrations._shared.settings import (
 from cocoa_integrations._shared.unsupported import refuse_unsupported
 from cocoa_integrations.chat_service import Answer, ChatCall, Piece
 from cocoa_integrations.chat_service.remote import sent_settings
+from cocoa_integrations.langchain.answers import reduced_result
 from cocoa_integrations.langchain.composed import Composable
 from cocoa_integrations.langchain.options import (
     FRAMEWORK,
@@ -94,6 +96,9 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
         config = property(config_of, set_config)
 
     _ls_model_type: ClassVar[Literal["chat", "llm"]]
+    _detail: ClassVar[Detail]
+    """The default of ``risk_metadata`` for what is not a stream."""
+    _batches_prompts: ClassVar[bool]
     _call_options: ClassVar[type[CallOptions]] = CallOptions
     _tool_options: ClassVar[frozenset[str]] = frozenset()
     """The names of the options that ask for tools, for error messages."""
@@ -328,15 +333,69 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
             trace.record(stream.answer)
             yield await told(writer.last(stream.answer))
 
+    def batch(
+        self,
+        inputs: list[LanguageModelInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[Any]:
+        """As in LangChain. ``max_concurrency`` defaults to the batch size of the engine.
+
+        A text model decodes the prompts as one call, and with ``return_exceptions=True`` as calls of their own, so that
+        one that fails does not affect the others.
+        """
+        if self._batches_prompts and not return_exceptions:
+            return super().batch(inputs, config, **kwargs)
+        configs = self._with_concurrency(config, len(inputs))
+        return Runnable.batch(self, inputs, configs, return_exceptions=return_exceptions, **kwargs)
+
+    async def abatch(
+        self,
+        inputs: list[LanguageModelInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[Any]:
+        """See :meth:`batch`."""
+        if self._batches_prompts and not return_exceptions:
+            return await super().abatch(inputs, config, **kwargs)
+        configs = self._with_concurrency(config, len(inputs))
+        return await Runnable.abatch(self, inputs, configs, return_exceptions=return_exceptions, **kwargs)
+
     def _with_concurrency(
-        self, config: RunnableConfig | list[RunnableConfig] | None, count: int, batch_size: int | None = None
+        self, config: RunnableConfig | list[RunnableConfig] | None, count: int
     ) -> list[RunnableConfig]:
         """The configs of a batch, with ``max_concurrency`` where it is not set: by default the engine's batch size."""
-        batch_size = batch_size or (8 if self.is_remote else self._engine_or_lazy.runtime.max_batch_size)
+        batch_size = 8 if self.is_remote else self._engine_or_lazy.runtime.max_batch_size
+        batch_size = getattr(self, "batch_size", None) or batch_size
         return [
             {**each, "max_concurrency": each.get("max_concurrency") or batch_size}
             for each in get_config_list(config, count)
         ]
+
+    def generate(
+        self, prompts: list[Any], stop: list[str] | None = None, callbacks: Any = None, **kwargs: Any
+    ) -> LLMResult:
+        """As in LangChain. The options of the call are applied to the model first, so caches and traces see them."""
+        model, framework = self._for_call(stop, kwargs)
+        inner: Any = super(CocoaModel, model)
+        return model._returned(inner.generate(prompts, list(model.stop or ()) or None, callbacks, **framework))
+
+    async def agenerate(
+        self, prompts: list[Any], stop: list[str] | None = None, callbacks: Any = None, **kwargs: Any
+    ) -> LLMResult:
+        """See :meth:`generate`."""
+        model, framework = self._for_call(stop, kwargs)
+        inner: Any = super(CocoaModel, model)
+        stops = list(model.stop or ()) or None
+        return model._returned(await inner.agenerate(prompts, stops, callbacks, **framework))
+
+    def _returned(self, result: LLMResult) -> LLMResult:
+        """The result with the detail that the answers of a call have."""
+        return reduced_result(result, self.risk_metadata or self._detail, logprobs=self._keeps_logprobs)
 
     @property
     def _keeps_logprobs(self) -> bool:

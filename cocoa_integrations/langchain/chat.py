@@ -7,11 +7,11 @@ from contextlib import aclosing, closing
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun, Callbacks
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, ToolMessage
-from langchain_core.outputs import ChatGeneration, ChatResult, LLMResult
+from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.tools import BaseTool
 from pydantic import PrivateAttr, model_validator
@@ -22,7 +22,7 @@ from cocoa_engine.messages import unknown
 from cocoa_integrations._shared.chat_template import given_options, template_options
 from cocoa_integrations._shared.workers import in_worker
 from cocoa_integrations.chat_service import Answer, ChatCall, LocalChat
-from cocoa_integrations.langchain.answers import ReducedStream, reduced_result
+from cocoa_integrations.langchain.answers import ReducedStream
 from cocoa_integrations.langchain.base import CocoaModel
 from cocoa_integrations.langchain.messages import MessageWriter, answer_message, answer_metadata, to_chat, to_entries
 from cocoa_integrations.langchain.options import PER_CALL, TOOL_DETAILS, TOOLS, ChatCallOptions
@@ -88,6 +88,8 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
     agents can use models that are too small to decide when to call a tool."""
 
     _ls_model_type = "chat"
+    _detail = "compact"
+    _batches_prompts = False
     _call_options = ChatCallOptions
     _tool_options = TOOLS | TOOL_DETAILS
 
@@ -164,57 +166,6 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
             copy._initial_request = tool_request({**options, "tool_choice": self.initial_tool_choice})
         return copy
 
-    def batch(
-        self,
-        inputs: list[LanguageModelInput],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any,
-    ) -> list[AIMessage]:
-        """As in LangChain. ``max_concurrency`` defaults to the batch size of the engine."""
-        configs = self._with_concurrency(config, len(inputs))
-        return super().batch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
-
-    async def abatch(
-        self,
-        inputs: list[LanguageModelInput],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any,
-    ) -> list[AIMessage]:
-        """See :meth:`batch`."""
-        configs = self._with_concurrency(config, len(inputs))
-        return await super().abatch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
-
-    def generate(
-        self,
-        messages: list[list[BaseMessage]],
-        stop: list[str] | None = None,
-        callbacks: Callbacks = None,
-        **kwargs: Any,
-    ) -> LLMResult:
-        """As in LangChain. The options of the call are applied to the model first, so caches and traces see them."""
-        model, framework = self._for_call(stop, kwargs)
-        stops = list(model.stop or ()) or None
-        result = super(ChatCocoa, model).generate(messages, stops, callbacks, **framework)
-        return model._returned(result)
-
-    async def agenerate(
-        self,
-        messages: list[list[BaseMessage]],
-        stop: list[str] | None = None,
-        callbacks: Callbacks = None,
-        **kwargs: Any,
-    ) -> LLMResult:
-        """See :meth:`generate`."""
-        model, framework = self._for_call(stop, kwargs)
-        result = await super(ChatCocoa, model).agenerate(
-            messages, list(model.stop or ()) or None, callbacks, **framework
-        )
-        return model._returned(result)
-
     def stream(
         self,
         input: LanguageModelInput,
@@ -247,10 +198,6 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
         async with aclosing(super().astream(input, config, stop=stop, **kwargs)) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
                 yield reduced.next(chunk) if reduced else chunk
-
-    def _returned(self, result: LLMResult) -> LLMResult:
-        """The result with the detail that the messages of a call have."""
-        return reduced_result(result, self.risk_metadata or "compact", logprobs=self._keeps_logprobs)
 
     def _reduced_stream(self, options: Mapping[str, Any]) -> ReducedStream | None:
         """Reduces the chunks of a stream with these options; ``None`` if they have full metadata."""

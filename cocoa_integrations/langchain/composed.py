@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Set
 from contextlib import aclosing, closing
-from typing import Any
+from typing import Any, ClassVar
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import BaseLLM
@@ -98,10 +98,10 @@ class Composed(RunnableBinding[Any, Any]):  # type: ignore[no-redef]
         before = {name: value for name, value in self.kwargs.items() if _setting(name) not in given}
         return self.model_copy(update={"kwargs": {**before, **kwargs}})
 
-    with_alisteners = _composed(Runnable.with_alisteners)
-    with_retry = _composed(Runnable.with_retry)
-    with_fallbacks = _composed(Runnable.with_fallbacks)
-    configurable_alternatives = _composed(RunnableSerializable.configurable_alternatives)
+    with_alisteners: ClassVar[Any] = _composed(Runnable.with_alisteners)
+    with_retry: ClassVar[Any] = _composed(Runnable.with_retry)
+    with_fallbacks: ClassVar[Any] = _composed(Runnable.with_fallbacks)
+    configurable_alternatives: ClassVar[Any] = _composed(RunnableSerializable.configurable_alternatives)
 
     def configurable_fields(self, **kwargs: Any) -> Any:
         """As of the model. An option of the same name that was bound before is the value of the field by default."""

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun, Callbacks
-from langchain_core.language_models import LanguageModelInput
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models.llms import BaseLLM
 from langchain_core.outputs import Generation as TextGeneration
 from langchain_core.outputs import GenerationChunk, LLMResult
-from langchain_core.runnables import Runnable, RunnableConfig
 from pydantic import Field
 from typing_extensions import Self
 
 from cocoa_engine.errors import UnsupportedFeatureError
 from cocoa_engine.report import SPANS_KEY
 from cocoa_integrations.chat_service import Answer, ChatCall, Piece
-from cocoa_integrations.langchain.answers import reduced_result
 from cocoa_integrations.langchain.base import CocoaModel
 from cocoa_integrations.langchain.composed import LLMWithRisk
 from cocoa_integrations.langchain.messages import answer_metadata, span_entries, usage_metadata
@@ -45,6 +42,8 @@ class CocoaLLM(CocoaModel, BaseLLM):
     """Maximum number of prompts of a call that are decoded together. ``None``: ``Runtime.max_batch_size``."""
 
     _ls_model_type = "llm"
+    _detail = "full"
+    _batches_prompts = True
 
     @property
     def _llm_type(self) -> str:
@@ -80,67 +79,6 @@ class CocoaLLM(CocoaModel, BaseLLM):
         raise UnsupportedFeatureError(
             "CocoaLLM does not enforce a schema; use ChatCocoa, or logits_processor=engine.constrain(json_schema=...)"
         )
-
-    def batch(
-        self,
-        inputs: list[LanguageModelInput],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any,
-    ) -> list[str]:
-        """As in LangChain. With ``return_exceptions=True``, the error of a prompt is returned in its position.
-
-        The prompts are then decoded together as calls of their own, so that one that fails does not affect the others.
-        """
-        if not return_exceptions:
-            return super().batch(inputs, config, **kwargs)
-        configs = self._with_concurrency(config, len(inputs), self.batch_size)
-        return Runnable.batch(self, inputs, configs, return_exceptions=True, **kwargs)
-
-    async def abatch(
-        self,
-        inputs: list[LanguageModelInput],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any,
-    ) -> list[str]:
-        """See :meth:`batch`."""
-        if not return_exceptions:
-            return await super().abatch(inputs, config, **kwargs)
-        configs = self._with_concurrency(config, len(inputs), self.batch_size)
-        return await Runnable.abatch(self, inputs, configs, return_exceptions=True, **kwargs)
-
-    def generate(
-        self,
-        prompts: list[str],
-        stop: list[str] | None = None,
-        callbacks: Callbacks | list[Callbacks] | None = None,
-        **kwargs: Any,
-    ) -> LLMResult:
-        """As in LangChain. The options of the call are applied to the model first, so caches and traces see them."""
-        model, framework = self._for_call(stop, kwargs)
-        stops = list(model.stop or ()) or None
-        result = super(CocoaLLM, model).generate(prompts, stops, callbacks, **framework)
-        return model._returned(result)
-
-    async def agenerate(
-        self,
-        prompts: list[str],
-        stop: list[str] | None = None,
-        callbacks: Callbacks | list[Callbacks] | None = None,
-        **kwargs: Any,
-    ) -> LLMResult:
-        """See :meth:`generate`."""
-        model, framework = self._for_call(stop, kwargs)
-        stops = list(model.stop or ()) or None
-        result = await super(CocoaLLM, model).agenerate(prompts, stops, callbacks, **framework)
-        return model._returned(result)
-
-    def _returned(self, result: LLMResult) -> LLMResult:
-        """The result with the detail that the answers of a call have."""
-        return reduced_result(result, self.risk_metadata or "full", logprobs=self._keeps_logprobs)
 
     def _generate(
         self,
@@ -198,7 +136,7 @@ class _TextWriter:
     """Makes the chunks of one streamed answer."""
 
     def __init__(self, *, usage: bool) -> None:
-        self._usage = usage
+        self._left_out = set[str]() if usage else {"usage_metadata"}
 
     def chunk(self, piece: Piece) -> GenerationChunk:
         """The chunk of a piece."""
@@ -207,9 +145,7 @@ class _TextWriter:
 
     def last(self, answer: Answer) -> GenerationChunk:
         """The chunk that ends the answer, with its report."""
-        information = _info(answer)
-        if not self._usage:
-            del information["usage_metadata"]
+        information = {key: value for key, value in _info(answer).items() if key not in self._left_out}
         return GenerationChunk(text="", generation_info=information)
 
 

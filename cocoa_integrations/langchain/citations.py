@@ -199,16 +199,7 @@ def cited(
     by: CitedBy,
     markers: bool = True,
 ) -> AIMessage:
-    """A copy of an answer that cites documents.
-
-    Args:
-        message: the answer.
-        values: for each span, the lift or the attention by each document.
-        documents: the documents.
-        lowest: the lowest value of a cited part.
-        by: what the values are.
-        markers: whether the text gets the markers.
-    """
+    """A copy of an answer that cites documents; ``values`` are the lift or the attention of each span, by document."""
     report, spans = get_risk(message), get_spans(message)
     edited = EditedText.find(message.text, report)
     # in a message with tool calls, which the text lacks, offsets are those in the generated text

@@ -62,11 +62,7 @@ class Composable(Runnable[Any, Any]):
 
     @abstractmethod
     def with_options(self, options: Mapping[str, Any]) -> Self:
-        """The model with the options of one call applied.
-
-        Raises:
-            ConfigError: an option is unknown or out of range.
-        """
+        """The model with the options of one call applied."""
 
     def bind(self, **kwargs: Any) -> Any:
         """The model with options of every call."""
@@ -150,13 +146,9 @@ def _rebuilt(
     *,
     changes_fields: bool = False,
 ) -> Any:
-    """The runnable with each model in it changed.
+    """The runnable with each model in it changed, or each model with configurable fields.
 
-    Args:
-        change: makes a runnable of a model and of the superseded options that were bound to it.
-        superseded: the options that the change replaces.
-        bound: those that are bound outside of the runnable.
-        changes_fields: whether the change takes a model with configurable fields, too.
+    ``change`` takes a model and the options bound to it that it replaces, which are those named in ``superseded``.
     """
 
     def inner(each: Any) -> Any:
@@ -191,11 +183,7 @@ def _setting(name: str) -> str:
 
 
 class LLMWithRisk(Runnable[LanguageModelInput, dict[str, Any]]):
-    """The runnable that :meth:`CocoaLLM.with_risk` returns; it is described there.
-
-    Args:
-        llm: the model that answers.
-    """
+    """The runnable that :meth:`CocoaLLM.with_risk` returns; it is described there."""
 
     # `invoke` of LangChain's models calls `_convert_input`, which has no public name. `generate_prompt` takes its
     # result and, unlike `invoke`, returns the report.
@@ -265,10 +253,6 @@ def _answer_of(result: LLMResult) -> dict[str, Any]:
 
 
 def _with_report(options: dict[str, Any]) -> dict[str, Any]:
-    """The options of a call whose report is full, whatever ``risk_metadata`` is.
-
-    Raises:
-        ConfigError: its value is unknown.
-    """
+    """The options of a call whose report is full, whatever ``risk_metadata`` is."""
     require_detail(options.get("risk_metadata"))
     return {**options, "risk_metadata": None}

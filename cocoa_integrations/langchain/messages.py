@@ -68,12 +68,10 @@ def to_entries(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
 
 def _entry(message: BaseMessage, called: Mapping[str | None, str]) -> dict[str, Any]:
     entry: dict[str, Any] = {"role": _role(message), "content": _text(message)}
-    if message.name:
-        entry["name"] = message.name
+    if name := message.name or called.get(getattr(message, "tool_call_id", None)):
+        entry["name"] = name
     if isinstance(message, ToolMessage):
         entry["tool_call_id"] = message.tool_call_id
-        if not message.name and message.tool_call_id in called:
-            entry["name"] = called[message.tool_call_id]
     elif isinstance(message, AIMessage):
         if message.tool_calls:
             entry["tool_calls"] = [
@@ -188,13 +186,7 @@ def usage_metadata(answer: Answer) -> UsageMetadata:
 
 
 class MessageWriter:
-    """Makes the chunks of one streamed answer.
-
-    Args:
-        blocks: whether the content of chunks is a list of blocks from the beginning. Otherwise it is from the first
-            reasoning on.
-        usage: whether the last chunk has the token counts.
-    """
+    """Makes the chunks of one streamed answer, whose content is a list of blocks from the first reasoning on."""
 
     def __init__(self, *, blocks: bool, usage: bool) -> None:
         self._blocks, self._usage = blocks, usage
@@ -225,16 +217,13 @@ class MessageWriter:
 
 
 def invalid_ending(written: str) -> str:
-    """An ending that makes truncated arguments invalid for LangChain, which would otherwise complete them.
+    """An ending, such as an unmatched bracket, of truncated arguments that LangChain would otherwise complete."""
 
-    ``parse_partial_json`` fails on an unmatched bracket, and LangChain then lists the call as invalid.
-    """
+    def is_completed(args: str) -> bool:
+        try:
+            return not args or isinstance(parse_partial_json(args), dict)
+        except ValueError:
+            return False
+
     endings = ("", "]", "}", '"]', '"}', '""]', '""}')
-    return next((ending for ending in endings if not _can_be_completed(written + ending)), "")
-
-
-def _can_be_completed(args: str) -> bool:
-    try:
-        return not args or isinstance(parse_partial_json(args), dict)
-    except ValueError:
-        return False
+    return next((ending for ending in endings if not is_completed(written + ending)), "")

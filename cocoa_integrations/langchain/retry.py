@@ -183,11 +183,7 @@ def with_risk_retry(
 
 
 def _chosen(plan: RetryPlan, tries: Tries[tuple[AIMessage, list[Document]]]) -> tuple[AIMessage, list[Document]]:
-    """The best answer, with the history of all attempts, and its documents.
-
-    Raises:
-        HallucinationRiskError: every attempt is too risky, and ``on_risk`` is ``raise``.
-    """
+    """The best answer, with the history of all attempts, and its documents."""
     (message, documents), history = tries.best()
     if (gate := tries.gate()) is not None:
         if gate.action == "abstain":

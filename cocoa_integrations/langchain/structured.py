@@ -75,22 +75,8 @@ def _without_titles(tool: dict[str, Any]) -> str:
         return repr(id(tool))
 
 
-def refuse_legacy(options: Mapping[str, Any]) -> None:
-    """Refuse OpenAI's earlier names of tools.
-
-    Raises:
-        ConfigError: one is given.
-    """
-    if legacy := [name for name in ("functions", "function_call") if options.get(name)]:
-        raise ConfigError(f"instead of {' and '.join(legacy)} give tools and tool_choice")
-
-
 def openai_tool(tool: Any, *, strict: bool | None = None) -> dict[str, Any]:
-    """A tool in OpenAI's format.
-
-    Raises:
-        ConfigError: LangChain cannot convert it.
-    """
+    """A tool in OpenAI's format; a ``ConfigError`` if it cannot be converted."""
     try:
         return {"type": "function", "function": {**_function(tool), **({} if strict is None else {"strict": strict})}}
     except (PydanticUserError, TypeError, ValueError, AttributeError, NameError) as error:
@@ -122,11 +108,7 @@ def _function(tool: Any) -> dict[str, Any]:
 
 
 def json_schema_of(schema: Any) -> dict[str, Any]:
-    """The JSON schema of a type, or that in a dict or of the arguments of a function.
-
-    Raises:
-        ConfigError: it is not a schema.
-    """
+    """The JSON schema of a type, or that in a dict or of the arguments of a function."""
     if isinstance(schema, Mapping) and schema.keys().isdisjoint(_DESCRIBES_FUNCTION):
         return standard(schema)
     if not (isinstance(schema, Mapping) or _is_function(schema)):
@@ -139,11 +121,7 @@ def json_schema_of(schema: Any) -> dict[str, Any]:
 
 
 def as_tool(schema: Any) -> dict[str, Any]:
-    """A tool whose arguments are an object with the schema.
-
-    Raises:
-        ConfigError: it is not a schema.
-    """
+    """A tool whose arguments are an object with the schema."""
     made = json_schema_of(schema)
     return openai_tool({"title": TITLE, **made} if made.keys() & _SAYS_WHAT_FITS else made)
 
@@ -168,11 +146,7 @@ class WholeJsonParser(BaseCumulativeTransformOutputParser[Any]):
     """The schema of a complete answer."""
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
-        """The value of an answer. For a partial answer, the value so far, or ``None``.
-
-        Raises:
-            OutputParserException: a complete answer is not JSON, or does not validate.
-        """
+        """The value of an answer. For a partial answer, the value so far, or ``None``."""
         info = getattr(getattr(result[0], "message", None), "response_metadata", {})
         if partial and "finish_reason" not in info:
             try:
@@ -201,11 +175,7 @@ class ArgumentsParser(JsonOutputKeyToolsParser):
     """As for :class:`WholeJsonParser`."""
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
-        """The value of the arguments. For a partial answer, the value so far, or ``None``.
-
-        Raises:
-            OutputParserException: the arguments of a complete answer do not validate.
-        """
+        """The value of the arguments. For a partial answer, the value so far, or ``None``."""
         try:
             return validated(self.read, super().parse_result(result, partial=partial))
         except OutputParserException:
@@ -215,11 +185,7 @@ class ArgumentsParser(JsonOutputKeyToolsParser):
 
 
 def validated(read: Callable[[str], Any] | None, value: Any) -> Any:
-    """The object that is made from a JSON value, or the value itself.
-
-    Raises:
-        OutputParserException: the value does not validate.
-    """
+    """The object that is made from a JSON value, or the value itself."""
     if read is None or value is None:
         return value
     text = json.dumps(value)

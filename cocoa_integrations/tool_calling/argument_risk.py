@@ -18,14 +18,7 @@ ROOT = ("$.", "$[")
 
 
 def parts_of_report(generation: Generation, plan: Plan, split: Split, calls: Sequence[Call]) -> dict[str, Any]:
-    """What the parsed answer adds to its report: ``tool_calls`` if it has calls, ``fields`` if JSON was asked for.
-
-    Args:
-        generation: the answer.
-        plan: the plan of the call.
-        split: separates the reasoning of the answer.
-        calls: the calls of the parsed answer, with their ids.
-    """
+    """What the parsed answer adds to its report: ``tool_calls`` if it has calls, ``fields`` if JSON was asked for."""
     if calls:
         return {"tool_calls": tool_call_risks(generation, calls, plan.engine)}
     if plan.request.schema is not None:
@@ -34,13 +27,7 @@ def parts_of_report(generation: Generation, plan: Plan, split: Split, calls: Seq
 
 
 def field_risks(generation: Generation, engine: CocoaEngine, *, start: int = 0) -> dict[str, ValueReport]:
-    """``cocoa_risk["fields"]``: the risk of every value of a JSON answer, by its path; see :func:`tool_call_risks`.
-
-    Args:
-        generation: the answer.
-        engine: the engine that answered.
-        start: the offset at which the JSON begins, after the reasoning of the model.
-    """
+    """``cocoa_risk["fields"]``: the risk of every value of the JSON from ``start`` on, by its path."""
     tokens = _token_offsets(generation, engine)
     offsets = field_offsets(generation.text, start)
     return {path: _value(generation, tokens, offset) for path, offset in offsets.items()}
@@ -55,11 +42,6 @@ def tool_call_risks(generation: Generation, calls: Sequence[Call], engine: Cocoa
     ``start`` and ``end`` are offsets in the generated text, which contains the tool calls; the quotes of a string are
     not included. For a call, ``risk`` is the highest risk of all its spans, including those of
     its name, and ``error`` says why the call is invalid, or is ``None``.
-
-    Args:
-        generation: the answer.
-        calls: the calls, with their ids.
-        engine: the engine that answered.
     """
     tokens = _token_offsets(generation, engine)
     reports = []

@@ -105,11 +105,7 @@ MISTRAL = CallFormat("[TOOL_CALLS]", "", listed=True)
 
 
 def template_format(engine: CocoaEngine) -> CallFormat | None:
-    """The format in which a chat template writes tool calls.
-
-    Returns:
-        ``None`` if the template ignores tools, or has an unknown format.
-    """
+    """The format in which a chat template writes tool calls; ``None`` if it ignores tools, or has an unknown format."""
     name = "look_it_up"
     function = {"name": name, "description": "Look.", "parameters": {"type": "object", "properties": {}}}
     tool = {"type": "function", "function": function}

@@ -34,17 +34,11 @@ _known: WeakKeyDictionary[CocoaEngine, tuple[Any, CallFormat | None]] = WeakKeyD
 
 
 class Plan:
-    """The prompt, the grammar and the parser for a request with one engine.
+    """The prompt, the grammar and the parser for a request, which may be empty, with one engine.
 
     If the chat template supports tools and writes calls in a known format, it describes the tools to the model.
-    Otherwise the system message does (:mod:`~cocoa_integrations.tool_calling.prompt`).
-
-    Args:
-        request: the tools and the response format; may be empty.
-        engine: the engine that answers.
-        options: the options of the chat template.
-        calls_must_fit: raise an error for a call that does not fit the schema of its tool. Otherwise it is listed as
-            invalid.
+    Otherwise the system message does (:mod:`~cocoa_integrations.tool_calling.prompt`). With ``calls_must_fit``, a call
+    that does not fit the schema of its tool is an error. Otherwise it is listed as invalid.
 
     Attributes:
         inside_reasoning: whether the prompt ends inside the reasoning of the model, as those for DeepSeek-R1 do. Set by
@@ -83,14 +77,8 @@ class Plan:
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """The messages for the ``chat`` method of the engine, and the arguments of the chat template.
 
-        Args:
-            messages: dicts with ``role`` and ``content``. Those of an assistant may have ``tool_calls`` (OpenAI's
-                format, the arguments a dict) and ``reasoning_content``; those of a tool have ``name`` and
-                ``tool_call_id``.
-
-        Raises:
-            ConfigError: the chat template has no variable ``enable_thinking``, and the option is given.
-            PromptError: the last message is to be continued, and is not an assistant's.
+        Messages are dicts with ``role`` and ``content``. Those of an assistant may have ``tool_calls`` (OpenAI's
+        format, the arguments a dict) and ``reasoning_content``; those of a tool have ``name`` and ``tool_call_id``.
         """
         kwargs = template_kwargs(self._options, messages, self.engine)
         chat, tools = self._with_tools(with_reasoning(messages, self.engine))
@@ -128,13 +116,9 @@ class Plan:
     def processors(
         self, chat: Sequence[Mapping[str, Any]] = (), kwargs: Mapping[str, Any] | None = None
     ) -> list[GrammarProcessor]:
-        """The logits processor that constrains the answer; empty if any text is allowed.
+        """The logits processor that constrains the answer to the prompt of ``chat``; empty if any text is allowed.
 
         If the prompt ends inside the reasoning, the reasoning is free, and the answer after it is constrained.
-
-        Args:
-            chat: the messages that :meth:`prompt` returned.
-            kwargs: the arguments of the chat template that it returned.
 
         Raises:
             PromptError: the prompt (if it is given) does not fit the context window. Nothing is compiled then.

@@ -22,32 +22,17 @@ from cocoa_engine.errors import ConfigError, UnsupportedFeatureError
 from cocoa_engine.messages import explain
 from cocoa_engine.model.load_options import changed_options
 from cocoa_engine.report import Detail, require_detail
+from cocoa_integrations._shared import settings as decode_settings
 from cocoa_integrations._shared.load_options import one_model_name, refuse_beside, with_field_names
 from cocoa_integrations._shared.loading import settings_digest
-from cocoa_integrations._shared.settings import (
-    FIELD_SYNONYMS,
-    config_of,
-    fields_of,
-    refuse_unknown,
-    set_config,
-    split_settings,
-    updated,
-)
+from cocoa_integrations._shared.settings import FIELD_SYNONYMS, config_of, fields_of, refuse_unknown, split_settings
 from cocoa_integrations._shared.unsupported import refuse_unsupported
 from cocoa_integrations.chat_service import Answer, ChatCall, Piece
 from cocoa_integrations.chat_service.remote import sent_settings
+from cocoa_integrations.langchain import options as of_options
 from cocoa_integrations.langchain.answers import reduced_result
 from cocoa_integrations.langchain.composed import Composable
-from cocoa_integrations.langchain.options import (
-    FRAMEWORK,
-    INSTEAD,
-    TOOL_DETAILS,
-    TOOLS,
-    CallOptions,
-    ModelOptions,
-    engine_id,
-    without_unset,
-)
+from cocoa_integrations.langchain.options import FRAMEWORK, TOOL_DETAILS, TOOLS, CallOptions, ModelOptions
 from cocoa_integrations.tracing import RiskTrace
 
 
@@ -93,7 +78,7 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
     else:
         model = property(lambda self: self.model_name, lambda self, name: setattr(self, "model_name", name))
         max_tokens = property(lambda self: self.max_new_tokens, lambda self, n: setattr(self, "max_new_tokens", n))
-        config = property(config_of, set_config)
+        config = property(config_of, decode_settings.set_config)
 
     _ls_model_type: ClassVar[Literal["chat", "llm"]]
     _detail: ClassVar[Detail]
@@ -111,9 +96,9 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
         if not isinstance(base, CocoaConfig):
             raise ConfigError(f"config takes a CocoaConfig, not {type(base).__name__}")
         settings, rest = split_settings(options, base.method)
-        rest = refuse_unsupported(without_unset(type(self), rest), what=what)
-        if not_here := INSTEAD.keys() & rest.keys():
-            hints = "; ".join(f"instead of {name} {INSTEAD[name]}" for name in sorted(not_here))
+        rest = refuse_unsupported(of_options.without_unset(type(self), rest), what=what)
+        if not_here := of_options.INSTEAD.keys() & rest.keys():
+            hints = "; ".join(f"instead of {name} {of_options.INSTEAD[name]}" for name in sorted(not_here))
             raise ConfigError(f"{what}: {hints}")
         if isinstance(rest.get("metadata"), str):
             raise ConfigError(f"{what}: metadata is LangChain's; the option is named risk_metadata")
@@ -126,7 +111,8 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
             refuse_beside("engine", [*changed, *([] if url is None else ["base_url"])])
         if url is not None:
             refuse_beside("base_url", [name for name in changed if name != named])
-            config = updated(base, {name: value for name, value in settings.items() if value is not None})
+            settings = {name: value for name, value in settings.items() if value is not None}
+            config = decode_settings.updated(base, settings)
             sent_settings(config)  # refuses those of the server's machine
             fields = {**dict.fromkeys(CocoaConfig.model_fields), **fields_of(config)}
         else:
@@ -188,7 +174,7 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
         else:
             model = {
                 "dtype": str(self.engine.held_model.dtype),
-                "engine_id": engine_id(self.engine),
+                "engine_id": of_options.engine_id(self.engine),
                 "settings": settings_digest(self.engine),
             }
         if not self.stream_usage:
@@ -230,7 +216,7 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
         own = {name: value for name, value in options.items() if name not in others}
         before = config_of(self)
         settings, rest = split_settings(own, before.method)
-        rest = refuse_unsupported(without_unset(self._call_options, rest), what=f"a call of {what}")
+        rest = refuse_unsupported(of_options.without_unset(self._call_options, rest), what=f"a call of {what}")
         one_model_name(rest)
         update: dict[str, Any] = {}
         if (name := rest.pop("model_name", None)) not in (None, self._name):
@@ -243,7 +229,7 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
         refuse_unknown(rest, known, what=f"a call of {what}")
         if self.is_remote:
             settings = {name: value for name, value in settings.items() if value is not None}
-        config = updated(before, {**settings, **({} if stop is None else {"stop": stop})})
+        config = decode_settings.updated(before, {**settings, **({} if stop is None else {"stop": stop})})
         try:
             checked = self._call_options(**rest)
         except ValidationError as error:

@@ -22,20 +22,11 @@ from cocoa_engine.messages import unknown
 from cocoa_integrations._shared.chat_template import given_options, template_options
 from cocoa_integrations._shared.workers import in_worker
 from cocoa_integrations.chat_service import Answer, ChatCall, LocalChat
+from cocoa_integrations.langchain import structured
 from cocoa_integrations.langchain.answers import ReducedStream
 from cocoa_integrations.langchain.base import CocoaModel
 from cocoa_integrations.langchain.messages import MessageWriter, answer_message, answer_metadata, to_chat, to_entries
 from cocoa_integrations.langchain.options import PER_CALL, TOOL_DETAILS, TOOLS, ChatCallOptions
-from cocoa_integrations.langchain.structured import (
-    TITLE,
-    as_tool,
-    json_parser,
-    json_schema_of,
-    openai_tool,
-    structured,
-    tool_parser,
-    tool_request,
-)
 from cocoa_integrations.tool_calling import ToolRequest
 from cocoa_integrations.tracing import RiskTrace
 
@@ -143,7 +134,7 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
         if self.is_remote or not messages:
             return sum(len(self.get_token_ids(message.text)) for message in messages)
         options = template_options(self).model_copy(update={"continue_final_message": False})
-        request = self._tool_request if tools is None else tool_request({"tools": tools})
+        request = self._tool_request if tools is None else structured.tool_request({"tools": tools})
         call = ChatCall(messages=to_entries(messages), tools=request, template=options)
         return len(LocalChat(self.load()).prompt_ids(call))
 
@@ -160,10 +151,10 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
         if not any(options.get(name) is not None for name in TOOLS | TOOL_DETAILS):
             return self
         copy = self.model_copy()
-        copy._tool_request = tool_request(options)
+        copy._tool_request = structured.tool_request(options)
         copy._initial_request = None
         if options.get("tools") and options.get("tool_choice") is None and self.initial_tool_choice is not None:
-            copy._initial_request = tool_request({**options, "tool_choice": self.initial_tool_choice})
+            copy._initial_request = structured.tool_request({**options, "tool_choice": self.initial_tool_choice})
         return copy
 
     def stream(
@@ -306,7 +297,7 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
         self.with_options({"tools": tools, **given})  # reports errors now rather than at the first call
         if not tools and not given.keys() - details.keys():
             return self
-        return self.bind(tools=[openai_tool(tool, strict=strict) for tool in tools], **given)
+        return self.bind(tools=[structured.openai_tool(tool, strict=strict) for tool in tools], **given)
 
     def with_structured_output(
         self,
@@ -341,12 +332,12 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
             raise ConfigError(f"with_structured_output: {unknown([method], STRUCTURED_METHODS, what='method')}")
         if schema is None and method != "json_mode":
             raise ConfigError(f"with_structured_output: method={method!r} takes a schema")
-        json_schema = None if schema is None else json_schema_of(schema)
-        traced = {"kwargs": {"method": method}, "schema": {"title": TITLE, **(json_schema or {})}}
+        json_schema = None if schema is None else structured.json_schema_of(schema)
+        traced = {"kwargs": {"method": method}, "schema": {"title": structured.TITLE, **(json_schema or {})}}
         options = {**kwargs, "ls_structured_output_format": traced}
         if method == "function_calling":
-            model = self.bind_tools([as_tool(schema)], tool_choice="any", **options)
-            return structured(model, tool_parser(schema), include_raw=include_raw)
+            model = self.bind_tools([structured.as_tool(schema)], tool_choice="any", **options)
+            return structured.with_parser(model, structured.tool_parser(schema), include_raw=include_raw)
         enforced = {"schema": json_schema, "strict": False}  # the parser validates what no grammar enforces
         if json_schema is None:
             response_format: dict[str, Any] = {"type": "json_object"}
@@ -356,4 +347,4 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
             response_format = {"type": "json_schema", "json_schema": enforced}
         self.with_options({**kwargs, "response_format": response_format})
         model = self.bind(response_format=response_format, **options)
-        return structured(model, json_parser(schema, json_schema), include_raw=include_raw)
+        return structured.with_parser(model, structured.json_parser(schema, json_schema), include_raw=include_raw)

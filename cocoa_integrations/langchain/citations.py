@@ -14,22 +14,8 @@ from langchain_core.runnables import Runnable
 from cocoa_engine import context_lift_of_text
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.logs import safe_logger
-from cocoa_integrations._shared.citations import (
-    CANNOT_ATTEND,
-    CITATIONS_KEY,
-    MOST_PASSAGES,
-    NOT_FOUND,
-    NOT_SEEN,
-    VALUES,
-    CitedBy,
-    citations_of,
-    citing,
-    find_in,
-    lift_in_nats,
-    spread,
-    with_lifts,
-    with_markers,
-)
+from cocoa_integrations._shared import citations as shared
+from cocoa_integrations._shared.citations import CITATIONS_KEY, CitedBy
 from cocoa_integrations._shared.edits import EditedText
 from cocoa_integrations._shared.settings import config_of
 from cocoa_integrations.langchain.answers import get_risk, get_spans, require_message, with_change, with_spans
@@ -101,7 +87,7 @@ def with_citations(
     """
     if not isinstance(called_model(chat), ChatCocoa):
         raise ConfigError(f"with_citations takes a ChatCocoa, not a {type(chat).__name__}. {AFTER_A_RETRY}")
-    cite = citing(by, min_lift, min_attention)
+    cite = shared.citing(by, min_lift, min_attention)
     if cite.by == "lift" and called_model(chat).is_remote:
         raise ConfigError("by='lift' feeds the answer again, which needs a model in this process; give by='attention'.")
 
@@ -124,12 +110,12 @@ def with_citations(
         spans = get_spans(message)
         seen = not (in_prompt and spans) or any(span.passage_attention for span in spans)
         if cite.by == "attention" and not seen:
-            raise ConfigError(CANNOT_ATTEND)
+            raise ConfigError(shared.CANNOT_ATTEND)
         if cite.by is not None:
             return cite.by
         missing = any(one.page_content.strip() for number, one in enumerate(documents) if number not in in_prompt)
         if not seen or missing:
-            why = NOT_FOUND if seen else NOT_SEEN
+            why = shared.NOT_FOUND if seen else shared.NOT_SEEN
             if not called.is_remote:
                 logger.warning("citations are by lift, because %s", why)
                 return "lift"
@@ -147,13 +133,13 @@ def with_citations(
         spans = get_spans(message)
         lifts: list[list[float | None]] = [[None] * len(documents) for _ in spans]
         if by == "attention":
-            lifts = [spread(span.passage_attention, in_prompt, len(documents)) for span in spans]
+            lifts = [shared.spread(span.passage_attention, in_prompt, len(documents)) for span in spans]
         elif any(span.text for span in spans):
             engine, config = called.load(), config_of(called)
             full, *without_sources = (called.prompt_ids(one) for one in prompts)
             texts = [span.text or "" for span in spans]
             columns = [context_lift_of_text(engine, texts, full, without, config) for without in without_sources]
-            lifts = [[lift_in_nats(column[number]) for column in columns] for number in range(len(spans))]
+            lifts = [[shared.lift_in_nats(column[number]) for column in columns] for number in range(len(spans))]
         return cited(message, lifts, documents, lowest=cite.lowest[by], by=by, markers=markers)
 
     async def calls(prompt: Any, chat: Any, values: Any, asker: Asker, options: Mapping[str, Any]) -> AIMessage:
@@ -162,8 +148,8 @@ def with_citations(
         full = await asker.ask(prompt, filled(values))
         in_prompt: list[int] = []
         if cite.by != "lift":
-            most = MOST_PASSAGES if called.is_remote else None
-            in_prompt = find_in(await asker.prompt_text(called, full), texts)[:most]
+            most = shared.MOST_PASSAGES if called.is_remote else None
+            in_prompt = shared.find_in(await asker.prompt_text(called, full), texts)[:most]
         message = values.get("answer")
         if isinstance(message, AIMessage):
             in_prompt = in_prompt if len(in_prompt) == len(texts) else []  # else its passages are not known
@@ -205,7 +191,7 @@ def cited(
     # in a message with tool calls, which the text lacks, offsets are those in the generated text
     text = edited or EditedText("".join(span.text or "" for span in spans))
     shown = text.spans(spans)
-    citations, sourced = citations_of(shown, [values[span.span] for span in shown], lowest, by)
+    citations, sourced = shared.citations_of(shown, [values[span.span] for span in shown], lowest, by)
     citations = [
         citation.with_values(
             id=documents[citation.source - 1].id,
@@ -216,13 +202,13 @@ def cited(
     ]
     sources = {span.span: span.source for span in sourced}
     spans = [
-        span.with_values(source=sources.get(span.span), **{VALUES[by]: list(of_span)})
+        span.with_values(source=sources.get(span.span), **{shared.VALUES[by]: list(of_span)})
         for span, of_span in zip(spans, values, strict=True)
     ]
     message = with_spans(message, report, spans)
     placed = [citation.to_dict() for citation in text.placed(citations, text.begin)]
     message = message.model_copy(update={"response_metadata": {**message.response_metadata, CITATIONS_KEY: placed}})
-    return with_change(message, with_markers(text, citations, report)) if markers and edited else message
+    return with_change(message, shared.with_markers(text, citations, report)) if markers and edited else message
 
 
 def context_lift(
@@ -260,7 +246,7 @@ def context_lift(
     engine = chat.load()
     with_context, without_context = chat.prompt_ids(prompt), chat.prompt_ids(prompt_without_context)
     lifts = context_lift_of_text(engine, texts, with_context, without_context, config_of(chat))
-    return with_spans(message, report, with_lifts(spans, lifts))
+    return with_spans(message, report, shared.with_lifts(spans, lifts))
 
 
 def with_context_lift(

@@ -14,27 +14,11 @@ from cocoa_engine.errors import ConfigError, HallucinationRiskError
 from cocoa_integrations._shared.citations import find_in
 from cocoa_integrations._shared.limits import ABSTENTION, MARK, Mark
 from cocoa_integrations._shared.tries import TRIES_KEY, Measure, OnRisk, RetryPlan, Tries
-from cocoa_integrations.langchain.answers import (
-    calls_tools,
-    get_risk,
-    replaced,
-    require_message,
-    with_change,
-    with_report,
-    without_tool_calls,
-)
+from cocoa_integrations.langchain import answers, retrieval
 from cocoa_integrations.langchain.chat import ChatCocoa
 from cocoa_integrations.langchain.citations import AFTER_A_RETRY, with_context_lift
 from cocoa_integrations.langchain.composed import called_model
-from cocoa_integrations.langchain.retrieval import (
-    Asker,
-    Retriever,
-    chain_of,
-    join_documents,
-    top_k_of,
-    with_top_k,
-    without_duplicates,
-)
+from cocoa_integrations.langchain.retrieval import Asker, Retriever
 
 
 def with_risk_retry(
@@ -54,7 +38,7 @@ def with_risk_retry(
     answer: str = ABSTENTION,
     question: str = "question",
     context: str = "context",
-    format_documents: Callable[[list[Document]], Any] = join_documents,
+    format_documents: Callable[[list[Document]], Any] = retrieval.join_documents,
     context_lift: bool = False,
     return_documents: bool = False,
 ) -> Runnable[str | Mapping[str, Any], Any]:
@@ -126,7 +110,7 @@ def with_risk_retry(
     plan = RetryPlan.of(
         alpha=model.alpha,
         retriever=retriever,
-        top_k=top_k_of(retriever),
+        top_k=retrieval.top_k_of(retriever),
         has_second=second_retriever is not None,
         is_same=lambda step: called_model(chat, options=step).calls_like(model),
         threshold=threshold,
@@ -151,11 +135,11 @@ def with_risk_retry(
             raise ConfigError(f"the input needs a text under {question!r}, the question to retrieve documents for.")
         tries = Tries[tuple[AIMessage, list[Document]]](plan)
         for number, step in enumerate(plan.steps):
-            grown = with_top_k(retriever, plan.growth**number)
+            grown = retrieval.with_top_k(retriever, plan.growth**number)
             retrieved = [await asker.ask(grown, values[question])]
             if number and second_retriever is not None:
                 retrieved.append(await asker.ask(second_retriever, values[question]))
-            documents = without_duplicates(*retrieved)
+            documents = retrieval.without_duplicates(*retrieved)
             filled = {**values, context: format_documents(documents)}
             asked = await asker.ask(prompt, filled)
             called = {**options, **step}
@@ -170,15 +154,15 @@ def with_risk_retry(
                 if error.answer is None:
                     raise
                 message = error.answer
-            message = require_message(message, "with_risk_retry")
-            entry = {"settings": dict(step), "alpha": model.alpha, "top_k": top_k_of(grown)}
+            message = answers.require_message(message, "with_risk_retry")
+            entry = {"settings": dict(step), "alpha": model.alpha, "top_k": retrieval.top_k_of(grown)}
             entry |= {"documents": len(documents), "answer": message.text}
-            if tries.add((message, documents), get_risk(message), **entry):
+            if tries.add((message, documents), answers.get_risk(message), **entry):
                 break
         message, documents = _chosen(plan, tries)
         return {**values, context: documents, "answer": message} if return_documents else message
 
-    chain: Runnable[str | Mapping[str, Any], Any] = chain_of("with_risk_retry", calls, prompt, chat)
+    chain: Runnable[str | Mapping[str, Any], Any] = retrieval.chain_of("with_risk_retry", calls, prompt, chat)
     return chain
 
 
@@ -187,9 +171,10 @@ def _chosen(plan: RetryPlan, tries: Tries[tuple[AIMessage, list[Document]]]) -> 
     (message, documents), history = tries.best()
     if (gate := tries.gate()) is not None:
         if gate.action == "abstain":
-            message = replaced(without_tool_calls(message), plan.answer)
-        elif not calls_tools(message):
-            message = with_change(message, plan.limit_of_spans.with_marks(message.text, get_risk(message), plan.mark))
-        message = with_report(message, get_risk(message).with_values(gate=gate))
+            message = answers.replaced(answers.without_tool_calls(message), plan.answer)
+        elif not answers.calls_tools(message):
+            change = plan.limit_of_spans.with_marks(message.text, answers.get_risk(message), plan.mark)
+            message = answers.with_change(message, change)
+        message = answers.with_report(message, answers.get_risk(message).with_values(gate=gate))
     metadata = {**message.response_metadata, TRIES_KEY: history}
     return message.model_copy(update={"response_metadata": metadata}), documents

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import Any
 
@@ -16,7 +16,7 @@ from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import BaseCumulativeTransformOutputParser
 from langchain_core.output_parsers.openai_tools import JsonOutputKeyToolsParser
 from langchain_core.outputs import Generation
-from langchain_core.runnables import Runnable, RunnableGenerator, RunnableMap, RunnablePassthrough
+from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
 from langchain_core.tools import BaseTool, Tool, create_schema_from_function
 from langchain_core.utils.function_calling import convert_to_openai_function
 from langchain_core.utils.json import parse_partial_json
@@ -176,6 +176,9 @@ class ArgumentsParser(JsonOutputKeyToolsParser):
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         """The value of the arguments. For a partial answer, the value so far, or ``None``."""
+        message = getattr(result[0], "message", None)
+        if isinstance(message, AIMessage) and (not partial or "finish_reason" in message.response_metadata):
+            _require_call(message)
         try:
             return validated(self.read, super().parse_result(result, partial=partial))
         except OutputParserException:
@@ -203,11 +206,10 @@ def json_parser(schema: Any, json_schema: dict[str, Any] | None) -> Runnable[Any
 def tool_parser(schema: Any) -> Runnable[Any, Any]:
     """The same for a message with a call of the tool of :func:`as_tool`."""
     name = as_tool(schema)["function"]["name"]
-    parser = ArgumentsParser(key_name=name, first_tool_only=True, read=_reader(schema))
-    return RunnableGenerator(_require_calls, _arequire_calls) | parser
+    return ArgumentsParser(key_name=name, first_tool_only=True, read=_reader(schema))
 
 
-def structured(model: Runnable[Any, Any], parser: Runnable[Any, Any], *, include_raw: bool) -> Runnable[Any, Any]:
+def with_parser(model: Runnable[Any, Any], parser: Runnable[Any, Any], *, include_raw: bool) -> Runnable[Any, Any]:
     """``model | parser``; with ``include_raw``, the result is a dict of ``raw``, ``parsed`` and ``parsing_error``."""
     if not include_raw:
         return model | parser
@@ -217,25 +219,8 @@ def structured(model: Runnable[Any, Any], parser: Runnable[Any, Any], *, include
     return model | raw | parsed.with_fallbacks([failed], exception_key="parsing_error")
 
 
-def _require_calls(messages: Iterator[AIMessage]) -> Iterator[AIMessage]:
-    """Pass messages on, and raise an error at the end if their sum has no valid tool call."""
-    total: Any = None
-    for message in messages:
-        total = message if total is None else total + message
-        yield message
-    _require_call(total)
-
-
-async def _arequire_calls(messages: AsyncIterator[AIMessage]) -> AsyncIterator[AIMessage]:
-    total: Any = None
-    async for message in messages:
-        total = message if total is None else total + message
-        yield message
-    _require_call(total)
-
-
-def _require_call(message: Any) -> None:
-    if isinstance(message, AIMessage) and not message.tool_calls:
+def _require_call(message: AIMessage) -> None:
+    if not message.tool_calls:
         reason = next((call["error"] for call in message.invalid_tool_calls if call["error"]), None)
         hint = _HINTS.get(message.response_metadata.get("finish_reason"), "")
         raise OutputParserException(

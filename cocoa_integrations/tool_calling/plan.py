@@ -18,14 +18,8 @@ from cocoa_integrations._shared.chat_template import (
     with_reasoning,
 )
 from cocoa_integrations._shared.reasoning import ReasoningSplitter, Split, split_generation
+from cocoa_integrations.tool_calling import prompt as prompt_text
 from cocoa_integrations.tool_calling.formats import HERMES, CallFormat, after_reasoning, template_format
-from cocoa_integrations.tool_calling.prompt import (
-    as_plain_text,
-    one_call_each,
-    schema_text,
-    tools_text,
-    with_instructions,
-)
 from cocoa_integrations.tool_calling.reading import Call, Reading, read
 from cocoa_integrations.tool_calling.request import ToolRequest
 from cocoa_integrations.tool_calling.schemas import enforceable, enforceable_each, mismatch
@@ -92,16 +86,16 @@ class Plan:
         if not (self.request or has_calls):
             return messages, {}
         native = self._native is not None
-        chat = list(messages) if native else as_plain_text(messages)
+        chat = list(messages) if native else prompt_text.as_plain_text(messages)
         if native and not (self.style.tagged or self.style.listed):
-            chat = one_call_each(messages)
+            chat = prompt_text.one_call_each(messages)
         texts = []
         if self.request.tools and not native:
-            texts.append(tools_text(self.request.tools))
+            texts.append(prompt_text.tools_text(self.request.tools))
         if self.request.schema is not None and self.request.described:
-            texts.append(schema_text(self.request.schema))
+            texts.append(prompt_text.schema_text(self.request.schema))
         if texts and chat:
-            chat = with_instructions(chat, "\n\n".join(texts), has_system_role=self._has_system_role())
+            chat = prompt_text.with_instructions(chat, "\n\n".join(texts), has_system_role=self._has_system_role())
         return chat, {"tools": [dict(tool) for tool in self.request.tools]} if native and self.request.tools else {}
 
     def splitter(self) -> ReasoningSplitter:

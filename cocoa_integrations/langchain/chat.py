@@ -20,7 +20,6 @@ from typing_extensions import Self
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
 from cocoa_integrations._shared.chat_template import given_options, template_options
-from cocoa_integrations._shared.workers import in_worker
 from cocoa_integrations.chat_service import Answer, ChatCall, LocalChat
 from cocoa_integrations.langchain import structured
 from cocoa_integrations.langchain.answers import ReducedStream
@@ -259,7 +258,8 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
         """See :meth:`prompt_text`; without blocking the event loop."""
         if self.is_remote:
             return self.prompt_text(given)
-        return await in_worker(self._engine_or_lazy, self.prompt_text, given)
+        text: str = await self.in_worker(self.prompt_text, given)
+        return text
 
     def calls_like(self, other: ChatCocoa) -> bool:
         """Whether calls of both models have the same options and tools."""

@@ -20,6 +20,7 @@ from cocoa_integrations._shared.chat_template import ChatTemplateOptions
 from cocoa_integrations._shared.load_options import checked_option, one_model_name, refuse_beside, require_picklable
 from cocoa_integrations._shared.loading import LazyEngine, lazy_engine
 from cocoa_integrations._shared.settings import FIELD_SYNONYMS, DecodeSettings
+from cocoa_integrations._shared.workers import in_worker
 from cocoa_integrations.chat_service import ChatService
 from cocoa_integrations.chat_service.options import ServiceOptions
 from cocoa_integrations.chat_service.remote import DEFAULT_MODEL
@@ -147,6 +148,10 @@ class ModelOptions(ServiceOptions):
         """
         self.require_engine()
         return self.engine if self.engine is not None else self._lazy_engine.get()
+
+    async def in_worker(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Run a function in a worker thread of the engine."""
+        return await in_worker(self._engine_or_lazy, call, *args)
 
     @property
     def service(self) -> ChatService:

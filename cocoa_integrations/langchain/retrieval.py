@@ -11,7 +11,6 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.vectorstores import VectorStoreRetriever
 
-from cocoa_integrations._shared.workers import in_worker
 from cocoa_integrations.langchain.chat import ChatCocoa
 
 Retriever = Runnable[str, list[Document]]
@@ -47,7 +46,7 @@ class Asker:
 
     async def measure(self, chat: ChatCocoa, work: Callable[[], Any]) -> Any:
         """The result of work for the engine of a model."""
-        return work() if self._blocks else await in_worker(chat._engine_or_lazy, work)
+        return work() if self._blocks else await chat.in_worker(work)
 
 
 def chain_of(name: str, calls: Callable[..., Coroutine[Any, Any, Any]], prompt: Any, chat: Any) -> Any:

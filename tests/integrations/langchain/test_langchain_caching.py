@@ -102,26 +102,6 @@ def test_no_setting_replays_an_answer_of_another(
     assert len(spy.calls) == 2
 
 
-@pytest.mark.parametrize("kind", MODELS)
-async def test_async_calls_share_the_cache_and_its_care(kind: Any, quick_engine: CocoaEngine, spy: Any) -> None:
-    model = kind(engine=quick_engine, max_new_tokens=4)
-    await model.ainvoke("Once")
-    await model.ainvoke("Once", alpha=0.9)
-    await model.bind(alpha=0.9).ainvoke("Once")
-    model.invoke("Once")
-    assert len(spy.calls) == 2
-
-
-@pytest.mark.parametrize("kind", MODELS)
-def test_models_of_one_name_are_told_apart(kind: Any, quick_engine: CocoaEngine, monkeypatch: Any) -> None:
-    model = tiny_model("llama", seed=9)
-    for each in (model, quick_engine.model):
-        monkeypatch.setattr(each, "name_or_path", "the/same")
-    other = CocoaEngine(model, quick_engine.tokenizer, model_name="quick")
-    texts = [answer(kind(engine=engine, max_tokens=8)).text for engine in (quick_engine, other)]
-    assert texts[0] != texts[1]
-
-
 @pytest.fixture
 def engine_of_own(quick_engine: CocoaEngine) -> CocoaEngine:
     """One to change."""
@@ -163,18 +143,6 @@ def test_a_changed_engine_answers_anew(kind: Any, change: Any, engine_of_own: Co
     assert ask(change(engine_of_own)) is not first
 
 
-@pytest.mark.parametrize("change", [change_template, change_penalty])
-def test_a_loaded_model_that_was_changed_answers_anew(
-    change: Any, engine_of_own: CocoaEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda **options: engine_of_own)
-    chat = ChatCocoa(model="to-change", max_tokens=8)
-    first = answer(chat)
-    assert answer(chat) is first  # loading it is no change
-    change(chat.load())
-    assert answer(chat) is not first
-
-
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("option", ["logits_processor", "stopping_criteria"])
 def test_callables_bypass_the_cache(kind: Any, option: str, quick_engine: CocoaEngine, spy: Any) -> None:
@@ -212,17 +180,6 @@ def test_risk_survives_a_cache_that_keeps_text(kind: Any, quick_engine: CocoaEng
     assert len(spy.calls) == 1
     assert second.text == first.text
     assert get_risk(second).to_dict() == get_risk(first).to_dict()
-
-
-@pytest.mark.parametrize("kind", MODELS)
-def test_a_model_without_cache_and_streams_do_not_use_it(kind: Any, quick_engine: CocoaEngine, spy: Any) -> None:
-    model = kind(engine=quick_engine, max_new_tokens=4, cache=False)
-    answer(model)
-    answer(model)
-    cached = kind(engine=quick_engine, max_new_tokens=4)
-    answer(cached)
-    list(cached.stream("Once upon a time"))
-    assert len(spy.calls) == 4
 
 
 def test_callbacks_see_a_cached_answer_of_the_chat_model_only(quick_engine: CocoaEngine) -> None:

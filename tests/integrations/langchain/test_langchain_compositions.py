@@ -94,21 +94,6 @@ async def test_a_retried_answer_is_cited_and_marked_in_any_order(how: str, real_
         assert len(message.response_metadata["cocoa_tries"]) == 2
 
 
-@pytest.mark.slow
-def test_a_retried_answer_has_the_citations_of_the_plain_chain(real_chat: ChatCocoa) -> None:
-    tried = steps_of(["cite"], real_chat, min_attention=0.0).invoke(QUESTION)
-    (alpha,) = [one["alpha"] for one in tried.response_metadata["cocoa_tries"] if one["chosen"]]
-    citing = with_citations(PROMPT, real_chat, min_attention=0.0)
-    once = citing.invoke({"context": DOCUMENTS, "question": QUESTION}, alpha=alpha)
-    assert tried.text == once.text
-    assert [(one["source"], one["id"], one["text"]) for one in tried.response_metadata["cocoa_citations"]] == [
-        (one["source"], one["id"], one["text"]) for one in once.response_metadata["cocoa_citations"]
-    ]
-    by_lift = steps_of(["cite"], real_chat, by="lift", min_lift=0.0).invoke(QUESTION)
-    assert by_lift.response_metadata["cocoa_citations"]
-    assert all("lift" in one for one in by_lift.response_metadata["cocoa_citations"])
-
-
 def test_an_answer_whose_passages_are_not_known_is_cited_by_lift(real_chat: ChatCocoa) -> None:
     """The retry names its passages only where all are in the prompt."""
 

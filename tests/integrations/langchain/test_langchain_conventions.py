@@ -50,11 +50,6 @@ def test_stream_usage_of_a_text_model(quick_engine: CocoaEngine, live: Any) -> N
     assert "".join(llm.stream("Hi", stream_usage=False)) == "".join(llm.stream("Hi"))
 
 
-def test_answers_with_and_without_usage_are_cached_apart(quick_engine: CocoaEngine) -> None:
-    keys = [ChatCocoa(engine=quick_engine, stream_usage=usage)._identifying_params for usage in (True, False)]
-    assert keys[0] != keys[1]
-
-
 def test_tokens_read_from_the_prefix_cache_are_counted(own_engine: CocoaEngine) -> None:
     chat, llm = ChatCocoa(engine=own_engine, max_tokens=2), CocoaLLM(engine=own_engine, max_tokens=2)
     prompt = "A prompt that is long enough to be worth keeping. " * 3

@@ -67,18 +67,6 @@ def test_a_calibrator_set_later_applies_from_the_next_call(
     assert loads == [folder]
 
 
-@each_model
-def test_options_of_a_call_use_what_was_set_and_load_it_once(
-    kind: Any, folder: str, other_folder: str, loads: list[str]
-) -> None:
-    model = kind(model=folder, max_tokens=4)
-    model.model_name = other_folder
-    for alpha in (1.0, 2.0):
-        generation(model, alpha=alpha)
-    assert asyncio.run(model.ainvoke("Hi", alpha=3.0))
-    assert loads == [other_folder]
-
-
 @pytest.mark.slow
 @each_model
 def test_a_model_set_later_is_loaded_by_the_next_call(kind: Any, folder: str, other_folder: str) -> None:
@@ -165,14 +153,6 @@ def test_models_that_differ_in_calibrator_or_runtime_share_the_weights(
     assert [engine.calibrator is None for engine in engines] == [False, True, True, False]
 
 
-def test_the_cache_key_knows_a_change_made_before_a_model_that_shares_the_weights(folder: str, calibrator: str) -> None:
-    plain, calibrated = ChatCocoa(model=folder), ChatCocoa(model=folder, calibrator=calibrator)
-    unchanged = calibrated._identifying_params
-    plain.load().model.generation_config.repetition_penalty = 1.7
-    calibrated.load()
-    assert calibrated._identifying_params != unchanged
-
-
 # --- copies and pickles
 
 
@@ -189,20 +169,6 @@ def test_copies_share_the_engine(kind: Any, folder: str, loads: list[str], quick
         other.alpha = 9.0
         assert model.alpha != 9.0
     assert loads == [folder]
-
-
-@pytest.mark.slow
-@each_model
-def test_a_copy_whose_model_is_changed_leaves_the_original_alone(
-    kind: Any, folder: str, other_folder: str, loads: list[str]
-) -> None:
-    model = kind(model=folder, max_tokens=2)
-    model.load()
-    other = copy.deepcopy(model)
-    other.model = other_folder
-    other.invoke("Hi")
-    model.invoke("Hi")
-    assert loads == [folder, other_folder]
 
 
 @each_model
@@ -276,17 +242,6 @@ def test_a_window_that_cannot_be_read_is_absent(name: str, tmp_path: Path) -> No
     assert profile["tool_calling"] is True
 
 
-def test_the_configuration_is_not_read_by_the_constructor(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cocoa_integrations._shared import loading
-
-    monkeypatch.setattr(loading, "read_context_window", lambda *args, **options: pytest.fail("was read"))
-    chat = ChatCocoa(model="org/name")
-    assert copy.deepcopy(chat) == chat
-    assert "org/name" in repr(chat)
-    assert chat.model_dump()["model_name"] == "org/name"
-    assert "org/name" in chat.model_dump_json()
-
-
 # --- prompts
 
 
@@ -303,11 +258,6 @@ def test_a_lone_surrogate_is_refused_before_a_model_is_loaded(kind: Any, how: st
     where = r"content of message 0 \(user\)" if kind is ChatCocoa else "prompt"
     with pytest.raises(PromptError, match=rf"{where} has a lone surrogate \(U\+D800\) at character 1"):
         calls[how]()
-
-
-def test_the_message_with_the_surrogate_is_named(quick_chat: ChatCocoa) -> None:
-    with pytest.raises(PromptError, match=r"message 2 \(user\) has a lone surrogate \(U\+DFFF\) at character 0"):
-        quick_chat.invoke([("user", "Hi"), ("assistant", "Hello"), ("user", "\udfff")])
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

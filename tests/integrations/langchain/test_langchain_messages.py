@@ -55,9 +55,3 @@ def test_tool_calls_and_results() -> None:
         {"role": "tool", "content": "a", "tool_call_id": "1", "name": "f"},
         {"role": "assistant", "content": '{"name": "f", "arguments": {"x": '},
     ]
-
-
-def test_content_that_is_no_text_is_refused() -> None:
-    picture = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
-    with pytest.raises(PromptError, match="content of type 'image_url' in HumanMessage; the model reads text only"):
-        to_chat([HumanMessage([{"type": "text", "text": "What is this?"}, picture])])

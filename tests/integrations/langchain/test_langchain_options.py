@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from transformers import StoppingCriteriaList, SuppressTokensLogitsProcessor
 from cocoa_engine import CocoaConfig, CocoaEngine, RiskCalibrator, Runtime
 from cocoa_engine.errors import ConfigError, ModelLoadError, PromptError
 from cocoa_engine.model.embedded import MODEL_NAME
-from cocoa_integrations._shared.loading import lazy_engine
 from cocoa_integrations._shared.settings import config_of
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, UnsupportedFeatureError, get_spans
 from tests.helpers.model_folders import save_calibrator
@@ -187,13 +185,6 @@ def test_the_model_is_loaded_when_first_needed_and_shared(kind: Any, loads: list
     assert [options["model_name"] for options in loads] == ["a", "b"]
 
 
-def test_a_model_nobody_holds_any_more_is_let_go(loads: list[dict[str, Any]]) -> None:
-    ChatCocoa(model="gone").load()
-    gc.collect()
-    ChatCocoa(model="gone").load()
-    assert len(loads) == 2
-
-
 @pytest.mark.slow
 @each_model
 def test_loading_options_reach_the_engine(kind: Any, loads: list[dict[str, Any]], tmp_path: Path) -> None:
@@ -241,13 +232,6 @@ def test_pickles_and_remote_code_are_refused_unless_asked_for(kind: Any, loads: 
     assert loads[0]["trust_remote_code"] is False
 
 
-def test_a_folder_with_a_pickle_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
-    (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(ModelLoadError, match="allow_pickle"):
-        ChatCocoa(model=tmp_path).invoke("Hi")
-
-
 @each_model
 def test_an_engine_is_loaded_already(kind: Any, quick_engine: CocoaEngine) -> None:
     with pytest.raises(ConfigError, match="engine= is given, so model, device_map would have no effect"):
@@ -268,12 +252,6 @@ def test_a_failed_load_is_tried_again_by_the_next_call(
         chat.invoke("Hi")
     monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda **options: quick_engine)
     assert chat.load() is quick_engine
-
-
-def test_equal_options_make_one_promise() -> None:
-    first = lazy_engine({"model_name": "a", "model_kwargs": {"x": 1}})
-    assert lazy_engine({"model_kwargs": {"x": 1}, "model_name": "a"}) is first
-    assert lazy_engine({"model_name": "a", "model_kwargs": {"x": 2}}) is not first
 
 
 @each_model
@@ -299,14 +277,6 @@ def test_tracing_is_told_model_and_settings(kind: Any, quick_engine: CocoaEngine
 
 
 @each_model
-def test_identifying_params_hold_every_setting(kind: Any, quick_engine: CocoaEngine) -> None:
-    params = kind(engine=quick_engine, alpha=0.7)._identifying_params
-    assert {name: params[name] for name in CocoaConfig.model_fields} == CocoaConfig(alpha=0.7).model_dump(mode="json")
-    assert params["model_name"] == "quick"
-    assert kind(model="a", dtype="float16")._identifying_params != kind(model="a")._identifying_params
-
-
-@each_model
 def test_versions_are_recorded(kind: Any) -> None:
     assert set(kind().metadata["lc_versions"]) >= {"langchain-core", "cocoa-integrations"}
 
@@ -317,9 +287,3 @@ def test_models_are_not_serialised_with_their_weights(kind: Any, quick_engine: C
     assert not kind.is_lc_serializable()
     assert dumpd(model)["type"] == "not_implemented"
     assert "engine" not in model.model_dump()
-
-
-def test_the_profile_tells_what_the_model_does(quick_engine: CocoaEngine) -> None:
-    profile = ChatCocoa(engine=quick_engine).profile
-    assert profile["max_input_tokens"] == quick_engine.context_window
-    assert profile["tool_calling"] is profile["tool_choice"] is profile["structured_output"] is True

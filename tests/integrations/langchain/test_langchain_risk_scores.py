@@ -10,9 +10,6 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
-from langchain_core.callbacks import CallbackManagerForRetrieverRun
-from langchain_core.documents import Document
-from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tracers import LangChainTracer
 from langsmith import Client, traceable, tracing_context
@@ -229,19 +226,6 @@ def test_opentelemetry_gets_an_event_in_the_current_span(quick_chat: ChatCocoa, 
     assert (event.trace_id, event.span_id) == (context.trace_id, context.span_id)
 
 
-async def test_an_event_of_an_async_call_of_a_text_model(quick_llm: CocoaLLM, events: Events) -> None:
-    spans = Spans()
-    config: Any = {"callbacks": [RiskScores(logger_provider=events.provider, explain=False, name="risk")]}
-    with spans.tracer.start_as_current_span("outer") as outer:
-        await quick_llm.ainvoke("a", config)
-    [event] = events.records()
-    assert event.span_id == outer.get_span_context().span_id
-    assert event.attributes["gen_ai.evaluation.name"] == "risk"
-    explanation = event.attributes["gen_ai.evaluation.explanation"]
-    assert explanation == "highest risk of any span (how unsure the model was)"
-    assert "gen_ai.evaluation.score.label" not in event.attributes
-
-
 def test_an_interrupted_answer_has_no_score(quick_chat: ChatCocoa, events: Events) -> None:
     scores = RiskScores(logger_provider=events.provider)
     stream = quick_chat.stream("a", {"callbacks": [scores]})
@@ -254,20 +238,3 @@ def test_an_interrupted_answer_has_no_score(quick_chat: ChatCocoa, events: Event
 def test_invalid_options_are_refused(options: Any) -> None:
     with pytest.raises(ConfigError):
         RiskScores(**options)
-
-
-async def test_a_run_inside_a_retriever_is_in_its_trace(quick_llm: CocoaLLM, client: Client, server: Server) -> None:
-    class Rewrites(BaseRetriever):
-        """Asks a model before it searches."""
-
-        def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
-            text = quick_llm.invoke(query, {"callbacks": run_manager.get_child()}, max_tokens=1)
-            return [Document(text)]
-
-    scores, run_id = RiskScores(client=client), uuid.uuid4()
-    chain = RunnableLambda(str) | Rewrites()
-    callbacks = [LangChainTracer(client=client), scores]
-    chain.invoke("a", {"run_id": run_id, "callbacks": callbacks})
-    scores.flush()
-    [feedback] = server.feedback
-    assert feedback["trace_id"] == str(run_id) != feedback["run_id"]

@@ -9,7 +9,7 @@ import pytest
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.runnables import RunnableGenerator
 
-from cocoa_engine import ConfigError, HallucinationRiskError
+from cocoa_engine import HallucinationRiskError
 from cocoa_engine.report import RiskReport
 from cocoa_integrations.langchain import max_risk, risk_gate
 from tests.helpers.made_up_answers import generation
@@ -33,14 +33,6 @@ def test_a_gate_compares_the_risk_of_the_answer_where_there_is_one() -> None:
         with pytest.raises(HallucinationRiskError, match=r"^risk of"):
             spans.invoke(low)
     assert risk_gate(0.9, on_risk="mark").invoke(low).text == "The Seine [[is]] long."
-
-
-def test_a_full_stop_stops_no_answer_by_claim() -> None:
-    assert risk_gate(0.8, unit="claim").invoke(message()).text == ANSWER.text
-    with pytest.raises(HallucinationRiskError):
-        risk_gate(0.8).invoke(message())
-    with pytest.raises(HallucinationRiskError, match="Seine"):
-        risk_gate(unit="claim").invoke(message())
 
 
 @pytest.mark.parametrize("unit", ["claim", "sentence"])
@@ -76,14 +68,6 @@ def test_a_stream_is_marked_at_its_end() -> None:
 
     chain = RunnableGenerator(chunks) | risk_gate(unit="claim", on_risk="mark")
     assert "".join(chunk.text for chunk in chain.stream("")) == "The [[Seine]] is long."
-
-
-def test_the_highest_risk_by_unit() -> None:
-    assert max_risk(message()) == 0.99
-    assert max_risk(message(), unit="claim") == 0.6
-    assert max_risk(message(), unit="sentence") == pytest.approx(0.4)
-    with pytest.raises(ConfigError, match="unit"):
-        max_risk(message(), unit="word")  # type: ignore[arg-type]
 
 
 def test_middleware_takes_the_unit() -> None:

@@ -33,7 +33,7 @@ from cocoa_integrations._shared.settings import refuse_unknown
 from cocoa_integrations.langchain import answers
 from cocoa_integrations.langchain.composed import Composed
 from cocoa_integrations.langchain.gates import OnRisk as GateAction
-from cocoa_integrations.langchain.gates import RiskGate, limit_of
+from cocoa_integrations.langchain.gates import limit_of, risk_gate
 from cocoa_integrations.langchain.options import FRAMEWORK, PER_CALL, TOOL_DETAILS, TOOLS
 from cocoa_integrations.tool_calling import ROOT
 
@@ -156,7 +156,7 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
         require_known("on_risk", on_risk, OnRisk)
         self.limit = limit_of(threshold, metric, unit, on_risk)
         action: GateAction = "abstain" if on_risk == "keep" or on_risk == "interrupt" else on_risk
-        self.gate = RiskGate(threshold, metric=metric, unit=unit, on_risk=action, mark=mark, answer=answer)
+        self.gate = risk_gate(threshold, metric=metric, unit=unit, on_risk=action, mark=mark, answer=answer)
         self.on_risk = on_risk
         self.retries = list(retry_with) if isinstance(retry_with, Sequence) else [retry_with]
         for retry in self.retries:

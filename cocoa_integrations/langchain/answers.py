@@ -210,8 +210,6 @@ def text_and_risk(text: str, report: RiskReport | None = None) -> AddableDict:
 
 
 class _Chunks:
-    """Parses the chunks of one stream."""
-
     def __init__(self, parser: RiskOutputParser) -> None:
         self._parser = parser
         self._last: BaseMessage | None = None
@@ -356,7 +354,8 @@ def reduced_result(result: LLMResult, detail: Detail, *, logprobs: bool) -> LLMR
 
 def _reduced(answer: Any, detail: Detail, logprobs: bool) -> Any:
     if isinstance(answer, ChatGeneration):
-        message: Any = reduced_message(answer.message, detail, logprobs=logprobs)
+        message: Any = answer.message
+        message = reduced_message(message, detail, logprobs=logprobs)
         return type(answer)(message=message, generation_info=answer.generation_info)
     info = _reduced_metadata(answer.generation_info or {}, detail, logprobs, answer.text)
     return answer.model_copy(update={"generation_info": info})
@@ -390,5 +389,7 @@ class ReducedStream:
 
     def next(self, chunk: AIMessageChunk) -> AIMessageChunk:
         """The next chunk with the detail of the stream."""
+        if self._detail == "full":
+            return chunk
         self._texts = _added(self._texts, chunk)
         return reduced_message(chunk, self._detail, logprobs=self._logprobs, texts=self._texts)

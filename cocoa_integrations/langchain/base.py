@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models.base import BaseLanguageModel, LangSmithParams, LanguageModelInput
@@ -27,23 +27,20 @@ from cocoa_integrations._shared.load_options import one_model_name, refuse_besid
 from cocoa_integrations._shared.loading import settings_digest
 from cocoa_integrations._shared.settings import FIELD_SYNONYMS, config_of, fields_of, refuse_unknown, split_settings
 from cocoa_integrations._shared.unsupported import refuse_unsupported
-from cocoa_integrations.chat_service import Answer, ChatCall, Piece
+from cocoa_integrations.chat_service import ChatCall
 from cocoa_integrations.chat_service.remote import sent_settings
-from cocoa_integrations.langchain import options as of_options
 from cocoa_integrations.langchain.answers import reduced_result
 from cocoa_integrations.langchain.composed import Composable
-from cocoa_integrations.langchain.options import FRAMEWORK, TOOL_DETAILS, TOOLS, CallOptions, ModelOptions
+from cocoa_integrations.langchain.options import (
+    FRAMEWORK,
+    TOOL_DETAILS,
+    TOOLS,
+    CallOptions,
+    ModelOptions,
+    engine_id,
+    without_unset,
+)
 from cocoa_integrations.tracing import RiskTrace
-
-
-class Writer(Protocol):
-    """Makes the chunks of one streamed answer."""
-
-    def chunk(self, piece: Piece) -> Any:
-        """The chunk of a piece."""
-
-    def last(self, answer: Answer) -> Any:
-        """The chunk that ends the answer, with its report."""
 
 
 class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
@@ -95,17 +92,9 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
             base = engine.config if isinstance(engine, CocoaEngine) else CocoaConfig()
         if not isinstance(base, CocoaConfig):
             raise ConfigError(f"config takes a CocoaConfig, not {type(base).__name__}")
-        settings, rest = split_settings(options, base.method)
-        rest = refuse_unsupported(of_options.without_unset(type(self), rest), what=what)
-        if not_here := of_options.INSTEAD.keys() & rest.keys():
-            hints = "; ".join(f"instead of {name} {of_options.INSTEAD[name]}" for name in sorted(not_here))
-            raise ConfigError(f"{what}: {hints}")
-        if isinstance(rest.get("metadata"), str):
-            raise ConfigError(f"{what}: metadata is LangChain's; the option is named risk_metadata")
-        refuse_unknown(rest, [*type(self).model_fields, "model", "config"], what=what)
-        require_detail(rest.get("risk_metadata"))
-        rest.pop("config", None)
-        named = one_model_name(rest)
+        require_detail(options.get("risk_metadata"))
+        rest = {name: value for name, value in options.items() if name != "config"}
+        settings, rest, named = _divided(rest, type(self), base.method, type(self).model_fields, what=what)
         changed = [named if name == "model_name" else name for name in changed_options(rest)]
         if isinstance(engine, CocoaEngine):
             refuse_beside("engine", [*changed, *([] if url is None else ["base_url"])])
@@ -147,11 +136,7 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
         return super().model_copy(update=with_field_names(update), deep=deep)
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
-        """The model with the options of one call applied.
-
-        Raises:
-            ConfigError: an option is unknown or out of range.
-        """
+        """The model with the options of one call applied."""
         return self._for_call(None, options)[0]
 
     def get_token_ids(self, text: str) -> list[int]:
@@ -174,7 +159,7 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
         else:
             model = {
                 "dtype": str(self.engine.held_model.dtype),
-                "engine_id": of_options.engine_id(self.engine),
+                "engine_id": engine_id(self.engine),
                 "settings": settings_digest(self.engine),
             }
         if not self.stream_usage:
@@ -201,10 +186,6 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
         """The model with the options of one call applied, and the options that belong to LangChain.
 
         LangChain's cache for text models uses only the model as its key, not the options of a call.
-
-        Raises:
-            ConfigError: an option is unknown or out of range, or names another model.
-            UnsupportedFeatureError: a text model is asked for tools or structured output.
         """
         for detail in (self.risk_metadata, options.get("risk_metadata")):  # the former may be set after construction
             require_detail(detail)
@@ -212,26 +193,21 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
             _ = self._engine_or_lazy  # of the current options; the copy of this call shares it
         called, what = self._with_tools(options), type(self).__name__
         framework = {name: value for name, value in options.items() if name in FRAMEWORK}
-        others = FRAMEWORK | TOOLS | TOOL_DETAILS
-        own = {name: value for name, value in options.items() if name not in others}
-        before = config_of(self)
-        settings, rest = split_settings(own, before.method)
-        rest = refuse_unsupported(of_options.without_unset(self._call_options, rest), what=f"a call of {what}")
-        one_model_name(rest)
-        update: dict[str, Any] = {}
+        own = {name: value for name, value in options.items() if name not in FRAMEWORK | TOOLS | TOOL_DETAILS}
+        before, kind, update = config_of(self), self._call_options, dict[str, Any]()
+        known = {*kind.model_fields, "model_name", *self._tool_options}
+        settings, rest, _ = _divided(own, kind, before.method, known, what=f"a call of {what}")
         if (name := rest.pop("model_name", None)) not in (None, self._name):
             if not self.is_remote:
                 raise ConfigError(
                     f"a call of {what} cannot change the model from {self._name!r} to {name!r}; make another {what}"
                 )
             update["model_name"] = name
-        known = self._call_options.model_fields.keys() | self._tool_options
-        refuse_unknown(rest, known, what=f"a call of {what}")
         if self.is_remote:
             settings = {name: value for name, value in settings.items() if value is not None}
         config = decode_settings.updated(before, {**settings, **({} if stop is None else {"stop": stop})})
         try:
-            checked = self._call_options(**rest)
+            checked = kind(**rest)
         except ValidationError as error:
             raise ConfigError(f"a call of {what}: {explain(error)}") from None
         update |= {name: getattr(checked, name) for name in rest}
@@ -256,11 +232,7 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
         )
 
     def _with_tools(self, options: Mapping[str, Any]) -> Self:
-        """The model with the tools and the response format that the options of a call ask for.
-
-        Raises:
-            UnsupportedFeatureError: this is a text model, which supports neither.
-        """
+        """The model with the tools and the response format that the options of a call ask for: none for text."""
         if asked := [name for name in sorted(TOOLS) if options.get(name)]:
             raise UnsupportedFeatureError(
                 f"{type(self).__name__} does not call tools or enforce a schema ({', '.join(asked)}); use ChatCocoa"
@@ -272,8 +244,8 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
         """What the service is asked for by a prompt, or by messages."""
 
     @abstractmethod
-    def _writer(self) -> Writer:
-        """Makes the chunks of an answer."""
+    def _writer(self) -> Any:
+        """Makes the chunks of an answer: ``chunk`` that of a piece, and ``last`` that which ends the answer."""
 
     def _stream(
         self,
@@ -392,3 +364,14 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
     def _lists_logprobs(self) -> bool:
         """Whether the service lists the tokens of answers. A server is asked for them only where they are wanted."""
         return self._keeps_logprobs if self.is_remote else self.logprobs is not False
+
+
+def _divided(
+    options: Mapping[str, Any], kind: type[CallOptions], method: str, known: Iterable[str], *, what: str
+) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """The decode settings among options, the other ones, and the name under which the model was given."""
+    settings, rest = split_settings(options, method)
+    rest = refuse_unsupported(without_unset(kind, rest), what=what)
+    named = one_model_name(rest)
+    refuse_unknown(rest, known, what=what)
+    return settings, rest, named

@@ -39,31 +39,28 @@ STRUCTURED_METHODS = ("json_schema", "function_calling", "json_mode")
 class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[misc]
     """A chat model, decoded with CoCoA-SIG, that reports the risk of every span of its answers.
 
-    The model is in this process, or at a server (``cocoa serve``) whose address is ``base_url``.
+    The model is in this process, or at a server (``cocoa serve``) whose address is ``base_url``. Messages are formatted
+    with the chat template of the tokenizer. The options are described in :class:`CocoaModel`.
 
-    Messages are formatted with the chat template of the tokenizer. An answer has its report in
-    ``response_metadata["cocoa_risk"]``: a compact one, unless ``risk_metadata="full"``. In a stream, each chunk has the
-    span it adds in ``additional_kwargs["cocoa_spans"]``, and the last chunk has the full report. See
-    :func:`~cocoa_integrations.langchain.get_risk`. The options are described in :class:`CocoaModel`.
+    An answer has its report in ``response_metadata["cocoa_risk"]``: a compact one, unless ``risk_metadata="full"``. In
+    a stream, each chunk has the span it adds in ``additional_kwargs["cocoa_spans"]``, and the last chunk has the full
+    report. See :func:`~cocoa_integrations.langchain.get_risk`.
 
     Tools are described by the chat template if it supports tools, and otherwise in the system message in the format of
     Hermes and Qwen. A tool call that ``tool_choice`` or ``strict=True`` asks for, and an answer with a schema, are
-    constrained to their JSON schema token by token; this needs the extra ``tools``. The offsets of spans and arguments
-    refer to the generated text, which is the concatenation of the span texts. It contains the tool calls, while
-    ``content`` does not. ``response_metadata["cocoa_risk"]["tool_calls"]`` has the risk of every argument; see
-    :func:`~cocoa_integrations.langchain.argument_risks`.
+    constrained to their JSON schema token by token; this needs the extra ``tools``. ``cocoa_risk["tool_calls"]`` has
+    the risk of every argument; see :func:`~cocoa_integrations.langchain.argument_risks`. All offsets refer to the
+    generated text, which contains the tool calls, while ``content`` does not.
 
-    A tool call that was cut off or cannot be parsed is in ``invalid_tool_calls``. The ``error`` of its entry in
-    ``cocoa_risk["tool_calls"]`` gives the reason, also in a stream, where LangChain sets the ``error`` of the invalid
-    call to ``None``. The last chunk of such a call ends with an unmatched bracket (``{"name"]``). Without it, LangChain
-    would complete the truncated JSON and list the call as valid.
+    A tool call that was cut off or cannot be parsed is in ``invalid_tool_calls``. Its entry in
+    ``cocoa_risk["tool_calls"]`` has the reason as ``error``, also in a stream, where LangChain has none. The last chunk
+    of such a call ends with an unmatched bracket (``{"name"]``), so that LangChain does not complete it.
 
-    The reasoning of a model, its text between ``<think>`` and ``</think>``, is a content block
-    ``{"type": "reasoning", "reasoning": ...}`` before that of the text. ``message.text`` is the answer only, no tool is
-    called before ``</think>``, and risk reports and gates count the answer: the reasoning has its own values in
-    ``cocoa_risk["reasoning"]``. Spans then have a ``part``, ``"reasoning"`` or ``"answer"``. ``enable_thinking`` and
-    ``chat_template_kwargs`` control the chat template, and with ``continue_final_message=True`` the model continues the
-    last message, which must be an ``AIMessage``.
+    The reasoning of a model, its text between ``<think>`` and ``</think>``, is a content block ``{"type": "reasoning",
+    "reasoning": ...}`` before that of the text. No tool is called in it, and risk reports and gates count the answer:
+    the reasoning has its own values in ``cocoa_risk["reasoning"]``, and spans have a ``part``, ``"reasoning"`` or
+    ``"answer"``. ``enable_thinking`` and ``chat_template_kwargs`` control the chat template, and with
+    ``continue_final_message=True`` the model continues the last message, which must be an ``AIMessage``.
 
     Example:
         >>> chat = ChatCocoa(device_map="auto", alpha=2.5, max_tokens=256)  # or model="Qwen/Qwen2.5-7B-Instruct"
@@ -145,8 +142,6 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
         return {**super()._identifying_params, **tools, **given_options(self), **source}
 
     def _with_tools(self, options: Mapping[str, Any]) -> Self:
-        if legacy := [name for name in ("functions", "function_call") if options.get(name)]:
-            raise ConfigError(f"instead of {' and '.join(legacy)} give tools and tool_choice")
         if not any(options.get(name) is not None for name in TOOLS | TOOL_DETAILS):
             return self
         copy = self.model_copy()
@@ -171,8 +166,7 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
         reduced = self._reduced_stream(kwargs)
         kwargs["risk_metadata"] = "full"  # reduced below; LangChain may call invoke instead
         with closing(super().stream(input, config, stop=stop, **kwargs)) as chunks:  # type: ignore[type-var]
-            for chunk in chunks:
-                yield reduced.next(chunk) if reduced else chunk
+            yield from map(reduced.next, chunks)
 
     async def astream(
         self,
@@ -187,15 +181,13 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
         kwargs["risk_metadata"] = "full"
         async with aclosing(super().astream(input, config, stop=stop, **kwargs)) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
-                yield reduced.next(chunk) if reduced else chunk
+                yield reduced.next(chunk)
 
-    def _reduced_stream(self, options: Mapping[str, Any]) -> ReducedStream | None:
-        """Reduces the chunks of a stream with these options; ``None`` if they have full metadata."""
+    def _reduced_stream(self, options: Mapping[str, Any]) -> ReducedStream:
+        """Reduces the chunks of a stream with these options."""
         detail = options.get("risk_metadata", self.risk_metadata)
-        if detail in (None, "full"):
-            return None
-        model = self._for_call(None, options)[0]
-        return ReducedStream(model.risk_metadata or "full", logprobs=model._keeps_logprobs)
+        model = self if detail in (None, "full") else self._for_call(None, options)[0]
+        return ReducedStream("full" if model is self else detail, logprobs=model._keeps_logprobs)
 
     def _generate(
         self,
@@ -253,13 +245,6 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
         if self.is_remote:
             return "\n".join(entry["content"] for entry in request.messages or ())
         return LocalChat(self.load()).prompt_text(request)
-
-    async def aprompt_text(self, given: LanguageModelInput) -> str:
-        """See :meth:`prompt_text`; without blocking the event loop."""
-        if self.is_remote:
-            return self.prompt_text(given)
-        text: str = await self.in_worker(self.prompt_text, given)
-        return text
 
     def calls_like(self, other: ChatCocoa) -> bool:
         """Whether calls of both models have the same options and tools."""

@@ -91,22 +91,12 @@ def with_citations(
     if cite.by == "lift" and called_model(chat).is_remote:
         raise ConfigError("by='lift' feeds the answer again, which needs a model in this process; give by='attention'.")
 
-    def documents_of(values: Mapping[str, Any]) -> Sequence[Document]:
-        documents = values.get(context) if isinstance(values, Mapping) else None
-        if not isinstance(documents, Sequence) or not all(isinstance(one, Document) for one in documents):
-            raise ConfigError(f"the input needs a list of documents under {context!r}.")
-        return documents
-
     def filled(values: Mapping[str, Any], left_out: Document | None = None) -> dict[str, Any]:
         """The values of the prompt, with all documents but one."""
         return {**values, context: format_documents([one for one in values[context] if one is not left_out])}
 
     def chosen(called: ChatCocoa, message: AIMessage, documents: Sequence[Document], in_prompt: list[int]) -> CitedBy:
-        """What finds the sources of an answer.
-
-        Raises:
-            ConfigError: attention was asked for, and cannot be measured.
-        """
+        """What finds the sources of an answer."""
         spans = get_spans(message)
         seen = not (in_prompt and spans) or any(span.passage_attention for span in spans)
         if cite.by == "attention" and not seen:
@@ -122,34 +112,17 @@ def with_citations(
             logger.warning("some sources are not cited, because %s", why)
         return "attention"
 
-    def measured(
-        called: ChatCocoa,
-        message: AIMessage,
-        prompts: Sequence[Any],
-        documents: Sequence[Document],
-        in_prompt: Sequence[int],
-        by: CitedBy,
-    ) -> AIMessage:
-        spans = get_spans(message)
-        lifts: list[list[float | None]] = [[None] * len(documents) for _ in spans]
-        if by == "attention":
-            lifts = [shared.spread(span.passage_attention, in_prompt, len(documents)) for span in spans]
-        elif any(span.text for span in spans):
-            engine, config = called.load(), config_of(called)
-            full, *without_sources = (called.prompt_ids(one) for one in prompts)
-            texts = [span.text or "" for span in spans]
-            columns = [context_lift_of_text(engine, texts, full, without, config) for without in without_sources]
-            lifts = [[shared.lift_in_nats(column[number]) for column in columns] for number in range(len(spans))]
-        return cited(message, lifts, documents, lowest=cite.lowest[by], by=by, markers=markers)
-
     async def calls(prompt: Any, chat: Any, values: Any, asker: Asker, options: Mapping[str, Any]) -> AIMessage:
-        documents, called = documents_of(values), called_model(chat, asker.config, options)
+        documents = values.get(context) if isinstance(values, Mapping) else None
+        if not isinstance(documents, Sequence) or not all(isinstance(each, Document) for each in documents):
+            raise ConfigError(f"the input needs a list of documents under {context!r}.")
+        called = called_model(chat, asker.config, options)
         texts = [document.page_content for document in documents]
         full = await asker.ask(prompt, filled(values))
         in_prompt: list[int] = []
         if cite.by != "lift":
             most = shared.MOST_PASSAGES if called.is_remote else None
-            in_prompt = shared.find_in(await asker.prompt_text(called, full), texts)[:most]
+            in_prompt = shared.find_in(await asker.run(called, partial(called.prompt_text, full)), texts)[:most]
         message = values.get("answer")
         if isinstance(message, AIMessage):
             in_prompt = in_prompt if len(in_prompt) == len(texts) else []  # else its passages are not known
@@ -166,14 +139,30 @@ def with_citations(
         if any(len(span.passage_attention or in_prompt) != len(in_prompt) for span in get_spans(message)):
             in_prompt = []  # it was written with other passages
         how = chosen(called, message, documents, in_prompt)
-        prompts = [full]
-        for document in documents if how == "lift" else ():
-            prompts.append(await asker.ask(prompt, filled(values, document)))
-        measure = partial(measured, called, message, prompts, documents, in_prompt, how)
-        return await asker.measure(called, measure) if how == "lift" else measure()
+        if how == "attention":
+            spans = get_spans(message)
+            measured = [shared.spread(span.passage_attention, in_prompt, len(documents)) for span in spans]
+        else:
+            without_each = [await asker.ask(prompt, filled(values, document)) for document in documents]
+            measured = await asker.run(called, partial(_lifts, called, message, full, without_each))
+        return cited(message, measured, documents, lowest=cite.lowest[how], by=how, markers=markers)
 
     chain: Runnable[Mapping[str, Any], AIMessage] = chain_of("with_citations", calls, prompt, chat)
     return chain
+
+
+def _lifts(
+    chat: ChatCocoa, message: AIMessage, full: LanguageModelInput, without_each: Sequence[LanguageModelInput]
+) -> list[list[float | None]]:
+    """The lift of each span of an answer, by document."""
+    texts = [span.text or "" for span in get_spans(message)]
+    if not any(texts):
+        return [[None] * len(without_each) for _ in texts]
+    engine, config, full_ids = chat.load(), config_of(chat), chat.prompt_ids(full)
+    columns = [
+        context_lift_of_text(engine, texts, full_ids, chat.prompt_ids(without), config) for without in without_each
+    ]
+    return [[shared.lift_in_nats(column[number]) for column in columns] for number in range(len(texts))]
 
 
 def cited(
@@ -285,7 +274,7 @@ def with_context_lift(
         without_source = await asker.ask(prompt, {**values, **dict.fromkeys(names, empty)})
         called = called_model(chat, asker.config, options)
         message = require_message(await asker.ask(chat, full, **options), "with_context_lift")
-        return await asker.measure(called, partial(context_lift, called, message, full, without_source))
+        return await asker.run(called, partial(context_lift, called, message, full, without_source))
 
     chain: Runnable[Mapping[str, Any], AIMessage] = chain_of("with_context_lift", calls, prompt, chat)
     return chain

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Set
 from contextlib import aclosing, closing
 from typing import Any, ClassVar
 
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import BaseLLM
 from langchain_core.language_models.base import LanguageModelInput
 from langchain_core.outputs import LLMResult
@@ -25,9 +24,10 @@ from langchain_core.runnables.configurable import DynamicRunnable, RunnableConfi
 from langchain_core.runnables.configurable import RunnableConfigurableFields as _Fields
 from typing_extensions import Self
 
-from cocoa_engine.report import RiskReport, require_detail
+from cocoa_engine.report import require_detail
 from cocoa_integrations._shared.settings import FIELD_SYNONYMS
 from cocoa_integrations.langchain.answers import get_risk, text_and_risk
+from cocoa_integrations.langchain.callbacks import RiskCallbackHandler
 
 BUILDERS = frozenset({"bind_tools", "with_structured_output", "with_risk"})
 """The methods of a model that make a runnable of it."""
@@ -207,21 +207,21 @@ class LLMWithRisk(Runnable[LanguageModelInput, dict[str, Any]]):
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> Iterator[dict[str, Any]]:
         """One ``{"text": ...}`` per span, then one chunk with the report."""
-        answer, kwargs = _ReportHandler(), _with_report(kwargs)
-        with closing(self.llm.stream(input, answer.added_to(config), **kwargs)) as texts:  # type: ignore[type-var]
+        seen, kwargs = RiskCallbackHandler(), _with_report(kwargs)
+        with closing(self.llm.stream(input, _with_handler(config, seen), **kwargs)) as texts:  # type: ignore[type-var]
             for text in texts:
                 yield text_and_risk(text)
-        yield text_and_risk("", answer.report)
+        yield text_and_risk("", seen.reports[-1].without("run_id"))
 
     async def astream(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[dict[str, Any]]:
         """See :meth:`stream`."""
-        answer, kwargs = _ReportHandler(), _with_report(kwargs)
-        async with aclosing(self.llm.astream(input, answer.added_to(config), **kwargs)) as texts:  # type: ignore[type-var]
+        seen, kwargs = RiskCallbackHandler(), _with_report(kwargs)
+        async with aclosing(self.llm.astream(input, _with_handler(config, seen), **kwargs)) as texts:  # type: ignore[type-var]
             async for text in texts:
                 yield text_and_risk(text)
-        yield text_and_risk("", answer.report)
+        yield text_and_risk("", seen.reports[-1].without("run_id"))
 
     def _asked(self, given: LanguageModelInput, config: Any, options: dict[str, Any]) -> tuple[Any, Any, Any]:
         """The model that a config chooses, the prompt, and the options of the call."""
@@ -233,18 +233,8 @@ class LLMWithRisk(Runnable[LanguageModelInput, dict[str, Any]]):
         return llm, llm._convert_input(given), {**of_run, **_with_report(options)}
 
 
-class _ReportHandler(BaseCallbackHandler):
-    """Receives the report of a streamed answer, of which LangChain returns only the text."""
-
-    run_inline = True
-    report: RiskReport
-
-    def added_to(self, config: RunnableConfig | None) -> RunnableConfig:
-        return merge_configs(ensure_config(config), {"callbacks": [self]})
-
-    def on_llm_end(self, response: LLMResult, **kwargs: Any) -> None:
-        [[answer]] = response.generations
-        self.report = get_risk(answer)
+def _with_handler(config: RunnableConfig | None, handler: RiskCallbackHandler) -> RunnableConfig:
+    return merge_configs(ensure_config(config), {"callbacks": [handler]})
 
 
 def _answer_of(result: LLMResult) -> dict[str, Any]:

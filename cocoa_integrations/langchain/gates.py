@@ -72,37 +72,20 @@ def risk_gate(
     Raises:
         ConfigError: an option is invalid. A call raises it if the answer has no report, or was interrupted.
     """
-    return RiskGate(threshold, metric=metric, unit=unit, on_risk=on_risk, mark=mark, answer=answer)
+    require_reaction(on_risk, OnRisk, mark, answer)
+    if on_risk == "mark" and metric == "answer_risk":
+        raise ConfigError("on_risk='mark' marks spans, and answer_risk is that of the answer as a whole")
+    return RiskGate(limit_of(threshold, metric, unit, on_risk), on_risk, mark, answer)
 
 
 class RiskGate(Runnable[Any, Any]):
     """The runnable that :func:`risk_gate` returns; its options are described there."""
 
-    def __init__(
-        self,
-        threshold: float | None = None,
-        *,
-        metric: GateMetric | None = None,
-        unit: UnitLevel = "span",
-        on_risk: OnRisk = "raise",
-        mark: Mark = MARK,
-        answer: str = ABSTENTION,
-    ) -> None:
-        self.limit = limit_of(threshold, metric, unit, on_risk)
-        require_reaction(on_risk, OnRisk, mark, answer)
-        if on_risk == "mark" and metric == "answer_risk":
-            raise ConfigError("on_risk='mark' marks spans, and answer_risk is that of the answer as a whole")
-        self.on_risk = on_risk
-        self.mark = mark
-        self.answer = answer
+    def __init__(self, limit: Limit, on_risk: OnRisk, mark: Mark, answer: str) -> None:
+        self.limit, self.on_risk, self.mark, self.answer = limit, on_risk, mark, answer
 
     def passed(self, answer: A) -> A:
-        """Apply the gate to a complete answer. The given answer is not changed.
-
-        Raises:
-            HallucinationRiskError: the answer is too risky, and ``on_risk`` is ``raise``.
-            ConfigError: the answer has no report.
-        """
+        """Apply the gate to a complete answer. The given answer is not changed."""
         if isinstance(answer, EngineGeneration):
             raise ConfigError("a gate takes LangChain answers; for a Generation of the engine use max_risk()")
         report = answers.get_risk(answer)  # type: ignore[arg-type]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models.llms import BaseLLM
 from langchain_core.outputs import Generation as TextGeneration
 from langchain_core.outputs import GenerationChunk, LLMResult
+from langchain_core.runnables.utils import add
 from pydantic import Field
 from typing_extensions import Self
 
@@ -89,7 +90,8 @@ class CocoaLLM(CocoaModel, BaseLLM):
     ) -> LLMResult:
         model, framework = self._for_call(stop, kwargs)
         if model._streams(prompts, framework):
-            return model._result([_sum(model._stream(prompts[0], run_manager=run_manager))])
+            whole: Any = add(model._stream(prompts[0], run_manager=run_manager))
+            return model._result([(whole.text, whole.generation_info)])
         # A batch has one run manager, whose events do not identify the answer they belong to, so none are sent.
         trace, requests = RiskTrace(), [model._request(prompt) for prompt in prompts]
         return model._made(model.service.answers(requests, model.batch_size), trace)
@@ -103,7 +105,8 @@ class CocoaLLM(CocoaModel, BaseLLM):
     ) -> LLMResult:
         model, framework = self._for_call(stop, kwargs)
         if model._streams(prompts, framework):
-            return model._result([_sum([chunk async for chunk in model._astream(prompts[0], None, run_manager)])])
+            whole: Any = add([chunk async for chunk in model._astream(prompts[0], None, run_manager)])
+            return model._result([(whole.text, whole.generation_info)])
         trace, requests = RiskTrace(), [model._request(prompt) for prompt in prompts]
         return model._made(await model.service.aanswers(requests, model.batch_size), trace)
 
@@ -117,19 +120,20 @@ class CocoaLLM(CocoaModel, BaseLLM):
         return _TextWriter(usage=self.stream_usage)
 
     def _made(self, answers: Sequence[Answer], trace: RiskTrace) -> LLMResult:
-        made = []
         for answer in answers:
             trace.record(answer)
-            information = {SPANS_KEY: span_entries(answer), **_info(answer)}
-            made.append(TextGeneration(text=answer.text, generation_info=information))
-        return self._result(made)
+        return self._result([(answer.text, {SPANS_KEY: span_entries(answer), **_info(answer)}) for answer in answers])
 
-    def _result(self, answers: list[TextGeneration]) -> LLMResult:
-        names = [name for answer in answers if (name := (answer.generation_info or {}).get("model_name"))]
-        return LLMResult(
-            generations=[[answer] for answer in answers],
-            llm_output={"model_name": names[0] if names else self._name, "token_usage": _total_usage(answers)},
-        )
+    def _result(self, answers: Sequence[tuple[str, dict[str, Any]]]) -> LLMResult:
+        """The result of the texts of answers and their information."""
+        usage = [info["usage_metadata"] for _, info in answers if "usage_metadata" in info]
+        keys = {"prompt_tokens": "input_tokens", "completion_tokens": "output_tokens", "total_tokens": "total_tokens"}
+        output = {
+            "model_name": next((info["model_name"] for _, info in answers if info.get("model_name")), self._name),
+            "token_usage": {name: sum(counts[key] for counts in usage) for name, key in keys.items()},
+        }
+        generations = [[TextGeneration(text=text, generation_info=info)] for text, info in answers]
+        return LLMResult(generations=generations, llm_output=output)
 
 
 class _TextWriter:
@@ -151,18 +155,3 @@ class _TextWriter:
 
 def _info(answer: Answer) -> dict[str, Any]:
     return {**answer_metadata(answer), "usage_metadata": usage_metadata(answer)}
-
-
-def _sum(chunks: Iterable[GenerationChunk]) -> TextGeneration:
-    """The sum of streamed chunks."""
-    total = GenerationChunk(text="")
-    for chunk in chunks:
-        total += chunk
-    return TextGeneration(text=total.text, generation_info=total.generation_info)
-
-
-def _total_usage(answers: list[TextGeneration]) -> dict[str, int]:
-    """Token counts of a batch, under LangChain's names for text models."""
-    usage = [counts for answer in answers if (counts := (answer.generation_info or {}).get("usage_metadata"))]
-    names = {"prompt_tokens": "input_tokens", "completion_tokens": "output_tokens", "total_tokens": "total_tokens"}
-    return {name: sum(counts[key] for counts in usage) for name, key in names.items()}

@@ -8,7 +8,6 @@ from uuid import uuid4
 from weakref import WeakKeyDictionary
 
 from pydantic import ConfigDict, Field, PrivateAttr, field_validator
-from pydantic.fields import FieldInfo
 from typing_extensions import Self
 
 from cocoa_engine import CocoaEngine
@@ -28,18 +27,11 @@ from cocoa_integrations.chat_service.remote import DEFAULT_MODEL
 FRAMEWORK = frozenset({"tags", "metadata", "run_name", "run_id", "stream", "ls_structured_output_format"})
 """Keyword arguments of a call that belong to LangChain."""
 
-TOOLS = frozenset({"tools", "tool_choice", "functions", "function_call", "response_format"})
+TOOLS = frozenset({"tools", "tool_choice", "response_format"})
 """Keyword arguments of a call that ask for tools or structured output."""
 
 TOOL_DETAILS = frozenset({"strict", "parallel_tool_calls"})
 """Keyword arguments that control how tools are called. They have no effect without tools."""
-
-INSTEAD = {
-    "model_id": "give model, or use from_model_id",
-    "pipeline_kwargs": "give the decode settings themselves, e.g. max_new_tokens=64",
-    "pipeline": "give engine=CocoaEngine(pipeline.model, pipeline.tokenizer), or model and its loading options",
-}
-"""Options of LangChain's other local models, and what to pass instead."""
 
 
 class CallOptions(DecodeSettings):
@@ -95,22 +87,14 @@ PER_CALL = frozenset(ChatCallOptions.model_fields)
 
 def without_unset(kind: type[CallOptions], options: Mapping[str, Any]) -> dict[str, Any]:
     """The options without those that are ``None``. They are kept if ``None`` is a valid value of the option."""
-    fields = kind.model_fields
-    return {
-        name: value
-        for name, value in options.items()
-        # None is a value of device_map (the CPU), though not its default
-        if value is not None or name not in fields or name == "device_map" or default_of(fields[name]) is None
+    # None is a value of device_map (the CPU), though not its default
+    set_by_default = {
+        name
+        for name, field in kind.model_fields.items()
+        if name != "device_map" and field.get_default(call_default_factory=True) is not None
     }
+    return {name: value for name, value in options.items() if value is not None or name not in set_by_default}
 
-
-def default_of(field: FieldInfo) -> Any:
-    """The default of a field."""
-    return field.get_default(call_default_factory=True)
-
-
-SHARED_BY_COPIES = ("engine", "cache", "callbacks", "rate_limiter")
-"""Fields that a deep copy shares: a model with its weights, and objects with locks or connections."""
 
 _engine_ids: WeakKeyDictionary[CocoaEngine, str] = WeakKeyDictionary()
 
@@ -135,7 +119,7 @@ class ModelOptions(ServiceOptions):
     _lazy: LazyEngine | None = PrivateAttr(default=None)
 
     def model_post_init(self, context: Any, /) -> None:
-        """Call those of the other base classes too. pydantic defines one for private attributes that does not."""
+        """Call those of the other base classes too, unlike pydantic's for private attributes."""
         super().model_post_init(context)
 
     def load(self) -> CocoaEngine:
@@ -199,7 +183,7 @@ class ModelOptions(ServiceOptions):
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         """A copy that shares the engine, and the cache, callbacks and rate limiter of LangChain."""
         memo = {} if memo is None else memo
-        for name in SHARED_BY_COPIES:
+        for name in ("engine", "cache", "callbacks", "rate_limiter"):  # weights, and objects with locks or connections
             if (value := getattr(self, name, None)) is not None:
                 memo[id(value)] = value
         return super().__deepcopy__(memo)

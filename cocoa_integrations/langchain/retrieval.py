@@ -24,12 +24,7 @@ _FETCH_K = 20
 
 
 class Asker:
-    """Asks the runnables of a chain, blocking in the synchronous form of a call.
-
-    Args:
-        config: the config of the call.
-        blocks: whether the call is synchronous. Nothing that is awaited here is then suspended.
-    """
+    """Asks the runnables of a chain. In the synchronous form of a call it blocks, and suspends nothing."""
 
     def __init__(self, config: RunnableConfig, *, blocks: bool) -> None:
         self.config, self._blocks = config, blocks
@@ -40,23 +35,14 @@ class Asker:
             return runnable.invoke(given, self.config, **options)
         return await runnable.ainvoke(given, self.config, **options)
 
-    async def prompt_text(self, chat: ChatCocoa, prompt: Any) -> str:
-        """The text of a prompt."""
-        return chat.prompt_text(prompt) if self._blocks else await chat.aprompt_text(prompt)
-
-    async def measure(self, chat: ChatCocoa, work: Callable[[], Any]) -> Any:
-        """The result of work for the engine of a model."""
-        return work() if self._blocks else await chat.in_worker(work)
+    async def run(self, chat: ChatCocoa, work: Callable[[], Any]) -> Any:
+        """The result of work for the engine of a model, if it has one in this process."""
+        return work() if self._blocks or chat.is_remote else await chat.in_worker(work)
 
 
 def chain_of(name: str, calls: Callable[..., Coroutine[Any, Any, Any]], prompt: Any, chat: Any) -> Any:
-    """A runnable that asks others.
-
-    Args:
-        name: its name in traces.
-        calls: what it does with the prompt, the model, an input, an :class:`Asker` and the options of a call.
-        prompt: the prompt of the chain.
-        chat: the model of the chain.
+    """A runnable with a name in traces that calls a function with ``prompt`` and ``chat``, an input, an :class:`Asker`
+    and the options of a call.
     """
 
     # LangChain finds the runnables of a chain among the variables that these functions name
@@ -77,33 +63,37 @@ def join_documents(documents: Sequence[Document]) -> str:
     return "\n\n".join(document.page_content for document in documents)
 
 
-def top_k_of(retriever: Retriever) -> int | None:
-    """The number of documents that a retriever is set to return, or ``None`` if it has no such setting."""
+def _place_of(retriever: Retriever) -> tuple[str, int] | None:
+    """The field that holds the number of documents of a retriever, and this number; ``None`` if there is none."""
     if isinstance(retriever, VectorStoreRetriever):
         k = retriever.search_kwargs.get("k")
         if k is None:  # the vector store has a default
             parameter = inspect.signature(retriever.vectorstore.similarity_search).parameters.get("k")
             k = None if parameter is None else parameter.default
-        return k if isinstance(k, int) else None
-    name = _field_of(retriever)
-    return None if name is None else getattr(retriever, name)
+        return ("search_kwargs", k) if isinstance(k, int) else None
+    fields = [name for name in _FIELDS if isinstance(retriever, BaseRetriever) and name in type(retriever).model_fields]
+    numbers = [(name, getattr(retriever, name)) for name in fields]
+    return next(((name, k) for name, k in numbers if isinstance(k, int) and not isinstance(k, bool)), None)
+
+
+def top_k_of(retriever: Retriever) -> int | None:
+    """The number of documents that a retriever is set to return, or ``None`` if it has no such setting."""
+    place = _place_of(retriever)
+    return None if place is None else place[1]
 
 
 def with_top_k(retriever: Retriever, factor: float) -> Retriever:
-    """A copy of a retriever that returns ``factor`` times as many documents.
-
-    Returns the retriever itself if ``factor`` is 1 or it has no number of documents.
-    """
-    top_k = top_k_of(retriever)
-    if factor == 1 or top_k is None or not isinstance(retriever, BaseRetriever):
+    """A copy of a retriever that returns ``factor`` times as many documents, if it has a number of documents."""
+    place = _place_of(retriever)
+    if factor == 1 or place is None or not isinstance(retriever, BaseRetriever):
         return retriever
-    wanted = round(top_k * factor)
-    if isinstance(retriever, VectorStoreRetriever):
-        kwargs = {**retriever.search_kwargs, "k": wanted}
-        if retriever.search_type == "mmr":  # chooses among fetch_k documents
-            kwargs["fetch_k"] = max(kwargs.get("fetch_k", _FETCH_K), wanted)
-        return retriever.model_copy(update={"search_kwargs": kwargs})
-    return retriever.model_copy(update={str(_field_of(retriever)): wanted})
+    field, wanted = place[0], round(place[1] * factor)
+    if not isinstance(retriever, VectorStoreRetriever):
+        return retriever.model_copy(update={field: wanted})
+    kwargs = {**retriever.search_kwargs, "k": wanted}
+    if retriever.search_type == "mmr":  # chooses among fetch_k documents
+        kwargs["fetch_k"] = max(kwargs.get("fetch_k", _FETCH_K), wanted)
+    return retriever.model_copy(update={field: kwargs})
 
 
 def without_duplicates(*lists: Iterable[Document]) -> list[Document]:
@@ -113,14 +103,3 @@ def without_duplicates(*lists: Iterable[Document]) -> list[Document]:
         key = document.id or (document.page_content, repr(sorted(document.metadata.items(), key=repr)))
         documents.setdefault(key, document)
     return list(documents.values())
-
-
-def _field_of(retriever: Retriever) -> str | None:
-    """The field that holds the number of documents."""
-    if not isinstance(retriever, BaseRetriever):
-        return None
-    for name in _FIELDS:
-        value = getattr(retriever, name, None)
-        if name in type(retriever).model_fields and isinstance(value, int) and not isinstance(value, bool):
-            return name
-    return None

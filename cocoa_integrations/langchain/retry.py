@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from langchain_core.documents import Document
@@ -145,9 +146,10 @@ def with_risk_retry(
             called = {**options, **step}
             model = called_model(chat, asker.config, called)
             texts = [document.page_content for document in documents]
-            in_prompt = texts and not model.source and find_in(await asker.prompt_text(model, asked), texts)
-            if in_prompt and len(in_prompt) == len(texts):  # not if the prompt lacks the text of one of them
-                called["source"] = [text.strip() for text in texts]
+            if texts and not model.source:
+                in_prompt = find_in(await asker.run(model, partial(model.prompt_text, asked)), texts)
+                if len(in_prompt) == len(texts):  # not if the prompt lacks the text of one of them
+                    called["source"] = [text.strip() for text in texts]
             try:
                 message = await asker.ask(answering or chat, filled if answering else asked, **called)
             except HallucinationRiskError as error:  # of a gate after the chat

@@ -45,15 +45,7 @@ _HINTS: dict[str | None, str] = {
 
 
 def tool_request(options: Mapping[str, Any]) -> ToolRequest:
-    """The tools and the response format that the options of a call ask for.
-
-    Args:
-        options: ``tools`` (of every type that LangChain accepts), ``tool_choice``, ``strict``, ``parallel_tool_calls``
-            and ``response_format``. Other options are ignored.
-
-    Raises:
-        ConfigError: a tool cannot be converted; see also :meth:`ToolRequest.of`.
-    """
+    """The tools, of every type that LangChain accepts, and the response format that the options of a call ask for."""
     strict = options.get("strict")
     tools = [openai_tool(tool, strict=strict) for tool in options.get("tools") or ()]
     return ToolRequest.of(
@@ -99,11 +91,8 @@ def _function(tool: Any) -> dict[str, Any]:
     elif isinstance(tool, type):
         made = json_schema(tool)
     else:
-        made = json_schema(
-            create_schema_from_function(
-                tool.__name__, tool, filter_args=(), parse_docstring=True, include_injected=False
-            )
-        )
+        options: dict[str, Any] = {"filter_args": (), "parse_docstring": True, "include_injected": False}
+        made = json_schema(create_schema_from_function(tool.__name__, tool, **options))
     return function_of(made)
 
 
@@ -135,10 +124,7 @@ def _reader(schema: Any) -> Callable[[str], Any] | None:
 
 
 class WholeJsonParser(BaseCumulativeTransformOutputParser[Any]):
-    """Parses the JSON of an answer, and partial JSON while it streams.
-
-    LangChain's own parser completes JSON that was cut off.
-    """
+    """Parses the JSON of an answer. LangChain's own parser completes JSON that was cut off."""
 
     read: Any = None
     """Makes the result from JSON, or ``None`` for plain JSON values."""
@@ -176,9 +162,15 @@ class ArgumentsParser(JsonOutputKeyToolsParser):
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         """The value of the arguments. For a partial answer, the value so far, or ``None``."""
-        message = getattr(result[0], "message", None)
-        if isinstance(message, AIMessage) and (not partial or "finish_reason" in message.response_metadata):
-            _require_call(message)
+        message: Any = getattr(result[0], "message", None)
+        info = getattr(message, "response_metadata", {})
+        if isinstance(message, AIMessage) and not message.tool_calls and (not partial or "finish_reason" in info):
+            reason = next((call["error"] for call in message.invalid_tool_calls if call["error"]), None)
+            raise OutputParserException(
+                f"the answer contains no complete tool call: {reason or 'it is not valid JSON'}"
+                f"{_HINTS.get(info.get('finish_reason'), '')}",
+                llm_output=message.text,
+            )
         try:
             return validated(self.read, super().parse_result(result, partial=partial))
         except OutputParserException:
@@ -217,13 +209,3 @@ def with_parser(model: Runnable[Any, Any], parser: Runnable[Any, Any], *, includ
     parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
     failed = RunnablePassthrough.assign(parsed=lambda _: None)
     return model | raw | parsed.with_fallbacks([failed], exception_key="parsing_error")
-
-
-def _require_call(message: AIMessage) -> None:
-    if not message.tool_calls:
-        reason = next((call["error"] for call in message.invalid_tool_calls if call["error"]), None)
-        hint = _HINTS.get(message.response_metadata.get("finish_reason"), "")
-        raise OutputParserException(
-            f"the answer contains no complete tool call: {reason or 'it is not valid JSON'}{hint}",
-            llm_output=message.text,
-        )

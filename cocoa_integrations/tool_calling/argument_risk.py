@@ -46,10 +46,9 @@ def tool_call_risks(generation: Generation, calls: Sequence[Call], engine: Cocoa
     tokens = _token_offsets(generation, engine)
     reports = []
     for call in calls:
-        spans = _overlapping(generation.spans, call.offsets)
         offsets = {**call.values, **_inside_arguments(generation.text, call)}
         arguments = {name: _value(generation, tokens, offset) for name, offset in offsets.items()}
-        risk = _highest(span for _, span in spans)
+        risk = _highest(span for _, span in _overlapping(generation.spans, call.offsets))
         reports.append(CallReport(name=call.name, id=call.id, risk=risk, arguments=arguments, error=call.error))
     return reports
 
@@ -67,12 +66,12 @@ def fields_of_report(report: RiskReport) -> dict[str, ValueReport]:
 
 def _inside_arguments(text: str, call: Call) -> dict[str, tuple[int, int]]:
     """The offsets of the values inside the arguments that are objects or lists, by path."""
-    found: dict[str, tuple[int, int]] = {}
+    offsets: dict[str, tuple[int, int]] = {}
     for name, (start, _) in call.values.items():
         # arguments that were written as a string of JSON have no offsets of their own
         if isinstance((call.arguments or {}).get(name), (dict, list)) and text.startswith(("{", "["), start):
-            found |= field_offsets(text, start, member_path("$", name))
-    return found
+            offsets |= field_offsets(text, start, member_path("$", name))
+    return offsets
 
 
 def _highest(spans: Iterable[Span]) -> float | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from cocoa_engine import CocoaEngine, Generation, GrammarProcessor, json_rule
 from cocoa_engine.confined import one_budget
@@ -23,8 +23,6 @@ from cocoa_integrations.tool_calling.formats import HERMES, CallFormat, after_re
 from cocoa_integrations.tool_calling.reading import Call, Reading, read
 from cocoa_integrations.tool_calling.request import ToolRequest
 from cocoa_integrations.tool_calling.schemas import enforceable, enforceable_each, mismatch
-
-_known: WeakKeyDictionary[CocoaEngine, tuple[Any, CallFormat | None]] = WeakKeyDictionary()
 
 
 class Plan:
@@ -60,13 +58,9 @@ class Plan:
         """The format in which calls are written."""
         return self._native or HERMES
 
-    @property
+    @cached_property
     def _native(self) -> CallFormat | None:
-        template = getattr(self.engine.tokenizer, "chat_template", None)
-        known = _known.get(self.engine)
-        if known is None or known[0] != template:
-            known = _known[self.engine] = template, template_format(self.engine)
-        return known[1]
+        return template_format(self.engine)
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """The messages for the ``chat`` method of the engine, and the arguments of the chat template.

@@ -7,7 +7,6 @@ import contextvars
 from typing import Any
 
 import pytest
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableLambda
@@ -16,7 +15,7 @@ from cocoa_engine import CocoaEngine
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_risk, get_risk_callback, get_spans
 from tests.helpers.forward_passes import failing
 from tests.helpers.in_threads import join, start
-from tests.helpers.reports import to_dicts, without_run
+from tests.helpers.reports import without_run
 
 pytestmark = pytest.mark.also_remote
 
@@ -140,44 +139,6 @@ def test_a_block_may_be_left_in_another_context(quick_chat: ChatCocoa) -> None:
 
 def _here(function: Any, *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
-
-
-def test_blocks_may_be_left_in_any_order(quick_chat: ChatCocoa) -> None:
-    first, second = get_risk_callback(), get_risk_callback()
-    outer, inner = first.__enter__(), second.__enter__()
-    first.__exit__(None, None, None)
-    quick_chat.invoke("a", max_tokens=1)
-    second.__exit__(None, None, None)
-    quick_chat.invoke("a", max_tokens=1)
-    assert (len(outer.reports), len(inner.reports)) == (0, 1)
-
-
-@pytest.mark.also_remote(False)
-def test_a_handler_can_end_an_answer_that_grows_too_risky(quick_chat: ChatCocoa, question: str, spy: Any) -> None:
-    class TooRiskyError(Exception):
-        pass
-
-    class Limit(BaseCallbackHandler):
-        raise_error = True
-
-        def __init__(self) -> None:
-            self.spans = 0
-
-        def on_llm_new_token(self, token: Any, *, chunk: Any = None, **kwargs: Any) -> None:
-            self.spans += len(to_dicts(get_spans(chunk)))
-            if self.spans == 2:
-                raise TooRiskyError
-
-    for ask in (
-        lambda limit: list(quick_chat.stream(question, {"callbacks": [limit]})),
-        lambda limit: quick_chat.invoke(question, {"callbacks": [limit]}, stream=True),
-    ):
-        limit = Limit()
-        with pytest.raises(TooRiskyError):
-            ask(limit)
-        assert limit.spans == 2
-        assert spy.streams[-1].closed
-        assert spy.streams[-1].generation is None
 
 
 def test_answers_of_other_models_are_left_alone() -> None:

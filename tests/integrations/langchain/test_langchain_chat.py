@@ -11,31 +11,18 @@ from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, Sys
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda, RunnableParallel
+from langchain_core.runnables.utils import add as added
 
 from cocoa_engine import CocoaEngine
-from cocoa_engine.errors import ConfigError, PromptError
+from cocoa_engine.errors import PromptError
 from cocoa_integrations.chat_service import local
-from cocoa_integrations.langchain import (
-    ChatCocoa,
-    GenerationTimeoutError,
-    get_risk,
-    get_spans,
-    risk_gate,
-)
+from cocoa_integrations.langchain import ChatCocoa, GenerationTimeoutError, get_risk, get_spans, risk_gate
 from tests.helpers.alike import close, token_counts
-from tests.helpers.forward_passes import failing
 from tests.helpers.reports import risk_report, to_dicts
 
 
 def score(message: AIMessage) -> float:
     return to_dicts(get_spans(message))[0]["score"]
-
-
-def added(chunks: list[AIMessageChunk]) -> AIMessageChunk:
-    whole = chunks[0]
-    for chunk in chunks[1:]:
-        whole = whole + chunk
-    return whole
 
 
 def test_an_answer_is_the_engines_chat_answer(engine: CocoaEngine, answer: AIMessage, question: str) -> None:
@@ -166,13 +153,6 @@ def test_text_streams_with_the_risk_beside_it(chat: ChatCocoa, answer: AIMessage
     assert "".join(piece["text"] for piece in pieces) == answer.content
 
 
-def test_risk_is_not_found_in_plain_text(quick_answer: AIMessage) -> None:
-    with pytest.raises(ConfigError, match="before it is parsed"):
-        get_risk(quick_answer.content).to_dict()
-    with pytest.raises(ConfigError, match="has no risk report"):
-        get_risk(AIMessage("from elsewhere")).to_dict()
-
-
 def test_risk_metadata_never_reaches_a_later_prompt(
     quick_engine: CocoaEngine, quick_chat: ChatCocoa, spy: Any, quick_answer: AIMessage, question: str
 ) -> None:
@@ -247,18 +227,6 @@ def test_running_out_of_gpu_memory_is_tried_again(
     failures.clear()
     with pytest.raises(torch.OutOfMemoryError):
         ChatCocoa(engine=quick_engine, max_tokens=12, max_retries=1).invoke(question)
-
-
-def test_a_stream_that_began_is_not_begun_again(
-    quick_engine: CocoaEngine, quick_chat: ChatCocoa, monkeypatch: pytest.MonkeyPatch, spy: Any, question: str
-) -> None:
-    monkeypatch.setattr(local, "RETRY_PAUSE", 0.0)
-    stream = quick_chat.stream(question)
-    next(stream)
-    error = torch.OutOfMemoryError("CUDA out of memory")
-    with failing(quick_engine, error), pytest.raises(torch.OutOfMemoryError):
-        list(stream)
-    assert len(spy.streams) == 1
 
 
 def test_invoke_hands_spans_to_callbacks_when_streaming_is_on(

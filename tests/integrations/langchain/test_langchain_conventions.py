@@ -42,14 +42,6 @@ def test_stream_usage_leaves_the_usage_out(quick_engine: CocoaEngine) -> None:
         chat.invoke("Hi", stream_usage="perhaps")
 
 
-def test_stream_usage_of_a_text_model(quick_engine: CocoaEngine, live: Any) -> None:
-    llm = CocoaLLM(engine=quick_engine, max_tokens=3, streaming=True)
-    result = llm.generate(["Hi"], stream_usage=False)
-    assert "usage_metadata" not in result.generations[0][0].generation_info
-    assert llm.generate(["Hi"]).generations[0][0].generation_info["usage_metadata"]["output_tokens"] == 3
-    assert "".join(llm.stream("Hi", stream_usage=False)) == "".join(llm.stream("Hi"))
-
-
 def test_tokens_read_from_the_prefix_cache_are_counted(own_engine: CocoaEngine) -> None:
     chat, llm = ChatCocoa(engine=own_engine, max_tokens=2), CocoaLLM(engine=own_engine, max_tokens=2)
     prompt = "A prompt that is long enough to be worth keeping. " * 3

@@ -18,9 +18,7 @@ from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
 from cocoa_engine.errors import ConfigError, PromptError, UnsupportedFeatureError
 from cocoa_engine.model.embedded import CONTEXT_WINDOW
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_risk
-from tests.helpers.inside import sequences_running
 from tests.helpers.model_folders import counted_loads, save_calibrator, save_model
-from tests.helpers.processors import Meets
 
 MODELS = [ChatCocoa, CocoaLLM]
 each_model = pytest.mark.parametrize("kind", MODELS)
@@ -274,13 +272,6 @@ def test_one_bad_prompt_of_a_batch_fails_alone(asynchronous: bool, quick_llm: Co
     assert quick_llm.batch([], return_exceptions=True) == []
     errors = quick_llm.batch(["Hi", "Ho"], return_exceptions=True, gamma=7)
     assert all(isinstance(error, ConfigError) for error in errors)
-
-
-def test_prompts_of_such_a_batch_are_decoded_together(quick_engine: CocoaEngine) -> None:
-    llm, most = CocoaLLM(engine=quick_engine, max_tokens=6, batch_size=3), []
-    options: dict[str, Any] = {"stopping_criteria": [Meets(lambda _: most.append(sequences_running(quick_engine)))]}
-    assert len(llm.batch([f"{number}. " for number in range(9)], return_exceptions=True, **options)) == 9
-    assert max(most) == 3
 
 
 # --- synonyms

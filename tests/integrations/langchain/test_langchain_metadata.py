@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from langchain_core.load import dumps, loads
 from langchain_core.messages import AIMessage, messages_from_dict, messages_to_dict
-from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import RunnableLambda
 
@@ -40,18 +39,6 @@ def test_generations_of_a_text_model_are_plain_json(quick_llm: CocoaLLM) -> None
         "usage_metadata",
     }
     assert json.loads(json.dumps(generation.generation_info, allow_nan=False)) == generation.generation_info
-
-
-def test_chunks_add_up_in_any_grouping(quick_chat: ChatCocoa, quick_answer: AIMessage, question: str) -> None:
-    chunks = [ChatGenerationChunk(message=chunk) for chunk in quick_chat.stream(question)]
-    assert len(chunks) > 3
-    left = (chunks[0] + chunks[1]) + chunks[2:]
-    right = chunks[0]
-    for chunk in chunks[1:]:
-        right = right + chunk
-    for whole in (left, right):
-        assert to_dicts(get_spans(whole)) == to_dicts(get_spans(quick_answer))
-        assert get_risk(whole).to_dict() == get_risk(quick_answer).to_dict()
 
 
 async def test_v2_events_carry_spans_live_and_the_report_at_the_end(

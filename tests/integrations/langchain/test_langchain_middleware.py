@@ -232,12 +232,9 @@ def test_two_of_them_agree_on_the_state(quick_chat: ChatCocoa, question: str) ->
     ("options", "message"),
     [
         ({"on_risk": "keeep"}, "keep"),
-        ({"threshold": "half"}, "finite number"),
-        ({"metric": "max_risk"}, "risk"),
         ({"metric": "none"}, "unknown metric 'none'"),
         ({"retry_with": {"gama": 0.1}}, "did you mean 'gamma'"),
         ({"retry_with": "gpt-5"}, "chat models and dicts"),
-        ({"retry_with": [None]}, "chat models and dicts"),
         ({"mark": "!"}, "no {text} field"),
     ],
 )

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from langchain_core.language_models.base import LanguageModelInput
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, message_to_dict, messages_from_dict
+from langchain_core.messages import AIMessage, HumanMessage, message_to_dict, messages_from_dict
 from langchain_core.output_parsers import StrOutputParser
+from langchain_core.runnables.utils import add as added
 from pydantic import BaseModel
 
 from cocoa_engine import CocoaEngine, ConfigError, HallucinationRiskError, PromptError
@@ -22,7 +23,7 @@ from cocoa_integrations.langchain import (
     max_risk,
     risk_gate,
 )
-from tests.helpers.alike import close, near, token_counts
+from tests.helpers.alike import close, token_counts
 from tests.helpers.reasoning_models import HYBRID, PLAIN, reasoning_engine, saying
 from tests.helpers.reports import to_dicts
 
@@ -44,13 +45,6 @@ def engines() -> dict[str, CocoaEngine]:
 @pytest.fixture(scope="module")
 def thinker(engines: dict[str, CocoaEngine]) -> ChatCocoa:
     return ChatCocoa(engine=engines["text"], **saying(engines["text"], TEXT))
-
-
-def added(chunks: list[AIMessageChunk]) -> AIMessageChunk:
-    whole = chunks[0]
-    for chunk in chunks[1:]:
-        whole += chunk
-    return whole
 
 
 def without_index(content: Any) -> Any:
@@ -223,20 +217,24 @@ def test_a_schema_holds_after_the_reasoning(engines: dict[str, CocoaEngine], tag
     assert (path, json.loads(text[field.start : field.end])) == ("$.up", answer["parsed"].up)
 
 
+@pytest.mark.parametrize("limit", [12, 40])
+def test_an_answer_cut_off_inside_has_no_text(thinker: ChatCocoa, limit: int) -> None:
+    message, whole = thinker.invoke("Hi", max_tokens=limit), added(list(thinker.stream("Hi", max_tokens=limit)))
+    for each in (message, whole):
+        [block] = without_index(each.content)
+        assert THOUGHT.startswith(block["reasoning"])
+        assert each.text == ""
+        assert get_risk(each).max_risk == 0.0
+        assert get_risk(each).to_dict()["reasoning"]["max_risk"] > 0.0
+    assert message.usage_metadata is not None
+    assert message.usage_metadata["output_token_details"] == {"reasoning": limit}
+
+
 @pytest.mark.parametrize("tags", TAGS)
-def test_a_compact_message_has_no_text_twice(engines: dict[str, CocoaEngine], tags: str) -> None:
-    chat = ChatCocoa(engine=engines[tags], **saying(engines[tags], TEXT))
-    full = chat.invoke("Hi", risk_metadata="full")
-    for message in (chat.invoke("Hi"), added(list(chat.stream("Hi", risk_metadata="compact")))):
-        report = message.response_metadata["cocoa_risk"]
-        kept = [span["text"] for span in report["spans"] if "text" in span and span["text"].strip()]
-        assert len(kept) <= 4, kept  # those with a tag
-        assert {span["part"] for span in report["spans"]} == {"reasoning", "answer"}
-        assert "spans" not in report["reasoning"]
-        assert report["max_risk"] == near(get_risk(full).max_risk)
-        ours, theirs = get_risk(message).to_dict(), get_risk(full).to_dict()
-        assert ours["reasoning"].keys() == theirs["reasoning"].keys()
-        assert ours["reasoning"]["spans"] == theirs["reasoning"]["spans"]
-        assert all(close({**whole, **span}, whole) for span, whole in zip(ours["spans"], theirs["spans"], strict=True))
-        gate = risk_gate(max_risk(message), on_risk="mark")
-        assert gate.invoke(message).text == risk_gate(max_risk(full), on_risk="mark").invoke(full).text != "Hello!"
+def test_what_the_model_opens_itself_is_reasoning_too(tags: str) -> None:
+    engine = reasoning_engine(HYBRID, tags=tags)
+    chat = ChatCocoa(engine=engine, **saying(engine, "<think>\nWell.</think>\n\nHello!"))
+    blocks = [{"type": "reasoning", "reasoning": "Well."}, {"type": "text", "text": "Hello!"}]
+    assert without_index(added(list(chat.stream("Hi"))).content) == chat.invoke("Hi").content == blocks
+    empty = saying(engine, "<think>\n\n</think>\n\nHello!")
+    assert added(list(chat.stream("Hi", **empty))).content == chat.invoke("Hi", **empty).content == "Hello!"

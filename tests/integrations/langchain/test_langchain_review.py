@@ -12,7 +12,6 @@ from langchain_core.messages import AIMessage
 from pydantic import BaseModel
 
 from cocoa_engine import CocoaEngine
-from cocoa_engine.errors import ConfigError
 from cocoa_engine.model.embedded import MODEL_NAME
 from cocoa_integrations.langchain import ChatCocoa, argument_risks, get_risk, max_risk
 
@@ -22,11 +21,8 @@ from langchain.agents.middleware import HumanInTheLoopMiddleware  # noqa: E402
 from langgraph.checkpoint.memory import InMemorySaver  # noqa: E402
 from langgraph.types import Command  # noqa: E402
 
-from cocoa_integrations.langchain import RiskMiddleware, RiskyToolCalls, ToolRiskMiddleware  # noqa: E402
-from tests.helpers.reports import (  # noqa: E402
-    made_report,
-    without_offsets,
-)
+from cocoa_integrations.langchain import RiskMiddleware, RiskyToolCalls  # noqa: E402
+from tests.helpers.reports import made_report, without_offsets  # noqa: E402
 
 THREAD: Any = {"configurable": {"thread_id": "1"}}
 TEXT = "Alexander Graham Bell."
@@ -154,17 +150,6 @@ def test_a_safe_answer_does_not_wait(quick_chat: ChatCocoa, quick_answer: AIMess
     assert state["cocoa_risks"][0]["action"] == "none"
 
 
-def test_the_least_risky_attempt_is_shown(quick_chat: ChatCocoa, asked: Any, spy: Any) -> None:
-    middleware = RiskMiddleware(0.0, retry_with={"max_tokens": 3}, on_risk="interrupt")
-    agent = agent_of(quick_chat, middleware)
-    [interrupt] = agent.invoke(asked, THREAD)["__interrupt__"]
-    assert len(spy.calls) == 2
-    state = agent.invoke(Command(resume={"type": "accept"}), THREAD)
-    assert len(spy.calls) == 2
-    assert state["messages"][-1].text == interrupt.value["answer"]
-    assert interrupt.value["value"] == min(state["cocoa_risks"][0]["attempts"])
-
-
 # Tool calls. These need a model that writes one.
 
 
@@ -225,16 +210,6 @@ def test_other_calls_are_not_stopped(engine: CocoaEngine, risky: RiskyToolCalls)
     review: Any = {"allowed_decisions": ["approve"], "when": risky}
     agent = agent_of(chat, HumanInTheLoopMiddleware(interrupt_on={"double": review}), tools=[double])
     assert agent.invoke(DOUBLE, THREAD)["messages"][2].status == "success"
-
-
-@pytest.mark.parametrize(
-    "options", [{"threshold": "low"}, {"threshold": 1, "arguments": "a"}, {"threshold": 1, "metric": "x"}]
-)
-def test_invalid_conditions_are_refused(options: Any) -> None:
-    with pytest.raises(ConfigError):
-        RiskyToolCalls(**options)
-    with pytest.raises(ConfigError):
-        ToolRiskMiddleware(**options)
 
 
 @pytest.mark.parametrize(

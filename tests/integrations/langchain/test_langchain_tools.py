@@ -8,6 +8,7 @@ import pytest
 from langchain_core.caches import InMemoryCache
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
+from langchain_core.runnables.utils import add as added
 from langchain_core.tools import tool
 from pydantic import BaseModel
 from typing_extensions import TypedDict
@@ -51,13 +52,6 @@ def message(forced: Any) -> AIMessage:
 @pytest.fixture(scope="module")
 def parts(forced: Any) -> list[AIMessageChunk]:
     return list(forced.stream(QUESTION))
-
-
-def added(chunks: list[AIMessageChunk]) -> AIMessageChunk:
-    whole = chunks[0]
-    for chunk in chunks[1:]:
-        whole += chunk
-    return whole
 
 
 def test_a_forced_call(message: AIMessage) -> None:
@@ -229,7 +223,7 @@ def test_half_an_object_is_an_error(engine: CocoaEngine, method: Any, schema: An
     ("options", "message"),
     [
         ({"tool_choice": "get_wether"}, "did you mean 'get_weather'"),
-        ({"functions": [{}]}, "instead of functions give tools"),
+        ({"functions": [{}]}, "unknown option 'functions'"),
         ({"tool_chioce": "any"}, "did you mean 'tool_choice'"),
     ],
 )

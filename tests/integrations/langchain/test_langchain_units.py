@@ -11,7 +11,7 @@ from langchain_core.runnables import RunnableGenerator
 
 from cocoa_engine import HallucinationRiskError
 from cocoa_engine.report import RiskReport
-from cocoa_integrations.langchain import max_risk, risk_gate
+from cocoa_integrations.langchain import risk_gate
 from tests.helpers.made_up_answers import generation
 from tests.helpers.reports import all_spans, risk_report
 
@@ -33,18 +33,6 @@ def test_a_gate_compares_the_risk_of_the_answer_where_there_is_one() -> None:
         with pytest.raises(HallucinationRiskError, match=r"^risk of"):
             spans.invoke(low)
     assert risk_gate(0.9, on_risk="mark").invoke(low).text == "The Seine [[is]] long."
-
-
-@pytest.mark.parametrize("unit", ["claim", "sentence"])
-def test_an_answer_without_claims_is_compared_by_its_sentences(unit: Any) -> None:
-    answer = generation(("Yes", 0.9), (", it is", 0.3), (".", 0.2))
-    report = {**risk_report(answer), "threshold": 0.8}
-    given = AIMessage(answer.text, response_metadata={"cocoa_risk": report})
-    assert max_risk(given, unit=unit) == 0.9
-    with pytest.raises(HallucinationRiskError, match=r"risk of 'Yes, it is\.' is 0\.9"):
-        risk_gate(unit=unit).invoke(given)
-    assert risk_gate(0.95, unit=unit).invoke(given).text == answer.text
-    assert risk_gate(unit=unit, on_risk="mark").invoke(given).text == "[[Yes, it is]]."
 
 
 @pytest.mark.parametrize(

@@ -95,33 +95,30 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
     """Checks the risk of every answer of an agent's model, retries risky answers, and acts on the remaining risk.
 
     An answer is too risky if its risk, or that of one of its spans, reaches the threshold. The models and settings of
-    ``retry_with`` are then tried in turn until an answer is below the threshold. If none is, the least risky answer is
-    chosen among those whose value is of the same kind as that of the first one that was measured, and ``on_risk``
-    determines what happens to it. Values are of one kind if the metric is the same and, for ``risk``, the
-    ``risk_source`` of the reports too: the risks of a calibrator and of the source attention have no order. A
-    ``threshold`` that is given applies to the answers of all models; leave it out where ``retry_with`` has models whose
-    risk has another source, and each answer is compared with its own default. The state of the agent records every
-    call; see :class:`RiskState`.
+    ``retry_with`` are then tried in turn until an answer is below the threshold. If none is, ``on_risk`` determines
+    what happens to the least risky answer of those with the same metric, and for ``risk`` the same ``risk_source``, as
+    the first that was measured: others have no order. A ``threshold`` that is given applies to the answers of all
+    models. Leave it out where the risk of their answers has different sources, and each is compared with its own
+    default. The state of the agent has an :class:`AgentRisk` for every call of its model in ``cocoa_risks``.
 
     **Streams.** With ``on_risk="keep"`` and no ``retry_with``, the chunks of the model are streamed as usual. Otherwise
     ``stream_mode="messages"`` yields the chosen answer in one piece, and nothing of the rejected ones.
     ``astream_events`` and callbacks receive every attempt as it runs.
 
     **Review.** With ``on_risk="interrupt"`` the agent stops at a risky answer, and a person decides. This needs a
-    checkpointer. The value of the interrupt has the answer, its risky spans and its report, as plain values; see
+    checkpointer, and in an async agent Python 3.11. The value of the interrupt is a
     :class:`~cocoa_integrations.langchain.agents.ReviewRequest`. Until the decision, the answer is neither in the state
     nor in a stream of messages. Resume with ``Command(resume={"type": "accept"})``, with ``{"type": "edit", "text":
     ...}``, which replaces the text and keeps tool calls, or with ``{"type": "abstain"}``. After another value, the
-    agent stops again, with an ``error``. The model is not called again: its answer is in the checkpoint. In an async
-    agent this needs Python 3.11: only there does LangGraph set the context of async nodes.
+    agent stops again, with an ``error``. The model is not called again.
 
     Args:
         threshold: as in :func:`~cocoa_integrations.langchain.risk_gate`.
         metric: the value to compare, as in ``risk_gate``.
         unit: what is compared: ``span``, ``claim`` or ``sentence``, as in ``risk_gate``.
         retry_with: what to try in turn: a chat model, or settings for a call of the agent's own model
-            (``{"alpha": 6.0, "max_candidates": 16}``), or a list of these. Repeating the same greedy decoding would
-            give the same answer. The answer of a model that does not measure risk is accepted.
+            (``{"alpha": 6.0, "max_candidates": 16}``), or a list of these. The answer of a model that does not measure
+            risk is accepted.
         on_risk: ``keep`` the answer, with its risk in the state; ``raise`` a ``HallucinationRiskError``; ``mark`` the
             risky spans in the text; ``abstain``: reply with ``answer``, without tool calls and structured response,
             and end the agent; or ``interrupt``, and let a person decide.

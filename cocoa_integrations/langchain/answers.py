@@ -35,11 +35,7 @@ def get_risk(answer: Answer) -> RiskReport:
     """The risk report of a complete answer. In a chain use ``RunnableLambda(get_risk)``.
 
     The spans of a compact report are completed with what can be derived; ``score`` and ``chosen`` of spans and the list
-    of all ``claims`` are only in a full report. (In scripts without spaces, claims end where tokens end; a compact
-    report has no tokens.) See ``risk_metadata`` of the models.
-
-    Args:
-        answer: see :data:`Answer`.
+    of all ``claims`` are only in a full report. See ``risk_metadata`` of the models.
 
     Example:
         >>> report = get_risk(chain.invoke({"question": "Who wrote Dune?"}))
@@ -97,13 +93,12 @@ def get_spans(answer: Answer) -> list[SpanReport]:
 
 
 def max_risk(answer: Answer, metric: Metric = "risk", *, unit: UnitLevel = "span") -> float:
-    """The highest value of any span, claim or sentence of a complete answer, for conditions such as those of
-    ``RunnableBranch``.
+    """The highest value of any span, claim or sentence of a complete answer, such as for a ``RunnableBranch``.
 
     Spans that contain only whitespace do not count. They do count in ``max_risk`` of the report.
 
     Args:
-        answer: see :data:`Answer`.
+        answer: a complete answer.
         metric: ``risk`` (``risk_source`` of the report says what it is), ``con_mlds``, ``f_mlds``, or
             ``self_information`` (-log p of the span, in nats).
         unit: ``span``; ``claim``, which leaves out punctuation and function words; or ``sentence``, whose value is the

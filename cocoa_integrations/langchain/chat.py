@@ -185,9 +185,9 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
 
     def _reduced_stream(self, options: Mapping[str, Any]) -> ReducedStream:
         """Reduces the chunks of a stream with these options."""
-        detail = options.get("risk_metadata", self.risk_metadata)
-        model = self if detail in (None, "full") else self._for_call(None, options)[0]
-        return ReducedStream("full" if model is self else detail, logprobs=model._keeps_logprobs)
+        detail = options.get("risk_metadata", self.risk_metadata) or "full"
+        model = self if detail == "full" else self._for_call(None, options)[0]
+        return ReducedStream(detail, logprobs=model._keeps_logprobs)
 
     def _generate(
         self,

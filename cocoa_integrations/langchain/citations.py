@@ -57,9 +57,8 @@ def with_citations(
     ``source_lifts`` or ``source_attentions``, by document. All offsets refer to the text with markers. If the model
     reasoned, its reasoning is not cited, and the offsets of spans count from the beginning of the generated text.
 
-    A low lift does not mean that no document supports a part. If two documents say the same, leaving out one of them
-    changes little, and neither may be cited. A high lift shows that the text depends on the document, not that it is
-    true.
+    If two documents say the same, leaving out one of them changes little, and neither may be cited. A high lift shows
+    that the text depends on the document, not that it is true.
 
     An input that has a message under ``"answer"``, as from ``with_risk_retry(..., return_documents=True)``, is cited as
     it is, and the model is not asked. Gates, marks and citations can follow each other in any order.

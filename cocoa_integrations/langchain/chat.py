@@ -19,6 +19,7 @@ from typing_extensions import Self
 
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
+from cocoa_engine.report import Detail
 from cocoa_integrations._shared.chat_template import given_options, template_options
 from cocoa_integrations.chat_service import Answer, ChatCall, LocalChat
 from cocoa_integrations.langchain import structured
@@ -185,7 +186,7 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
 
     def _reduced_stream(self, options: Mapping[str, Any]) -> ReducedStream:
         """Reduces the chunks of a stream with these options."""
-        detail = options.get("risk_metadata", self.risk_metadata) or "full"
+        detail: Detail = options.get("risk_metadata", self.risk_metadata) or "full"
         model = self if detail == "full" else self._for_call(None, options)[0]
         return ReducedStream(detail, logprobs=model._keeps_logprobs)
 

@@ -43,15 +43,6 @@ SUPERSEDES: Mapping[str, frozenset[str]] = {
 """The options that a method, or a method of structured output, sets itself."""
 
 
-def _of_composed(name: str) -> Any:
-    """A method of LangChain's, of the :class:`Composed` form of a model."""
-
-    def method(model: Composable, *args: Any, **kwargs: Any) -> Any:
-        return getattr(model.bind(), name)(*args, **kwargs)
-
-    return method
-
-
 def _composed(method: Callable[..., Any]) -> Any:
     """A method of LangChain's whose result is :class:`Composed`."""
     return lambda model, *args, **kwargs: Composed(bound=method(model, *args, **kwargs))
@@ -72,13 +63,13 @@ class Composable(Runnable[Any, Any]):
         """As in LangChain. ``max_tokens`` and ``model`` are accepted for ``max_new_tokens`` and ``model_name``."""
         return Composed(bound=super().configurable_fields(**kwargs))  # type: ignore[misc]
 
-    with_config = _of_composed("with_config")
-    with_listeners = _of_composed("with_listeners")
-    with_alisteners = _of_composed("with_alisteners")
-    with_types = _of_composed("with_types")
-    with_retry = _of_composed("with_retry")
-    with_fallbacks = _of_composed("with_fallbacks")
-    configurable_alternatives = _of_composed("configurable_alternatives")
+    with_config = _composed(Runnable.with_config)
+    with_listeners = _composed(Runnable.with_listeners)
+    with_alisteners = _composed(Runnable.with_alisteners)
+    with_types = _composed(Runnable.with_types)
+    with_retry = _composed(Runnable.with_retry)
+    with_fallbacks = _composed(Runnable.with_fallbacks)
+    configurable_alternatives = _composed(RunnableSerializable.configurable_alternatives)
 
 
 class Composed(RunnableBinding[Any, Any]):  # type: ignore[no-redef]

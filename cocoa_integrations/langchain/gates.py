@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any, Literal, TypeVar
 
 from langchain_core.messages import AIMessageChunk, BaseMessage
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import RunnableConfig, RunnableGenerator
 
 from cocoa_engine import Generation as EngineGeneration
 from cocoa_engine import UnitLevel
@@ -78,10 +78,11 @@ def risk_gate(
     return RiskGate(limit_of(threshold, metric, unit, on_risk), on_risk, mark, answer)
 
 
-class RiskGate(Runnable[Any, Any]):
+class RiskGate(RunnableGenerator[Any, Any]):
     """The runnable that :func:`risk_gate` returns; its options are described there."""
 
     def __init__(self, limit: Limit, on_risk: OnRisk, mark: Mark, answer: str) -> None:
+        super().__init__(self._chunks, self._achunks, name="RiskGate")
         self.limit, self.on_risk, self.mark, self.answer = limit, on_risk, mark, answer
 
     def passed(self, answer: A) -> A:
@@ -110,17 +111,6 @@ class RiskGate(Runnable[Any, Any]):
             return self.passed(answer)
 
         return await self._acall_with_config(apassed, input, config)
-
-    def transform(self, input: Iterator[Any], config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
-        """Apply the gate to a stream."""
-        yield from self._transform_stream_with_config(input, self._chunks, config)
-
-    async def atransform(
-        self, input: AsyncIterator[Any], config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AsyncIterator[Any]:
-        """See :meth:`transform`."""
-        async for chunk in self._atransform_stream_with_config(input, self._achunks, config):
-            yield chunk
 
     def _chunks(self, input: Iterator[Any]) -> Iterator[Any]:
         stream = _Stream(self)

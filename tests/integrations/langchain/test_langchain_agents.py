@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -16,6 +16,7 @@ from cocoa_integrations.langchain import (
     get_spans,
 )
 from tests.helpers.reports import to_dicts, without_run
+from tests.helpers.structured import engine_for_schemas
 
 agents = pytest.importorskip("langchain.agents")
 middleware = pytest.importorskip("langchain.agents.middleware")
@@ -39,7 +40,12 @@ def test_risk_reaches_messages_updates_and_callbacks(quick_chat: ChatCocoa, quic
     assert without_run(risk.reports) == [expected] * 3
 
 
-def double(number: int) -> int:
+@pytest.fixture(scope="module")
+def engine() -> CocoaEngine:
+    return engine_for_schemas()
+
+
+def double(number: Literal[7, 42]) -> int:
     """Double a number."""
     return 2 * number
 
@@ -50,7 +56,7 @@ def asked() -> dict[str, Any]:
 
 
 def agent_of(engine: CocoaEngine, *more: Any) -> Any:
-    chat = ChatCocoa(engine=engine, max_tokens=40, initial_tool_choice="any", risk_metadata="full")
+    chat = ChatCocoa(engine=engine, max_tokens=80, initial_tool_choice="any", risk_metadata="full")
     return agents.create_agent(chat, tools=[double], middleware=more)
 
 

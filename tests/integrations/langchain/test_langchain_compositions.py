@@ -73,7 +73,7 @@ def steps_of(names: Sequence[str], chat: ChatCocoa, **of_citations: Any) -> Runn
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["invoke", "ainvoke", "astream"])
+@pytest.mark.parametrize("how", ["astream"])
 async def test_a_retried_answer_is_cited_and_marked_in_any_order(how: str, real_chat: ChatCocoa) -> None:
     alone = await called(steps_of(["cite"], real_chat, min_attention=0.0), how)
     assert alone.text != plain(alone.text)
@@ -94,7 +94,7 @@ async def test_a_retried_answer_is_cited_and_marked_in_any_order(how: str, real_
         assert len(message.response_metadata["cocoa_tries"]) == 2
 
 
-def test_an_answer_whose_passages_are_not_known_is_cited_by_lift(real_chat: ChatCocoa) -> None:
+def test_an_answer_whose_passages_are_not_known_is_cited_by_lift(quick_chat: ChatCocoa) -> None:
     """The retry names its passages only where all are in the prompt."""
 
     def shouted(documents: Sequence[Document]) -> str:
@@ -103,15 +103,15 @@ def test_an_answer_whose_passages_are_not_known_is_cited_by_lift(real_chat: Chat
     retry = with_risk_retry(
         RunnableLambda(lambda _: DOCUMENTS),
         PROMPT,
-        real_chat,
+        quick_chat,
         threshold=1.0,
         top_k_growth=1,
         format_documents=shouted,
         return_documents=True,
     )
-    message = (retry | with_citations(PROMPT, real_chat, format_documents=shouted)).invoke(QUESTION, max_tokens=8)
+    message = (retry | with_citations(PROMPT, quick_chat, format_documents=shouted)).invoke(QUESTION, max_tokens=8)
     assert all(len(span["source_lifts"]) == 3 for span in get_risk(message).to_dict()["spans"])
-    asked = (retry | with_citations(PROMPT, real_chat, format_documents=shouted, by="attention")).invoke(QUESTION)
+    asked = (retry | with_citations(PROMPT, quick_chat, format_documents=shouted, by="attention")).invoke(QUESTION)
     assert asked.response_metadata["cocoa_citations"] == []
 
 

@@ -98,7 +98,7 @@ def assert_follows(answer: Any) -> None:
         assert_offsets_follow(text, citations)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(SPANS, st.none() | st.just("Well.</think>\n\n") | st.just("Hm </think>"), VALUES, STEPS, st.booleans())
 def test_offsets_follow_any_steps(spans: Any, reasoning: Any, values: Any, steps: Any, compact: bool) -> None:
     message = message_of(spans, reasoning)
@@ -118,7 +118,7 @@ def test_offsets_follow_any_steps(spans: Any, reasoning: Any, values: Any, steps
             assert_nested(message.text)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(SPANS, VALUES, STEPS.filter(lambda steps: ("abstain",) not in steps))
 def test_the_order_of_steps_does_not_matter(spans: Any, values: Any, steps: Any) -> None:
     texts = set()

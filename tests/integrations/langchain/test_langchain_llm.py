@@ -52,16 +52,6 @@ def test_callbacks_see_each_span_of_a_stream_live(quick_llm: CocoaLLM, live: Any
     assert "".join(live.tokens) == answer.text
 
 
-def test_a_whole_answer_and_a_streamed_one_carry_the_same(quick_llm: CocoaLLM) -> None:
-    chunks = list(quick_llm._stream(PROMPTS[0]))
-    whole = chunks[0]
-    for chunk in chunks[1:]:
-        whole = whole + chunk
-    answer = only(quick_llm, PROMPTS[0])
-    assert whole.text == answer.text
-    assert without_reuse(whole.generation_info) == without_reuse(answer.generation_info)
-
-
 def test_a_batch_is_one_engine_call_with_the_answers_of_single_ones(quick_llm: CocoaLLM, spy: Any) -> None:
     texts = quick_llm.batch(PROMPTS)
     assert spy.calls == [("generate_batch", PROMPTS)]

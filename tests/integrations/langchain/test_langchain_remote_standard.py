@@ -34,6 +34,8 @@ _LONG = {
 _LEFT_OUT = {
     "test_unicode_tool_call_integration": "what the model writes into arguments is the same with and without a server",
     "test_json_mode": "the same request as that of json_schema, with another schema",
+    "test_structured_output": "in test_langchain_remote",
+    "test_structured_output_async": "in test_langchain_remote",
     "test_structured_output_pydantic_2_v1": "the classes are made in this process",
     "test_structured_output_optional_param": "schemas are converted in this process",
     "test_anthropic_inputs": "messages are converted by the code of ChatCocoa",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from inspect import signature
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from langchain_core.messages import AIMessage
@@ -23,6 +22,7 @@ from langgraph.types import Command  # noqa: E402
 
 from cocoa_integrations.langchain import RiskMiddleware, RiskyToolCalls  # noqa: E402
 from tests.helpers.reports import made_report, without_offsets  # noqa: E402
+from tests.helpers.structured import engine_for_schemas  # noqa: E402
 
 THREAD: Any = {"configurable": {"thread_id": "1"}}
 TEXT = "Alexander Graham Bell."
@@ -156,10 +156,15 @@ def test_a_safe_answer_does_not_wait(quick_chat: ChatCocoa, quick_answer: AIMess
 class Answer(BaseModel):
     """An answer."""
 
-    number: int
+    number: Literal[7, 42]
 
 
-def double(number: int) -> int:
+@pytest.fixture(scope="module")
+def engine() -> CocoaEngine:
+    return engine_for_schemas()
+
+
+def double(number: Literal[7, 42]) -> int:
     """Double a number."""
     return 2 * number
 
@@ -168,7 +173,7 @@ DOUBLE = {"messages": [("user", "Double 4.")]}
 
 
 def test_a_structured_answer_is_accepted_or_refused(engine: CocoaEngine) -> None:
-    chat = ChatCocoa(engine=engine, max_tokens=40)
+    chat = ChatCocoa(engine=engine, max_tokens=80)
     agent = agent_of(chat, RiskMiddleware(0.0, on_risk="interrupt"), response_format=Answer)
     [interrupt] = agent.invoke(DOUBLE, THREAD)["__interrupt__"]
     assert interrupt.value["decisions"] == ["accept", "abstain"]
@@ -179,34 +184,27 @@ def test_a_structured_answer_is_accepted_or_refused(engine: CocoaEngine) -> None
 
 
 async def test_an_agent_stops_at_a_risky_argument_and_goes_on_after_an_edit(engine: CocoaEngine) -> None:
-    chat = ChatCocoa(engine=engine, max_tokens=40, initial_tool_choice="any")
+    chat = ChatCocoa(engine=engine, max_tokens=80, initial_tool_choice="any")
     risky = RiskyToolCalls(0.0)
-    has_modes = "interrupt_mode" in signature(HumanInTheLoopMiddleware).parameters  # older versions are "batched"
-    for mode in ("batched", "per_call") if has_modes else ("batched",):
-        review: Any = {"allowed_decisions": ["approve", "edit"], "when": risky, "description": risky.description}
-        middleware = HumanInTheLoopMiddleware(
-            interrupt_on={"double": review}, **({"interrupt_mode": mode} if has_modes else {})
-        )
-        agent = agent_of(chat, middleware, tools=[double])
-        state = await agent.ainvoke(DOUBLE, THREAD)
-        [interrupt] = state["__interrupt__"]
-        call = state["messages"][-1]
-        measured = argument_risks(call)[call.tool_calls[0]["id"]]["number"].risk
-        request = interrupt.value if mode == "per_call" else interrupt.value["action_requests"][0]
-        number = call.tool_calls[0]["args"]["number"]
-        assert request["description"] == f"the risk of these arguments reaches 0: number={number} ({measured:.2f})"
-        decision = {"type": "edit", "edited_action": {"name": "double", "args": {"number": 21}}}
-        state = await agent.ainvoke(
-            Command(resume=decision if mode == "per_call" else {"decisions": [decision]}), THREAD
-        )
-        assert state["messages"][2].content.endswith("42")
+    review: Any = {"allowed_decisions": ["approve", "edit"], "when": risky, "description": risky.description}
+    agent = agent_of(chat, HumanInTheLoopMiddleware(interrupt_on={"double": review}), tools=[double])
+    state = await agent.ainvoke(DOUBLE, THREAD)
+    [interrupt] = state["__interrupt__"]
+    call = state["messages"][-1]
+    measured = argument_risks(call)[call.tool_calls[0]["id"]]["number"].risk
+    number = call.tool_calls[0]["args"]["number"]
+    described = interrupt.value["action_requests"][0]["description"]
+    assert described == f"the risk of these arguments reaches 0: number={number} ({measured:.2f})"
+    decision = {"type": "edit", "edited_action": {"name": "double", "args": {"number": 42}}}
+    state = await agent.ainvoke(Command(resume={"decisions": [decision]}), THREAD)
+    assert state["messages"][2].content.endswith("84")
 
 
 @pytest.mark.parametrize(
     "risky", [RiskyToolCalls(1.0), RiskyToolCalls(0.0, arguments=["other"]), RiskyToolCalls(100, metric="f_mlds")]
 )
 def test_other_calls_are_not_stopped(engine: CocoaEngine, risky: RiskyToolCalls) -> None:
-    chat = ChatCocoa(engine=engine, max_tokens=40, initial_tool_choice="any")
+    chat = ChatCocoa(engine=engine, max_tokens=80, initial_tool_choice="any")
     review: Any = {"allowed_decisions": ["approve"], "when": risky}
     agent = agent_of(chat, HumanInTheLoopMiddleware(interrupt_on={"double": review}), tools=[double])
     assert agent.invoke(DOUBLE, THREAD)["messages"][2].status == "success"

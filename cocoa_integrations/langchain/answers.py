@@ -234,11 +234,6 @@ def calls_tools(answer: Any) -> bool:
     return isinstance(message, AIMessage) and bool(message.tool_calls or message.invalid_tool_calls)
 
 
-def text_of(answer: Any) -> str:
-    """The text of an answer."""
-    return answer["text"] if isinstance(answer, Mapping) else answer.text
-
-
 def with_text(answer: Any, text: str) -> Any:
     """A copy with a different text."""
     if isinstance(answer, ChatGeneration):

@@ -27,6 +27,7 @@ from cocoa_integrations.langchain.answers import ReducedStream
 from cocoa_integrations.langchain.base import CocoaModel
 from cocoa_integrations.langchain.messages import MessageWriter, answer_message, answer_metadata, to_chat, to_entries
 from cocoa_integrations.langchain.options import PER_CALL, TOOL_DETAILS, TOOLS, ChatCallOptions
+from cocoa_integrations.langchain.structured import ArgumentsParser, WholeJsonParser
 from cocoa_integrations.tool_calling import ToolRequest
 from cocoa_integrations.tracing import RiskTrace
 
@@ -322,8 +323,10 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
         traced = {"kwargs": {"method": method}, "schema": {"title": structured.TITLE, **(json_schema or {})}}
         options = {**kwargs, "ls_structured_output_format": traced}
         if method == "function_calling":
-            model = self.bind_tools([structured.as_tool(schema)], tool_choice="any", **options)
-            return structured.with_parser(model, structured.tool_parser(schema), include_raw=include_raw)
+            tool, read = structured.as_tool(schema), structured.reader(schema)
+            parser: Any = ArgumentsParser(key_name=tool["function"]["name"], first_tool_only=True, read=read)
+            model = self.bind_tools([tool], tool_choice="any", **options)
+            return structured.with_parser(model, parser, include_raw=include_raw)
         enforced = {"schema": json_schema, "strict": False}  # the parser validates what no grammar enforces
         if json_schema is None:
             response_format: dict[str, Any] = {"type": "json_object"}
@@ -333,4 +336,5 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
             response_format = {"type": "json_schema", "json_schema": enforced}
         self.with_options({**kwargs, "response_format": response_format})
         model = self.bind(response_format=response_format, **options)
-        return structured.with_parser(model, structured.json_parser(schema, json_schema), include_raw=include_raw)
+        parser = WholeJsonParser(read=structured.reader(schema), json_schema=json_schema)
+        return structured.with_parser(model, parser, include_raw=include_raw)

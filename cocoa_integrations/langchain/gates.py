@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
 from langchain_core.messages import AIMessageChunk, BaseMessage
@@ -130,7 +130,9 @@ class RiskGate(RunnableGenerator[Any, Any]):
         """An answer with marks around its risky spans, claims or sentences."""
         if is_replaced(report):  # by a gate before
             return answer
-        change = self.limit.with_marks(answers.text_of(answer), report, self.mark)
+        given: Any = answer
+        text = given["text"] if isinstance(answer, Mapping) else given.text
+        change = self.limit.with_marks(text, report, self.mark)
         return self.with_gate_entry(answers.with_change(answer, change))
 
     def with_gate_entry(self, answer: A, action: str | None = None) -> A:

@@ -131,17 +131,6 @@ def message_content(reasoning: str, text: str) -> str | list[str | dict[str, Any
     return [{"type": "reasoning", "reasoning": reasoning}, *([{"type": "text", "text": text}] if text else [])]
 
 
-def chunk_content(reasoning: str, text: str) -> list[str | dict[str, Any]]:
-    """The content of a chunk of an answer with reasoning. LangChain adds the blocks of chunks by their ``index``."""
-    # not a number: with output_version="v1" the parts of tool calls are blocks too, with their own numbers
-    blocks: list[str | dict[str, Any]] = []
-    if reasoning:
-        blocks.append({"type": "reasoning", "reasoning": reasoning, "index": "lc_rsn_0"})
-    if text:
-        blocks.append({"type": "text", "text": text, "index": "lc_txt_0"})
-    return blocks
-
-
 def answer_message(answer: Answer, metadata: dict[str, Any]) -> AIMessage:
     """The message of a whole answer."""
     calls = [tool_call(name=call.name or "", args=call.arguments or {}, id=call.id) for call in answer.valid_calls]
@@ -195,8 +184,11 @@ class MessageWriter:
     def chunk(self, piece: Piece, **last: Any) -> ChatGenerationChunk:
         """The chunk of a piece."""
         self._blocks = self._blocks or bool(piece.reasoning)
+        # LangChain adds blocks by their index; with output_version="v1" the parts of tool calls have numbers
+        parts = (("reasoning", piece.reasoning, "lc_rsn_0"), ("text", piece.content, "lc_txt_0"))
+        blocks: Any = [{"type": kind, kind: text, "index": index} for kind, text, index in parts if text]
         message = AIMessageChunk(
-            content=chunk_content(piece.reasoning, piece.content) if self._blocks else piece.content,
+            content=blocks if self._blocks else piece.content,
             tool_call_chunks=[self._call(delta) for delta in piece.calls],
             additional_kwargs={} if piece.entry is None else {SPANS_KEY: [piece.entry.to_dict()]},
             **last,

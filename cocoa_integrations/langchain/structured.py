@@ -119,7 +119,8 @@ def _is_function(schema: Any) -> bool:
     return inspect.isroutine(schema) or isinstance(schema, BaseTool)
 
 
-def _reader(schema: Any) -> Callable[[str], Any] | None:
+def reader(schema: Any) -> Callable[[str], Any] | None:
+    """What makes an object of a schema from JSON; see :func:`.reader_of`."""
     return None if schema is None or _is_function(schema) else reader_of(schema)
 
 
@@ -188,17 +189,6 @@ def validated(read: Callable[[str], Any] | None, value: Any) -> Any:
         return read(text)
     except ValueError as error:  # of either version of pydantic
         raise OutputParserException(f"the answer does not fit the schema: {error}", llm_output=text) from error
-
-
-def json_parser(schema: Any, json_schema: dict[str, Any] | None) -> Runnable[Any, Any]:
-    """A runnable from a message with JSON that fits a schema to an object of its type; see :func:`.reader_of`."""
-    return WholeJsonParser(read=_reader(schema), json_schema=json_schema)
-
-
-def tool_parser(schema: Any) -> Runnable[Any, Any]:
-    """The same for a message with a call of the tool of :func:`as_tool`."""
-    name = as_tool(schema)["function"]["name"]
-    return ArgumentsParser(key_name=name, first_tool_only=True, read=_reader(schema))
 
 
 def with_parser(model: Runnable[Any, Any], parser: Runnable[Any, Any], *, include_raw: bool) -> Runnable[Any, Any]:

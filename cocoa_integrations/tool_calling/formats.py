@@ -59,8 +59,9 @@ class CallFormat:
             required: whether a call is required.
             other: the grammar term for an answer without a call. ``None``: any text.
         """
+        head = f'{{{{"name": {{}}, "{self.arguments}": '
         rules = [
-            f"call_{number}: {_literal(self._head(function['name']))} arguments_{number} {_literal('}')}\n"
+            f"call_{number}: {_literal(head.format(_literal(function['name'])))} arguments_{number} {_literal('}')}\n"
             f"arguments_{number}: {json_rule(function['parameters'])}"
             for number, function in enumerate(functions)
         ]
@@ -89,9 +90,6 @@ class CallFormat:
             start = f"{calls} | TEXT"
             rules.append(r"TEXT: /[^\s{\[](.|\n)*/")
         return "\n".join([f"start: {start}", *rules])
-
-    def _head(self, name: str) -> str:
-        return f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{self.arguments}": '
 
 
 HERMES = CallFormat("<tool_call>", "</tool_call>")

@@ -87,7 +87,7 @@ class Plan:
         if self.request.tools and not native:
             texts.append(prompt_text.tools_text(self.request.tools))
         if self.request.schema is not None and self.request.described:
-            texts.append(prompt_text.schema_text(self.request.schema))
+            texts.append(prompt_text.SCHEMA.format(schema=json.dumps(self.request.schema, ensure_ascii=False)))
         if texts and chat:
             chat = prompt_text.with_instructions(chat, "\n\n".join(texts), has_system_role=self._has_system_role())
         return chat, {"tools": [dict(tool) for tool in self.request.tools]} if native and self.request.tools else {}

@@ -27,7 +27,7 @@ For each function call, return a json object with function name and arguments wi
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
 
-_SCHEMA = """Answer with one JSON object that fits this JSON schema, and with nothing else:
+SCHEMA = """Answer with one JSON object that fits this JSON schema, and with nothing else:
 {schema}"""
 
 
@@ -37,11 +37,6 @@ def tools_text(tools: Sequence[Mapping[str, Any]]) -> str:
     functions = [{key: tool["function"][key] for key in shown} for tool in tools]
     lines = [json.dumps({"type": "function", "function": each}, ensure_ascii=False) for each in functions]
     return _TOOLS.format(tools="\n".join(lines))
-
-
-def schema_text(schema: Mapping[str, Any]) -> str:
-    """The schema of the answer, for a system message."""
-    return _SCHEMA.format(schema=json.dumps(schema, ensure_ascii=False))
 
 
 def as_plain_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

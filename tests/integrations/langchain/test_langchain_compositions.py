@@ -1,4 +1,4 @@
-"""Retries, gates and citations after each other, in any order, with the real model."""
+"""Retries, gates and citations after each other, in any order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from langchain_core.messages import AIMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 
-from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import HallucinationRiskError
 from cocoa_integrations.langchain import ChatCocoa, get_risk, risk_gate, with_citations, with_risk_retry
 from tests.helpers.alike import near
@@ -31,11 +30,6 @@ WORDS = [Document(text) for text in ("the red one", "a loaf is nine", "it rains"
 QUICK_PROMPT = ChatPromptTemplate.from_template("{context}\n{question}")
 QUESTION = "Who built the lighthouse, and who was its keeper?"
 MARKS = str.maketrans("", "", "<>")
-
-
-@pytest.fixture(scope="module")
-def real_chat(block_engine: CocoaEngine) -> ChatCocoa:
-    return ChatCocoa(engine=block_engine, max_tokens=24)
 
 
 def plain(text: str) -> str:
@@ -72,15 +66,14 @@ def steps_of(names: Sequence[str], chat: ChatCocoa, **of_citations: Any) -> Runn
     return chain if not has_documents else chain | itemgetter("answer")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["astream"])
-async def test_a_retried_answer_is_cited_and_marked_in_any_order(how: str, real_chat: ChatCocoa) -> None:
-    alone = await called(steps_of(["cite"], real_chat, min_attention=0.0), how)
+@pytest.mark.parametrize("how", ["invoke", "astream"])
+async def test_a_retried_answer_is_cited_and_marked_in_any_order(how: str, quick_chat: ChatCocoa) -> None:
+    alone = await called(steps_of(["cite"], quick_chat, min_attention=0.0), how)
     assert alone.text != plain(alone.text)
     tries = alone.response_metadata["cocoa_tries"]
     assert [one["answer"] for one in tries if one["chosen"]] == [plain(alone.text)]
     shown = {
-        (await called(steps_of(order, real_chat, min_attention=0.0), how)).text
+        (await called(steps_of(order, quick_chat, min_attention=0.0), how)).text
         for order in permutations(["cite", "mark"])
     }
     assert len(shown) == 1
@@ -88,7 +81,7 @@ async def test_a_retried_answer_is_cited_and_marked_in_any_order(how: str, real_
     assert "<" in text
     assert without_markers(text).translate(MARKS) == plain(alone.text)
     for order in permutations(["cite", "mark", "abstain"]):
-        message = await called(steps_of(order, real_chat), how)
+        message = await called(steps_of(order, quick_chat), how)
         assert message.text == "I don't know."
         assert get_risk(message).to_dict()["gate"]["action"] == "abstain"
         assert len(message.response_metadata["cocoa_tries"]) == 2

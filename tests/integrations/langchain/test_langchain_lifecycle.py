@@ -65,42 +65,6 @@ def test_a_calibrator_set_later_applies_from_the_next_call(
     assert loads == [folder]
 
 
-@pytest.mark.slow
-@each_model
-def test_a_model_set_later_is_loaded_by_the_next_call(kind: Any, folder: str, other_folder: str) -> None:
-    model = kind(model=folder, max_tokens=8)
-    first = generation(model)
-    key = model._identifying_params
-    model.model = Path(other_folder)
-    assert model.model_name == other_folder
-    second = generation(model)
-    assert second.text == generation(kind(model=other_folder, max_tokens=8)).text != first.text
-    assert model._identifying_params != key
-
-
-@pytest.mark.slow
-@each_model
-def test_every_loading_option_set_later_reaches_the_engine(kind: Any, folder: str, other_folder: str) -> None:
-    model = kind(model=folder)
-    assert model.load().runtime == Runtime()
-    model.runtime = {"max_batch_size": 3}
-    assert model.runtime == Runtime(max_batch_size=3) == model.load().runtime
-    model.dtype = "bfloat16"
-    assert str(model.load().model.dtype) == "torch.bfloat16"
-    model.model_kwargs = {"attn_implementation": "eager"}
-    assert model.load().model.config._attn_implementation == "eager"
-    model.model_kwargs["attn_implementation"] = "sdpa"  # inside the dict
-    assert model.load().model.config._attn_implementation == "sdpa"
-    model.tokenizer_name = other_folder
-    assert model.load().tokenizer.name_or_path == other_folder
-    model.tokenizer_kwargs = {"bos_token": "<pad>"}
-    assert model.load().tokenizer.bos_token == "<pad>"
-    model.device_map = None
-    assert str(model.load().model.device) == "cpu"
-    model.dtype = None
-    assert model.dtype == "auto"
-
-
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
@@ -134,21 +98,6 @@ def test_an_engine_excludes_loading_options_later_too(kind: Any, quick_engine: C
     unnamed = kind()
     unnamed.engine = quick_engine
     assert unnamed.load() is quick_engine
-
-
-@pytest.mark.slow
-@each_model
-def test_models_that_differ_in_calibrator_or_runtime_share_the_weights(
-    kind: Any, folder: str, calibrator: str, loads: list[str]
-) -> None:
-    plain, calibrated = kind(model=folder), kind(model=folder, calibrator=calibrator)
-    faster, both = kind(model=folder, runtime={"max_batch_size": 2}), CocoaLLM(model=folder, calibrator=calibrator)
-    engines = [model.load() for model in (calibrated, plain, faster, both)]
-    assert loads == [folder]
-    assert len({id(engine.model) for engine in engines}) == 1
-    assert engines[0] is engines[3]
-    assert engines[0].session is engines[1].session  # one batch for both
-    assert [engine.calibrator is None for engine in engines] == [False, True, True, False]
 
 
 # --- copies and pickles

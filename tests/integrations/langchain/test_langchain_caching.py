@@ -204,3 +204,13 @@ async def test_the_second_turn_of_a_chat_is_cached(
         chat.invoke(again, risk_metadata=detail)
         await chat.ainvoke(again, risk_metadata=detail)
         assert len(spy.calls) == asked
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_models_of_one_name_are_told_apart(kind: Any, quick_engine: CocoaEngine, monkeypatch: Any) -> None:
+    model = tiny_model("llama", seed=9)
+    for each in (model, quick_engine.model):
+        monkeypatch.setattr(each, "name_or_path", "the/same")
+    other = CocoaEngine(model, quick_engine.tokenizer, model_name="quick")
+    texts = [answer(kind(engine=engine, max_tokens=8)).text for engine in (quick_engine, other)]
+    assert texts[0] != texts[1]

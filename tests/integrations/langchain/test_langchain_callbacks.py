@@ -146,3 +146,13 @@ def test_answers_of_other_models_are_left_alone() -> None:
         FakeListChatModel(responses=["hello"]).invoke("Hi")
         next(FakeListChatModel(responses=["hello"]).stream("Hi"))
     assert risk.reports == []
+
+
+def test_blocks_may_be_left_in_any_order(quick_chat: ChatCocoa) -> None:
+    first, second = get_risk_callback(), get_risk_callback()
+    outer, inner = first.__enter__(), second.__enter__()
+    first.__exit__(None, None, None)
+    quick_chat.invoke("a", max_tokens=1)
+    second.__exit__(None, None, None)
+    quick_chat.invoke("a", max_tokens=1)
+    assert (len(outer.reports), len(inner.reports)) == (0, 1)

@@ -18,6 +18,7 @@ from cocoa_engine.errors import PromptError
 from cocoa_integrations.chat_service import local
 from cocoa_integrations.langchain import ChatCocoa, GenerationTimeoutError, get_risk, get_spans, risk_gate
 from tests.helpers.alike import close, token_counts
+from tests.helpers.forward_passes import failing
 from tests.helpers.reports import risk_report, to_dicts
 
 
@@ -238,3 +239,15 @@ def test_invoke_hands_spans_to_callbacks_when_streaming_is_on(
     assert get_risk(message).to_dict() == get_risk(quick_answer).to_dict()
     assert live.spans == to_dicts(get_spans(quick_answer))
     assert len(list(ChatCocoa(engine=quick_engine, max_tokens=12, streaming=False).stream(question))) == 1
+
+
+def test_a_stream_that_began_is_not_begun_again(
+    quick_engine: CocoaEngine, quick_chat: ChatCocoa, monkeypatch: pytest.MonkeyPatch, spy: Any, question: str
+) -> None:
+    monkeypatch.setattr(local, "RETRY_PAUSE", 0.0)
+    stream = quick_chat.stream(question)
+    next(stream)
+    error = torch.OutOfMemoryError("CUDA out of memory")
+    with failing(quick_engine, error), pytest.raises(torch.OutOfMemoryError):
+        list(stream)
+    assert len(spy.streams) == 1

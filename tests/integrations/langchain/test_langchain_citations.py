@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.caches import InMemoryCache
 from langchain_core.documents import Document
 from langchain_core.load import dumps
 from langchain_core.messages import AIMessage
@@ -290,3 +291,9 @@ def test_the_lift_is_of_the_prompt_that_was_answered(
     assert full == answered
     assert bare
     assert answered not in bare
+
+
+def test_answers_with_other_passages_are_not_taken_from_a_cache(seeing_chat: ChatCocoa) -> None:
+    cached = seeing_chat.model_copy(update={"cache": InMemoryCache()})
+    assert "passage_attention" not in to_dicts(get_spans(cached.invoke("it rains")))[0]
+    assert len(to_dicts(get_spans(cached.invoke("it rains", source=["rains"])))[0]["passage_attention"]) == 1

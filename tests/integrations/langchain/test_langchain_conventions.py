@@ -91,3 +91,16 @@ def test_from_model_id_is_the_constructor(kind: Any) -> None:
 def test_from_model_id_refuses_what_is_not_supported(kind: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         kind.from_model_id("org/name", **options)
+
+
+def test_stream_usage_of_a_text_model(quick_engine: CocoaEngine, live: Any) -> None:
+    llm = CocoaLLM(engine=quick_engine, max_tokens=3, streaming=True)
+    result = llm.generate(["Hi"], stream_usage=False)
+    assert "usage_metadata" not in result.generations[0][0].generation_info
+    assert llm.generate(["Hi"]).generations[0][0].generation_info["usage_metadata"]["output_tokens"] == 3
+    assert "".join(llm.stream("Hi", stream_usage=False)) == "".join(llm.stream("Hi"))
+
+
+def test_answers_with_and_without_usage_are_cached_apart(quick_engine: CocoaEngine) -> None:
+    keys = [ChatCocoa(engine=quick_engine, stream_usage=usage)._identifying_params for usage in (True, False)]
+    assert keys[0] != keys[1]

@@ -115,6 +115,9 @@ def test_a_call_and_a_model_choose_the_detail(
     )
     with pytest.raises(ConfigError, match="risk_metadata"):
         chat.invoke(question, risk_metadata="some")
+    chat.risk_metadata = "some"  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match="risk_metadata"):
+        list(chat.stream(question))
 
 
 def test_a_compact_stream_adds_up_to_the_message(compact_chat: ChatCocoa, compact: AIMessage, question: str) -> None:

@@ -338,3 +338,18 @@ def test_a_cached_text_has_its_risk(quick_engine: CocoaEngine, spy: Any) -> None
     model = CocoaLLM(engine=quick_engine, max_tokens=4, cache=InMemoryCache()).with_risk()
     assert model.invoke("Once") == model.invoke("Once")
     assert len(spy.calls) == 1
+
+
+def test_marks_find_their_place_where_text_comes_later_than_its_spans(
+    quick_chat: ChatCocoa, quick_answer: AIMessage, question: str, between: float
+) -> None:
+    first, second, *others = quick_chat.stream(question)
+    late = [
+        first.model_copy(update={"content": ""}),  # as where a tool call may begin
+        second.model_copy(update={"content": first.text + second.text}),
+        *others,
+    ]
+    gate = risk_gate(between, on_risk="mark")
+    whole = add(list(gate.transform(iter(late))))
+    assert whole.text == with_riskiest_marked(quick_answer)
+    assert get_risk(whole).to_dict() == get_risk(gate.invoke(quick_answer)).to_dict()

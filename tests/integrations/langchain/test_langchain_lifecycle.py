@@ -244,3 +244,22 @@ def test_max_tokens_can_be_set_and_configured(kind: Any, quick_engine: CocoaEngi
         model.configurable_fields(max_tokens=ConfigurableField(id="a"), max_new_tokens=ConfigurableField(id="b"))
     with pytest.raises(ValueError, match="max_tokenz"):
         model.configurable_fields(max_tokenz=ConfigurableField(id="a"))
+
+
+def test_the_cache_key_knows_a_change_made_before_a_model_that_shares_the_weights(folder: str, calibrator: str) -> None:
+    plain, calibrated = ChatCocoa(model=folder), ChatCocoa(model=folder, calibrator=calibrator)
+    unchanged = calibrated._identifying_params
+    plain.load().model.generation_config.repetition_penalty = 1.7
+    calibrated.load()
+    assert calibrated._identifying_params != unchanged
+
+
+def test_the_configuration_is_not_read_by_the_constructor(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cocoa_integrations._shared import loading
+
+    monkeypatch.setattr(loading, "read_context_window", lambda *args, **options: pytest.fail("was read"))
+    chat = ChatCocoa(model="org/name")
+    assert copy.deepcopy(chat) == chat
+    assert "org/name" in repr(chat)
+    assert chat.model_dump()["model_name"] == "org/name"
+    assert "org/name" in chat.model_dump_json()

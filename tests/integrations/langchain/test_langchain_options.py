@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -230,22 +231,11 @@ def test_a_failed_load_is_tried_again_by_the_next_call(
 @each_model
 def test_tracing_is_told_model_and_settings(kind: Any, quick_engine: CocoaEngine) -> None:
     model = kind(engine=quick_engine, max_tokens=5, temperature=0.3, stop=["x"])
+    names = ("model_type", "stop", "model_name", "temperature", "max_tokens")
     kind_name = "chat" if kind is ChatCocoa else "llm"
-    assert model._get_ls_params() == {
-        "ls_provider": "cocoa",
-        "ls_model_type": kind_name,
-        "ls_model_name": "quick",
-        "ls_temperature": 0.3,
-        "ls_max_tokens": 5,
-        "ls_stop": ["x"],
-    }
-    called = model._get_ls_params(stop=["y"], model="other", temperature=0.1, max_tokens=3)
-    assert [called[f"ls_{name}"] for name in ("stop", "model_name", "temperature", "max_tokens")] == [
-        ["y"],
-        "other",
-        0.1,
-        3,
-    ]
+    own, called = model._get_ls_params(), model._get_ls_params(["y"], model="other", temperature=0.1, max_tokens=3)
+    assert [own[f"ls_{name}"] for name in names] == [kind_name, ["x"], "quick", 0.3, 5]
+    assert [called[f"ls_{name}"] for name in names] == [kind_name, ["y"], "other", 0.1, 3]
     assert kind()._get_ls_params()["ls_model_name"] == MODEL_NAME
 
 
@@ -255,3 +245,10 @@ def test_models_are_not_serialised_with_their_weights(kind: Any, quick_engine: C
     assert not kind.is_lc_serializable()
     assert dumpd(model)["type"] == "not_implemented"
     assert "engine" not in model.model_dump()
+
+
+def test_a_model_nobody_holds_any_more_is_let_go(loads: list[dict[str, Any]]) -> None:
+    ChatCocoa(model="gone").load()
+    gc.collect()
+    ChatCocoa(model="gone").load()
+    assert len(loads) == 2

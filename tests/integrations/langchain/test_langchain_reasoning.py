@@ -12,7 +12,7 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.runnables.utils import add as added
 from pydantic import BaseModel
 
-from cocoa_engine import CocoaEngine, ConfigError, HallucinationRiskError, PromptError
+from cocoa_engine import ConfigError, HallucinationRiskError, PromptError
 from cocoa_integrations.langchain import (
     ChatCocoa,
     CocoaLLM,
@@ -24,12 +24,11 @@ from cocoa_integrations.langchain import (
     risk_gate,
 )
 from tests.helpers.alike import close, token_counts
-from tests.helpers.reasoning_models import HYBRID, PLAIN, reasoning_engine, saying
+from tests.helpers.reasoning_models import HYBRID, PLAIN, READS_REASONING, reasoning_engine, saying
 from tests.helpers.reports import to_dicts
 
 THOUGHT = 'I could <tool_call>{"name":"get_weather","arguments":{}}</tool_call> but…'
 TEXT = f"{THOUGHT}</think>\n\nHello!"
-TAGS = ["text", "added", "special"]
 
 
 def get_weather() -> str:
@@ -38,26 +37,19 @@ def get_weather() -> str:
 
 
 @pytest.fixture(scope="module")
-def engines() -> dict[str, CocoaEngine]:
-    return {tags: reasoning_engine(tags=tags) for tags in TAGS}
-
-
-@pytest.fixture(scope="module")
-def thinker(engines: dict[str, CocoaEngine]) -> ChatCocoa:
-    return ChatCocoa(engine=engines["text"], **saying(engines["text"], TEXT))
+def thinker() -> ChatCocoa:
+    engine = reasoning_engine()
+    return ChatCocoa(engine=engine, **saying(engine, TEXT))
 
 
 def without_index(content: Any) -> Any:
     return [{key: value for key, value in block.items() if key != "index"} for block in content]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("tags", TAGS)
 @pytest.mark.parametrize("version", [None, "v1"])
-def test_nothing_is_called_before_the_end_of_the_reasoning(
-    engines: dict[str, CocoaEngine], tags: str, version: str | None
-) -> None:
-    chat = ChatCocoa(engine=engines[tags], output_version=version, **saying(engines[tags], TEXT))
+def test_nothing_is_called_before_the_end_of_the_reasoning(version: str | None) -> None:
+    engine = reasoning_engine()
+    chat = ChatCocoa(engine=engine, output_version=version, **saying(engine, TEXT))
     model = chat.bind_tools([get_weather], risk_metadata="full")
     message = model.invoke("Hi")
     blocks = [{"type": "reasoning", "reasoning": THOUGHT}, {"type": "text", "text": "Hello!"}]
@@ -200,10 +192,10 @@ class Move(BaseModel):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tags", TAGS)
+@pytest.mark.parametrize("tags", ["text", "added", "special"])
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
-def test_a_schema_holds_after_the_reasoning(engines: dict[str, CocoaEngine], tags: str, method: Any) -> None:
-    engine = engines[tags]
+def test_a_schema_holds_after_the_reasoning(tags: str, method: Any) -> None:
+    engine = reasoning_engine(tags=tags)
     options = saying(engine, "Up {or} down?</think>\n", ends=False)
     chat = ChatCocoa(engine=engine, **{**options, "max_new_tokens": 200})
     model = chat.with_structured_output(Move, method=method, include_raw=True)
@@ -230,11 +222,22 @@ def test_an_answer_cut_off_inside_has_no_text(thinker: ChatCocoa, limit: int) ->
     assert message.usage_metadata["output_token_details"] == {"reasoning": limit}
 
 
-@pytest.mark.parametrize("tags", TAGS)
-def test_what_the_model_opens_itself_is_reasoning_too(tags: str) -> None:
-    engine = reasoning_engine(HYBRID, tags=tags)
+def test_what_the_model_opens_itself_is_reasoning_too() -> None:
+    engine = reasoning_engine(HYBRID)
     chat = ChatCocoa(engine=engine, **saying(engine, "<think>\nWell.</think>\n\nHello!"))
     blocks = [{"type": "reasoning", "reasoning": "Well."}, {"type": "text", "text": "Hello!"}]
     assert without_index(added(list(chat.stream("Hi"))).content) == chat.invoke("Hi").content == blocks
     empty = saying(engine, "<think>\n\n</think>\n\nHello!")
     assert added(list(chat.stream("Hi", **empty))).content == chat.invoke("Hi", **empty).content == "Hello!"
+
+
+def test_a_template_may_read_the_reasoning_of_the_history() -> None:
+    engine = reasoning_engine(READS_REASONING)
+    chat = ChatCocoa(engine=engine)
+    for said in (
+        AIMessage([{"type": "reasoning", "reasoning": "Well."}, {"type": "text", "text": "Hello!"}]),
+        AIMessage([{"type": "thinking", "thinking": "Well."}, {"type": "text", "text": "Hello!"}]),
+        AIMessage("Hello!", additional_kwargs={"reasoning_content": "Well."}),
+    ):
+        prompt = chat.prompt_text([HumanMessage("Hi"), said, HumanMessage("Again")])
+        assert "<think>Well.</think>Hello!" in prompt

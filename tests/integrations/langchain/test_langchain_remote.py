@@ -472,3 +472,28 @@ def test_what_feeds_the_answer_again_needs_the_model(url: str) -> None:
         context_lift(cast(Any, there), AIMessage("Hi"), "a", "b")
     with pytest.raises(ConfigError, match="context_lift is measured on a model in this process"):
         with_risk_retry(RunnableLambda(lambda _: []), prompt, there, context_lift=True, top_k_growth=1)
+
+
+def test_an_answer_that_is_too_risky_ends_there_too(engine: CocoaEngine, url: str) -> None:
+    here, there = here_and_there(engine, url, max_risk=0.3, max_tokens=40)
+    answer = there.invoke(QUESTION)
+    assert answer.response_metadata["finish_reason"] == "risk"
+    assert to_dicts(get_spans(answer))[-1]["reaches_max_risk"]
+    assert_same(here.invoke(QUESTION), answer)
+
+
+@pytest.mark.slow
+def test_calls_that_are_not_sent_are_text_in_streams_too() -> None:
+    call = '{"name": "look_up", "arguments": {"place": "the'
+    engine = speaker(
+        f'<tool_call>{{"place": "red"}}</tool_call><tool_call>{call} loaf"}}}}</tool_call><tool_call>{call}'
+    )
+    with serving(engine) as url:
+        _, there = here_and_there(engine, url, max_tokens=200)
+        remote = there.bind_tools([look_up])
+        whole, streamed = remote.invoke("Where?"), joined(list(remote.stream("Where?")))
+    for answer in (whole, streamed):
+        assert answer.content == '{"place": "red"}'
+        assert [made["args"] for made in answer.tool_calls] == [{"place": "the loaf"}]
+        [cut] = answer.invalid_tool_calls
+        assert str(cut["args"]).startswith('{"place": "the')

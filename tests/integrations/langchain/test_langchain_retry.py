@@ -224,3 +224,9 @@ def test_settings_that_change_nothing(settings: Any, quick_engine: CocoaEngine, 
     with pytest.raises(ConfigError, match="every attempt would be the same"):
         with_risk_retry(retriever, PROMPT, chat, threshold=0.5, settings=settings, top_k_growth=1)
     with_risk_retry(retriever, PROMPT, chat, threshold=0.5, settings=[{"alpha": 1.0}], top_k_growth=1)
+
+
+def test_alphas_are_short_for_settings(quick_chat: ChatCocoa, retriever: Listed) -> None:
+    chain = with_risk_retry(retriever, PROMPT, quick_chat, threshold=0.0, alphas=[4.0])
+    tries = chain.invoke(QUESTION).response_metadata["cocoa_tries"]
+    assert [one["settings"] for one in tries] == [{}, {"alpha": 4.0}, {"alpha": 4.0}]

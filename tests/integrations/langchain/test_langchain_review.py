@@ -10,7 +10,7 @@ import pytest
 from langchain_core.messages import AIMessage
 from pydantic import BaseModel
 
-from cocoa_engine import CocoaEngine
+from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_engine.model.embedded import MODEL_NAME
 from cocoa_integrations.langchain import ChatCocoa, argument_risks, get_risk, max_risk
 
@@ -20,7 +20,7 @@ from langchain.agents.middleware import HumanInTheLoopMiddleware  # noqa: E402
 from langgraph.checkpoint.memory import InMemorySaver  # noqa: E402
 from langgraph.types import Command  # noqa: E402
 
-from cocoa_integrations.langchain import RiskMiddleware, RiskyToolCalls  # noqa: E402
+from cocoa_integrations.langchain import RiskMiddleware, RiskyToolCalls, ToolRiskMiddleware  # noqa: E402
 from tests.helpers.reports import made_report, without_offsets  # noqa: E402
 from tests.helpers.structured import engine_for_schemas  # noqa: E402
 
@@ -225,3 +225,12 @@ def test_the_default_threshold_of_arguments(
 ) -> None:
     report = made_report([0.1], risk_source=source, threshold=chosen, model_name=model)
     assert RiskyToolCalls(given).threshold_for(report) == expected
+
+
+@pytest.mark.parametrize("kind", [RiskyToolCalls, ToolRiskMiddleware])
+@pytest.mark.parametrize(
+    "options", [{"threshold": "low"}, {"threshold": 1, "arguments": "a"}, {"threshold": 1, "metric": "x"}]
+)
+def test_invalid_conditions_are_refused(kind: Any, options: Any) -> None:
+    with pytest.raises(ConfigError):
+        kind(**options)

@@ -15,11 +15,11 @@ from langsmith import Client, traceable, tracing_context
 
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, RiskScores, max_risk
+from tests.helpers.alike import near
+from tests.helpers.span_handlers import Events, Spans
 
 pytest.importorskip("opentelemetry.sdk")
 
-from tests.helpers.alike import near
-from tests.helpers.span_handlers import Events, Spans  # it needs the SDK
 
 pytestmark = pytest.mark.also_remote
 
@@ -188,3 +188,24 @@ def test_an_interrupted_answer_has_no_score(quick_chat: ChatCocoa, events: Event
 def test_invalid_options_are_refused(options: Any) -> None:
     with pytest.raises(ConfigError):
         RiskScores(**options)
+
+
+async def test_an_event_of_an_async_call_of_a_text_model(quick_llm: CocoaLLM, events: Events) -> None:
+    spans = Spans()
+    config: Any = {"callbacks": [RiskScores(logger_provider=events.provider, explain=False, name="risk")]}
+    with spans.tracer.start_as_current_span("outer") as outer:
+        await quick_llm.ainvoke("a", config)
+    [event] = events.records()
+    assert event.span_id == outer.get_span_context().span_id
+    assert event.attributes["gen_ai.evaluation.name"] == "risk"
+    explanation = event.attributes["gen_ai.evaluation.explanation"]
+    assert explanation == "highest risk of any span (how unsure the model was)"
+    assert "gen_ai.evaluation.score.label" not in event.attributes
+
+
+def test_without_langsmith_nothing_is_sent(quick_chat: ChatCocoa, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LANGSMITH_TRACING", "false")
+    monkeypatch.setattr(Client, "create_feedback", lambda *args, **kwargs: pytest.fail("was sent"))
+    scores = RiskScores()
+    quick_chat.invoke("a", {"callbacks": [scores]}, max_tokens=1)
+    scores.flush()

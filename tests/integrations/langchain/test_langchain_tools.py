@@ -241,3 +241,10 @@ def test_unknown_ways_to_structure_are_refused(quick_chat: ChatCocoa) -> None:
         quick_chat.with_structured_output(None)
     with pytest.raises(ConfigError, match="unknown option 'stric'"):
         quick_chat.with_structured_output(City, stric=True)
+
+
+def test_the_initial_choice_is_part_of_a_cached_answer_s_name(engine: CocoaEngine) -> None:
+    cache = InMemoryCache()
+    for choice, calls in ((None, 0), ("any", 1), (None, 0)):
+        chat = ChatCocoa(engine=engine, max_tokens=30, initial_tool_choice=choice, cache=cache)
+        assert len(chat.bind_tools([get_time]).invoke("What time is it?").tool_calls) == calls

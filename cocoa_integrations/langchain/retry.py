@@ -137,7 +137,7 @@ def with_risk_retry(
     def is_same(step: Mapping[str, Any]) -> bool:
         return bool(called_model(chat, options=step).calls_like(model))
 
-    plan = RetryPlan.of(
+    plan = RetryPlan(
         alpha=model.alpha,
         retriever=retriever,
         top_k=top_k_of(retriever),

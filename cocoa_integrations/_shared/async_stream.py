@@ -30,12 +30,8 @@ class AsyncStream(Generic[Item]):
 
     The stream does no work between two steps, so an abandoned stream costs nothing. Use it as an async context manager,
     which closes the stream. A step that is running when the task is cancelled ends before the next layer of its
-    pass, provided the stream's own ``close`` or its cancellation stops it.
-
-    Args:
-        engine: the engine whose worker threads run the steps.
-        stream: the stream.
-        cancellation: ends what a step does outside of forward passes; by default, the end of the task that waits does.
+    pass, provided the stream's own ``close`` or its cancellation stops it. A cancellation ends what a step does outside
+    of forward passes; by default, the end of the task that waits does.
     """
 
     def __init__(

@@ -12,11 +12,10 @@ LlamaIndex suppresses exceptions of event handlers, so a handler can observe an 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr-defined]
@@ -26,7 +25,8 @@ from llama_index.core.instrumentation.span import active_span_id
 
 from cocoa_engine import CocoaEngine, Generation, SpanStream
 from cocoa_engine.report import RiskReport, SpanReport
-from cocoa_integrations.chat_service import Answer, Piece
+from cocoa_integrations.chat_service import Answer, ChatCall, LocalChat, Piece
+from cocoa_integrations.chat_service.local import PreparedCall
 from cocoa_integrations.tracing import MAX_REPORTS, SCORE_NAME, RiskLog, RiskTrace, Scoring, emit_event
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _dispatcher = get_dispatcher(__name__)
 _collectors: ContextVar[tuple[RiskCollector, ...]] = ContextVar("cocoa_risk_collectors", default=())
 _requests = itertools.count()
+_END: Any = object()
+Item = TypeVar("Item")
 
 
 class CocoaSpanEvent(BaseEvent):
@@ -71,19 +73,25 @@ class CocoaRiskEvent(BaseEvent):
 
 @dataclass(frozen=True)
 class Start:
-    """Starts an answer, and starts it again.
+    """Starts an answer again, perhaps with a function that changes each text of the prompt before it is wrapped."""
 
-    Attributes:
-        engine: the engine that decodes it.
-        stream: starts its stream. Nothing is decoded before the stream is read. It may be given a function that changes
-            each text of the prompt, in order, before the texts are wrapped and encoded.
-    """
+    service: LocalChat
+    call: Callable[[Callable[[str], str] | None], ChatCall]
 
-    engine: CocoaEngine
-    stream: Callable[[Callable[[str], str] | None], SpanStream]
+    @property
+    def engine(self) -> CocoaEngine:
+        """The engine that decodes the answer."""
+        return self.service.engine
 
     def __call__(self, edit: Callable[[str], str] | None = None) -> SpanStream:
-        return self.stream(edit)
+        """The stream of the answer. Nothing is decoded before it is read."""
+        return PreparedCall(self.engine, self.call(edit)).open()
+
+
+class FoundPassages(Protocol):
+    """The retrieved nodes that stand in the prompt of a call."""
+
+    node_ids: list[str]
 
 
 def collect_risk(*, max_reports: int | None = MAX_REPORTS) -> RiskCollector:
@@ -145,11 +153,35 @@ class RiskCollector(RiskLog):
         _collectors.set((*_collectors.get(), self))
         return self.reports
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         # Not reset(token): the block may be left in a different context than it was entered in (async fixtures).
         _collectors.set(tuple(collector for collector in _collectors.get() if collector is not self))
+
+    def reading(self, items: Iterator[Item]) -> Generator[Item, None, None]:
+        """Pass a stream on, and collect the answers that are requested while it is read."""
+        try:
+            while True:
+                with self:  # not across the yield, which would add the collector to the context of the reader
+                    item = next(items, _END)
+                if item is _END:
+                    return
+                yield item
+        finally:
+            if isinstance(items, Generator):
+                items.close()
+
+    async def areading(self, items: AsyncIterator[Item]) -> AsyncGenerator[Item, None]:
+        """Like :meth:`reading`."""
+        try:
+            while True:
+                with self:
+                    item = await anext(items, _END)
+                if item is _END:
+                    return
+                yield item
+        finally:
+            if isinstance(items, AsyncGenerator):
+                await items.aclose()
 
     def take(self, answer: Collected) -> None:
         """Add an answer."""
@@ -160,13 +192,10 @@ class Observers:
     """The receivers of the events and reports of one answer. Create it inside the call.
 
     The constructor reads the context variables, because a stream may be read in another context.
-
-    Args:
-        start: the function that repeats the request.
     """
 
-    def __init__(self, start: Start | None = None) -> None:
-        self._start = start
+    def __init__(self, start: Start | None = None, passages: FoundPassages | None = None) -> None:
+        self._start, self._passages = start, passages
         self._request = next(_requests)
         self._collectors = _collectors.get()
         self._llama_index_span = active_span_id.get()
@@ -179,18 +208,14 @@ class Observers:
             number, self._spans = self._spans, self._spans + 1
             _dispatcher.event(CocoaSpanEvent(number=number, span=piece.entry, span_id=self._llama_index_span))
 
-    def answer_complete(self, answer: Answer, node_ids: Sequence[str] = ()) -> None:
-        """Report the complete answer.
-
-        Args:
-            answer: the answer. One of a server that measures no risk is not reported.
-            node_ids: the retrieved nodes that its ``passage_attention`` is of.
-        """
+    def answer_complete(self, answer: Answer) -> None:
+        """Report the complete answer. One of a server that measures no risk is not reported."""
         report, run_id = answer.report, self._llama_index_span
         if report is None:
             return
         report = report if run_id is None else report.with_values(run_id=run_id)
-        collected = Collected(report, answer.generation, self._start, self._request, report.begin, tuple(node_ids))
+        node_ids = () if self._passages is None else tuple(self._passages.node_ids)
+        collected = Collected(report, answer.generation, self._start, self._request, report.begin, node_ids)
         self._trace.record(collected)
         for collector in self._collectors:
             collector.take(collected)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from typing import Any
 
@@ -12,13 +11,11 @@ from llama_index.core.agent.workflow import AgentStream, FunctionAgent, ReActAge
 from llama_index.core.base.llms.types import ToolCallBlock
 from llama_index.core.llms import ChatMessage, MessageRole
 from llama_index.core.tools import FunctionTool
-from llama_index.core.types import PydanticProgramMode
 from pydantic import BaseModel, Field
 
 from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_engine.errors import IncompleteAnswerError
 from cocoa_integrations.llama_index import CocoaLLM, collect_risk, get_risk
-from tests.helpers import tool_templates
 from tests.helpers.alike import close
 from tests.helpers.llama_index_helpers import Script
 from tests.helpers.reports import to_dicts, without_run
@@ -68,15 +65,6 @@ def test_half_an_object_is_an_error(engine: CocoaEngine) -> None:
         list(hasty.stream_structured_predict(City, ABOUT, city="Lyon"))
 
 
-def test_structured_predict_by_text(llm: CocoaLLM, engine: CocoaEngine) -> None:
-    text = CocoaLLM(engine=engine, max_new_tokens=40, pydantic_program_mode=PydanticProgramMode.LLM)
-    script = Script(engine, lambda prompt: '{"name": "Lyon", "capital": false}')
-    with collect_risk() as reports:
-        city = text.structured_predict(City, ABOUT, llm_kwargs={"logits_processor": script}, city="Lyon")
-    assert city == City(name="Lyon", capital=False)
-    assert len(reports) == 1
-
-
 @pytest.mark.also_remote
 async def test_a_required_call(caller: CocoaLLM) -> None:
     response = caller.chat_with_tools([LOOKUP], user_msg=QUESTION, tool_required=True)
@@ -104,11 +92,6 @@ async def test_a_required_call(caller: CocoaLLM) -> None:
     assert {chunk.delta for chunk in chunks} == {""}  # an agent shows the deltas: a call is not for the reader
 
 
-def test_predict_and_call_runs_the_tool(caller: CocoaLLM) -> None:
-    answer = caller.predict_and_call([LOOKUP], user_msg=QUESTION, tool_required=True)
-    assert answer.response.endswith(" lies in France.")
-
-
 def test_a_free_answer_may_be_text(caller: CocoaLLM) -> None:
     response = caller.chat_with_tools([LOOKUP], user_msg="Say hi.", max_new_tokens=4)
     assert response.message.content
@@ -132,22 +115,6 @@ async def test_a_function_agent_calls_a_tool_and_answers(
     assert len(reports) == 2
     assert f"<tool_response>\n{result.tool_output.content}\n</tool_response>" in prompts[1]
     assert f'<tool_call>\n{{"name": "lookup", "arguments": {json.dumps(result.tool_kwargs)}}}' in prompts[1]
-
-
-async def test_an_agent_with_a_template_that_takes_tools(engine: CocoaEngine, prompts: list[str]) -> None:
-    def play(prompt: str) -> str:
-        if "lies in France." in prompt:
-            return "In France."
-        return 'I look. <tool_call>\n{"name": "lookup", "arguments": {"city": "Lyon"}}\n</tool_call>'
-
-    tokenizer = copy.deepcopy(engine.tokenizer)
-    tokenizer.chat_template = tool_templates.HERMES
-    native = CocoaEngine(engine.model, tokenizer)
-    script = Script(native, play)
-    llm = CocoaLLM(engine=native, max_new_tokens=40, generate_kwargs={"logits_processor": script})
-    output = await FunctionAgent(tools=[lookup], llm=llm).run(QUESTION)
-    assert output.response.content == "In France."
-    assert [call.tool_kwargs for call in output.tool_calls] == [{"city": "Lyon"}]
 
 
 def test_what_is_no_call_is_shown_not_dropped(caller: CocoaLLM, engine: CocoaEngine) -> None:

@@ -11,12 +11,9 @@ import pytest
 import torch
 from llama_index.core.llms import ChatMessage
 
-from cocoa_engine import CocoaEngine, ConfigError, PromptError, Runtime
+from cocoa_engine import ConfigError, PromptError
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent
-from tests.helpers.in_threads import wait_until
-from tests.helpers.inside import assert_idle, calls_waiting
 from tests.helpers.llama_index_helpers import PROMPT, Counter, Listener
-from tests.helpers.processors import Held
 
 ENDLESS = {"max_new_tokens": 400, "method": "greedy", "suppress_tokens": [0, 2]}  # no end-of-text token
 QUESTION = [ChatMessage("Name a colour.")]
@@ -94,20 +91,6 @@ async def test_cancelling_stops_the_work_within_a_span(method: str, llm: CocoaLL
     assert not [event for event in heard.of(CocoaRiskEvent) if event.generation.usage.completion_tokens > 8]
 
 
-@pytest.mark.parametrize("method", METHODS)
-async def test_a_cancelled_call_that_waits_leaves_the_queue(method: str, engine: CocoaEngine) -> None:
-    busy = CocoaEngine(engine.model, engine.tokenizer, runtime=Runtime(max_batch_size=1, max_queue=1))
-    llm, held = CocoaLLM(engine=busy, max_new_tokens=8), Held(busy)
-    task = asyncio.ensure_future(_everything(getattr(llm, method)(METHODS[method][1])))
-    await asyncio.to_thread(wait_until, lambda: calls_waiting(busy) == 1)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    await asyncio.to_thread(wait_until, lambda: calls_waiting(busy) == 0)
-    held.let_go()
-    assert_idle(busy)
-
-
 @pytest.mark.parametrize("leave", ["break", "close", "raise"])
 async def test_leaving_a_stream_stops_the_work(leave: str, llm: CocoaLLM) -> None:
     counter = Counter()
@@ -129,28 +112,3 @@ async def test_leaving_a_stream_stops_the_work(leave: str, llm: CocoaLLM) -> Non
         assert [chunk async for chunk in stream] == []
     calls, later = await _calls_now_and_later(llm, counter)
     assert calls == later < 100
-
-
-def test_a_sync_stream_stops_when_it_is_left(llm: CocoaLLM) -> None:
-    counter = Counter()
-    stream = llm.stream_complete(PROMPT, **ENDLESS, logits_processor=counter)
-    next(stream)
-    stream.close()
-    calls = counter.calls
-    llm.complete(PROMPT)
-    assert counter.calls == calls < 100
-
-
-async def test_a_suspended_stream_blocks_nobody(llm: CocoaLLM) -> None:
-    suspended: Any = await llm.astream_complete(PROMPT)
-    first = await anext(suspended)
-    answer = await llm.acomplete(PROMPT)
-    rest = [chunk async for chunk in suspended]
-    assert answer.text.startswith(first.text)
-    assert rest[-1].text == answer.text
-
-
-async def test_answers_side_by_side_do_not_mix(engine: CocoaEngine, llm: CocoaLLM) -> None:
-    prompts = [PROMPT, "2 + 2 ="]
-    together = await asyncio.gather(*(llm.acomplete(prompt) for prompt in prompts))
-    assert [answer.text for answer in together] == [engine.generate(p, max_new_tokens=8).text for p in prompts]

@@ -36,15 +36,6 @@ async def test_the_items_come_in_order_from_worker_threads() -> None:
     assert all(name.startswith("cocoa") for name in threads)
 
 
-async def test_none_is_an_item_like_any_other() -> None:
-    async with AsyncStream(Engine(), iter_none()) as stream:
-        assert [item async for item in stream] == [None, None]
-
-
-def iter_none() -> Iterator[None]:
-    yield from (None, None)
-
-
 async def test_leaving_the_stream_closes_it() -> None:
     closed: list[bool] = []
     async with AsyncStream(Engine(), steps(closed, [])) as stream:

@@ -9,20 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from langchain_core.documents import Document
-from langchain_core.prompts import ChatPromptTemplate
-from llama_index.core import PromptTemplate
-from llama_index.core.query_engine import RetrieverQueryEngine
-from llama_index.core.retrievers import BaseRetriever
-from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
-from cocoa_engine import CocoaEngine
 from cocoa_engine.risk import clauses, content_words, list_marks, word_ranges
 from cocoa_engine.risk.words import Range
 from cocoa_integrations._shared.citations import Citation, marker_edits
-from cocoa_integrations.langchain import ChatCocoa, with_citations
-from cocoa_integrations.llama_index import CocoaLLM, RiskCitationQueryEngine
-from tests.helpers.reasoning_models import PLAIN, reasoning_engine, saying
 
 WORDS = ("tower", "was built", "Marta Lindqvist", "well-known", "don't", "塔は赤い", "torre", "برج", "Häuser", "हिन्दी")
 PIECES = (
@@ -80,7 +70,7 @@ def test_markers_of_any_text(cited: tuple[str, list[tuple[int, int]], list[Citat
     assert places == sorted(set(places))  # at most one group at a place, in order
     for edit in edits:
         place = edit.start
-        assert (edit.end, edit.text, edit.before) == (place, None, "")
+        assert (edit.end, edit.text, edit.before) == (place, None, None)
         is_line = edit.after.endswith("\n")  # before a block of code at the beginning
         assert re.fullmatch(r"(\[\d\])+\n" if is_line else r" (\[\d\])+", edit.after)
         assert not is_line or text[place:].startswith(("```", "~~~"))
@@ -128,32 +118,6 @@ def test_every_clause_of_a_text_cited_as_a_whole_has_a_marker(cited: tuple[str, 
         words = [word for word in words if not any(mark.start <= word.start < mark.end for mark in marks)]
         has_words = any(any(map(str.isalnum, text[word.start : word.end])) for word in words)
         assert part.is_code or not has_words or any(part.start < place <= part.end for place in places)
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        (
-            "Er war alt. Sie ist rot. Der Turm ist 41 Meter hoch.",
-            "Er war alt [1]. Sie ist rot [1]. Der Turm ist 41 Meter hoch [1].",
-        ),
-        (
-            "Huset er gammelt og stort. Mannen bor der. Hun er rik.",
-            "Huset er gammelt og stort [1]. Mannen bor der [1]. Hun er rik [1].",
-        ),
-        (
-            "- red wine\n- old wine\n- white wine\n- rosé wine",
-            "- red wine [1]\n- old wine [1]\n- white wine [1]\n- rosé wine [1]",
-        ),
-        (
-            "| red tower | old tower |\n|---|---|\n" + "| red tower | old tower |\n" * 2,
-            "| red tower [1] | old tower [1] |\n|---|---|\n" + "| red tower [1] | old tower [1] |\n" * 2,
-        ),
-        ("It is. So is he; he was.\n1. It\n2.", "It is [1]. So is he [1]; he was [1].\n1. It [1]\n2."),
-    ],
-)
-def test_a_text_cited_as_a_whole(text: str, shown: str) -> None:
-    assert with_markers(text, [citation(text, text, 1)]) == shown
 
 
 def citation(text: str, part: str, source: int) -> Citation:
@@ -240,43 +204,3 @@ def citation(text: str, part: str, source: int) -> Citation:
 )
 def test_places(text: str, cited: dict[str, int], shown: str) -> None:
     assert with_markers(text, [citation(text, part, source) for part, source in cited.items()]) == shown
-
-
-ANSWERS = (
-    ("The --mail option sends a report. It does not require root.",
-     "The --mail option sends a report [1]. It does not require root [1]."),
-    ("Dr. Smith paid 3.14 dollars; see https://x.org/a.b. Yes.",
-     "Dr. Smith paid 3.14 dollars [1]; see https://x.org/a.b [1]. Yes [1]."),
-    ('Run `make. Now` at "1. Red".\n```\nmake\n```', 'Run `make. Now` at "1. Red" [1].\n```\nmake\n```'),
-    ("| Red | 41 m. |\n|---|---|", "| Red [1] | 41 m [1]. |\n|---|---|"),
-    ("塔是红色的。", "塔是红色的 [1]。"),
-    ("...", "..."),
-)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def engine() -> CocoaEngine:
-    return reasoning_engine(PLAIN)
-
-
-class OneNode(BaseRetriever):
-    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return [NodeWithScore(node=TextNode(text="The tower is red."))]
-
-
-@pytest.mark.parametrize(("text", "shown"), ANSWERS)
-def test_both_adapters_place_them_alike(text: str, shown: str, engine: CocoaEngine) -> None:
-    """Every part of the answer has the one source."""
-    options = saying(engine, text)
-    prompt = ChatPromptTemplate.from_template("{context}\n{question}")
-    chain = with_citations(prompt, ChatCocoa(engine=engine, **options), by="lift", min_lift=-1e9)
-    message = chain.invoke({"context": [Document("The tower is red.")], "question": "Who?"})
-    assert message.text == shown
-    processors = {"logits_processor": options.pop("logits_processor")}
-    llm = CocoaLLM(engine=engine, generate_kwargs=processors, **options)
-    inner = RetrieverQueryEngine.from_args(
-        OneNode(), llm=llm, text_qa_template=PromptTemplate("{context_str}\n{query_str}\n")
-    )
-    response = RiskCitationQueryEngine(inner, by="lift", min_lift=-1e9).query("Who?")
-    assert str(response) == shown
-    assert [one["text"] for one in response.metadata["cocoa_citations"]] == [text]

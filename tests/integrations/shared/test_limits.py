@@ -33,11 +33,6 @@ def test_the_answer_as_a_whole() -> None:
         limit.reached(made_report([0.9]))
 
 
-def test_a_missing_answer_risk_is_said_also_without_a_number() -> None:
-    with pytest.raises(ConfigError, match="no calibrator for answers"):
-        Limit(metric="answer_risk").reached(made_report([0.9], threshold=0.6))
-
-
 def test_without_a_metric_the_risk_of_the_answer_is_compared_where_there_is_one() -> None:
     limit, whole = Limit(), {"answer_risk": 0.75, "answer_threshold": 0.7}
     assert limit.reached(made_report([0.1], threshold=0.6, **whole))
@@ -58,16 +53,6 @@ def test_without_a_metric_the_risk_of_the_answer_is_compared_where_there_is_one(
 def test_a_number_a_unit_or_a_metric_chooses_the_risk_of_spans(limit: Limit) -> None:
     assert limit.metric == "risk"
     assert not limit.reached(made_report([0.1], threshold=0.6, answer_risk=0.9, answer_threshold=0.7))
-
-
-@pytest.mark.parametrize(
-    ("measure", "threshold", "passes"), [(None, None, False), (None, 0.7, True), ("max_risk", None, True)]
-)
-def test_retries_compare_the_risk_of_the_answer_by_default(measure: Any, threshold: Any, passes: bool) -> None:
-    tries = Tries[str](retry_plan(threshold, 3, measure))
-    first = made_report([0.3], threshold=0.6, answer_risk=0.8, answer_threshold=0.7)
-    assert tries.add("first", first) is passes
-    assert tries.best()[1][0]["risk"] == (0.3 if passes else 0.8)
 
 
 def test_a_retry_is_compared_with_its_like_and_one_that_passes_is_chosen() -> None:
@@ -118,9 +103,3 @@ def test_a_raw_mlds_is_compared_under_its_own_name() -> None:
     assert Limit(0.5, "f_mlds").reached(raw)
     with pytest.raises(ConfigError, match="no default threshold"):
         Limit(None, "f_mlds")
-
-
-@pytest.mark.parametrize("risk", [float("nan"), float("inf")])
-def test_a_risk_that_is_not_finite_passes_no_gate(risk: float) -> None:
-    assert Limit(1.0).reached(made_report([risk]))
-    assert Limit(1.0, "answer_risk").reached(made_report([0.0], answer_risk=risk, answer_threshold=0.5))

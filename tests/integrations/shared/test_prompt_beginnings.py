@@ -103,17 +103,6 @@ async def test_the_doors_of_adapters_and_of_the_server(base: Callable[[], Any], 
 
 
 @pytest.mark.parametrize("added", ADDED)
-def test_the_harness(base: Callable[[], Any], added: str) -> None:
-    pytest.importorskip("lm_eval")
-    from cocoa_integrations.lm_eval import CocoaLM
-
-    engine = engine_of(base, added)
-    for prompt in PROMPTS:
-        text, ids = prompt_of(engine, prompt, added)
-        assert CocoaLM(engine=engine).tok_encode(text) == ids
-
-
-@pytest.mark.parametrize("added", ADDED)
 def test_a_template_decides_about_the_beginning_of_a_chat(base: Callable[[], Any], added: str) -> None:
     engine = engine_of(base, added, begins=False)
     assert BOS not in engine.encode_chat(CHAT)

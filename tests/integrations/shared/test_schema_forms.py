@@ -8,7 +8,6 @@ is enforced is asked of llguidance, and what the prompt says of jsonschema.
 
 from __future__ import annotations
 
-import collections.abc
 import dataclasses
 import enum
 import functools
@@ -150,20 +149,6 @@ class NodeDict(typing.TypedDict):
     next: NotRequired[NodeDict | None]
 
 
-class NodeOf1(pydantic.v1.BaseModel):
-    value: int
-    next: NodeOf1 | None
-
-
-NodeOf1.update_forward_refs()
-
-
-@dataclasses.dataclass
-class NodeData:
-    value: int
-    next: NodeData | None = None
-
-
 def of_nodes(value: int, next: Node | None = None) -> None:
     """Has nodes."""
 
@@ -212,15 +197,6 @@ class Many(BaseModel):
     by_name: dict[str, int | None] = {}
     few: list[Annotated[int, Field(ge=1, le=3)]] = Field(default=[], max_length=2)
     given: str = Field(default="x", alias="as", pattern="^[a-z]$")
-    what: Literal["a", 1, None]
-
-
-class ManyDict(typing.TypedDict):
-    side: Left | Right
-    size: NotRequired[Size | None]
-    pair: tuple[int, str | None]
-    by_name: NotRequired[collections.abc.Mapping[str, int | None]]
-    few: NotRequired[list[Annotated[int, Field(ge=1, le=3)]]]
     what: Literal["a", 1, None]
 
 
@@ -282,36 +258,21 @@ def openai(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "person", "description": "", "parameters": schema}}
 
 
+def with_age(age: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {**PERSON, "properties": {**PERSON["properties"], "age": age}, **more}
+
+
 SPELLINGS: dict[str, dict[str, Any]] = {
     "anyOf null": PERSON,
-    "type list": {**PERSON, "properties": {**PERSON["properties"], "age": {"type": ["integer", "null"]}}},
-    "nullable": {**PERSON, "properties": {**PERSON["properties"], "age": {"type": "integer", "nullable": True}}},
-    "oneOf null": {**PERSON, "properties": {**PERSON["properties"], "age": {"oneOf": NULLABLE["anyOf"]}}},
-    "$ref nullable": {
-        **PERSON,
-        "properties": {**PERSON["properties"], "age": {"allOf": [{"$ref": "#/$defs/Age"}], "nullable": True}},
-        "$defs": {"Age": {"type": "integer"}},
-    },
-    "$defs": {
-        **PERSON,
-        "properties": {**PERSON["properties"], "age": {"$ref": "#/$defs/Age"}},
-        "$defs": {"Age": NULLABLE},
-    },
-    "definitions": {
-        **PERSON,
-        "properties": {**PERSON["properties"], "age": {"$ref": "#/definitions/Age"}},
-        "definitions": {"Age": {"type": "integer", "nullable": True}},
-    },
+    "type list": with_age({"type": ["integer", "null"]}),
+    "nullable": with_age({"type": "integer", "nullable": True}),
+    "oneOf null": with_age({"oneOf": NULLABLE["anyOf"]}),
+    "$ref nullable": with_age(
+        {"allOf": [{"$ref": "#/$defs/Age"}], "nullable": True}, **{"$defs": {"Age": {"type": "integer"}}}
+    ),
+    "$defs": with_age({"$ref": "#/$defs/Age"}, **{"$defs": {"Age": NULLABLE}}),
+    "definitions": with_age({"$ref": "#/definitions/Age"}, definitions={"Age": {"type": "integer", "nullable": True}}),
     "$ref at the root": {"$ref": "#/$defs/Person", "$defs": {"Person": PERSON}},
-    "pointer": {
-        **PERSON,
-        "properties": {
-            **PERSON["properties"],
-            "age": NULLABLE,
-            "nick": {"$ref": "#/properties/other"},
-            "other": {"type": ["string", "null"]},
-        },
-    },
     "a property named nullable": {
         **PERSON,
         "properties": {
@@ -342,10 +303,7 @@ TYPES: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "dataclass": (PlainData, PERSONS, NO_PERSONS),
     "recursive": (Node, NODES, NO_NODES),
     "recursive TypedDict": (NodeDict, NODES, NO_NODES),
-    "recursive pydantic 1": (NodeOf1, NODES, NO_NODES),
-    "recursive dataclass": (NodeData, NODES, NO_NODES),
     "many": (Many, MANY, NO_MANY),
-    "many in a TypedDict": (ManyDict, MANY, NO_MANY),
     "generic": (Box[int], BOXES, NO_BOXES),
     "odd": (Odd, ODD, NO_ODD),
 }
@@ -497,17 +455,6 @@ def test_functions_in_json(chat: ChatCocoa, name: str) -> None:
         check(asked_of_langchain(chat.with_structured_output(form, method=method)), PERSONS, NO_PERSONS)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "described",
-    [
-        {"name": "person", "schema": PERSON},
-        {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}},
-    ],
-)
-def test_response_formats_as_structured_output(chat: ChatCocoa, described: dict[str, Any]) -> None:
-    check(asked_of_langchain(chat.with_structured_output(described)), PERSONS, NO_PERSONS)
-
-
 @pytest.mark.parametrize(("schema", "passing", "failing"), json_rows())
 def test_json_schemas_at_every_door(
     chat: ChatCocoa, schema: dict[str, Any], passing: list[Any], failing: list[Any]
@@ -532,11 +479,7 @@ def test_json_schemas_at_every_door(
         "items": {"anyOf": [{k: v for k, v in schema.items() if k not in ("$defs", "definitions")}, {"type": "null"}]},
     }
     nested = {**inside, **{key: schema[key] for key in ("$defs", "definitions") if key in schema}}
-    if "#/properties" not in json.dumps(schema):
-        lists = [[value, None] for value in passing]
-        check(
-            asked_of_langchain(chat.with_structured_output(nested)), lists, [[value] for value in failing if not open]
-        )
+    check(asked_of_langchain(chat.with_structured_output(nested)), [[value, None] for value in passing], [])
 
 
 @pytest.mark.parametrize(

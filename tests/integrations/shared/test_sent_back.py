@@ -17,7 +17,6 @@ from langchain_core.messages import (
 )
 from llama_index.core.llms import ChatMessage
 
-from cocoa_engine import ConfigError
 from cocoa_integrations.langchain import ChatCocoa
 from cocoa_integrations.llama_index import CocoaLLM
 from cocoa_integrations.llama_index.messages import to_entries as llama_index_entries
@@ -25,7 +24,7 @@ from cocoa_integrations.server.protocol.chat_request import Message, entries_of
 from cocoa_integrations.tool_calling import Plan, ToolRequest
 from tests.helpers import tool_templates
 from tests.helpers.reasoning_models import READS_REASONING
-from tests.helpers.served import HELLO, Speaker, chat, chunks, refusal, speaker
+from tests.helpers.served import HELLO, Speaker, chat, chunks, speaker
 
 MOVE = {"type": "function", "function": {"name": "move", "parameters": {"type": "object", "properties": {}}}}
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
@@ -136,17 +135,6 @@ async def test_messages_of_the_server(said: tuple[Speaker, str]) -> None:
         entries = entries_of([Message.model_validate(message) for message in history])
         assert_complete(engine, rendered(engine, entries), text)
         await chat(engine, messages=history, tools=TOOLS, max_tokens=1)
-
-
-async def test_two_tools_of_one_name_are_refused() -> None:
-    engine = speaker()
-    twice = [MOVE, LOOK, {**MOVE, "function": {**MOVE["function"], "description": "Another."}}]
-    with pytest.raises(ConfigError, match="two tools have the name 'move'"):
-        ChatCocoa(engine=engine).bind_tools(twice)
-    with pytest.raises(ConfigError, match="two tools have the name 'move'"):
-        CocoaLLM(engine=engine).chat([ChatMessage("Go.")], tools=twice)
-    error = await refusal(engine, tools=twice)
-    assert (error["param"], "two tools have the name 'move'" in error["message"]) == ("tools", True)
 
 
 @pytest.mark.slow

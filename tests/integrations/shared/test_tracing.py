@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import gc
 import inspect
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
-from uuid import UUID, uuid4
 
 import pytest
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import RunnableLambda
-from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 from llama_index.core.llms import ChatMessage
 from opentelemetry import trace
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.report import RiskReport
 from cocoa_integrations import tracing
-from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_risk, get_risk_callback, max_risk
+from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_risk, get_risk_callback
 from cocoa_integrations.llama_index import CocoaLLM as LlamaIndexLLM
 from cocoa_integrations.llama_index import collect_risk
 from tests.helpers.alike import near
@@ -108,14 +104,6 @@ SYNC: dict[str, Callable[[Any, Any, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("call", SYNC.values(), ids=SYNC)
-def test_the_callers_span_gets_the_risk(call: Any, chat: Any, text_model: Any, index_llm: Any, tracer: Tracer) -> None:
-    with get_risk_callback() as risk, collect_risk() as reports, tracer.span("call"):
-        call(chat, text_model, index_llm)
-    [report] = risk.reports + reports
-    assert tracer.attributes() == expected_of(report)
-
-
 async def _drained(stream: Any) -> None:
     async for _ in stream:
         pass
@@ -140,12 +128,21 @@ ASYNC: dict[str, Callable[[Any, Any, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("call", ASYNC.values(), ids=ASYNC)
-async def test_the_callers_span_gets_the_risk_of_async_calls(
+CALLS = {**SYNC, **ASYNC}
+
+
+async def _called(call: Any, *models: Any) -> None:
+    made = call(*models)
+    if inspect.isawaitable(made):
+        await made
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+async def test_the_callers_span_gets_the_risk(
     call: Any, chat: Any, text_model: Any, index_llm: Any, tracer: Tracer
 ) -> None:
     with get_risk_callback() as risk, collect_risk() as reports, tracer.span("call"):
-        await call(chat, text_model, index_llm)
+        await _called(call, chat, text_model, index_llm)
     [report] = risk.reports + reports
     assert tracer.attributes() == expected_of(report)
 
@@ -163,17 +160,6 @@ def test_answers_under_one_span_are_summed_up(
     reports = [*risk.reports, *reports]
     assert len(reports) == 6
     assert tracer.attributes() == expected_of(*reports)
-
-
-async def test_tasks_write_to_spans_of_their_own(chat: ChatCocoa, tracer: Tracer) -> None:
-    prompts = ["a", "b", "c"]
-
-    async def ask(prompt: str) -> Any:
-        with tracer.span(prompt):
-            return get_risk(await chat.ainvoke(prompt))
-
-    reports = await asyncio.gather(*map(ask, prompts))
-    assert [tracer.attributes(prompt) for prompt in prompts] == [expected_of(report) for report in reports]
 
 
 def test_the_innermost_span_gets_it(chat: ChatCocoa, tracer: Tracer) -> None:
@@ -197,14 +183,8 @@ def test_a_stream_belongs_to_the_span_in_which_it_began(
     assert tracer.attributes("reader") == {}
 
 
-LANGCHAIN = {name: call for name, call in {**SYNC, **ASYNC}.items() if not name.startswith("index")}
-LLAMA_INDEX = {name: call for name, call in {**SYNC, **ASYNC}.items() if name.startswith("index")}
-
-
-async def _called(call: Any, *models: Any) -> None:
-    made = call(*models)
-    if inspect.isawaitable(made):
-        await made
+LANGCHAIN = {name: call for name, call in CALLS.items() if not name.startswith("index")}
+LLAMA_INDEX = {name: call for name, call in CALLS.items() if name.startswith("index")}
 
 
 @pytest.mark.parametrize("call", LLAMA_INDEX.values(), ids=LLAMA_INDEX)
@@ -228,21 +208,6 @@ async def test_beside_an_instrumentation_whose_spans_are_not_current_the_callers
     with instrumentation, get_risk_callback() as risk, tracer.span("call"):
         await _called(call, chat, text_model, index_llm)
     assert tracer.with_risk() == [("call", expected_of(*risk.reports))]
-
-
-def test_a_callback_handler_can_write_to_another_span(chat: ChatCocoa, tracer: Tracer) -> None:
-    class RiskOf(BaseCallbackHandler):
-        def __init__(self, spans: dict[UUID, Any]) -> None:
-            self.spans = spans
-
-        def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
-            report = get_risk(response.generations[0][0]).to_dict()
-            self.spans[run_id].set_attribute("cocoa.max_risk", report["max_risk"])
-
-    run_id = uuid4()
-    with tracer.tracer.start_as_current_span("call") as span, trace.use_span(trace.INVALID_SPAN):
-        answer = chat.invoke("a", {"run_id": run_id, "callbacks": [RiskOf({run_id: span})]})
-    assert tracer.attributes() == {"cocoa.max_risk": max_risk(answer)}
 
 
 def test_a_span_that_has_ended_and_a_broken_stream_get_nothing(
@@ -283,19 +248,6 @@ def test_opentelemetry_is_not_needed(
         index_llm.complete("a")
         monkeypatch.undo()
     assert tracer.attributes() == {}
-
-
-def test_the_report_is_in_the_outputs_of_runs(chat: ChatCocoa, text_model: CocoaLLM) -> None:
-    """What LangSmith is sent."""
-    runs = RunCollectorCallbackHandler()
-    report = get_risk(chat.invoke("a", {"callbacks": [runs]}, risk_metadata="full")).to_dict()
-    list(chat.stream("a", {"callbacks": [runs]}))
-    text_report = text_model.with_risk().invoke("a", {"callbacks": [runs]})["risk"]
-    *chat_runs, text_run = [run.outputs["generations"][0][0] for run in runs.traced_runs if run.outputs]
-    for generation in chat_runs:
-        assert generation["message"]["kwargs"]["response_metadata"]["cocoa_risk"] == report
-    assert len(chat_runs) == 2
-    assert text_run["generation_info"]["cocoa_risk"] == text_report
 
 
 def test_the_risk_of_reasoning_does_not_count(tracer: Tracer) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from typing_extensions import Self
 
@@ -12,6 +12,7 @@ from cocoa_engine import Cancellation
 from cocoa_integrations._shared.workers import HasRuntime, in_worker
 
 Item = TypeVar("Item")
+_END = object()
 Item_co = TypeVar("Item_co", covariant=True)
 
 
@@ -46,9 +47,9 @@ class AsyncStream(Generic[Item]):
 
     async def __anext__(self) -> Item:
         # StopIteration cannot be raised into a future, so the end of the stream is a value
-        step = partial(_next_or_end, self._stream)
-        item = await in_worker(self._engine, step if self._run is None else partial(self._run, step))
-        if isinstance(item, _End):
+        step = partial(next, self._stream, _END)
+        item: Any = await in_worker(self._engine, step if self._run is None else partial(self._run, step))
+        if item is _END:
             raise StopAsyncIteration
         return item
 
@@ -59,14 +60,3 @@ class AsyncStream(Generic[Item]):
         """Close the stream. Nothing is awaited, so this is safe while the task is being cancelled."""
         with suppress(ValueError):  # a worker thread is inside a generator, which cannot be closed from outside
             self._stream.close()
-
-
-class _End:
-    pass
-
-
-def _next_or_end(stream: ClosableIterator[Item]) -> Item | _End:
-    try:
-        return next(stream)
-    except StopIteration:
-        return _End()

@@ -73,11 +73,7 @@ class Citing(NamedTuple):
 
 
 def citing(by: Any, min_lift: Any, min_attention: Any) -> Citing:
-    """Check how citations are found. With a lowest lift alone it is by lift; limits default to those above.
-
-    Raises:
-        ConfigError: ``by`` is unknown, or a limit is not a finite number.
-    """
+    """Check how citations are found. With a lowest lift alone it is by lift; limits default to those above."""
     if by is not None and by not in get_args(CitedBy):
         raise ConfigError(f"by: {unknown([str(by)], get_args(CitedBy), what='value')}")
     lift = _finite_or("min_lift", min_lift, MIN_LIFT, "a finite number of nats")

@@ -27,23 +27,13 @@ Edit = EditReport
 
 
 class Mover(Protocol):
-    """Copies of entries with their offsets in a changed text.
-
-    It takes the entries, and what is added to their offsets to count from the first character that the offsets of spans
-    count from.
-    """
+    """Copies of entries with their offsets in a changed text; ``shift`` is from them to the offsets of spans."""
 
     def __call__(self, entries: Iterable[Entry], shift: int = 0) -> list[Entry]: ...
 
 
 class Change(NamedTuple):
-    """What a step makes of the text of an answer.
-
-    Attributes:
-        text: the changed text.
-        edits: all changes of the original text.
-        moved: moves the entries of its report.
-    """
+    """What a step makes of the text of an answer: the text, all changes of the original, and what moves entries."""
 
     text: str
     edits: Sequence[Edit]

@@ -139,11 +139,10 @@ class Limit:
             if report is None:
                 return []
             threshold = self.threshold_for(report)
-        return [
-            (part, value)
-            for part, value in measured_units(spans, self._metric_of_spans, self.unit)
-            if (reaches(value, threshold) if threshold is not None else _is_flagged(part, value))
-        ]
+        measured = measured_units(spans, self._metric_of_spans, self.unit)
+        if threshold is not None:
+            return [(part, value) for part, value in measured if reaches(value, threshold)]
+        return [(part, value) for part, value in measured if part.flagged or math.isinf(value)]  # type: ignore[union-attr]
 
     def reached(self, report: RiskReport) -> bool:
         """Whether an answer is too risky."""
@@ -160,11 +159,7 @@ class Limit:
         return severity(report.answer_risk)
 
     def threshold_for(self, report: RiskReport) -> float:
-        """The threshold that applies to an answer.
-
-        Raises:
-            ConfigError: there is no default, or the risks of the answer are on another scale.
-        """
+        """The threshold that applies to an answer; it must be on the scale of the answer's risks."""
         source, metric = report.risk_source, self.metric_for(report)
         if metric == "answer_risk":
             self._require_answer_risk(report)
@@ -229,9 +224,6 @@ class Limit:
         """What marks around the risky spans, claims or sentences make of the text of an answer.
 
         An answer that a program reads, see :func:`.is_machine_read`, is redacted, and not marked otherwise.
-
-        Raises:
-            ConfigError: something else than a step of ours changed the text.
         """
         edited, answers = EditedText.of(text, report), list[list[SpanReport]]()
         for span in edited.spans(report.spans):
@@ -271,10 +263,6 @@ class Limit:
 
 def _text_of(spans: Sequence[SpanReport]) -> str:
     return "".join(span.text or "" for span in spans)
-
-
-def _is_flagged(part: Risky, value: float) -> bool:
-    return isinstance(part, SpanReport) and (part.flagged or math.isinf(value))
 
 
 def _marked(part: Risky, value: float, mark: Mark) -> Edit:

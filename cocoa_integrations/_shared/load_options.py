@@ -34,17 +34,9 @@ MODEL_NAMES = ("model", "model_name")
 
 
 def one_model_name(options: dict[str, Any], **more: Any) -> str:
-    """Give the name of the model the name of its field, in place. A path becomes text.
+    """Give the model's name the name of its field, in place, and return that under which it was given, for messages.
 
-    Args:
-        options: the options of an adapter, which may have it under each of :data:`MODEL_NAMES`.
-        more: the same option under further names.
-
-    Returns:
-        The name under which it was given, for messages.
-
-    Raises:
-        ConfigError: it is given twice and differs, is empty, or is neither text nor a path.
+    ``more`` are further names of the option. A path becomes text.
     """
     given = {name: options.pop(name, None) for name in MODEL_NAMES} | more
     names: dict[str, str] = {}

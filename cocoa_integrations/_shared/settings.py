@@ -26,9 +26,6 @@ def split_settings(options: Mapping[str, Any], method: str | None = None) -> tup
 
     A setting that is ``None`` is dropped, unless ``None`` is its default. If the current method is given, ``top_k``
     and ``top_p`` belong to the rest unless that method, or the one that the arguments name, samples tokens.
-
-    Raises:
-        ConfigError: a setting is given under two names with different values.
     """
     used = METHODS.get(str(options.get("method") or method))
     refused = () if method is None or (used is not None and used.samples) else OF_SAMPLING

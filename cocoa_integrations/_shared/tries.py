@@ -45,7 +45,7 @@ class Try(ReportEntry):
 
 
 class RetryPlan:
-    """What the attempts at an answer are.
+    """What the attempts at an answer are, checked.
 
     Args:
         alpha: that of the first attempt.
@@ -59,10 +59,6 @@ class RetryPlan:
         steps: the settings that each attempt changes, the first one none.
         growth: the factor by which the number of documents grows with each attempt.
         limit: the value from which a risk is too high.
-        measure, on_risk, mark, answer: the options.
-
-    Raises:
-        ConfigError: an option is out of range or contradicts another, or every attempt would be the same.
     """
 
     def __init__(
@@ -157,11 +153,7 @@ class Tries(Generic[AnswerT]):
         return self._answers[number][0], self._history
 
     def gate(self) -> GateReport | None:
-        """What is done to the best answer, as the ``gate`` of its report; ``None`` if it is returned as it is.
-
-        Raises:
-            HallucinationRiskError: every attempt is too risky, and ``on_risk`` is ``raise``, or a gate raised it.
-        """
+        """What is done to the best answer, as the ``gate`` of its report; ``None`` if it is returned as it is."""
         if self._passed is not None:
             return None
         number, on_risk = self._best(), self._plan.on_risk

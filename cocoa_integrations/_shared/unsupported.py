@@ -71,11 +71,7 @@ def refused(options: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
 
 
 def refuse_unsupported(options: Mapping[str, Any], *, what: str) -> dict[str, Any]:
-    """The options without those of other models, which are refused unless they have no effect.
-
-    Raises:
-        ConfigError: there are such options. The message names each of them, and what to give instead.
-    """
+    """The options without those of other models, which are refused unless they have no effect."""
     foreign = {name: value for name, value in options.items() if name in INSTEAD or name in WITHOUT_EFFECT}
     if effective := {name: value for name, value in foreign.items() if not is_without_effect(name, value)}:
         reasons = {name: INSTEAD.get(name, "the key-value cache is always used") for name in effective}

@@ -33,7 +33,13 @@ from cocoa_integrations._shared.citations import (
 from cocoa_integrations._shared.edits import EditedText, Entry
 from cocoa_integrations._shared.tries import TRIES_KEY
 from cocoa_integrations.llama_index.callbacks import Collected, RiskCollector
-from cocoa_integrations.llama_index.retrieved import Retrieval, by_source_node, lift_of, shares_a_run, texts_in
+from cocoa_integrations.llama_index.retrieved import (
+    by_source_node,
+    lift_of,
+    shares_a_run,
+    texts_in,
+    watch_retrievals,
+)
 
 logger = safe_logger(__name__)
 
@@ -108,15 +114,8 @@ class Answers(RiskCollector):
         super().__init__()
         self._lift, self._cite = lift, cite
         self._answers: list[Collected] = []
-        self.retrieval = Retrieval()
-
-    def __enter__(self) -> list[RiskReport]:
-        self.retrieval.__enter__()
-        return super().__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)
-        self.retrieval.__exit__(*error)
+        self.nodes = []
+        watch_retrievals()
 
     def take(self, answer: Collected) -> None:
         """Add an answer."""
@@ -210,9 +209,6 @@ class Answers(RiskCollector):
         """What finds the sources of a response, and for each span its value by each node; ``None`` if nothing can.
 
         ``here`` is whether the model is in this process.
-
-        Raises:
-            ConfigError: attention was asked for, and cannot be measured.
         """
         if cite.by != "lift":
             measured = [_attention_by_node(part, nodes) for part in parts]

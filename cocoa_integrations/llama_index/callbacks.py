@@ -22,6 +22,7 @@ from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.instrumentation.span import active_span_id
+from llama_index.core.schema import NodeWithScore
 
 from cocoa_engine import CocoaEngine, Generation, SpanStream
 from cocoa_engine.report import RiskReport, SpanReport
@@ -141,6 +142,11 @@ class Collected:
         return "".join(span.text or "" for span in self.report.spans)
 
 
+def collected_nodes() -> list[NodeWithScore] | None:
+    """The retrieved nodes of the innermost collector of nodes; ``None`` if there is none."""
+    return next((one.nodes for one in reversed(_collectors.get()) if one.nodes is not None), None)
+
+
 class RiskCollector(RiskLog):
     """The context manager of :func:`collect_risk`.
 
@@ -148,6 +154,9 @@ class RiskCollector(RiskLog):
         reports: the latest reports.
         max_risk: the highest risk of any span of any answer, including those whose report was dropped.
     """
+
+    nodes: list[NodeWithScore] | None = None
+    """The nodes that are retrieved inside the block, if they are collected."""
 
     def __enter__(self) -> list[RiskReport]:
         _collectors.set((*_collectors.get(), self))
@@ -257,11 +266,6 @@ class RiskScores(BaseEventHandler):
         super().__init__()
         self._scoring = Scoring(name, threshold, explain)
         self._logger_provider = logger_provider
-
-    @classmethod
-    def class_name(cls) -> str:
-        """The name of the handler."""
-        return "RiskScores"
 
     def handle(self, event: BaseEvent, **kwargs: Any) -> None:
         """Emit the score of a complete answer."""

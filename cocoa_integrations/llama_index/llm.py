@@ -225,7 +225,7 @@ class CocoaLLM(CallOptions, DecodeSettings, ModelOptions, CallsFunctions):
         """The properties of the model that LlamaIndex uses to build prompts."""
         service = self.service
         if isinstance(service, RemoteChat) and self.context_window is None:
-            self.context_window = service.context_window()
+            self.context_window = service.context_window() or DEFAULT_CONTEXT_WINDOW
         return self._metadata()
 
     def to_payload(self) -> dict[str, Any]:

@@ -58,17 +58,11 @@ def require_text(messages: Sequence[ChatMessage]) -> None:
 
 def edited(messages: Sequence[ChatMessage], edit: Callable[[str], str]) -> list[ChatMessage]:
     """Copies of the messages with ``edit`` applied to each of their texts, in order."""
-    return [
-        message.model_copy(
-            update={
-                "blocks": [
-                    block.model_copy(update={"text": edit(block.text)}) if isinstance(block, TextBlock) else block
-                    for block in message.blocks
-                ]
-            }
-        )
-        for message in messages
-    ]
+
+    def changed(block: Any) -> Any:
+        return block.model_copy(update={"text": edit(block.text)}) if isinstance(block, TextBlock) else block
+
+    return [message.model_copy(update={"blocks": [*map(changed, message.blocks)]}) for message in messages]
 
 
 def to_entries(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:

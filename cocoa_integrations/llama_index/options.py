@@ -80,9 +80,6 @@ def decode_settings(config: CocoaConfig, options: Mapping[str, Any]) -> CocoaCon
     ``do_sample`` has the meaning of transformers: ``False`` sets ``temperature`` to 0; ``True`` without a temperature
     sets it to 1.0. ``pad_token_id`` is accepted and has no effect. A transformers keyword that is ``None`` counts as
     not given.
-
-    Raises:
-        ConfigError: an option is unknown, out of range or not supported.
     """
     if not isinstance(options, Mapping):  # possible for generate_kwargs
         raise ConfigError(f"generate_kwargs takes a dict of options, not {type(options).__name__}.")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -20,7 +19,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore
 
 from cocoa_engine import CocoaEngine, ContextLift, Generation, PromptError, context_lift
 from cocoa_integrations._shared.citations import find_in
-from cocoa_integrations.llama_index.callbacks import Start
+from cocoa_integrations.llama_index.callbacks import Start, collected_nodes
 
 _MIN_RUN = 8
 """A run of at least this many words that a prompt has in common with a node counts as part of the node."""
@@ -28,29 +27,10 @@ _MIN_RUN = 8
 _BLACK = "\uffff"
 """A character that no text contains."""
 
-_retrieved: ContextVar[list[NodeWithScore] | None] = ContextVar("cocoa_retrieved_nodes", default=None)
-
-
-class Retrieval:
-    """Collects the nodes that are retrieved inside its ``with`` block, each once. The innermost block counts."""
-
-    def __init__(self) -> None:
-        self.nodes: list[NodeWithScore] = []
-        self._outer: list[NodeWithScore] | None = None
-
-    def __enter__(self) -> Retrieval:
-        _watch()
-        self._outer = _retrieved.get()
-        _retrieved.set(self.nodes)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        _retrieved.set(self._outer)  # not reset(token): the block may be left in another context
-
 
 def add_nodes(nodes: Sequence[NodeWithScore]) -> None:
-    """Add nodes to those of the innermost :class:`Retrieval`, if there is one."""
-    known = _retrieved.get()
+    """Add nodes to those of the innermost collector of nodes, if there is one, each once."""
+    known = collected_nodes()
     if known is not None:
         ids = {node.node.node_id for node in known}
         for node in nodes:
@@ -66,7 +46,7 @@ class PassagesOfCall:
     """
 
     def __init__(self) -> None:
-        self._nodes = list(_retrieved.get() or ())
+        self._nodes = list(collected_nodes() or ())
         self.node_ids: list[str] = []
 
     def source(
@@ -116,7 +96,7 @@ def by_source_node(
 
 
 class _NodesRetrieved(BaseEventHandler):
-    """Tells the innermost :class:`Retrieval` which nodes a retriever has found."""
+    """Tells the innermost collector which nodes a retriever has found."""
 
     def handle(self, event: BaseEvent, **options: Any) -> None:
         """Add the nodes of a retrieval."""
@@ -127,7 +107,7 @@ class _NodesRetrieved(BaseEventHandler):
 _handler = _NodesRetrieved()
 
 
-def _watch() -> None:
+def watch_retrievals() -> None:
     """Listen to LlamaIndex's events. Others may have replaced its list of handlers since the last call."""
     dispatcher = get_dispatcher()
     if not any(handler is _handler for handler in dispatcher.event_handlers):

@@ -39,11 +39,6 @@ class RiskStructuredLLM(StructuredLLM):
     which repeats the last object.
     """
 
-    @classmethod
-    def class_name(cls) -> str:
-        """The class name in LlamaIndex's serialisation."""
-        return "RiskStructuredLLM"
-
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """The object, as JSON and in ``raw``, with its risk."""
         with (collector := RiskCollector()):

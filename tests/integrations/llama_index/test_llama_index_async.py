@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
 import pytest
-import torch
 from llama_index.core.llms import ChatMessage
 
 from cocoa_engine import ConfigError, PromptError
@@ -25,14 +23,6 @@ METHODS: dict[str, tuple[str, Any]] = {
 }
 
 
-class Slow(Counter):
-    """Takes longer than a turn of the event loop."""
-
-    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.02)
-        return super().__call__(ids, scores)
-
-
 async def _everything(answer: Awaitable[Any]) -> Any:
     """The response, or the list of a stream's responses."""
     answer = await answer
@@ -46,17 +36,6 @@ async def test_async_answers_equal_the_sync_ones(method: str, llm: CocoaLLM, hea
     expected = list(expected) if "stream" in method else expected
     assert await _everything(getattr(llm, method)(prompt)) == expected
     assert len(heard.of(CocoaRiskEvent)) == 2
-
-
-@pytest.mark.parametrize("method", METHODS)
-async def test_the_event_loop_goes_on_turning(method: str, llm: CocoaLLM) -> None:
-    counter, seen = Slow(), set()
-    task = asyncio.ensure_future(_everything(getattr(llm, method)(METHODS[method][1], logits_processor=counter)))
-    while not task.done():
-        seen.add(counter.calls)
-        await asyncio.sleep(0.005)
-    await task
-    assert len(seen) > 4  # the loop saw most of the eight tokens being made
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -89,26 +68,3 @@ async def test_cancelling_stops_the_work_within_a_span(method: str, llm: CocoaLL
     calls, later = await _calls_now_and_later(llm, counter)
     assert calls == later < 100
     assert not [event for event in heard.of(CocoaRiskEvent) if event.generation.usage.completion_tokens > 8]
-
-
-@pytest.mark.parametrize("leave", ["break", "close", "raise"])
-async def test_leaving_a_stream_stops_the_work(leave: str, llm: CocoaLLM) -> None:
-    counter = Counter()
-    stream: Any = await llm.astream_complete(PROMPT, **ENDLESS, logits_processor=counter)
-
-    async def read_one() -> None:
-        async for _ in stream:
-            if leave == "raise":
-                raise RuntimeError("enough")
-            break
-
-    if leave == "raise":
-        with pytest.raises(RuntimeError, match="enough"):
-            await read_one()
-    else:
-        await read_one()
-    if leave == "close":
-        await stream.aclose()
-        assert [chunk async for chunk in stream] == []
-    calls, later = await _calls_now_and_later(llm, counter)
-    assert calls == later < 100

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from llama_index.core.llms import ChatMessage
-from transformers import MaxLengthCriteria, RepetitionPenaltyLogitsProcessor
+from transformers import RepetitionPenaltyLogitsProcessor
 
 from cocoa_engine import ChatTemplateError, CocoaConfig, CocoaEngine, ConfigError, Runtime
 from cocoa_integrations._shared.settings import config_of
@@ -125,11 +125,6 @@ def test_secrets_show_nowhere(folder: Path) -> None:
     assert llm.to_dict()["model_kwargs"] == {"attn_implementation": "eager"}
 
 
-def test_a_window_beyond_the_model_s_is_cut(engine: CocoaEngine) -> None:
-    assert CocoaLLM(engine=engine).metadata.context_window == engine.context_window
-    assert CocoaLLM(engine=engine, context_window=100_000).metadata.context_window == engine.context_window
-
-
 def test_is_chat_model_follows_the_tokenizer_unless_completions_are_wrapped(engine: CocoaEngine) -> None:
     assert CocoaLLM(engine=engine).metadata.is_chat_model
     assert not CocoaLLM(engine=engine, is_chat_model=False).metadata.is_chat_model
@@ -156,16 +151,6 @@ def test_serialises_without_the_model(engine: CocoaEngine) -> None:
     again = CocoaLLM.from_dict(data, engine=engine)
     assert (config_of(again), again.stopping_ids, again.metadata) == (config_of(llm), [5], llm.metadata)
     assert config_of(again) == engine.config.replace(alpha=1.5, max_new_tokens=5)
-
-
-def test_stopping_ids_end_the_answer(llm: CocoaLLM, engine: CocoaEngine) -> None:
-    token_ids = engine.generate(PROMPT, max_new_tokens=8).token_ids
-    expected = engine.decode(token_ids[: token_ids.index(token_ids[3]) + 1])
-    for options in ({"stopping_ids": [token_ids[3]]}, {"generate_kwargs": {"eos_token_id": token_ids[3]}}):
-        response = CocoaLLM(engine=engine, max_new_tokens=8, **options).complete(PROMPT)
-        assert response.text == expected
-        assert response.raw["finish_reason"] == "stop"
-    assert llm.complete(PROMPT, eos_token_id=[token_ids[3]]).text == expected
 
 
 def test_greedy_keywords(llm: CocoaLLM, engine: CocoaEngine, caplog: pytest.LogCaptureFixture) -> None:
@@ -226,11 +211,6 @@ def test_a_keyword_of_a_call_replaces_the_constructor_s(engine: CocoaEngine) -> 
     assert standing.calls == 0
     llm.complete(PROMPT)
     assert standing.calls > 0
-
-
-def test_stopping_criteria_of_transformers(llm: CocoaLLM, engine: CocoaEngine) -> None:
-    limit = MaxLengthCriteria(len(engine.encode(PROMPT)) + 3)
-    assert llm.complete(PROMPT, stopping_criteria=[limit]).raw["usage"]["completion_tokens"] == 3  # type: ignore[index]
 
 
 @pytest.mark.parametrize(

@@ -17,18 +17,16 @@ from cocoa_engine.errors import UnsupportedFeatureError
 from cocoa_integrations.llama_index import (
     CocoaLLM,
     CocoaRiskEvent,
-    CocoaSpanEvent,
     MissingRiskWarning,
     RiskQueryEngine,
-    collect_risk,
     get_risk,
 )
-from cocoa_integrations.llama_index.retrieved import Retrieval, add_nodes
+from cocoa_integrations.llama_index.answers import Answers
+from cocoa_integrations.llama_index.retrieved import add_nodes
 from cocoa_integrations.server import create_app
 from tests.helpers.alike import close
 from tests.helpers.llama_index_helpers import Listener
 from tests.helpers.remote import Recording, listening, same_ids
-from tests.helpers.reports import to_dicts, without_run
 from tests.helpers.structured import engine_for_schemas
 
 HELLO = [ChatMessage("Who invented the telephone?")]
@@ -109,29 +107,6 @@ async def test_the_report_is_that_of_the_model_in_this_process(
     assert_same(own[-1], [one async for one in await there.astream_chat(HELLO)][-1])
 
 
-async def test_events_and_collectors_receive_everything(quick: CocoaEngine, url: str, heard: Listener) -> None:
-    expected = get_risk(CocoaLLM(engine=quick, max_new_tokens=12, risk_metadata="full").chat(HELLO)).to_dict()
-    heard.events.clear()
-    here, there = here_and_there(quick, url, risk_metadata="none")
-    with collect_risk() as reports:
-        for llm in (here, there):
-            assert "cocoa_risk" not in llm.chat(HELLO).additional_kwargs
-            assert "cocoa_risk" not in [*llm.stream_chat(HELLO)][-1].additional_kwargs
-            _ = [one async for one in await llm.astream_chat(HELLO)]
-            await llm.achat(HELLO)
-    assert len(reports) == 8
-    assert all(close(report, expected) for report in without_run(to_dicts(reports)))
-    events = heard.of(CocoaRiskEvent)
-    assert [event.report for event in events] == to_dicts(reports)
-    assert len({event.span_id for event in events}) == 8
-    spans = heard.of(CocoaSpanEvent)
-    texts = [span["text"] for span in expected["spans"]]
-    assert [event.span.text for event in spans] == texts * 8
-    assert [event.number for event in spans] == [*range(len(texts))] * 8
-    assert [event.generation is None for event in events] == [False] * 4 + [True] * 4
-    assert all("risk" in event.model_dump_json() for event in events)
-
-
 async def test_completions_continue_the_text(quick: CocoaEngine, url: str) -> None:
     here, there = here_and_there(quick, url, top_logprobs=2)
     text = HELLO[0].content or ""
@@ -155,7 +130,7 @@ def nodes_of(*texts: str) -> list[NodeWithScore]:
 async def test_retrieved_nodes_in_the_messages_are_sent_as_sources(url: str, sent: list[Any], heard: Listener) -> None:
     llm = CocoaLLM(base_url=url, timeout=60, max_tokens=3)
     question = [ChatMessage("the red loaf", role=MessageRole.SYSTEM), ChatMessage("yes and no")]
-    with Retrieval():
+    with Answers(lift=False):
         llm.chat(question)
         add_nodes(nodes_of("yes", "loaf yes", "it", "red loaf"))
         llm.chat(question)
@@ -189,11 +164,8 @@ def test_the_context_window_is_that_of_the_server(quick: CocoaEngine, url: str, 
     ("options", "message"),
     [
         ({"alhpa": 1.0}, r"unknown option 'alhpa' \(did you mean 'alpha'\?\)"),
-        ({"alpha": -1.0}, "alpha"),
-        ({"frequency_penalty": 1.0}, "frequency_penalty"),
         ({"decore_heads": "heads.json"}, "decore_heads names a file of the server's machine"),
         ({"max_tokens": 3, "max_new_tokens": 4}, "the same option|given twice"),
-        ({"risk_metadata": "all"}, "risk_metadata"),
     ],
 )
 def test_options_are_checked_before_anything_is_sent(

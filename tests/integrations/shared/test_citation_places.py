@@ -130,11 +130,9 @@ def citation(text: str, part: str, source: int) -> Citation:
     [
         # a part in the middle, and one that begins or ends inside of a clause
         ("The --mail option sends a report.", {"The --mail": 1}, "The --mail option sends a report [1]."),
-        ("It does not require root.", {" require": 2}, "It does not require root [2]."),
         ("The tower is old. It is red.", {" is old. It": 1}, "The tower is old [1]. It is red."),
         # several sources
         ("The tower is old and red.", {"old": 2, "red": 1}, "The tower is old and red [1][2]."),
-        ("The tower is old and red.", {"tower": 1, "red": 1}, "The tower is old and red [1]."),
         ("The tower is old. It is red.", {"old": 1, "red": 1}, "The tower is old [1]. It is red [1]."),
         ("The tower is old; it is red.", {"old": 1, "red": 2}, "The tower is old [1]; it is red [2]."),
         ("The tower is old. It is red.", {"is old. It is red": 3}, "The tower is old [3]. It is red [3]."),
@@ -142,16 +140,13 @@ def citation(text: str, part: str, source: int) -> Citation:
         ("The tower is old.", {".": 1}, "The tower is old."),
         ("The tower is old.", {" is": 1}, "The tower is old."),
         ("The tower is old.  \n", {"old.  \n": 1}, "The tower is old [1].  \n"),
-        ("old \n\n", {" \n\n": 1}, "old \n\n"),
         # what a full stop does not end
         ("Pi is 3.14. So what?", {"3": 1}, "Pi is 3.14 [1]. So what?"),
         ("Dr. Smith left at 10 a.m. on Monday.", {"Dr": 1}, "Dr. Smith left at 10 a.m. on Monday [1]."),
         ("Trees, e.g. Oaks, grow. So.", {"Trees": 1}, "Trees, e.g. Oaks, grow [1]. So."),
         ("He went to the U.S. Then he left.", {"went": 1}, "He went to the U.S. [1] Then he left."),
         ("Dr. Who left at 5 p.m. It is old.", {"left": 1}, "Dr. Who left at 5 p.m. [1] It is old."),
-        ("He came at 9 a.m.", {"came": 1}, "He came at 9 a.m. [1]"),
         ("Tall trees, e.g.\nOld houses, i.e.", {"trees": 1, "Old": 2}, "Tall trees, e.g. [1]\nOld houses, i.e. [2]"),
-        ("From 1900 ca.\nIt was a Mon.", {"1900": 1, "Mon": 2}, "From 1900 ca. [1]\nIt was a Mon. [2]"),
         ("It orbits the Sun. He sat.", {"Sun": 1, "sat": 2}, "It orbits the Sun [1]. He sat [2]."),
         ("No. It is red.", {"No": 1, "red": 2}, "No [1]. It is red [2]."),
         ("See https://x.org/a.b?c=d. Then go.", {"x.org": 1}, "See https://x.org/a.b?c=d [1]. Then go."),
@@ -167,7 +162,6 @@ def citation(text: str, part: str, source: int) -> Citation:
         ("Run this:\n```\nmake install", {"install": 1}, "Run this [1]:\n```\nmake install"),
         ("```\nmake\n```\nDone.", {"make": 1}, "[1]\n```\nmake\n```\nDone."),
         ("1. Red\n2. Old.\n3.", {"Red": 1, "Old": 1, "3": 2}, "1. Red [1]\n2. Old [1].\n3."),
-        ("1.1. Red\n1.2. Old.", {"1.1. Red": 1, "1.2": 2}, "1.1. Red [1]\n1.2. Old."),
         ("- **Red**: a colour\n- Old", {"Red": 1}, "- **Red**: a colour [1]\n- Old"),
         ("# Towers\nOld. **Red.** Tall", {"Towers": 1, "Red": 2}, "# Towers [1]\nOld. **Red.** [2] Tall"),
         ("| Red. Old | 41 m |\n|---|---|", {"Red": 1, "41": 2}, "| Red. Old [1] | 41 m [2] |\n|---|---|"),
@@ -196,10 +190,8 @@ def citation(text: str, part: str, source: int) -> Citation:
             "Am 3. Mai kam z. B. Dr. Berg, vgl. Abb. 3 [1]. Ende [2].",
         ),
         ("Er sagte: „Der Turm ist rot.“ Dann ging er.", {"Turm": 1}, "Er sagte: „Der Turm ist rot.“ [1] Dann ging er."),
-        ("C'est une tour rouge ! Oui.", {"tour": 1}, "C'est une tour rouge [1] ! Oui."),
         # an answer that was cut off
         ("The keeper was Jonas Ber", {"Ber": 1}, "The keeper was Jonas Ber [1]"),
-        ("The keeper, Jonas,", {"Jonas": 1}, "The keeper, Jonas [1],"),
     ],
 )
 def test_places(text: str, cited: dict[str, int], shown: str) -> None:

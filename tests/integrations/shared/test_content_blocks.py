@@ -83,14 +83,6 @@ def test_blocks_without_a_type_are_refused(engine: CocoaEngine, door: Callable[[
             door(engine, block)
 
 
-def test_the_server_names_the_block() -> None:
-    picture = {"type": "image_url", "text": "a", "image_url": {"url": "data:,x"}}
-    parts = [{"type": "input_text", "text": "Hi"}, picture]
-    with pytest.raises(ApiError) as caught:
-        entries_of([Message(role="system", content="Be brief."), Message(role="user", content=parts)])
-    assert (caught.value.status, caught.value.param) == (400, "messages[1].content[1]")
-
-
 @pytest.mark.parametrize("field", ["images", "audio", "function_call"])
 def test_fields_of_messages_that_would_be_lost_are_refused(field: str) -> None:
     message = {"role": "user", "content": "Hi", field: None}

@@ -10,7 +10,7 @@ import pytest
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 
-from cocoa_engine import CalibrationError, ContextLift, UnitLevel
+from cocoa_engine import ContextLift, UnitLevel
 from cocoa_engine.cli.ask import risk_of
 from cocoa_engine.report import RiskReport
 from cocoa_engine.risk.policy import reaches
@@ -25,7 +25,6 @@ from cocoa_integrations.tool_calling.argument_risk import field_risks
 from cocoa_integrations.tracing import Scoring
 from tests.helpers.engines import endless
 from tests.helpers.made_up_answers import generation
-from tests.helpers.made_up_risk import fitted
 from tests.helpers.reports import retry_plan
 
 HIGH = 1.0
@@ -123,13 +122,6 @@ def test_the_engine_stops(risk: float) -> None:
     assert not reaches(risk, None)
     highest_risk = generation(("a", 0.1), ("b", risk), ("c", 0.9)).max_risk
     assert not math.isfinite(highest_risk)
-
-
-def test_a_calibrator_flags() -> None:
-    fit = fitted(threshold=("recall", 0.8)).span
-    assert fit is not None
-    with pytest.raises(CalibrationError, match="not a number"):
-        fit.flags([math.nan] * len(fit.features))
 
 
 def test_the_rest_of_the_metadata_is_json() -> None:

@@ -162,13 +162,6 @@ def test_answers_under_one_span_are_summed_up(
     assert tracer.attributes() == expected_of(*reports)
 
 
-def test_the_innermost_span_gets_it(chat: ChatCocoa, tracer: Tracer) -> None:
-    with tracer.span("chain"), tracer.span("call"):
-        chat.invoke("a")
-    assert tracer.attributes()["cocoa.answers"] == 1
-    assert tracer.attributes("chain") == {}
-
-
 @pytest.mark.parametrize("framework", ["langchain", "llama_index"])
 def test_a_stream_belongs_to_the_span_in_which_it_began(
     chat: ChatCocoa, index_llm: LlamaIndexLLM, tracer: Tracer, framework: str

@@ -15,7 +15,7 @@ import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr-defined]
@@ -89,12 +89,6 @@ class Start:
         return PreparedCall(self.engine, self.call(edit)).open()
 
 
-class FoundPassages(Protocol):
-    """The retrieved nodes that stand in the prompt of a call."""
-
-    node_ids: list[str]
-
-
 def collect_risk(*, max_reports: int | None = MAX_REPORTS) -> RiskCollector:
     """Collect the :class:`.RiskReport` of every answer requested inside the ``with`` block, in order of completion.
 
@@ -125,7 +119,6 @@ class Collected:
         generation: the answer; ``None`` if it is that of a server.
         start: repeats the request; ``None`` for an answer of a server.
         request: the number of the request; later requests have higher numbers.
-        begin: the offset in the generated text at which the answer begins, after any reasoning.
         node_ids: the retrieved nodes that its ``passage_attention`` is of.
     """
 
@@ -133,8 +126,12 @@ class Collected:
     generation: Generation | None
     start: Start | None
     request: int
-    begin: int = 0
     node_ids: Sequence[str] = ()
+
+    @property
+    def begin(self) -> int:
+        """The offset in the generated text at which the answer begins, after any reasoning."""
+        return self.report.begin
 
     @property
     def text(self) -> str:
@@ -203,8 +200,8 @@ class Observers:
     The constructor reads the context variables, because a stream may be read in another context.
     """
 
-    def __init__(self, start: Start | None = None, passages: FoundPassages | None = None) -> None:
-        self._start, self._passages = start, passages
+    def __init__(self, start: Start | None = None, node_ids: Sequence[str] = ()) -> None:
+        self._start, self._node_ids = start, node_ids
         self._request = next(_requests)
         self._collectors = _collectors.get()
         self._llama_index_span = active_span_id.get()
@@ -223,8 +220,7 @@ class Observers:
         if report is None:
             return
         report = report if run_id is None else report.with_values(run_id=run_id)
-        node_ids = () if self._passages is None else tuple(self._passages.node_ids)
-        collected = Collected(report, answer.generation, self._start, self._request, report.begin, node_ids)
+        collected = Collected(report, answer.generation, self._start, self._request, tuple(self._node_ids))
         self._trace.record(collected)
         for collector in self._collectors:
             collector.take(collected)

@@ -409,7 +409,7 @@ class CocoaLLM(CallOptions, DecodeSettings, ModelOptions, CallsFunctions):
 
         service = self.service
         start = Start(service, with_passages) if isinstance(service, LocalChat) else None
-        return _Asked(service, with_passages(), writer, Observers(start, passages))
+        return _Asked(service, with_passages(), writer, Observers(start, passages.node_ids))
 
 
 @dataclass(frozen=True)

@@ -61,12 +61,12 @@ class PassagesOfCall:
         text = prompt()
         texts = texts_in(text, self._nodes, engine)
         numbers = find_in(text, texts)[:most]
-        self.node_ids = [self._nodes[number].node.node_id for number in numbers]
+        self.node_ids[:] = [self._nodes[number].node.node_id for number in numbers]
         return [texts[number] for number in numbers] or None
 
     def forget(self) -> None:
         """The prompt does not have the texts after all."""
-        self.node_ids = []
+        self.node_ids.clear()
 
 
 def texts_in(prompt: str, nodes: Sequence[NodeWithScore], engine: CocoaEngine | None) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as llama_index_default
 from llama_index.core.chat_engine import SimpleChatEngine
-from llama_index.core.llms import ChatMessage, ImageBlock, MessageRole, TextBlock
+from llama_index.core.llms import ChatMessage, MessageRole
 
 from cocoa_engine import CocoaEngine, PromptError
 from cocoa_integrations.llama_index import CocoaLLM
@@ -53,12 +53,6 @@ def test_every_role_of_llama_index_has_one_in_the_template(
     assert prompts == [engine.render_chat(known)]
 
 
-def test_what_is_no_text_is_refused_not_dropped(llm: CocoaLLM) -> None:
-    picture = ChatMessage(blocks=[TextBlock(text="What is this?"), ImageBlock(image=b"iVBORw0KGgo=")])
-    with pytest.raises(PromptError, match="ImageBlock"):
-        llm.chat([picture])
-
-
 @pytest.mark.parametrize("messages", [[], [ChatMessage("")], [ChatMessage(" \n\t")], [ChatMessage(blocks=[])] * 2])
 def test_messages_without_text_are_refused(messages: list[ChatMessage], llm: CocoaLLM, engine: CocoaEngine) -> None:
     opened = CocoaLLM(engine=engine, system_prompt="Be brief.", max_new_tokens=1)
@@ -98,11 +92,3 @@ async def test_risk_does_not_leak_into_the_second_turn(how: str, engine: CocoaEn
     first, _ = await _two_turns(how, chat)
     assert prompts[1] == f"user: Name a colour.\nassistant: {first}\nuser: And another.\nassistant: "
     assert all(not message.additional_kwargs for message in chat.chat_history)
-
-
-def test_additional_kwargs_of_a_message_stay_out_of_the_template(
-    llm: CocoaLLM, engine: CocoaEngine, prompts: list[str]
-) -> None:
-    noisy = [ChatMessage("Name a colour.", additional_kwargs={"cocoa_risk": {"max_risk": 1.0}})]
-    llm.chat(noisy, max_new_tokens=1)
-    assert prompts == [engine.render_chat(AS_DICTS)]

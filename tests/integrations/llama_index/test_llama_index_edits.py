@@ -22,7 +22,6 @@ from llama_index.core.schema import QueryBundle
 from pydantic import PrivateAttr
 
 from cocoa_engine import Generation
-from cocoa_engine.errors import ConfigError
 from cocoa_engine.report import RiskReport
 from cocoa_integrations._shared.citations import Citation
 from cocoa_integrations._shared.edits import replacement
@@ -182,14 +181,6 @@ def test_marks_and_citations_in_any_order(steps: list[str], monkeypatch: pytest.
     [citation] = response.metadata["cocoa_citations"]
     assert str(response)[citation["start"] : citation["end"]] == "old"
     assert TOKENS.sub("", str(response)) == "The tower is old."
-
-
-def test_a_text_that_a_person_changed_is_refused() -> None:
-    response = asked(ResponseMode.COMPACT, [[("The tower", 0.9), (" is old.", 0.9)]], ["mark"], strip=False)
-    report = get_risk(response)
-    for text in (f"So {response}", str(response).replace("old", "new"), str(response).upper()):
-        with pytest.raises(ConfigError, match="before changing its text"):
-            Limit(0.5).with_marks(text, report, MARKS[1])
 
 
 @pytest.mark.parametrize("steps", [[], ["cite"], ["mark"], ["mark", "cite"], ["cite", "mark", "abstain"]])

@@ -31,7 +31,6 @@ from cocoa_integrations.llama_index.answers import joined, parts_of
 from cocoa_integrations.llama_index.callbacks import Collected
 from tests.helpers.llama_index_helpers import Finds, answered
 from tests.helpers.made_up_answers import generation
-from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 QUESTION = "Who is it?"
 TEXTS = (
@@ -42,24 +41,14 @@ TEXTS = (
 SEPARATOR = "\n---------------------\n"
 
 
-@pytest.fixture(scope="module")
-def quick() -> CocoaEngine:
-    """Random weights and room for LlamaIndex's prompts; a token is about a character."""
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = (
-        "{% for message in messages %}[{{ message.role }}] {{ message.content }}\n{% endfor %}[a] "
-    )
-    return CocoaEngine(tiny_model("llama", seed=6, max_position_embeddings=4096), tokenizer, model_name="quick")
-
-
 @pytest.fixture(params=[True, False], ids=["chat", "text"])
-def tiny(quick: CocoaEngine, request: pytest.FixtureRequest) -> CocoaLLM:
-    return CocoaLLM(engine=quick, max_new_tokens=12, is_chat_model=request.param)
+def tiny(engine: CocoaEngine, request: pytest.FixtureRequest) -> CocoaLLM:
+    return CocoaLLM(engine=engine, max_new_tokens=12, is_chat_model=request.param)
 
 
 @pytest.fixture
-def chat(quick: CocoaEngine) -> CocoaLLM:
-    return CocoaLLM(engine=quick, max_new_tokens=12)
+def chat(engine: CocoaEngine) -> CocoaLLM:
+    return CocoaLLM(engine=engine, max_new_tokens=12)
 
 
 def over(llm: CocoaLLM, mode: str, *, streaming: bool = False, use_async: bool = False) -> RetrieverQueryEngine:

@@ -151,13 +151,6 @@ def test_a_risk_that_was_not_measured_is_another_matter(compact: bool) -> None:
 
 
 @NOT_FINITE
-def test_a_compact_report_tells_both_apart(risk: float) -> None:
-    report = report_of(risk).compact()
-    assert [part.text for part, _ in Limit(HIGH).risky(report.spans)] == ["Frank"]
-    assert (report.max_risk, report.mean_risk) == (None, None)
-
-
-@NOT_FINITE
 @pytest.mark.parametrize("unit", ["claim", "sentence"])
 @pytest.mark.parametrize("where", ["It", ".", " Yes"])
 def test_a_risk_outside_all_claims_stops(risk: float, unit: UnitLevel, where: str) -> None:
@@ -176,16 +169,6 @@ def test_a_risk_outside_all_claims_stops(risk: float, unit: UnitLevel, where: st
         mark = "." if where == "." else f"[[{where}]]"  # the gate acts, but punctuation is not marked
         assert marked.content == answer.text.replace(where, mark)
     assert not math.isfinite(risk_of(answer))
-
-
-@NOT_FINITE
-@pytest.mark.parametrize("unit", ["claim", "sentence"])
-def test_white_space_and_an_unmeasured_risk_pass(risk: float, unit: UnitLevel) -> None:
-    answer = generation(("It", 0.2), (" is", 0.1), ("\n\n", risk), ("Dune", 0.3), (".", 0.2))
-    first = answer.spans[0].model_copy(update={"risk": None, "risk_source": "source_attention"})
-    report = RiskReport.of(answer.model_copy(update={"spans": [first, *answer.spans[1:]]}))
-    assert not Limit(HIGH, unit=unit).reached(report)
-    assert Limit(HIGH, unit=unit).value(report) == 0.3
 
 
 @NOT_FINITE

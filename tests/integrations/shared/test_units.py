@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -20,22 +19,11 @@ def report(**changes: Any) -> RiskReport:
     return RiskReport.of(generation(*PARTS)).with_values(**{"threshold": 0.5, **changes})
 
 
-def test_a_report_lists_claims_to_check_and_sentences() -> None:
-    full = report()
-    assert RiskReport.from_wire(json.loads(json.dumps(full.to_dict()))) == full
-    assert [(one.text, one.risk) for one in full.check] == [("Seine", 0.6), ("ends", 0.3)]
-    assert full.check[0].spans == [0]
-    assert [TEXT[one.start : one.end] for one in full.sentences] == ["The Seine is long.", "It ends."]
-    assert [one.risk for one in full.sentences] == [pytest.approx(0.4), 0.3]
-    assert [(TEXT[one.start : one.end], one.risk) for one in full.claims] == [
-        ("Seine", 0.6),
-        ("long", 0.2),
-        ("ends", 0.3),
-    ]
-
-
 def test_a_compact_report_keeps_them_small() -> None:
     full = report()
+    assert [(one.text, one.risk) for one in full.check] == [("Seine", 0.6), ("ends", 0.3)]
+    assert [TEXT[one.start : one.end] for one in full.claims] == ["Seine", "long", "ends"]
+    assert [TEXT[one.start : one.end] for one in full.sentences] == ["The Seine is long.", "It ends."]
     compact = full.compact(TEXT)
     wire = compact.to_dict()
     assert RiskReport.from_wire(wire) == compact

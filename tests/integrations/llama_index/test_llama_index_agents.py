@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 from llama_index.core import PromptTemplate
@@ -130,19 +129,6 @@ async def test_react_agent_calls_a_tool_and_answers(engine: CocoaEngine) -> None
     ] == last["spans"]
     spans = [raw["cocoa_spans"][0] for raw in live if "cocoa_spans" in raw]
     assert spans == to_dicts(reports[0].spans + reports[1].spans)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"tools": [{"type": "function"}]}, "number 0 is not"),
-        ({"tools": [LOOKUP.metadata.to_openai_tool()], "tool_choice": "find"}, "unknown tool 'find'"),
-        ({"tool_choice": "required"}, "none are given"),
-    ],
-)
-def test_tools_are_never_dropped_silently(llm: CocoaLLM, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        llm.chat([ChatMessage(QUESTION)], **options)
 
 
 def test_only_what_goes_through_the_template_calls_functions(engine: CocoaEngine) -> None:

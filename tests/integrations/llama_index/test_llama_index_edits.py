@@ -32,7 +32,6 @@ from tests.helpers.edited_answers import (
     MARKS,
     REDACTED,
     SPANS,
-    TOKENS,
     VALUES,
     assert_nested,
     assert_offsets_follow,
@@ -171,18 +170,6 @@ def test_offsets_follow_any_engines(mode: Any, spans: Any, values: Any, steps: A
             assert squeezed(shown) == "".join(of_answer.split())
 
 
-@pytest.mark.parametrize("steps", [["cite", "mark"], ["mark", "cite"], ["cite", "report", "mark", "report"]])
-def test_marks_and_citations_in_any_order(steps: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "_lift_by_node", lambda part, nodes: [[None], [None], [2.0], [None]])
-    spans = [("The tower", 0.1), (" is", 0.2), (" old", 0.9), (".", 0.1)]
-    response = asked(ResponseMode.COMPACT, [spans], steps, strip=False)
-    left, right = MARKS[0].format(text="|").split("|")
-    assert str(response) == f"The tower is {left}old{right} [1]."
-    [citation] = response.metadata["cocoa_citations"]
-    assert str(response)[citation["start"] : citation["end"]] == "old"
-    assert TOKENS.sub("", str(response)) == "The tower is old."
-
-
 @pytest.mark.parametrize("steps", [[], ["cite"], ["mark"], ["mark", "cite"], ["cite", "mark", "abstain"]])
 @pytest.mark.parametrize("how", ["chat", "achat"])
 @pytest.mark.filterwarnings("error::cocoa_integrations.llama_index.MissingRiskWarning")
@@ -218,23 +205,3 @@ def test_answers_in_one_text_change_as_they_do_alone(spans: Any, values: Any, st
         return
     shown = [f"Response {number}: {response}" for number, response in enumerate(alone, 1)]
     assert str(together) == "\n---------------------\n".join(shown)
-
-
-@settings(max_examples=60, deadline=None)
-@given(SPANS, VALUES, st.lists(st.sampled_from(["cite", "mark", "mark more", "redact", "abstain"]), max_size=3))
-@pytest.mark.filterwarnings("ignore::cocoa_integrations.llama_index.MissingRiskWarning")
-def test_the_same_engines_again_change_nothing(spans: Any, values: Any, steps: Any) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(answers, "_lift_by_node", lambda part, nodes: [values[number] for number in part.numbers])
-        once, twice = (asked(ResponseMode.COMPACT, [spans], given, strip=False) for given in (steps, [*steps, *steps]))
-    assert str(once) == str(twice)
-    first, second = ({**one.metadata["cocoa_risk"], "run_id": None} for one in (once, twice))
-    assert first == second
-
-
-@pytest.mark.parametrize("text", ['{"a": 41}', "[1]", '```json\n{"a": "red tower"}\n```'])
-def test_json_stays_as_it_is(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "_lift_by_node", lambda part, nodes: [[2.0]])
-    response = asked(ResponseMode.COMPACT, [[(text, 0.9)]], ["cite", "mark", "cite"], strip=False)
-    assert str(response) == text
-    assert [one["text"] for one in response.metadata["cocoa_citations"]] == [text]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 from typing import Any
 
@@ -307,25 +306,24 @@ def test_retry_stops_at_a_good_answer(llm: CocoaLLM, retriever: BM25Retriever, p
     assert len(reached.metadata["cocoa_tries"]) == 2  # type: ignore[index]
 
 
-def test_retry_with_other_alphas_and_a_second_retriever(
+@pytest.mark.also_remote
+async def test_retry_with_other_settings_and_a_second_retriever(
     llm: CocoaLLM, retriever: BM25Retriever, nodes: list[Any]
 ) -> None:
     second = BM25Retriever.from_defaults(nodes=nodes, similarity_top_k=3)
-    strict = RiskRetryQueryEngine(
-        retriever,
-        llm,
-        threshold=0.0,
-        max_tries=3,
-        alphas=[4],
-        second_retriever=second,
-        response_mode="simple_summarize",
-    )
-    tries = strict.query(QUESTION).metadata["cocoa_tries"]  # type: ignore[index]
-    assert [one["alpha"] for one in tries] == [2.5, 4.0, 4.0]
-    assert [one["top_k"] for one in tries] == [2, 2, 2]
-    assert [one["source_nodes"] for one in tries] == [2, 3, 3]  # the two that both found are there once
-    answer = asyncio.run(strict.aquery(QUESTION))
-    assert [one["answer"] for one in answer.metadata["cocoa_tries"]] == [one["answer"] for one in tries]  # type: ignore[index]
+    steps = [{"method": "greedy"}, {"max_tokens": 1, "alpha": 4}]
+    options: dict[str, Any] = {"settings": steps, "second_retriever": second, "response_mode": "simple_summarize"}
+    engine = RiskRetryQueryEngine(retriever, llm, threshold=0.0, **options)
+    for how in ("query", "aquery"):
+        _, response = await answered(engine, how, QUESTION)
+        tries = response.metadata["cocoa_tries"]
+        TypeAdapter(list[Try]).validate_python(tries)
+        assert [one["settings"] for one in tries] == [{}, *steps]
+        assert [one["alpha"] for one in tries] == [2.5, 2.5, 4.0]
+        assert [one["cocoa_risk"]["method"] for one in tries] == ["cocoa-sig", "greedy", "cocoa-sig"]
+        assert [one["top_k"] for one in tries] == [2, 2, 2]
+        assert [one["source_nodes"] for one in tries] == [2, 3, 3]  # the two that both found are there once
+        assert len(tries[2]["answer"]) < len(tries[1]["answer"])
 
 
 async def refused_by(engine: Any, how: str) -> Any:
@@ -383,18 +381,6 @@ async def test_a_retry_streams_the_answer_that_it_returns(
         assert len(stream.metadata["cocoa_tries"]) == len(response.metadata["cocoa_tries"])
     with pytest.raises(HallucinationRiskError):
         await answered(engine(on_risk="raise", streaming=True), how, QUESTION)
-
-
-@pytest.mark.also_remote
-def test_retry_with_other_settings(llm: CocoaLLM, retriever: BM25Retriever) -> None:
-    steps = [{"method": "greedy"}, {"max_tokens": 1, "alpha": 4}]
-    engine = RiskRetryQueryEngine(retriever, llm, threshold=0.0, settings=steps)
-    tries = engine.query(QUESTION).metadata["cocoa_tries"]  # type: ignore[index]
-    TypeAdapter(list[Try]).validate_python(tries)
-    assert [one["settings"] for one in tries] == [{}, *steps]
-    assert [one["alpha"] for one in tries] == [2.5, 2.5, 4.0]
-    assert [one["cocoa_risk"]["method"] for one in tries] == ["cocoa-sig", "greedy", "cocoa-sig"]
-    assert len(tries[2]["answer"]) < len(tries[1]["answer"])
 
 
 @pytest.mark.parametrize(

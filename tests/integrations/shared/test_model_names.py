@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_core.load import dumpd
-from langchain_core.runnables import ConfigurableField
 
 from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_integrations.langchain import ChatCocoa
@@ -88,19 +86,6 @@ def test_names_are_set_copied_and_written(make: Any, name: str, folder: str, tmp
 
 def engine_of(adapter: Any) -> CocoaEngine:
     return adapter.engine if isinstance(adapter, CocoaLLM) else adapter.load()
-
-
-@pytest.mark.parametrize("make", [ChatCocoa, LangChainLLM])
-@pytest.mark.parametrize("name", NAMES)
-def test_names_of_calls_and_of_traces(make: Any, name: str, folder: str) -> None:
-    adapter = make(**{name: folder})
-    assert adapter.invoke("Who?", max_tokens=2, **{name: folder})
-    with pytest.raises(ConfigError, match="cannot change the model"):
-        adapter.invoke("Who?", **{name: "elsewhere"})
-    assert adapter._get_ls_params(**{name: folder})["ls_model_name"] == folder
-    assert "model" in dumpd(adapter)["repr"]
-    configurable = adapter.configurable_fields(**{name: ConfigurableField(id="m")})
-    assert configurable.with_config(configurable={"m": folder}).invoke("Who?", max_tokens=2)
 
 
 def test_a_loaded_model_is_no_name(folder: str) -> None:

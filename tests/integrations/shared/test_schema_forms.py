@@ -87,7 +87,13 @@ class PlainData:
     nick: str | None = None
 
 
-def function(name: str, age: int | None, nick: Annotated[str | None, "What friends say"] = None) -> None:
+def function(
+    name: str,
+    age: int | None,
+    nick: Annotated[str | None, "What friends say"] = None,
+    *,
+    run: Annotated[str, InjectedToolArg] = "",
+) -> None:
     """Greet a person.
 
     Args:
@@ -96,19 +102,8 @@ def function(name: str, age: int | None, nick: Annotated[str | None, "What frien
     """
 
 
-async def coroutine(
-    name: str, age: int | None, nick: str | None = None, *, run: Annotated[str, InjectedToolArg] = ""
-) -> None:
-    """Greet a person."""
-
-
-for each in (function, coroutine):  # LlamaIndex does not look up names in annotations
-    each.__annotations__ = typing.get_type_hints(each, include_extras=True)
-
-
-class Holder:
-    def method(self, name: str, age: int | None, nick: str | None = None) -> None:
-        """Greet a person."""
+# LlamaIndex does not look up names in annotations
+function.__annotations__ = typing.get_type_hints(function, include_extras=True)
 
 
 NULLABLE = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
@@ -290,25 +285,12 @@ VALUES: dict[str, tuple[Any, list[Any], list[Any]]] = {
 }  # not the arguments of a tool
 FUNCTIONS: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "function": (function, PERSONS, NO_PERSONS),
-    "async function": (coroutine, PERSONS, NO_PERSONS),
-    "method": (Holder().method, PERSONS, NO_PERSONS),
     "recursive function": (of_nodes, NODES, NO_NODES),
 }
 LANGCHAIN_TOOLS: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "@tool": (tool(function), PERSONS, NO_PERSONS),
-    "async @tool": (tool(coroutine), PERSONS, NO_PERSONS),
     "args_schema": (StructuredTool.from_function(function, name="f", args_schema=Plain), PERSONS, NO_PERSONS),
     "recursive args_schema": (StructuredTool.from_function(of_nodes, name="f", args_schema=Node), NODES, NO_NODES),
-    "args_schema of pydantic 1": (
-        StructuredTool.from_function(function, name="f", args_schema=PlainOf1),
-        PERSONS,
-        NO_PERSONS,
-    ),
-    "args_schema in JSON": (
-        StructuredTool(name="f", description="", args_schema=PERSON, func=function),
-        PERSONS,
-        NO_PERSONS,
-    ),
 }
 NOT_SCHEMAS = [
     3,

@@ -8,7 +8,7 @@ import pytest
 from llama_index.core import PromptTemplate
 from llama_index.core.agent.workflow import AgentStream, FunctionAgent, ReActAgent
 from llama_index.core.base.llms.types import ToolCallBlock
-from llama_index.core.llms import ChatMessage, MessageRole
+from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
 from pydantic import BaseModel, Field
 
@@ -99,14 +99,6 @@ async def test_a_function_agent_calls_a_tool_and_answers(
     assert f'<tool_call>\n{{"name": "lookup", "arguments": {json.dumps(result.tool_kwargs)}}}' in prompts[1]
 
 
-def test_what_is_no_call_is_shown_not_dropped(caller: CocoaLLM, engine: CocoaEngine) -> None:
-    script = Script(engine, lambda prompt: 'Well: <tool_call>\n{"name": "lookup", "arguments": 3}\n</tool_call>')
-    response = caller.chat_with_tools([LOOKUP], user_msg=QUESTION, logits_processor=script)
-    assert response.message.content == 'Well: {"name": "lookup", "arguments": 3}'
-    chunks = list(caller.stream_chat_with_tools([LOOKUP], user_msg=QUESTION, logits_processor=script))
-    assert "".join(chunk.delta or "" for chunk in chunks) == chunks[-1].message.content == response.message.content
-
-
 async def test_react_agent_calls_a_tool_and_answers(engine: CocoaEngine) -> None:
     def play(prompt: str) -> str:
         if "Observation: Lyon lies in France." in prompt:
@@ -139,16 +131,3 @@ def test_only_what_goes_through_the_template_calls_functions(engine: CocoaEngine
     assert not own.metadata.is_function_calling_model
     with pytest.raises(ConfigError, match="leave out messages_to_prompt"):
         own.chat([ChatMessage(QUESTION)], tools=[LOOKUP.metadata.to_openai_tool()])
-
-
-def test_calls_of_a_conversation_reach_the_prompt(llm: CocoaLLM, prompts: list[str]) -> None:
-    block = ToolCallBlock(tool_call_id="abc123def", tool_name="lookup", tool_kwargs='{"city": "Lyon"}')
-    llm.chat(
-        [
-            ChatMessage(QUESTION),
-            ChatMessage(role=MessageRole.ASSISTANT, blocks=[block]),
-            ChatMessage("In France.", role=MessageRole.TOOL, additional_kwargs={"tool_call_id": "abc123def"}),
-        ]
-    )
-    assert '<tool_call>\n{"name": "lookup", "arguments": {"city": "Lyon"}}\n</tool_call>' in prompts[0]
-    assert "<tool_response>\nIn France.\n</tool_response>" in prompts[0]

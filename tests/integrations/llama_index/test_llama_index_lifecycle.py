@@ -17,7 +17,6 @@ from tests.helpers.model_folders import counted_loads, save_calibrator, save_mod
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 PROMPT = "Once upon a time"
-LONE = "a\ud800b"
 
 
 @pytest.fixture

@@ -94,19 +94,13 @@ def test_options_set_later_are_honoured(llm: CocoaLLM, engine: CocoaEngine) -> N
         llm.complete(PROMPT)
 
 
-@pytest.mark.parametrize("how", ["constructor", "call", "stop_strings"])
-def test_stop_texts_are_cut_off(how: str, llm: CocoaLLM, engine: CocoaEngine) -> None:
+def test_stop_texts_are_cut_off(llm: CocoaLLM, engine: CocoaEngine) -> None:
     text = llm.complete(PROMPT).text
-    stop = text[3:6]
-    if how == "constructor":
-        response = CocoaLLM(engine=engine, max_new_tokens=8, stop=stop).complete(PROMPT)
-    elif how == "call":
-        response = llm.complete(PROMPT, stop=[stop])
-    else:
-        response = CocoaLLM(engine=engine, max_new_tokens=8, generate_kwargs={"stop_strings": stop}).complete(PROMPT)
-    assert response.text == text[:3]
-    assert response.raw is not None
-    assert response.raw["finish_reason"] == "stop"
+    stopping = CocoaLLM(engine=engine, max_new_tokens=8, generate_kwargs={"stop_strings": text[3:6]})
+    for response in (llm.complete(PROMPT, stop=[text[3:6]]), stopping.complete(PROMPT)):
+        assert response.text == text[:3]
+        assert response.raw is not None
+        assert response.raw["finish_reason"] == "stop"
 
 
 def test_system_prompt_and_wrappers_are_applied_as_llama_index_does(engine: CocoaEngine, heard: Listener) -> None:

@@ -108,11 +108,6 @@ def test_a_model_and_its_dtype_by_name(folder: Path) -> None:
     assert (again.engine.model.dtype, again.model_name) == (torch.bfloat16, str(folder))
 
 
-def test_a_tokenizer_by_name_beside_a_model(folder: Path) -> None:
-    llm = CocoaLLM(model=tiny_model("llama"), tokenizer_name=str(folder), max_new_tokens=2)
-    assert llm.complete("ab").raw["usage"]["completion_tokens"] > 0  # type: ignore[index]
-
-
 def test_secrets_show_nowhere(folder: Path) -> None:
     secret = {"token": "hf_secret"}
     llm = CocoaLLM(

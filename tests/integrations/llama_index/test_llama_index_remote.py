@@ -107,19 +107,6 @@ async def test_the_report_is_that_of_the_model_in_this_process(
     assert_same(own[-1], [one async for one in await there.astream_chat(HELLO)][-1])
 
 
-async def test_completions_continue_the_text(quick: CocoaEngine, url: str) -> None:
-    here, there = here_and_there(quick, url, top_logprobs=2)
-    text = HELLO[0].content or ""
-    answer, completed = here.complete(text), there.complete(text)
-    assert (completed.text, get_risk(completed).to_dict()) == (answer.text, get_risk(answer).to_dict())
-    assert completed.logprobs is not None
-    assert answer.logprobs is not None
-    assert len(completed.logprobs) == len(answer.logprobs)
-    assert (await there.acomplete(text)).text == answer.text
-    for last in ([*there.stream_complete(text)][-1], [one async for one in await there.astream_complete(text)][-1]):
-        assert (last.text, get_risk(last).to_dict()) == (answer.text, get_risk(answer).to_dict())
-
-
 # What is sent.
 
 
@@ -204,15 +191,8 @@ def test_other_forms_ask_the_same_server(url: str, sent: list[Any], form: Any) -
     assert sent[0]["cocoa"] == {"max_new_tokens": 2, "report": "message"}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"base_url": "gpu-box:8000"}, "base_url takes the address of a server"),
-        ({"base_url": "http://a/v1", "dtype": "bfloat16"}, "dtype would have no effect"),
-    ],
-)
-def test_an_address_is_checked_and_excludes_options_of_loading(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        CocoaLLM(**options)
+def test_an_address_excludes_options_of_loading_and_an_engine() -> None:
+    with pytest.raises(ConfigError, match="dtype would have no effect"):
+        CocoaLLM(base_url="http://a/v1", dtype="bfloat16")
     with pytest.raises(UnsupportedFeatureError, match="needs the engine"):
         _ = CocoaLLM(base_url="http://a/v1").engine

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cocoa_engine.errors import ConfigError
-from cocoa_integrations._shared.limits import Limit, kind_of
+from cocoa_integrations._shared.limits import Limit
 from cocoa_integrations._shared.tries import Tries
 from tests.helpers.reports import made_report, retry_plan
 
@@ -79,13 +79,6 @@ def test_risks_of_different_sources_are_not_ranked_under_a_number(measure: Any) 
     assert tries.best()[0] == "lower"
     assert tries.add("passes", made_report([0.1], risk_source="source_attention"))  # the number is for every answer
     assert tries.best()[0] == "passes"
-
-
-def test_other_values_than_a_risk_mean_the_same_whatever_its_source_is() -> None:
-    reports = [made_report([0.5], risk_source=source) for source in ("calibrator", "source_attention")]
-    for metric in ("f_mlds", "self_information", "answer_risk"):
-        assert len({kind_of(metric, one) for one in reports}) == 1
-    assert len({kind_of("risk", one) for one in reports}) == 2
 
 
 @pytest.mark.parametrize("metric", ["risk", "answer_risk"])

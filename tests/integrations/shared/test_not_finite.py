@@ -13,7 +13,6 @@ from langchain_core.messages import AIMessage
 from cocoa_engine import ContextLift, UnitLevel
 from cocoa_engine.cli.ask import risk_of
 from cocoa_engine.report import RiskReport
-from cocoa_engine.risk.policy import reaches
 from cocoa_integrations._shared.citations import with_lifts
 from cocoa_integrations._shared.limits import Limit, highest
 from cocoa_integrations._shared.logprobs import TokenLogprobs
@@ -113,15 +112,6 @@ def test_a_judge_and_a_score_fail(risk: float) -> None:
     scoring = Scoring(threshold=HIGH)
     assert scoring.label(report_of(risk)) == "fail"
     assert scoring.explanation(report_of(risk)).endswith("the riskiest claim is 'Frank Herbert'")
-
-
-@NOT_FINITE
-def test_the_engine_stops(risk: float) -> None:
-    assert reaches(risk, 2.0)
-    assert not reaches(1.0, 2.0)
-    assert not reaches(risk, None)
-    highest_risk = generation(("a", 0.1), ("b", risk), ("c", 0.9)).max_risk
-    assert not math.isfinite(highest_risk)
 
 
 def test_the_rest_of_the_metadata_is_json() -> None:

@@ -21,14 +21,12 @@ CHAT = [{"role": "user", "content": "he is in"}]
 PROMPTS = ["the a", "<bos>the a", "rendered"]
 
 
-def engine_of(base: Callable[[], Any], added: str, *, begins: bool = True) -> CocoaEngine:
+def engine_of(base: Callable[[], Any], added: str) -> CocoaEngine:
     tokenizer = base()
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single=added, special_tokens=[("<bos>", BOS), ("<eos>", EOS)]
     )
-    tokenizer.chat_template = (
-        f"{'{{ bos_token }}' if begins else ''}{{% for each in messages %}}{{{{ each.content }}}}{{% endfor %}}"
-    )
+    tokenizer.chat_template = "{{ bos_token }}{% for each in messages %}{{ each.content }}{% endfor %}"
     return CocoaEngine(tiny_model("llama", seed=3), tokenizer, calibrator=None)
 
 
@@ -73,12 +71,6 @@ async def test_the_doors_of_adapters_and_of_the_server(base: Callable[[], Any], 
         assert (answer.text, answer.usage_metadata["input_tokens"]) == (expected.text, len(ids))
         asked = llama_index.CocoaLLM(engine=engine, max_new_tokens=3).chat([ChatMessage(CHAT[0]["content"])])
         assert asked.message.content == expected.text
-
-
-@pytest.mark.parametrize("added", ADDED)
-def test_a_template_decides_about_the_beginning_of_a_chat(base: Callable[[], Any], added: str) -> None:
-    engine = engine_of(base, added, begins=False)
-    assert BOS not in engine.encode_chat(CHAT)
 
 
 async def test_messages_make_control_tokens_only_on_request() -> None:

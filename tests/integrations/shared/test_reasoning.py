@@ -12,7 +12,6 @@ from cocoa_integrations._shared.chat_template import (
     ChatTemplateOptions,
     ends_inside_reasoning,
     template_kwargs,
-    with_reasoning,
 )
 from cocoa_integrations._shared.edits import EditedText
 from cocoa_integrations._shared.limits import Limit
@@ -21,7 +20,7 @@ from cocoa_integrations.chat_service.local import GrowingAnswer
 from cocoa_integrations.tool_calling import Plan, ToolRequest
 from tests.helpers.made_up_answers import generation
 from tests.helpers.made_up_risk import fitted
-from tests.helpers.reasoning_models import HYBRID, OPENS, PLAIN, READS_REASONING, reasoning_engine
+from tests.helpers.reasoning_models import HYBRID, OPENS, PLAIN, reasoning_engine
 from tests.helpers.reports import risk_report
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
@@ -169,13 +168,3 @@ def test_options_of_the_template() -> None:
         template_kwargs(going_on, [USER], plain)
     expected = {"continue_final_message": True, "add_generation_prompt": False}
     assert template_kwargs(going_on, [{"role": "assistant", "content": "a"}], plain) == expected
-
-
-def test_reasoning_of_the_history_is_for_templates_that_read_it(thinker: CocoaEngine) -> None:
-    said = {"role": "assistant", "content": "Hello", "reasoning_content": "Well."}
-    assert with_reasoning([said], thinker) == [{"role": "assistant", "content": "Hello"}]
-    assert with_reasoning([said], reasoning_engine(READS_REASONING)) == [said]
-    calls = [{"type": "function", "id": "a", "function": {"name": "add", "arguments": {}}}]
-    chat, _ = Plan(ToolRequest.of([ADD]), reasoning_engine(READS_REASONING)).prompt([{**said, "tool_calls": calls}])
-    assert chat[-1]["reasoning_content"] == "Well."
-    assert "tool_calls" not in chat[-1]

@@ -24,10 +24,10 @@ from cocoa_integrations._shared.citations import MOST_PASSAGES
 from cocoa_integrations.chat_service.answer import Answer, ChatCall, Piece
 from cocoa_integrations.chat_service.wire import (
     Choice,
+    Chunk,
+    Completion,
     Models,
-    Response,
     SentUsage,
-    Whole,
     clear_errors,
     read_report,
     received,
@@ -302,7 +302,7 @@ class _Request:
         self._tokens: list[dict[str, Any]] = []
         self._last: Choice | None = None
         self._model: str | None = None
-        self._usage: SentUsage | None = None
+        self._usage = SentUsage()
 
     def arguments(self, stream_cls: Any) -> dict[str, Any]:
         """The arguments of the client's ``post``."""
@@ -323,15 +323,15 @@ class _Request:
 
     def answer(self, sent: Any) -> Answer:
         """The whole answer of a response."""
-        response = received(sent, Whole)
+        response = received(sent, Completion)
         choice = response.choices[0]
-        self._model, self._usage = response.model, response.usage
+        self._model, self._usage = response.model, response.usage or self._usage
         self._grow(choice)
         return self._answer(choice, Piece())
 
     def pieces(self, sent: Any) -> list[Piece]:
         """What a chunk adds."""
-        chunk = received(sent, Response)
+        chunk = received(sent, Chunk)
         self._model = chunk.model or self._model
         self._usage = chunk.usage or self._usage
         pieces: list[Piece] = []

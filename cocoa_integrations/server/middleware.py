@@ -23,6 +23,7 @@ from cocoa_integrations.server.errors import (
     ApiError,
     api_error,
     bad_request,
+    client_gone,
     log_unexpected,
     response_of,
     shutting_down,
@@ -37,9 +38,6 @@ class OnlyPaths:
 
     No route reads them. An unknown method gets OpenTelemetry's name of one. The scope itself is changed, since the
     server's access log is written from it.
-
-    Args:
-        app: the app.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -59,14 +57,9 @@ class OnlyPaths:
 
 
 class UnexpectedErrors:
-    """Answers an error that nothing else handles, and writes it to the log without the texts of the request.
+    """Answers an error that nothing else handles, and writes it to the log; with ``log_prompts`` also its message."""
 
-    Args:
-        app: the app.
-        log_prompts: also write the message of the error, which may quote a prompt.
-    """
-
-    def __init__(self, app: ASGIApp, log_prompts: bool = False) -> None:
+    def __init__(self, app: ASGIApp, log_prompts: bool) -> None:
         self._app, self._log_prompts = app, log_prompts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -228,7 +221,7 @@ class Bodies:
                     await self._room(key, size)
                     message, waited = await self._part(receive, waited)
                 if message["type"] == "http.disconnect":
-                    raise ApiError(499, "the client closed the connection", code="client_closed_request")
+                    raise client_gone()
                 parts.append(message.get("body", b""))
                 size, more = size + len(parts[-1]), message.get("more_body", False)
                 if size >= counted + LARGE:

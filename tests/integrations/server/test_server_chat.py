@@ -427,7 +427,7 @@ async def test_logit_bias(tiny: Speaker) -> None:
         ({"temperature": False}, "temperature", "must be a number"),
         ({"tools": [MOVE, MOVE]}, "tools", "two tools have the name 'move'"),
         ({"tools": [{"type": "web_search"}, {"type": "code"}]}, "tools", "functions only"),
-        ({"logit_bias": {"5": True}}, "logit_bias.5", "must be a number"),
+        ({"logit_bias": {"5": True}}, "logit_bias", "not '5': True"),
         ({"cocoa": {"alpha": "2"}}, "cocoa.alpha", "must be a number"),
         ({"cocoa": {"seed": True}}, "cocoa.seed", "must be a number"),
         ({"cocoa": {"candidates": "no"}}, "cocoa.candidates", "boolean"),

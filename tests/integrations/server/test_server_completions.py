@@ -232,7 +232,8 @@ async def test_where_the_risk_is(tiny: Speaker, report: str, in_choice: bool, in
 @pytest.mark.parametrize(
     ("body", "param", "says"),
     [
-        ({"prompt": None}, "prompt", "a text, a list of texts"),
+        ({"prompt": None}, "prompt", "required"),
+        ({"prompt": 3}, "prompt", "a text, a list of texts"),
         ({"prompt": [True]}, "prompt", "a list of token ids"),
         ({"prompt": ["a", 1]}, "prompt", "a list of token ids"),
         ({"prompt": ""}, "prompt", "empty"),

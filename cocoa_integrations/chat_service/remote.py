@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
@@ -36,7 +36,7 @@ from cocoa_integrations.chat_service.wire import (
 from cocoa_integrations.tool_calling import Call, CallDelta, invalid_call_text, object_of
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI, OpenAI
+    from openai import AsyncOpenAI, BadRequestError, OpenAI
 
 DEFAULT_MODEL = "cocoa"
 """A server answers to every name, unless it was given names."""
@@ -52,7 +52,7 @@ _AT_ONCE = 8
 
 
 class RemoteChat:
-    """A :class:`.ChatService` of a server. Create it with :func:`remote_chat`, so that connections are shared.
+    """A chat service of a server. Create it with :func:`remote_chat`, so that connections are shared.
 
     Args:
         base_url: the address of the server's API, such as ``http://127.0.0.1:8000/v1``.
@@ -95,36 +95,31 @@ class RemoteChat:
         self._clients: weakref.WeakKeyDictionary[Any, AsyncOpenAI] = weakref.WeakKeyDictionary()
 
     def answer(self, call: ChatCall, on_piece: Callable[[Piece], None] | None = None) -> Answer:
-        """See :meth:`.ChatService.answer`."""
+        """The whole answer to a call; ``on_piece`` is told of each span at its end."""
         request = _Request(call, self.model, stream=False)
         with self._clear_errors():
-            sent = self._asked(request, self._client.post)
-        return _told(request.answer(sent), on_piece)
+            sent = self._asked(request)
+        return request.answer(sent, on_piece)
 
     def answers(self, calls: Sequence[ChatCall], batch_size: int | None = None) -> list[Answer]:
-        """See :meth:`.ChatService.answers`."""
+        """The answers to several calls, of which ``batch_size`` are sent at the same time."""
         with ThreadPoolExecutor(min(len(calls), batch_size or _AT_ONCE)) as pool:
             asked = [pool.submit(copy_context().run, self.answer, call) for call in calls]
             return [future.result() for future in asked]
 
-    @contextmanager
-    def _streamed(self, request: _Request) -> Iterator[Any]:
-        with self._clear_errors(), self._asked(request, self._client.post) as events:
-            yield events
-
     def stream(self, call: ChatCall) -> RemoteStream:
-        """See :meth:`.ChatService.stream`."""
-        return RemoteStream(_Request(call, self.model, stream=True), self._streamed)
+        """The answer to a call, span by span. The request is sent when the first one is asked for."""
+        return RemoteStream(self, _Request(call, self.model, stream=True))
 
     async def aanswer(self, call: ChatCall, on_piece: Callable[[Piece], None] | None = None) -> Answer:
-        """See :meth:`.ChatService.aanswer`."""
+        """See :meth:`answer`. Cancelling the task ends the work."""
         request = _Request(call, self.model, stream=False)
         with self._clear_errors():
             sent = await self._aasked(request)
-        return _told(request.answer(sent), on_piece)
+        return request.answer(sent, on_piece)
 
     async def aanswers(self, calls: Sequence[ChatCall], batch_size: int | None = None) -> list[Answer]:
-        """See :meth:`.ChatService.aanswers`."""
+        """See :meth:`answers`."""
         room = asyncio.Semaphore(batch_size or _AT_ONCE)
 
         async def answered(call: ChatCall) -> Answer:
@@ -134,7 +129,7 @@ class RemoteChat:
         return await asyncio.gather(*map(answered, calls))
 
     def astream(self, call: ChatCall) -> AsyncRemoteStream:
-        """See :meth:`.ChatService.astream`."""
+        """See :meth:`stream`. Leaving the context ends the work."""
         return AsyncRemoteStream(self, _Request(call, self.model, stream=True))
 
     def context_window(self) -> int | None:
@@ -165,22 +160,20 @@ class RemoteChat:
         self._sync_client = None
         self._clients.clear()
 
-    def _asked(self, request: _Request, post: Callable[..., Any]) -> Any:
+    def _asked(self, request: _Request) -> Any:
         try:
-            return post(**request.arguments(self._openai.Stream))
+            return self._client.post(**request.arguments(self._openai.Stream))
         except self._openai.BadRequestError as error:
-            if not request.can_do_without(error.param):
-                raise
-            return post(**request.arguments(self._openai.Stream))
+            request.do_without(error)
+        return self._client.post(**request.arguments(self._openai.Stream))
 
     async def _aasked(self, request: _Request) -> Any:
-        post = self._async_client.post
+        client = self._async_client
         try:
-            return await post(**request.arguments(self._openai.AsyncStream))
+            return await client.post(**request.arguments(self._openai.AsyncStream))
         except self._openai.BadRequestError as error:
-            if not request.can_do_without(error.param):
-                raise
-            return await post(**request.arguments(self._openai.AsyncStream))
+            request.do_without(error)
+        return await client.post(**request.arguments(self._openai.AsyncStream))
 
     @contextmanager
     def _clear_errors(self) -> Iterator[None]:
@@ -230,11 +223,11 @@ def sent_settings(config: CocoaConfig) -> dict[str, Any]:
 
 
 class RemoteStream:
-    """An :class:`.AnswerStream` of a server. The request is sent when the first piece is asked for."""
+    """An answer of a server while it is decoded; see :class:`.LocalStream`."""
 
-    def __init__(self, request: _Request, opened: Callable[[_Request], Any]) -> None:
+    def __init__(self, service: RemoteChat, request: _Request) -> None:
         self._request = request
-        self._steps = self._read(opened)
+        self._steps = self._read(service)
 
     @property
     def answer(self) -> Answer:
@@ -244,7 +237,7 @@ class RemoteStream:
     def open(self) -> None:
         """Nothing is done before the first piece is asked for."""
 
-    def __iter__(self) -> RemoteStream:
+    def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> list[Piece]:
@@ -254,8 +247,8 @@ class RemoteStream:
         """Close the connection, which ends the work of the server."""
         self._steps.close()
 
-    def _read(self, opened: Callable[[_Request], Any]) -> Any:
-        with opened(self._request) as events:
+    def _read(self, service: RemoteChat) -> Generator[list[Piece], None, None]:
+        with service._clear_errors(), service._asked(self._request) as events:
             for event in events:
                 yield self._request.pieces(event)
 
@@ -292,12 +285,11 @@ class _Request:
 
     def __init__(self, call: ChatCall, model: str, *, stream: bool) -> None:
         self._call, self._stream = call, stream
-        self._source: list[str] | None = None
         self._finds = hasattr(call.source, "source")
         self._top = call.config.top_logprobs
         self.path = "/completions" if call.messages is None else "/chat/completions"
         self.body = self._body(model)
-        self._text = self._reasoning = self._content = ""
+        self._reasoning = self._content = ""
         self._calls: list[Call] = []
         self._tokens: list[dict[str, Any]] = []
         self._last: Choice | None = None
@@ -309,25 +301,31 @@ class _Request:
         stream = {"stream": True, "stream_cls": stream_cls[object]} if self._stream else {}
         return {"path": self.path, "cast_to": object, "body": self.body, **stream}
 
-    def can_do_without(self, param: str | None) -> bool:
+    def do_without(self, error: BadRequestError) -> None:
         """Leave out passages that the server does not find, if they were found in the prompt and not named by the user.
 
         The chat template of the server can change or drop the text of a message.
+
+        Raises:
+            BadRequestError: the error is another one.
         """
         source: Any = self._call.source
-        if not self._finds or param not in ("cocoa.source", "source") or "source" not in self.body["cocoa"]:
-            return False
+        if not self._finds or error.param not in ("cocoa.source", "source") or "source" not in self.body["cocoa"]:
+            raise error
         source.forget()
         del self.body["cocoa"]["source"]
-        return True
 
-    def answer(self, sent: Any) -> Answer:
+    def answer(self, sent: Any, on_piece: Callable[[Piece], None] | None) -> Answer:
         """The whole answer of a response."""
         response = received(sent, Completion)
         choice = response.choices[0]
         self._model, self._usage = response.model, response.usage or self._usage
         self._grow(choice)
-        return self._answer(choice, Piece())
+        answer = self._answer(choice, Piece())
+        if on_piece is not None:
+            for entry in answer.spans:
+                on_piece(Piece(entry))
+        return answer
 
     def pieces(self, sent: Any) -> list[Piece]:
         """What a chunk adds."""
@@ -435,13 +433,6 @@ class _Request:
         if any(not isinstance(passage, str) for passage in source or ()):
             raise ConfigError("source takes texts where the model is at a server, not ranges of the prompt")
         return list(source or ())
-
-
-def _told(answer: Answer, on_piece: Callable[[Piece], None] | None) -> Answer:
-    if on_piece is not None:
-        for entry in answer.spans:
-            on_piece(Piece(entry))
-    return answer
 
 
 def _errors(choice: Choice) -> dict[str, str]:

@@ -515,7 +515,7 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, ModelOptions, CallsFunctions
 
     async def _astream(self, asked: _Asked[Response]) -> AsyncGenerator[Response, None]:
         stack = AsyncExitStack()
-        stream = await stack.enter_async_context(self.service.astream(asked.call))
+        stream: Any = await stack.enter_async_context(self.service.astream(asked.call))
 
         async def responses() -> AsyncGenerator[Response, None]:
             async with stack:

@@ -17,18 +17,19 @@ from cocoa_engine import CocoaConfig, Runtime, __version__
 from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.score import read_rows, scored_row, writing
 from cocoa_engine.errors import CocoaError, ConfigError, DataError
-from cocoa_engine.model.load_options import LoadOptions, loading_arguments
+from cocoa_engine.model.load_options import LoadOptions
 from cocoa_engine.optional import need
 from cocoa_engine.output_files import locked
 from cocoa_integrations.evaluation.files import append_lines, read_lines
+from cocoa_integrations.ray.settings import engine_of
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
     from cocoa_integrations.evaluation.harness_task import Kind
 
-PATIENT = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60"}
-"""For Ray Serve in a new cluster. It gives up if the process that listens does not start within 5 seconds, its default,
-and a busy machine needs more."""
+PATIENT = "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"
+"""Ray Serve gives up if the process that listens does not start within 5 seconds, its default. A busy machine needs
+more, so that a new cluster has 60."""
 
 
 @contextmanager
@@ -58,8 +59,7 @@ def connected(what: str) -> Iterator[bool]:
         own = True
         with suppress(Exception):
             ray.shutdown()
-        for name, value in PATIENT.items():  # its processes inherit them
-            os.environ.setdefault(name, value)
+        os.environ.setdefault(PATIENT, "60")  # its processes inherit it
         ray.init(address="local", include_dashboard=False, **options)
     try:
         yield own
@@ -85,17 +85,9 @@ def require_cores(needed: float, what: str) -> None:
 
 def everywhere(options: LoadOptions) -> LoadOptions:
     """The options with absolute paths, since actors have other working folders."""
-
-    def absolute(name: str | None) -> str | None:
-        return str(Path(name).resolve()) if name is not None and Path(name).exists() else name
-
-    return options.model_copy(
-        update={
-            "model_name": absolute(options.model_name),
-            "tokenizer_name": absolute(options.tokenizer_name),
-            "calibrator": absolute(options.calibrator),
-        }
-    )
+    names = {name: getattr(options, name) for name in ("model_name", "tokenizer_name", "calibrator")}
+    paths = {name: str(Path(given).resolve()) for name, given in names.items() if given and Path(given).exists()}
+    return options.model_copy(update=paths)
 
 
 Do = Callable[["CocoaEngine", Any], Any]
@@ -193,13 +185,7 @@ class _Actor:
     """One actor of a pool, with an engine of its own."""
 
     def __init__(self, pool: Pool, do: bytes) -> None:
-        import torch
-
-        from cocoa_engine import CocoaEngine
-
-        if pool.threads is not None or not pool.num_gpus:
-            torch.set_num_threads(pool.threads or max(1, int(pool.num_cpus)))
-        self._engine = CocoaEngine.from_pretrained(**loading_arguments(pool.load))
+        self._engine = engine_of(pool.load, threads=pool.threads, num_cpus=pool.num_cpus, num_gpus=pool.num_gpus)
         self._do: Do = pickle.loads(do)
 
     def __call__(self, batch: Any) -> Any:

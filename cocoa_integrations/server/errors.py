@@ -68,15 +68,10 @@ _CODES = {401: "invalid_api_key", 404: "not_found", 405: "method_not_allowed", 4
 
 
 class ApiError(CocoaError):
-    """An error with its status, for the client.
+    """An error for the client, with its HTTP status.
 
-    Args:
-        status: the HTTP status.
-        message: what is wrong, and how to mend it.
-        kind: the ``type`` of the error.
-        param: the parameter of the request that is wrong.
-        code: a short name of the error, for programs.
-        retry_after: seconds after which the client should try again.
+    ``kind`` is its ``type``, ``param`` the parameter that is wrong, and ``code`` a short name for programs. The client
+    should try again after ``retry_after`` seconds.
     """
 
     def __init__(
@@ -99,11 +94,7 @@ def bad_request(message: str, param: str | None, code: str | None = None) -> Api
 
 
 def at_most(value: float, limit: int, param: str, what: str = "") -> None:
-    """Refuse a value above a limit of the server.
-
-    Raises:
-        ApiError: it is above.
-    """
+    """Refuse a value above a limit of the server with an :class:`ApiError`."""
     if value > limit:
         raise bad_request(f"{param}: {value} {what}".rstrip() + f" is above the server's limit of {limit}", param)
 
@@ -137,11 +128,7 @@ def naming(error: Exception, param: str | None) -> ApiError:
 
 @contextmanager
 def of_parameter(param: str, kind: type[CocoaError] = PromptError) -> Iterator[None]:
-    """Name a parameter in errors of a kind, by default in those of the prompt.
-
-    Raises:
-        ApiError: instead of such an error.
-    """
+    """Name a parameter in errors of a kind, by default in those of the prompt; :class:`ApiError` is raised instead."""
     try:
         yield
     except kind as error:
@@ -187,13 +174,7 @@ def described(error: BaseException, *, with_message: bool) -> str:
 
 
 def install(app: FastAPI, settings: ServerSettings, *, on_busy: Callable[[], None]) -> None:
-    """Answer every error of an app in OpenAI's shape.
-
-    Args:
-        app: the app.
-        settings: those of the server.
-        on_busy: is told of each request that is refused because the engine is busy.
-    """
+    """Answer every error of an app in OpenAI's shape; ``on_busy`` is told of each refusal for want of places."""
 
     async def answer(request: Request, error: Exception) -> Response:
         shown = api_error(error, retry_after=settings.retry_after)
@@ -273,8 +254,7 @@ def _safe(text: str) -> str:
 def log_config(shows_texts: Callable[[], bool]) -> dict[str, Any]:
     """uvicorn's logging, with the messages of this package, and those that other packages have for the root logger.
 
-    Args:
-        shows_texts: whether the log may have text of requests.
+    ``shows_texts`` says whether the log may have text of requests.
     """
     config = copy.deepcopy(LOGGING_CONFIG)
     for name, kind in (("default", _DefaultLines), ("access", _AccessLines)):
@@ -291,9 +271,6 @@ def unhandled_logged(shows_texts: Callable[[], bool]) -> Iterator[None]:
     """Write warnings, and errors that end a thread or occur in a destructor, to the log. Python would print them.
 
     The loggers that :func:`log_config` changes have their own handlers again afterwards.
-
-    Args:
-        shows_texts: whether the log may have text of requests.
     """
 
     def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any, **__: Any) -> None:

@@ -97,11 +97,7 @@ _MESSAGES: dict[Phase, str] = {
 
 
 class ServerState:
-    """What the routes of one app share.
-
-    Args:
-        engine: the engine, or a function that loads it, which the lifespan of the app calls.
-        settings: the settings of the server.
+    """What the routes of one app share. The lifespan of the app calls a function that loads the engine.
 
     Attributes:
         phase: what the server does.
@@ -132,11 +128,7 @@ class ServerState:
 
     @property
     def engine(self) -> CocoaEngine:
-        """The engine.
-
-        Raises:
-            ApiError: the model is not loaded, or the server shuts down.
-        """
+        """The engine, while calls are accepted; see :meth:`require_ready`."""
         self.require_ready()
         assert self._engine is not None
         return self._engine

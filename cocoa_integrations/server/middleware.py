@@ -91,12 +91,7 @@ class Border:
     """Refuses requests of strangers, and bodies above the limit; answers HEAD as GET, without the body.
 
     The header ``Host`` must name this server: a page that a browser shows could send requests to another name of the
-    machine. A body must have one length, and the rest of one that is too large is not read.
-
-    Args:
-        app: the app.
-        settings: the hosts, the keys and the size of bodies.
-        open_paths: the paths that need no key.
+    machine. A body must have one length, and the rest of one that is too large is not read. ``open_paths`` need no key.
     """
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, open_paths: Collection[str]) -> None:
@@ -274,11 +269,7 @@ class Bodies:
 
 
 def require_json(headers: Headers) -> None:
-    """Refuse a body of another type. A browser asks before it sends JSON to another origin.
-
-    Raises:
-        ApiError: the headers do not declare JSON.
-    """
+    """Refuse a body of another type. A browser asks before it sends JSON to another origin."""
     kind, _, subtype = headers.get("content-type", "").partition(";")[0].strip().lower().partition("/")
     if kind != "application" or not (subtype == "json" or subtype.endswith("+json")):
         raise bad_request(_NOT_AN_OBJECT, None)

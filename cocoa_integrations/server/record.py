@@ -33,12 +33,10 @@ def can_trace() -> bool:
 class Traced:
     """Starts a server span for each request, unless an instrumentation of ASGI has started one.
 
-    Args:
-        app: the app.
-        left_out: paths that are called so often that their spans would be noise.
+    Paths that are ``left_out`` are called so often that their spans would be noise.
     """
 
-    def __init__(self, app: ASGIApp, left_out: Sequence[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, left_out: Sequence[str]) -> None:
         self._app, self._left_out = app, frozenset(left_out)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -73,7 +71,7 @@ class Record:
         state: the state of the server.
         operation: OpenTelemetry's name of what is asked for, ``chat`` or ``text_completion``.
         config: the settings.
-        envelope: what its chunks have in common: ``id`` and ``model``.
+        envelope: what its chunks have in common.
         prompt: the messages or prompts.
         count: the number of answers to each prompt.
     """

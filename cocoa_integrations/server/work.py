@@ -28,11 +28,7 @@ By = Literal["client", "shutdown"]
 
 
 class Call:
-    """One request that the engine works on.
-
-    Args:
-        engine: the engine.
-        on_cancel: is told who cancelled the call.
+    """One request that the engine works on. ``on_cancel`` is told who cancelled it.
 
     Attributes:
         answers: the number of answers that it asks for.
@@ -74,7 +70,7 @@ class Call:
         return client_gone()
 
     async def watch(self, receive: Receive) -> None:
-        """Cancel the work when the client has gone. The body of the request must have been read."""
+        """Cancel the work when the client has gone."""
         await gone(receive)
         self.cancel("client")
 
@@ -83,9 +79,6 @@ class Calls:
     """The calls that run or wait. The engine queues some; more are refused, as the engine itself does.
 
     A stream between two spans holds no batch slot, so the engine alone would admit more calls than it can serve.
-
-    Args:
-        on_cancel: is told who ended a call before it was complete.
     """
 
     def __init__(self, on_cancel: Callable[[By], None]) -> None:
@@ -138,9 +131,7 @@ class Calls:
     async def opened(self, engine: CocoaEngine, receive: Receive) -> AsyncIterator[Call]:
         """A call within the context, which counts as one answer. Leaving the context ends its work.
 
-        Args:
-            engine: the engine.
-            receive: of the request, whose body has been read. It tells when the client goes.
+        So does the client when it goes, which ``receive`` tells. The body of the request must have been read.
 
         Raises:
             EngineBusyError: the engine has as many calls as it runs and queues.
@@ -232,13 +223,9 @@ def error_event(error: ApiError) -> bytes:
 
 
 class EventStream(Response):
-    """A response of server-sent events.
+    """A response of server-sent events, at whose end the resources of the request are released.
 
-    Args:
-        events: the events.
-        resources: those of the request, which are released at the end.
-        write_timeout: seconds after which the stream ends if the client does not read.
-        on_stalled: is called in this case.
+    If the client reads nothing for ``write_timeout`` seconds, the stream ends, and ``on_stalled`` is called.
     """
 
     media_type = "text/event-stream"

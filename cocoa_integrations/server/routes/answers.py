@@ -163,7 +163,8 @@ class Reply:
             has_logprobs = body.logprobs is not False
             tools, template, messages = body.tool_request(), body.template_options(engine), entries_of(body.messages)
             chat = replace(asked, messages=messages, tools=tools, template=template, calls_must_fit=True)
-            calls, prompts = [replace(chat, logprobs=bool(body.logprobs))], messages
+            prompts: list[Any] = messages
+            calls = [replace(chat, logprobs=bool(body.logprobs))]
         else:
             operation, prefix, kind = "text_completion", "cmpl", "text_completion"
             has_logprobs = body.logprobs is not None  # without tokens it would surprise clients of this old protocol

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -106,14 +106,12 @@ class Pool:
         actors: their largest number. One is enough to begin.
         num_cpus: CPU cores of each.
         num_gpus: GPUs of each.
-        threads: threads of each; `None`: as many as cores.
     """
 
     load: LoadOptions
     actors: int = 2
     num_cpus: float = 1.0
     num_gpus: float = 0.0
-    threads: int | None = None
 
     @classmethod
     def of(cls, load: LoadOptions, **options: float | None) -> Pool:
@@ -127,20 +125,21 @@ class Pool:
         size = 2 * (self.load.runtime or Runtime()).max_batch_size
         chunks = [requests[start : start + size] for start in range(0, len(requests), size)]
         answers: dict[int, list[Any]] = {}
-        with self.open("cocoa eval --ray") as run:
-            for number, part in run(chunks, partial(_answered, kind, config)):
+        with closing(self.run("cocoa eval --ray", chunks, partial(_answered, kind, config))) as results:
+            for number, part in results:
                 answers[number] = part
                 advance(len(part))
         return [answer for number in range(len(chunks)) for answer in answers[number]]
 
-    @contextmanager
-    def open(self, what: str) -> Iterator[Callable[[Sequence[Any], Do], Iterator[tuple[int, Any]]]]:
-        """Connect to a cluster. Yields a function that does pieces of work, and yields the results as they come.
+    def run(self, what: str, work: Sequence[Any], do: Do) -> Generator[tuple[int, Any], None, None]:
+        """Do pieces of work on a cluster. Yields the number of each piece, from 0, with its result, as they come.
 
-        Each result has the number of its piece, from 0. An actor that ends is started anew, and its work is repeated.
+        An actor that ends is started anew, and its work is repeated.
 
         Args:
             what: what needs the cluster.
+            work: the pieces.
+            do: does one of them.
 
         Raises:
             ConfigError: this machine has too few cores.
@@ -149,7 +148,7 @@ class Pool:
         with connected(what) as own:
             if own:
                 require_cores(self.actors * self.num_cpus, f"{self.actors} actors")
-            yield self._run
+            yield from self._run(work, do)
 
     def _run(self, work: Sequence[Any], do: Do) -> Iterator[tuple[int, Any]]:
         import ray.data
@@ -185,7 +184,7 @@ class _Actor:
     """One actor of a pool, with an engine of its own."""
 
     def __init__(self, pool: Pool, do: bytes) -> None:
-        self._engine = engine_of(pool.load, threads=pool.threads, num_cpus=pool.num_cpus, num_gpus=pool.num_gpus)
+        self._engine = engine_of(pool.load, num_cpus=pool.num_cpus, num_gpus=pool.num_gpus)
         self._do: Do = pickle.loads(do)
 
     def __call__(self, batch: Any) -> Any:
@@ -238,11 +237,10 @@ def score(
         done = _finished(partial_file, _settings(pool.load, lines, config))
         if missing := [number for number in range(1, len(lines) + 1) if number not in done]:
             shown = (progress or Progress("score")).stage("scoring", "rows", len(lines))
-            with shown as stage, pool.open("cocoa score --ray") as run:
-                stage.resume()
+            work = [(number, lines[number - 1]) for number in missing]
+            with shown as stage, closing(pool.run("cocoa score --ray", work, partial(_score, config))) as results:
                 stage.at(len(done), len(lines))
-                work = [(number, lines[number - 1]) for number in missing]
-                for index, (line, failed) in run(work, partial(_score, config)):
+                for index, (line, failed) in results:
                     done[missing[index]] = (line, failed)
                     append_lines(partial_file, [{"number": missing[index], "line": line, "failed": failed}])
                     stage.advance()

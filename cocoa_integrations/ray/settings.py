@@ -148,7 +148,7 @@ class RaySettings(SettingsModel):
         return engine
 
 
-def engine_of(options: LoadOptions, *, threads: int | None, num_cpus: float, num_gpus: float) -> CocoaEngine:
+def engine_of(options: LoadOptions, *, num_cpus: float, num_gpus: float, threads: int | None = None) -> CocoaEngine:
     """Load the engine of an actor, with as many threads of torch as the actor has cores by default.
 
     Raises:

@@ -52,7 +52,6 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ([], {}, (False, 7)),  # the main thread's, and one for each: an import sets nothing
         (["keep"], {}, (True, 1)),
-        ([], {"MALLOC_ARENA_MAX": "1"}, (False, 1)),
         (["keep"], {"MALLOC_TRIM_THRESHOLD_": "131072"}, (False, 7)),
     ],
 )

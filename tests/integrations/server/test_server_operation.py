@@ -78,13 +78,12 @@ async def test_more_than_the_queue_holds_is_refused_at_once(endless: Speaker, ga
     assert (await chat(endless, max_tokens=1))["choices"]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_request_for_many_answers_holds_up_others_by_one(stream: bool) -> None:
+async def test_a_request_for_many_answers_holds_up_others_by_one() -> None:
     engine = speaker(ends=False, max_batch_size=1, prefix_cache_mb=0)
     app = create_app(engine)
-    many = Exchange(app, {"prompt": [f"Prompt {n}" for n in range(40)], "max_tokens": 8, "stream": stream}, COMPLETIONS)
+    many = Exchange(app, {"prompt": [f"Prompt {n}" for n in range(40)], "max_tokens": 8}, COMPLETIONS)
     await happens(lambda: engine.session.scheduler.waiting > 20)
-    other = Exchange(app, {**LONG, "max_tokens": 4, "stream": stream})
+    other = Exchange(app, {**LONG, "max_tokens": 4})
     await other.ended()
     assert other.status == 200
     assert engine.session.scheduler.waiting > 10
@@ -244,35 +243,23 @@ async def test_a_loading_server_says_so() -> None:
         assert (await client.get("/health")).status_code == 200
 
 
-async def test_a_model_that_cannot_be_loaded() -> None:
+async def test_a_model_that_cannot_be_loaded(caplog: pytest.LogCaptureFixture) -> None:
     def load() -> Speaker:
-        raise ModelLoadError("no such model")
+        raise ModelLoadError("\x1b[31m" + "shape " * 10_000)
 
     app = create_app(load)
     async with running(app), client_of(app) as client:
         await happens(lambda: app.state.cocoa.phase == "failed")
         response = await client.get("/health")
-        assert (response.status_code, error_of(response)["code"]) == (503, "model_failed")
-        assert isinstance(app.state.cocoa.error, ModelLoadError)
-
-
-async def test_the_log_of_a_model_that_cannot_be_loaded_is_short(caplog: pytest.LogCaptureFixture) -> None:
-    def load() -> Speaker:
-        raise RuntimeError("\x1b[31m" + "shape " * 10_000)
-
-    app = create_app(load)
-    async with running(app):
-        await happens(lambda: app.state.cocoa.phase == "failed")
-    [record] = [one for one in caplog.records if one.levelname == "ERROR"]
-    assert "shape" in record.message
-    assert "\x1b" not in record.message
-    assert len(record.message) < 1000
-
-
-def test_the_log_of_an_unexpected_error_is_short(caplog: pytest.LogCaptureFixture) -> None:
+    assert (response.status_code, error_of(response)["code"]) == (503, "model_failed")
+    assert isinstance(app.state.cocoa.error, ModelLoadError)
     log_unexpected(RuntimeError("\x1b[31m" + "shape " * 10_000), with_message=True)
-    assert caplog.messages[0].startswith("RuntimeError: ␛[31mshape ")
-    assert len(caplog.messages[0]) < 1000
+    messages = [record.message for record in caplog.records if record.levelname == "ERROR"]
+    assert len(messages) == 2
+    for message in messages:  # is short
+        assert "shape" in message
+        assert "\x1b" not in message
+        assert len(message) < 1000
 
 
 async def test_the_end_of_the_lifespan_ends_streams_with_an_error(endless: Speaker, gate: Gate) -> None:
@@ -328,40 +315,33 @@ async def test_keys_below_a_root_path(endless: Speaker) -> None:
         assert (await client.get("/cocoa/v1/models")).status_code == 401
 
 
-def test_keys_are_not_shown() -> None:
-    assert KEY not in repr(ServerSettings(api_keys=(KEY,)))
+REFUSED = [
+    ({"host": "0.0.0.0"}, "give a key"),
+    ({"host": "::"}, "give a key"),
+    ({"host": "example.org"}, "give a key"),
+    ({"api_keys": ("",)}, "key 0 is empty"),
+    ({"api_keys": ("a b",)}, "header cannot carry"),
+    ({"api_keys": ("ключ",)}, "header cannot carry"),
+    ({"porte": 1}, "did you mean 'port'"),
+    ({"max_n": 0}, "max_n"),
+]
+SAFE: list[tuple[dict[str, Any], None]] = [
+    ({"host": "localhost"}, None),
+    ({"host": "::1"}, None),
+    ({"host": "127.0.0.2"}, None),
+    ({"host": "0.0.0.0", "api_keys": (KEY,)}, None),
+    ({"host": "0.0.0.0", "allow_no_key": True}, None),
+]
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"host": "0.0.0.0"}, "give a key"),
-        ({"host": "::"}, "give a key"),
-        ({"host": "example.org"}, "give a key"),
-        ({"api_keys": ("",)}, "key 0 is empty"),
-        ({"api_keys": ("a b",)}, "header cannot carry"),
-        ({"api_keys": ("ключ",)}, "header cannot carry"),
-        ({"porte": 1}, "did you mean 'port'"),
-        ({"max_n": 0}, "max_n"),
-    ],
-)
-def test_settings_that_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        ServerSettings(**settings)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"host": "localhost"},
-        {"host": "::1"},
-        {"host": "127.0.0.2"},
-        {"host": "0.0.0.0", "api_keys": ("k",)},
-        {"host": "0.0.0.0", "allow_no_key": True},
-    ],
-)
-def test_settings_that_are_safe(settings: dict[str, Any]) -> None:
-    assert ServerSettings(**settings).host == settings["host"]
+@pytest.mark.parametrize(("settings", "message"), [*REFUSED, *SAFE])
+def test_settings(settings: dict[str, Any], message: str | None) -> None:
+    if message is None:
+        assert ServerSettings(**settings).host == settings["host"]
+        assert KEY not in repr(ServerSettings(**settings))
+    else:
+        with pytest.raises(ConfigError, match=message):
+            ServerSettings(**settings)
 
 
 @pytest.mark.parametrize(
@@ -414,13 +394,7 @@ async def test_no_page_of_another_site_is_served(endless: Speaker) -> None:
         ("GET", "/docs", None, 404, "not_found"),
         ("GET", CHAT, None, 405, "method_not_allowed"),
         ("DELETE", "/v1/models", None, 405, "method_not_allowed"),
-        ("POST", CHAT, b"{", 400, None),
-        ("POST", CHAT, b"[]", 400, None),
-        ("POST", CHAT, b"\xff\xfe", 400, None),
-        ("POST", CHAT, b"", 400, None),
         ("POST", CHAT, b'{"messages": 3}', 400, None),
-        ("POST", CHAT, b"[" * 100_000, 400, None),
-        ("POST", CHAT, b'{"seed": ' + b"9" * 5000 + b"}", 400, None),
         ("GET", "/v1/models/%00%ff", None, 404, "model_not_found"),
     ],
 )

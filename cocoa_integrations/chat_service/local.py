@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain, takewhile
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from cocoa_engine import (
     CocoaConfig,
     CocoaEngine,
     Generation,
+    GrammarProcessor,
     Span,
     SpanStream,
     Timeline,
@@ -157,6 +158,8 @@ class PreparedCall:
             self.messages, self.template_kwargs = self.plan.prompt(call.messages)
         elif call.splits_reasoning and isinstance(call.prompt, str):
             self.plan.inside_reasoning = text_ends_inside_reasoning(call.prompt)
+        self._ids: list[int] | None = None
+        self._constraints: list[GrammarProcessor] | None = None
         self._limit = [] if call.timeout is None else [TimeLimit(call.timeout)]
 
     @property
@@ -164,14 +167,20 @@ class PreparedCall:
         """Whether answers are divided into reasoning, calls and text."""
         return self.call.messages is not None or self.call.splits_reasoning
 
-    @cached_property
+    # not `cached_property`: up to Python 3.11 it lets one call at a time compute
+
+    @property
     def token_ids(self) -> list[int]:
         """The token ids of the prompt."""
-        if self.call.messages is not None:
-            return self.engine.encode_chat(self.messages, **self.template_kwargs)
-        return self.engine.encode(self.call.prompt) if isinstance(self.call.prompt, str) else self.call.prompt
+        if self._ids is None:
+            if self.call.messages is not None:
+                self._ids = self.engine.encode_chat(self.messages, **self.template_kwargs)
+            else:
+                prompt = self.call.prompt
+                self._ids = self.engine.encode(prompt) if isinstance(prompt, str) else prompt
+        return self._ids
 
-    @cached_property
+    @property
     def options(self) -> dict[str, Any]:
         """The arguments of the engine, besides the prompt, its passages and the settings.
 
@@ -179,9 +188,10 @@ class PreparedCall:
             PromptError: the prompt does not fit the context window.
             ConfigError: a part of a schema can neither be enforced nor validated, or the tokenizer is not fast.
         """
-        constraints = self.plan.processors(self.messages, self.template_kwargs)
+        if self._constraints is None:
+            self._constraints = self.plan.processors(self.messages, self.template_kwargs)
         return {
-            "logits_processor": [*self.call.logits_processor, *constraints],
+            "logits_processor": [*self.call.logits_processor, *self._constraints],
             "stopping_criteria": [*self.call.stopping_criteria, *self._limit],
             "cancellation": self.call.cancellation,
         }

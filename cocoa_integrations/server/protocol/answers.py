@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Usage
@@ -95,6 +94,7 @@ class Job:
     top: int | None = None
     echo: bool = False
     only_echo: bool = False
+    _echoed: tuple[str, Entries] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         with self.named():
@@ -138,17 +138,19 @@ class Job:
                 answer = self.prepared.answer(config)
             return Answered(answer, self.writer(number).whole(answer))
 
-    @cached_property
+    @property
     def echoed(self) -> tuple[str, Entries]:
-        """The prompt's text as answers begin with it, and the entries of its tokens, if they are listed.
+        """The prompt's text as answers begin with it, and the entries of its tokens, if they are listed."""
+        if self._echoed is None:
+            self._echoed = self._read_prompt() if self.echo else ("", [])
+        return self._echoed
 
-        The prompt is read in one forward pass.
+    def _read_prompt(self) -> tuple[str, Entries]:
+        """See :attr:`echoed`. The prompt is read in one forward pass.
 
         Raises:
             PromptError: the prompt is too long, or has unknown token ids.
         """
-        if not self.echo:
-            return "", []
         ids, prompt, cancellation = self.prepared.token_ids, self.call.prompt, self.call.cancellation
         if wrong := [token_id for token_id in ids if not 0 <= token_id < len(self.engine.tokenizer)]:
             raise PromptError(f"token id {wrong[0]} is outside the vocabulary of {len(self.engine.tokenizer)}.")

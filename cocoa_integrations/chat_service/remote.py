@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -11,13 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import lru_cache
+from json import JSONDecodeError
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
 from cocoa_engine import CocoaConfig
 from cocoa_engine.errors import ConfigError, DataError, GenerationTimeoutError
-from cocoa_engine.forks import call_in_child
 from cocoa_engine.optional import need
 from cocoa_engine.safe_text import short_repr
 from cocoa_integrations._shared.citations import MOST_PASSAGES
@@ -28,7 +29,6 @@ from cocoa_integrations.chat_service.wire import (
     Completion,
     Models,
     SentUsage,
-    clear_errors,
     read_report,
     received,
     usage_of,
@@ -75,7 +75,7 @@ class RemoteChat:
         model: str | None = None,
         timeout: float | None = None,
         max_retries: int = 2,
-        headers: Mapping[str, str] | None = None,
+        headers: tuple[tuple[str, str], ...] = (),
     ) -> None:
         openai = need("openai", extra="remote", what="a model behind a server")
         if not re.match(r"https?://[^/\s]", base_url):
@@ -87,10 +87,11 @@ class RemoteChat:
             "base_url": base_url,
             "api_key": api_key or NO_KEY,
             "max_retries": max_retries,
-            "default_headers": {**without, **(headers or {})},
+            "default_headers": {**without, **dict(headers)},
             **({} if timeout is None else {"timeout": timeout}),
         }
         self._openai = openai
+        self._process = os.getpid()
         self._sync_client: Any = None
         self._clients: weakref.WeakKeyDictionary[Any, AsyncOpenAI] = weakref.WeakKeyDictionary()
 
@@ -140,8 +141,8 @@ class RemoteChat:
 
     @property
     def _client(self) -> OpenAI:
+        self._forget_after_fork()
         if self._sync_client is None:
-            _open.add(self)
             self._sync_client = self._openai.OpenAI(**self._options)
         client: OpenAI = self._sync_client
         return client
@@ -149,16 +150,17 @@ class RemoteChat:
     @property
     def _async_client(self) -> AsyncOpenAI:
         """The client of this event loop, in which its connections live."""
+        self._forget_after_fork()
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
-            _open.add(self)
             self._clients[loop] = self._openai.AsyncOpenAI(**self._options)
         return self._clients[loop]
 
-    def _forget_clients(self) -> None:
+    def _forget_after_fork(self) -> None:
         """Connections are not shared with a forked process."""
-        self._sync_client = None
-        self._clients.clear()
+        if self._process != os.getpid():
+            self._process, self._sync_client = os.getpid(), None
+            self._clients.clear()
 
     def _asked(self, request: _Request) -> Any:
         try:
@@ -178,37 +180,15 @@ class RemoteChat:
     @contextmanager
     def _clear_errors(self) -> Iterator[None]:
         try:
-            with clear_errors():
-                yield
+            yield
+        except (JSONDecodeError, UnicodeDecodeError, RecursionError):
+            raise DataError("the server's answer is no JSON") from None
         except self._openai.APITimeoutError as error:
             raise GenerationTimeoutError(f"the server did not answer in time; raise timeout ({error})") from error
 
 
-_open: weakref.WeakSet[RemoteChat] = weakref.WeakSet()
-
-
-def _forget_clients() -> None:
-    for service in tuple(_open):
-        service._forget_clients()
-
-
-call_in_child(_forget_clients)
-
-
-@lru_cache(maxsize=64)
-def remote_chat(
-    base_url: str,
-    *,
-    api_key: str | None,
-    model: str | None,
-    timeout: float | None,
-    max_retries: int,
-    headers: tuple[tuple[str, str], ...] = (),
-) -> RemoteChat:
-    """The service of a server, shared by all callers with the same options, as are its connections."""
-    return RemoteChat(
-        base_url, api_key=api_key, model=model, timeout=timeout, max_retries=max_retries, headers=dict(headers)
-    )
+remote_chat = lru_cache(maxsize=64)(RemoteChat)
+"""The service of a server, shared by all callers with the same options, as are its connections."""
 
 
 def sent_settings(config: CocoaConfig) -> dict[str, Any]:

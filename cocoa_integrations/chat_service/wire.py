@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from json import JSONDecodeError
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -209,19 +207,6 @@ def received(sent: Any, kind: type[Kind]) -> Kind:
         return kind.model_validate(sent, strict=True)
     except ValidationError as error:
         raise DataError(f"{_FOREIGN}: {explain(error)}") from None
-
-
-@contextmanager
-def clear_errors() -> Iterator[None]:
-    """Raise one error for everything that is no JSON.
-
-    Raises:
-        DataError: instead of the errors of parsers.
-    """
-    try:
-        yield
-    except (JSONDecodeError, UnicodeDecodeError, RecursionError):
-        raise DataError("the server's answer is no JSON") from None
 
 
 def read_report(sent: RiskReport) -> RiskReport:

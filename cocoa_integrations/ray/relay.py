@@ -152,9 +152,7 @@ class Replica:
 
     def metrics(self) -> list[Metric]:
         """The current values of the metrics."""
-        metrics = self._app.state.cocoa.metrics
-        metrics.update()
-        return list(metrics.registry.collect())
+        return list(self._app.state.cocoa.metrics.registry.collect())
 
 
 logger = safe_logger("cocoa_integrations.ray")

@@ -113,7 +113,7 @@ class ServerState:
 
     def __init__(self, engine: CocoaEngine | Loader, settings: ServerSettings) -> None:
         self.settings = settings
-        self.metrics = Metrics(running=lambda: self.calls.answers - self._waiting, waiting=lambda: self._waiting)
+        self.metrics = Metrics()
         self.calls = Calls(on_cancel=lambda by: self.metrics.add("cancelled", 1, by))
         self.bodies = Bodies(settings.max_body_bytes)
         self.scoring, self.first_texts, self.later_texts = asyncio.Lock(), asyncio.Lock(), asyncio.Lock()
@@ -176,10 +176,6 @@ class ServerState:
         """Whether a thread loads the model."""
         return self._loading is not None and self._loading.is_alive()
 
-    @property
-    def _waiting(self) -> int:
-        return 0 if self._engine is None else self._engine.session.scheduler.waiting
-
     def _load(self, loader: Loader, loop: asyncio.AbstractEventLoop) -> None:
         engine, error = None, None
         try:
@@ -195,7 +191,12 @@ class ServerState:
             logger.error("the model could not be loaded: %s", error)
             self.phase = "failed"
             return
-        self.metrics.model_name = [*self.settings.served_names, engine.model_name][0]
+        scheduler = engine.session.scheduler
+        self.metrics.of_model(
+            [*self.settings.served_names, engine.model_name][0],
+            running=lambda: self.calls.answers - scheduler.waiting,
+            waiting=lambda: scheduler.waiting,
+        )
         if self.phase == "loading":
             self.phase = "ready"
 

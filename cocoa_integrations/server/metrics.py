@@ -56,19 +56,14 @@ _HISTOGRAMS: dict[str, tuple[Any, ...]] = {
 class Metrics:
     """The metrics of one app, in a registry of their own.
 
-    Args:
-        running: the number of answers that are being decoded.
-        waiting: the number of answers that wait.
-
     Attributes:
         registry: what ``/metrics`` shows.
         model_name: the label of all values. It is set when the model is loaded.
     """
 
-    def __init__(self, running: Callable[[], int], waiting: Callable[[], int]) -> None:
+    def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.model_name = ""
-        self._running, self._waiting = running, waiting
         own: Any = {"registry": self.registry}
         self._gauges = {name: Gauge(f"cocoa:{name}", text, ("model_name",), **own) for name, text in _GAUGES.items()}
         self._of: dict[str, Counter | Histogram] = {
@@ -77,6 +72,12 @@ class Metrics:
         }
         for name, (buckets, text, *labels) in _HISTOGRAMS.items():
             self._of[name] = Histogram(f"cocoa:{name}", text, ("model_name", *labels), buckets=buckets, **own)
+
+    def of_model(self, name: str, *, running: Callable[[], int], waiting: Callable[[], int]) -> None:
+        """Name the model, and tell the numbers of its answers that are being decoded and that wait."""
+        self.model_name = name
+        self._gauges["num_requests_running"].labels(name).set_function(running)
+        self._gauges["num_requests_waiting"].labels(name).set_function(waiting)
 
     def add(self, name: str, value: float | None = 1, *labels: str) -> None:
         """Add to a counter, or to a histogram; nothing if the value is not a finite number."""
@@ -115,8 +116,3 @@ class Metrics:
             self.add("span_risk", span.risk, source)
         if without_reasoning.spans:
             self.add("answer_max_risk", without_reasoning.max_risk, source)
-
-    def update(self) -> None:
-        """Read the gauges."""
-        self._gauges["num_requests_running"].labels(self.model_name).set(self._running())
-        self._gauges["num_requests_waiting"].labels(self.model_name).set(self._waiting())

@@ -150,9 +150,7 @@ METRICS = "/metrics"
 @own.get(METRICS)
 async def metrics(request: Request) -> Response:
     """The metrics of the server, in the format that the header Accept asks for."""
-    state = state_of(request)
-    state.metrics.update()
-    return exposition(request, state.metrics.registry)
+    return exposition(request, state_of(request).metrics.registry)
 
 
 def exposition(request: Request, registry: CollectorRegistry) -> Response:

@@ -143,25 +143,22 @@ async def test_signs_of_life_are_no_answer() -> None:
     assert response.text == ': reading the prompt\n\ndata: {"error": {"code": "engine_busy"}}\n\n'
 
 
-async def test_where_no_replica_has_a_place_the_answer_is_429() -> None:
-    async def busy(request: Forwarded, session: str | None) -> AsyncGenerator[Message, None]:
-        raise EngineBusyError("all replicas are busy; try again later")
-        yield {}
-
-    response = await ask(app_of(busy, retry_after=7))
-    assert response.status_code == 429
-    assert error_of(response)["type"] == "rate_limit_error"
-    assert response.headers["retry-after"] == "7"
-
-
-async def test_an_unexpected_error_is_500_without_its_message() -> None:
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (EngineBusyError("all replicas are busy; secret"), 429, "rate_limit_error"),
+        (RuntimeError("the prompt was: secret"), 500, "server_error"),
+    ],
+)
+async def test_errors_of_replicas_have_their_status(error: Exception, status: int, kind: str) -> None:
     async def broken(request: Forwarded, session: str | None) -> AsyncGenerator[Message, None]:
-        raise RuntimeError("the prompt was: secret")
+        raise error
         yield {}
 
-    response = await ask(app_of(broken))
-    assert response.status_code == 500
-    assert "secret" not in error_of(response)["message"]
+    response = await ask(app_of(broken, retry_after=7))
+    assert (response.status_code, error_of(response)["type"]) == (status, kind)
+    assert response.headers.get("retry-after") == ("7" if status == 429 else None)
+    assert ("secret" in error_of(response)["message"]) is (status == 429)
 
 
 async def test_a_client_that_goes_ends_the_work_of_the_replica() -> None:
@@ -238,16 +235,10 @@ async def test_keys_bodies_and_hosts_are_those_of_the_server(tiny: Speaker) -> N
     assert (await ask(app, None, "/metrics")).status_code == 401
 
 
-async def test_the_gateway_parses_no_body_in_its_event_loop(tiny: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    threads = threads_of_json(monkeypatch)
-    response = await ask(app_of(Handle(Replica(tiny, ServerSettings()))))
-    assert response.status_code == 200
-    assert threads
-    assert threading.get_ident() not in threads
-
-
-async def test_the_key_stays_in_the_gateway(tiny: Speaker) -> None:
-    seen: list[Forwarded] = []
+async def test_the_gateway_parses_no_body_in_its_event_loop_and_keeps_the_key(
+    tiny: Speaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, seen = threads_of_json(monkeypatch), []
 
     async def noting(request: Forwarded, session: str | None) -> AsyncGenerator[Message, None]:
         seen.append(request)
@@ -255,7 +246,10 @@ async def test_the_key_stays_in_the_gateway(tiny: Speaker) -> None:
             for message in messages:
                 yield message
 
-    await ask(app_of(noting, api_keys=("right",)), authorization="Bearer right")
+    response = await ask(app_of(noting, api_keys=("right",)), authorization="Bearer right")
+    assert response.status_code == 200
+    assert threads
+    assert threading.get_ident() not in threads
     assert "right" not in repr(seen[0])
 
 

@@ -42,8 +42,10 @@ _GPT_4O = _CASED % (f"{_CONTRACTIONS}?", f"{_CONTRACTIONS}?") + rf"|\p{{N}}{{1,3
 _TEKKEN = _CASED % ("", "") + rf"|\p{{N}}{_REST_WITH_PATHS}"
 _GPT_2, _DIGITS = "GPT-2's rule", "every digit is a piece, then GPT-2's rule applies"
 
-_LIKE_LLAMA_3 = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2")
-_LIKE_LLAMA_3 += ("jina-v5-nano",)
+_LIKE_LLAMA_3 = (
+    *("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
+    "jina-v5-nano",
+)
 PRE_TOKENIZERS = {  # how a byte-level vocabulary cuts a text, by GGUF's name; the published rules
     **dict.fromkeys(("gpt-2", "olmo", "mpt"), _GPT_2),
     **dict.fromkeys(("smollm", "starcoder", "refact"), _DIGITS),

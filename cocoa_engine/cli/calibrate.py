@@ -34,7 +34,7 @@ from cocoa_engine.risk.fitted import Estimate, FittedRisk, Rule, Threshold, Vali
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
     from cocoa_engine.lab.cache import CacheFolder
-    from cocoa_engine.lab.fit import FitSettings, FittedLevels, LabelledFeatures
+    from cocoa_engine.lab.fit import FitSettings, LabelledFeatures
 
 ANSWER = 10.0
 """The work of an answer to a question, where that of feeding a text is 1."""
@@ -229,10 +229,9 @@ def fit(
     level: Level | None,
     settings: FitSettings,
     progress: Progress,
-) -> tuple[RiskCalibrator, FittedLevels]:
-    """Fit a calibrator."""
-    from cocoa_engine.lab.fit import fit_levels
-    from cocoa_engine.lab.fit_calibrator import calibrator_of
+) -> tuple[RiskCalibrator, list[str]]:
+    """Fit a calibrator, and say what could not be fitted."""
+    from cocoa_engine.lab.fit_calibrator import fit_risks
     from cocoa_engine.lab.heads import PROMPTS
 
     shares = answers.shares()
@@ -240,8 +239,7 @@ def fit(
     progress.plan({**shares, "fitting": 0.1 * sum(shares.values()), **reference})
     features, about = answers.measured(engine, config, level, states=settings.probe, progress=progress)
     with progress.stage("fitting"):
-        fitted = fit_levels(features, about, settings)
-        return calibrator_of(engine, config, fitted, probe=settings.probe), fitted
+        return fit_risks(engine, config, features, about, settings)
 
 
 def keep_own_reference(engine: CocoaEngine, out: Path, cache: CacheFolder | None, progress: Progress) -> None:
@@ -287,14 +285,13 @@ def check_calibrator(
     progress: Progress,
 ) -> dict[Level, Validation]:
     """Evaluate a calibrator, by the ``name`` of its file, with the settings that it was fitted with."""
-    from cocoa_engine.lab.fit import direction_of, risks_of, validate
+    from cocoa_engine.lab.fit import risks_of, validate
     from cocoa_engine.lab.measured import LEVELS
 
     engine = engine.with_calibrator(calibrator)
-    direction = None if calibrator.probe is None else direction_of(calibrator.probe)
     shares = answers.shares()
     progress.plan({**shares, "computing": 0.1 * sum(shares.values())})
-    features, _ = answers.measured(engine, config, level, states=direction is not None, progress=progress)
+    features, _ = answers.measured(engine, config, level, states=calibrator.probe is not None, progress=progress)
     validations: dict[Level, Validation] = {}
     alike: dict[Level, str] = {}
     with progress.stage("computing"):
@@ -304,7 +301,8 @@ def check_calibrator(
             if items.labels.all() or not items.labels.any():
                 alike[unit] = f"all are {'hallucinated' if items.labels.any() else 'supported'}"
             elif (risk := _risk_of(calibrator, unit, answers)) is not None:
-                validations[unit] = validate(items, risks_of(risk, items, direction), draws=draws, seed=answers.seed)
+                risks = risks_of(risk, items, calibrator.probe)
+                validations[unit] = validate(items, risks, draws=draws, seed=answers.seed)
     if not validations:
         reasons = "; ".join(f"{unit}s: {reason}" for unit, reason in alike.items())
         raise CalibrationError(f"{name} has no risk of a level that can be ranked here{reasons and f' ({reasons})'}.")
@@ -414,7 +412,7 @@ def calibrate(
         config = as_fitted(config, known.settings, check)
     need("sklearn", extra="risk", what="cocoa calibrate")
     from cocoa_engine.lab.fit import FitSettings  # torch: not for every `cocoa --help`
-    from cocoa_engine.lab.fit_calibrator import notes, verdict
+    from cocoa_engine.lab.fit_calibrator import verdict
 
     threshold = thresholds[0] if thresholds else None
     settings = FitSettings(
@@ -436,11 +434,12 @@ def calibrate(
             validations = check_calibrator(engine, config, known, str(check), answers, level, draws, progress)
         else:
             assert out is not None
-            calibrator, fitted = fit(engine, config, answers, level, settings, progress)
+            calibrator, notes = fit(engine, config, answers, level, settings, progress)
             calibrator.save(out)
             if answers.self_made:
                 keep_own_reference(engine, out, kept, progress)
-            validations = {unit: risk.validation for unit, risk in fitted.risks.items()}
+            fitted = {unit: risk for unit in levels if (risk := getattr(calibrator, unit)) is not None}
+            validations = {unit: risk.validation for unit, risk in fitted.items()}
         verdicts = {unit: verdict(validation, unit) for unit, validation in validations.items()}
         written = [*([] if out is None else [out]), *draw(validations, plot)]
         if json and known is None:
@@ -454,9 +453,9 @@ def calibrate(
         else:
             for unit, validation in validations.items():
                 parts.append(validation_table(validation, unit))
-                if known is None and (chosen := fitted.risks[unit].threshold) is not None:
+                if known is None and (chosen := fitted[unit].threshold) is not None:
                     parts += threshold_lines(chosen, unit)
-            parts += [] if known is not None else map(Text, notes(calibrator, fitted))
+            parts += [] if known is not None else map(Text, notes)
             parts += [Text(f"Written to {', '.join(map(str, written))}.")] if written else []
             parts += [] if known is None else [Text(each.sentence) for each in verdicts.values()]
             output(no_color).print(Group(*parts))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -61,12 +62,10 @@ def threshold(
     thresholds = _numbers(at)
     with quiet_torchao():
         from cocoa_engine.lab.cache import answers_cache
-        from cocoa_engine.lab.stopping import Answer, common_source, measure, read_own_prompts, require_scale
+        from cocoa_engine.lab.stopping import common_source, measure, read_own_prompts, require_scale
 
     lines = read_own_prompts(prompts)
-    answers = [
-        Answer.of(line.measured, line.is_right(line.measured.text)) for line in lines if line.measured is not None
-    ]
+    answers = [line.measured for line in lines if line.measured is not None]
     common_source(answers, thresholds)  # refuse bad thresholds before the work
     with measured_answers(context, cache) as kept:
         interrupt: KeyboardInterrupt | None = None
@@ -99,13 +98,13 @@ def _record(answers: Sequence[Answer], thresholds: Sequence[float]) -> dict[str,
     """The rows as plain values."""
     from cocoa_engine.lab.stopping import by_answer, by_default, by_span, common_source
 
-    span, answer = (None if row is None else row.record() for row in by_default(answers))
+    span, answer = (None if row is None else asdict(row) for row in by_default(answers))
     return {
         "answers": len(answers),
         "risk_source": common_source(answers, thresholds),
         "default": {"span": span, "answer": answer},
-        "span": [row.record() for row in by_span(answers, thresholds)],
-        "answer": [row.record() for row in by_answer(answers, thresholds)],
+        "span": [asdict(row) for row in by_span(answers, thresholds)],
+        "answer": [asdict(row) for row in by_answer(answers, thresholds)],
     }
 
 

@@ -17,7 +17,7 @@ from cocoa_engine.equations import improbability
 from cocoa_engine.risk.claims import ClaimKind, ClaimRange, claim_ranges
 from cocoa_engine.risk.sentences import sentence_ranges
 from cocoa_engine.risk.words import Range, word_ranges
-from cocoa_engine.spans import RAW, Candidate, RiskSource, Span
+from cocoa_engine.spans import RAW, Span
 
 UnitLevel = Literal["span", "claim", "sentence"]
 """The parts of an answer that a threshold can apply to."""
@@ -59,29 +59,10 @@ class Check(Unit):
     )
 
 
-@dataclass(frozen=True)
-class BareSpan:
-    """A span of an answer of which only the risk is known."""
-
-    start: int
-    end: int
-    risk: float | None
-    risk_source: RiskSource | None = None
-    flagged: bool = False
-    token_ends: Sequence[int] = ()
-    token_log_probs: Sequence[float] = ()
-    token_source_attention: Sequence[float] = ()
-    token_copied: Sequence[int] = ()
-    candidates: Sequence[Candidate] = ()
-    chosen: int | None = None
-
-
-Part = Span | BareSpan
-
 MOST = 3
 
 
-def competing(text: str, parts: Sequence[Part], claim: Unit, offset: int = 0) -> list[str]:
+def competing(text: str, parts: Sequence[Span], claim: Unit, offset: int = 0) -> list[str]:
     """The words that other candidates have in place of a claim, in the order of their candidates, each once.
 
     A candidate that says the same there, or nothing, adds none. Words at the end of a candidate may be cut;
@@ -167,7 +148,7 @@ class MeasuredText:
     """
 
     def __init__(
-        self, text: str, parts: Sequence[Part], *, begin: int = 0, offset: int = 0, has_source: bool = True
+        self, text: str, parts: Sequence[Span], *, begin: int = 0, offset: int = 0, has_source: bool = True
     ) -> None:
         self._text, self._parts, self._offset, self._has_source = text, parts, offset, has_source
         self._begin = max(begin, offset)
@@ -244,7 +225,7 @@ class MeasuredText:
     def _claim_ranges(self) -> list[ClaimRange]:
         return claim_ranges(self._answer, self._cuts)
 
-    def _is_visible(self, part: Part) -> bool:
+    def _is_visible(self, part: Span) -> bool:
         """Whether a span has text of the answer that is not white space."""
         start = max(part.start - self._begin, 0)
         return part.end > self._begin and bool(self._answer[start : part.end - self._begin].strip())
@@ -327,7 +308,7 @@ def _is_above(order: tuple[float, float], lowest: tuple[float, float]) -> bool:
     return any(one - other >= SMALLEST_DIFFERENCE for one, other in zip(order, lowest, strict=True))
 
 
-def tokens_of(part: Part) -> list[Token]:
+def tokens_of(part: Span) -> list[Token]:
     """The tokens of a span. Without their ends, each counts for the whole span."""
     count = len(part.token_log_probs)
     ends = part.token_ends

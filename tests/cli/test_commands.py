@@ -184,7 +184,7 @@ def test_an_empty_name_of_a_model_is_one_line() -> None:
     result = CliRunner().invoke(app, ["ask", "Hi", "--model", ""])
     assert (result.exit_code, result.stdout) == (2, "")
     (line,) = result.stderr.splitlines()
-    assert "the model's name is empty" in line
+    assert "name of the model" in line
 
 
 def test_an_option_of_the_command_s_own_may_be_called_like_a_setting() -> None:

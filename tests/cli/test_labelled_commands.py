@@ -390,7 +390,7 @@ def test_alpha_suggests_a_range(cocoa: Cocoa, answers: Path, tmp_path: Path) -> 
         (["calibrate", "--data", "{answers}", "--out", "r", "--recall", "0.5", "--miss", "0.1"], "give one of them"),
         (["calibrate", "--data", "{answers}"], "give either --out FILE to fit a calibrator, or"),
         (["calibrate", "--data", "{answers}", "--check", "embedded", "--miss", "0.1"], "a threshold cannot be chosen"),
-        (["calibrate", "--data", "{answers}", "--out", "r", "--miss", "0"], "above 0 and below 1, not 0"),
+        (["calibrate", "--data", "{answers}", "--out", "r", "--miss", "0"], "must be above 0 and below 1"),
         (["calibrate", "--data", "{answers}", "--check", "{answers}"], "not a calibrator"),
         (["calibrate", "--out", "r"], "give --data PATH"),
         (["calibrate", "--questions", "{answers}", "--out", "r", "--probe"], "--probe needs --data PATH"),

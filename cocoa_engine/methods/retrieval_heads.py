@@ -139,30 +139,6 @@ def spread_heads(
     return RetrievalHeads(model_name=model_name, num_layers=num_layers, num_heads=num_heads, samples=0, heads=heads)
 
 
-def masked_heads(
-    path: str | None, count: int | None, num_layers: int, num_heads: int, model: LanguageModel | None = None
-) -> tuple[tuple[int, int], ...]:
-    """The heads that DeCoRe masks.
-
-    Args:
-        path, num_layers, num_heads, model: as for :func:`known_heads`.
-        count: the number of heads. `None` uses the default of :meth:`RetrievalHeads.best`.
-
-    Returns:
-        (layer, head) pairs, best first.
-
-    Raises:
-        ConfigError: as for :func:`known_heads`, or the model's retrieval heads are not known.
-    """
-    found = known_heads(path, num_layers, num_heads, model)
-    if found is None:
-        raise ConfigError(
-            'method="decore" needs the model\'s retrieval heads. Find them once with '
-            "`cocoa heads NAME`, or pass a file of them as decore_heads."
-        )
-    return found.best(count)
-
-
 def source_heads(
     path: str | None, model: LanguageModel, fitted: Sequence[tuple[int, int]] | None = None
 ) -> tuple[tuple[int, int], ...]:

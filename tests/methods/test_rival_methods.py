@@ -17,7 +17,7 @@ from cocoa_engine.errors import ConfigError, PromptError, UnsupportedModelError
 from cocoa_engine.lab import heads as lab_heads
 from cocoa_engine.lab.heads import NEEDLES, Needle, find_retrieval_heads
 from cocoa_engine.methods.dola import early_layers
-from cocoa_engine.methods.retrieval_heads import masked_heads
+from cocoa_engine.methods.retrieval_heads import known_heads
 from tests.helpers.alike import assert_alike, near
 from tests.helpers.backends import made
 from tests.helpers.in_threads import join, start
@@ -245,7 +245,9 @@ def test_heads_that_copy_are_found(engine: CocoaEngine) -> None:
     assert scores[0] > 0.3 > 0.05 > scores[len(scores) // 2]
     assert len(found.best(None)) == 13
     # those that come with the package were found in longer texts: the best are the same
-    assert set(masked_heads(None, 5, 30, 9)) & set(found.best(5))
+    embedded = known_heads(None, 30, 9)
+    assert embedded is not None
+    assert set(embedded.best(5)) & set(found.best(5))
     answer = engine.generate("The capital of France is", method="decore", max_new_tokens=4)
     assert answer.spans
 

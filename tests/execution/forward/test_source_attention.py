@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -170,13 +172,26 @@ def test_diver_alone(tmp_path: Path) -> None:
         assert all(len(span.token_source_attention) == len(span.token_ids) for span in answer.spans)
 
 
+def observe(
+    probe: SourceProbe,
+    length: int,
+    layer: int,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    mask: Any = None,
+    **options: Any,
+) -> None:
+    """Observe the last two rows of a layer."""
+    module: Any = SimpleNamespace(layer_idx=layer)
+    Observer(probe, 2, length)(lambda *_, **__: None, module, query, keys, keys, mask, **options)
+
+
 def test_layers_of_a_model_may_lie_on_several_devices() -> None:
     """The mask of a layer has its dtype."""
     probe = SourceProbe([(0, 0), (1, 0)], range(1, 4))
-    observer = Observer(probe, rows=2, length=6)
     torch.manual_seed(0)
     for layer, dtype in enumerate((torch.float32, torch.bfloat16)):
-        observer.see(layer, torch.randn(4, 6, 8, dtype=dtype), torch.randn(2, 6, 8, dtype=dtype), None, scale=0.5)
+        observe(probe, 6, layer, torch.randn(1, 4, 6, 8, dtype=dtype), torch.randn(1, 2, 6, 8, dtype=dtype))
     found = probe.means()
     assert found is not None
     assert found.shape == (2, 1)
@@ -193,7 +208,8 @@ def test_masks_sinks_and_dropped_keys() -> None:
     seen = torch.where(sees, 0.0, -torch.inf)
     for mask, bias, added in ((sees, None, seen), (biases, None, biases), (sees, biases, seen + biases)):
         probe = SourceProbe([(0, 0), (0, 3), (0, 7), (1, 0)], range(1, 6), [range(2), range(4, 6)])
-        Observer(probe, rows=2, length=13).see(0, query, keys, mask, bias, scale=0.4, sinks=sinks)
+        biased = {} if bias is None else {"position_bias": bias[None]}
+        observe(probe, 13, 0, query[None], keys[None], mask[None], scaling=0.4, s_aux=sinks, **biased)
         masses = []
         for head in (0, 3):  # there is no head 7, and no layer 1
             scores = query[head] @ keys[head // 2].T * 0.4 + added[head]

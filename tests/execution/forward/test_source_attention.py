@@ -15,7 +15,6 @@ from cocoa_engine.execution.forward.observed_attention import Observer
 from cocoa_engine.execution.forward.source_attention import SourceProbe
 from cocoa_engine.methods.retrieval_heads import SOURCE_HEADS, known_heads, source_heads
 from cocoa_engine.model.language_model import LanguageModel
-from cocoa_engine.scoring.text_profile import Profiler
 from tests.helpers.alike import near
 from tests.helpers.attention import attention_weights, mass_on_prompt, source_attention
 from tests.helpers.backends import PROMPTS, made
@@ -56,33 +55,35 @@ def test_it_is_the_mass_of_the_attention_weights(architecture: str, tmp_path: Pa
             assert kept.source_attention == span.source_attention
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["static_lean", "lean", "modules"])
-@pytest.mark.parametrize("linear_backend", ["stock", "transposed", pytest.param("native", marks=needs_kernels)])
-def test_every_backend_measures_the_same(kind: str, linear_backend: str, tmp_path: Path) -> None:
-    model = tiny_model("mistral-sliding")
-    engine = use_backend(
-        CocoaEngine(model, tiny_tokenizer(), config=config_of(model, tmp_path)), made(model, kind, linear_backend)
-    )  # type: ignore[arg-type]
-    for prompt, answer in zip(PROMPTS, engine.generate_batch(PROMPTS), strict=True):
-        assert source_attention(answer) == near(eager(model, [*prompt, *answer.token_ids], len(prompt)))
-    alone = engine.generate(PROMPT)
-    assert source_attention(alone) == near(eager(model, [*PROMPT, *alone.token_ids], len(PROMPT)))
+OWN_ATTENTION = ["llama", "mistral-sliding", "gemma2", "gemma3_text"]
+WAYS = [
+    *(
+        ("mistral-sliding", kind, linears)
+        for kind in ("static_lean", "lean", "modules")
+        for linears in ("stock", "transposed")
+    ),
+    *(
+        pytest.param("mistral-sliding", kind, "native", marks=needs_kernels)
+        for kind in ("static_lean", "lean", "modules")
+    ),
+    # a cache of a sliding layer has dropped the first keys of the longer prompts
+    *((name, kind, "stock") for kind in ("masked_modules", "copied_cache", "recompute") for name in OWN_ATTENTION),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["masked_modules", "copied_cache", "recompute"])
-@pytest.mark.parametrize("architecture", ["llama", "mistral-sliding", "gemma2", "gemma3_text"])
-def test_backends_with_the_models_own_attention_measure_the_same(kind: str, architecture: str, tmp_path: Path) -> None:
-    """A cache of a sliding layer has dropped the first keys of the longer prompts."""
+@pytest.mark.parametrize(("architecture", "kind", "linear_backend"), WAYS)
+def test_every_backend_measures_the_same(architecture: str, kind: str, linear_backend: Any, tmp_path: Path) -> None:
     model = tiny_model(architecture)
     engine = use_backend(
-        CocoaEngine(model, tiny_tokenizer(), config=config_of(model, tmp_path)), made(model, kind, "stock")
+        CocoaEngine(model, tiny_tokenizer(), config=config_of(model, tmp_path)), made(model, kind, linear_backend)
     )
     usual = model.config._attn_implementation
     for prompt, answer in zip(PROMPTS, engine.generate_batch(PROMPTS), strict=True):
         assert source_attention(answer) == near(eager(model, [*prompt, *answer.token_ids], len(prompt)))
     assert model.config._attn_implementation == usual
+    alone = engine.generate(PROMPT)
+    assert source_attention(alone) == near(eager(model, [*PROMPT, *alone.token_ids], len(PROMPT)))
 
 
 @pytest.mark.slow
@@ -100,14 +101,6 @@ def test_given_texts(architecture: str, tmp_path: Path) -> None:
     assert source_attention(two) == near(expected[:3])
 
 
-def test_a_profile_has_it(tmp_path: Path) -> None:
-    model = tiny_model("llama")
-    engine = CocoaEngine(model, tiny_tokenizer(), config=config_of(model, tmp_path))
-    text = [9, 40, 77]
-    (profile,) = Profiler(engine.session, engine.config)(PROMPT, [text])
-    assert profile.source_attention == near(eager(model, [*PROMPT, *text], len(PROMPT)))
-
-
 @pytest.mark.parametrize("method", ["greedy", "decore", "dola", "diver"])
 def test_other_methods(method: str, tmp_path: Path) -> None:
     model = tiny_model("llama")
@@ -120,15 +113,6 @@ def test_other_methods(method: str, tmp_path: Path) -> None:
     if not contrasts:
         assert found == near(expected)
     assert all(value <= more + 1e-4 for value, more in zip(found, expected, strict=True))
-
-
-def test_the_prefix_cache_changes_nothing(tmp_path: Path) -> None:
-    model = tiny_model("llama")
-    engine = CocoaEngine(model, tiny_tokenizer(), config=config_of(model, tmp_path))
-    prompt = [3 + 7 * number % 200 for number in range(200)]
-    first, second = engine.generate(prompt), engine.generate(prompt)
-    assert second.usage.cached_tokens
-    assert source_attention(second) == near(source_attention(first))
 
 
 def test_the_best_heads_of_the_embedded_model() -> None:
@@ -159,16 +143,6 @@ def test_methods_that_read_the_prompt_back_share_passes_with_others(tmp_path: Pa
     join([other])
     for answer in outcome:
         assert source_attention(answer) == near(source_attention(alone))
-        assert all(len(span.token_source_attention) == len(span.token_ids) for span in answer.spans)
-
-
-@needs_kernels
-def test_diver_alone(tmp_path: Path) -> None:
-    model = tiny_model("llama")
-    engine = use_backend(
-        CocoaEngine(model, tiny_tokenizer(), config=config_of(model, tmp_path)), made(model, "lean", "native")
-    )
-    for answer in engine.generate_batch(PROMPTS, method="diver"):
         assert all(len(span.token_source_attention) == len(span.token_ids) for span in answer.spans)
 
 

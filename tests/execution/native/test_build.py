@@ -309,17 +309,6 @@ def test_without_a_home_they_are_kept_with_temporary_files(anew: Path, monkeypat
 
 
 @needs_kernels
-def test_a_compiler_may_say_anything(
-    anew: Path, compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wrapper = tmp_path / "my compiler"
-    wrapper.write_text(f'#!/bin/sh\nprintf "\\351\\377" >&2\nexec "{compiler}" "$@"\n')
-    wrapper.chmod(0o755)
-    monkeypatch.setenv("CXX", str(wrapper))
-    assert trial.obstacle() is None
-
-
-@needs_kernels
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_the_trial_is_the_same_whatever_torch_s_defaults(anew: Path, dtype: torch.dtype) -> None:
     before = torch.get_default_dtype()

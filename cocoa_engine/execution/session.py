@@ -40,13 +40,13 @@ class Session:
     def __init__(
         self,
         model: PreTrainedModel | LightModel,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: PreTrainedTokenizerBase | Tokens,
         runtime: Runtime,
         model_name: str | None = None,
     ) -> None:
         self._process = os.getpid()
         self.model = LanguageModel(model)
-        self.tokens = Tokens(tokenizer)
+        self.tokens = tokenizer if isinstance(tokenizer, Tokens) else Tokens(tokenizer)
         self.runtime = runtime
         self.scheduler = Scheduler(runtime.max_batch_size, runtime.max_queue)
         self.model_name = model_name or getattr(model, "name_or_path", "") or self.model.architecture

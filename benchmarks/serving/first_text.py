@@ -50,7 +50,7 @@ def before_first_text(engine: CocoaEngine, body: Body, method: str) -> dict[str,
                     break
     finally:
         engine.session.scheduler.observers.remove(passes.append)
-    return {"passes": sum(one.kind == "step" for one in passes), "tokens": tokens}
+    return {"passes": sum(batch[0].paths is not None for batch in passes), "tokens": tokens}
 
 
 def _first_piece(answer: Streamed, engine: CocoaEngine) -> dict[str, int]:

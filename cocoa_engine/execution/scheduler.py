@@ -16,7 +16,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
 
 from torch import Tensor
 
@@ -70,21 +69,6 @@ class Work:
         return self.first is not None or self.output is not None or self.error is not None
 
 
-@dataclass(frozen=True)
-class PassEvent:
-    """A forward pass that is about to run.
-
-    Attributes:
-        kind: ``"prefill"`` for a chunk of one prompt, ``"step"`` for one step of each sequence in ``trees``.
-        trees: the sequences in the pass.
-        requests: what each sequence feeds; empty for a prefill.
-    """
-
-    kind: Literal["prefill", "step"]
-    trees: Sequence[TokenTree]
-    requests: Sequence[FeedRequest]
-
-
 class Scheduler:
     """Admits sequences to the batch, and runs the batch's passes.
 
@@ -96,7 +80,7 @@ class Scheduler:
         max_queue: maximum number of calls that wait for a batch slot.
 
     Attributes:
-        observers: called with a :class:`PassEvent` just before each pass, in the thread that runs it.
+        observers: called with the work of each pass just before it, in the thread that runs it.
         patience: see :data:`PATIENCE`.
         prefill_chunk: see :data:`PREFILL_CHUNK`.
     """
@@ -104,7 +88,7 @@ class Scheduler:
     def __init__(self, slots: int, max_queue: int) -> None:
         self.slots = slots
         self.max_queue = max_queue
-        self.observers: list[Callable[[PassEvent], None]] = []
+        self.observers: list[Callable[[Sequence[Work]], None]] = []
         self.patience = PATIENCE
         self.prefill_chunk = PREFILL_CHUNK
         self._guard = free_in_child(threading.Lock())  # guards the next three fields
@@ -302,7 +286,7 @@ class Scheduler:
         start = time.monotonic()
         try:
             for observe in self.observers:
-                observe(_event(batch))
+                observe(batch)
             everyone = batch[0].cancellation if len(batch) == 1 else _Everyone(batch)
             everyone.run(run, batch, None if self._taken <= 1 else self.prefill_chunk)
         finally:
@@ -356,11 +340,6 @@ class _Everyone(Cancellation):
 def _wake(work: Work) -> None:
     if work.owner is not None:
         work.owner.notify()
-
-
-def _event(batch: Sequence[Work]) -> PassEvent:
-    requests = [work.paths for work in batch if work.paths is not None]
-    return PassEvent("step" if requests else "prefill", [work.tree for work in batch], requests)
 
 
 def run(batch: Sequence[Work], prefill_chunk: int | None) -> None:

@@ -38,15 +38,15 @@ class DecodingMethod(ABC):
         """
         return self.reads_back
 
-    @abstractmethod
     def score(self, log_prob: float, mlds: float, alpha: float) -> float:
-        """The score of a span, higher is better.
+        """The score of a span, higher is better. Default: log p_S.
 
         Args:
             log_prob: log p_S in nats.
             mlds: the span's MLDS by the configured metric, at least 0.
             alpha: the weight of the MLDS penalty.
         """
+        return log_prob
 
     def early_layers(self, config: CocoaConfig, model: LanguageModel) -> tuple[int, ...]:
         """The layers whose logits the method needs, as indices of ``hidden_states``.
@@ -87,10 +87,6 @@ class SamplingMethod(DecodingMethod):
             ``[W, V]`` float64. Each row sums to 1; NaN for a row of logits that allows no token.
         """
 
-    def score(self, log_prob: float, mlds: float, alpha: float) -> float:
-        """log p_S of the span."""
-        return log_prob
-
 
 class ContrastingMethod(DecodingMethod):
     """A method that contrasts the model's distribution with weaker distributions of the same model.
@@ -122,7 +118,3 @@ class ContrastingMethod(DecodingMethod):
     def plausible(self, logits: Tensor, config: CocoaConfig) -> Tensor | None:
         """Which tokens may be generated, ``[W, V]`` bool. `None` allows all tokens."""
         return None
-
-    def score(self, log_prob: float, mlds: float, alpha: float) -> float:
-        """log p_S, the score of a span without contrasts."""
-        return log_prob

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cocoa_engine import equations
-from cocoa_engine.errors import UnsupportedModelError
+from cocoa_engine.errors import ConfigError, UnsupportedModelError
 from cocoa_engine.methods.base import ContrastingMethod
-from cocoa_engine.methods.retrieval_heads import heads_per_layer, masked_heads
+from cocoa_engine.methods.retrieval_heads import heads_of_model, heads_per_layer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,10 +30,15 @@ class Decore(ContrastingMethod):
     name = "decore"
 
     def masked_heads(self, config: CocoaConfig, model: LanguageModel) -> tuple[tuple[int, int], ...]:
-        num_heads = heads_per_layer(model)
-        if not num_heads:
+        if not heads_per_layer(model):
             raise UnsupportedModelError(f"{model.architecture} has no attention heads for DeCoRe to mask.")
-        return masked_heads(config.decore_heads, config.decore_masked_heads, model.num_layers, num_heads, model)
+        heads = heads_of_model(config.decore_heads, model)
+        if heads is None:
+            raise ConfigError(
+                'method="decore" needs the model\'s retrieval heads. Find them once with `cocoa heads NAME`, or pass a '
+                "file of them as decore_heads."
+            )
+        return heads.best(config.decore_masked_heads)
 
     def contrast(self, logits: Tensor, others: Tensor, config: CocoaConfig) -> Tensor:
         return equations.decore_contrast(logits, others[0])

@@ -9,7 +9,8 @@ class Diver(DecodingMethod):
     """score(S) = log p_S + w * PMI(S; x), with PMI(S; x) = log p(x | x, y, S) - log p(x | x, y).
 
     x is the prompt and y the answer so far. log p(x | ...) is computed by teacher forcing the prompt again after the
-    candidate, so each candidate costs as many tokens as the prompt has. A span without candidates scores log p_S.
+    candidate, so each candidate costs as many tokens as the prompt has. A span without candidates scores log p_S; the
+    decoder adds the weighted PMI.
 
     The authors' code is not public, and this implementation is based on the paper's abstract and reviews only. They do
     not state the weight w; ``diver_weight`` is 1 by default.
@@ -17,7 +18,3 @@ class Diver(DecodingMethod):
 
     name = "diver"
     reads_back = True
-
-    def score(self, log_prob: float, mlds: float, alpha: float) -> float:
-        """log p_S. The decoder adds the weighted PMI."""
-        return log_prob

@@ -10,6 +10,3 @@ class Greedy(DecodingMethod):
 
     name = "greedy"
     branches = False
-
-    def score(self, log_prob: float, mlds: float, alpha: float) -> float:
-        return log_prob

@@ -74,6 +74,10 @@ class RetrievalHeads(ValidatedModel):
             raise ValueError("reference must hold quantiles in [0, 1] that do not decrease")
         return self
 
+    def fits(self, num_layers: int, num_heads: int) -> bool:
+        """Whether these are the numbers of layers and of heads per layer."""
+        return (self.num_layers, self.num_heads) == (num_layers, num_heads)
+
     def best(self, count: int | None) -> tuple[tuple[int, int], ...]:
         """The (layer, head) pairs of the ``count`` best heads.
 
@@ -137,30 +141,6 @@ def spread_heads(
     chosen = [known[round(number * (len(known) - 1) / max(1, count - 1))] for number in range(count)]
     heads = [ScoredHead(layer=layer, head=head, score=0) for layer, head in chosen]
     return RetrievalHeads(model_name=model_name, num_layers=num_layers, num_heads=num_heads, samples=0, heads=heads)
-
-
-def masked_heads(
-    path: str | None, count: int | None, num_layers: int, num_heads: int, model: LanguageModel | None = None
-) -> tuple[tuple[int, int], ...]:
-    """The heads that DeCoRe masks.
-
-    Args:
-        path, num_layers, num_heads, model: as for :func:`known_heads`.
-        count: the number of heads. `None` uses the default of :meth:`RetrievalHeads.best`.
-
-    Returns:
-        (layer, head) pairs, best first.
-
-    Raises:
-        ConfigError: as for :func:`known_heads`, or the model's retrieval heads are not known.
-    """
-    found = known_heads(path, num_layers, num_heads, model)
-    if found is None:
-        raise ConfigError(
-            'method="decore" needs the model\'s retrieval heads. Find them once with '
-            "`cocoa heads NAME`, or pass a file of them as decore_heads."
-        )
-    return found.best(count)
 
 
 def source_heads(
@@ -238,11 +218,9 @@ def known_heads(
         ConfigError: the file cannot be read, is not a file of heads, or is for other numbers of layers or heads.
     """
     if path is None:
-        kept = None if model is None else _kept(model, num_layers, num_heads)
-        if kept is not None:
-            return kept
         embedded = _read(_EMBEDDED, 0)
-        return embedded if (embedded.num_layers, embedded.num_heads) == (num_layers, num_heads) else None
+        candidates = [None if model is None else _kept(model), embedded]
+        return next((heads for heads in candidates if heads and heads.fits(num_layers, num_heads)), None)
     file = Path(path)
     try:
         found = _read(file, file.stat().st_mtime_ns)
@@ -250,7 +228,7 @@ def known_heads(
         raise ConfigError(f"decore_heads: {path} is not a file of `cocoa heads`: {error}") from None
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path that contains a NUL character
         raise ConfigError(f"decore_heads: {path} cannot be read ({error}); `cocoa heads` writes it.") from None
-    if (found.num_layers, found.num_heads) != (num_layers, num_heads):
+    if not found.fits(num_layers, num_heads):
         raise ConfigError(
             f"decore_heads: {path} is for {found.model_name}, with {found.num_layers} layers of {found.num_heads} "
             f"heads; this model has {num_layers} of {num_heads}. Run `cocoa heads` on this model."
@@ -289,20 +267,19 @@ def keep(found: RetrievalHeads, model: LanguageModel) -> Path:
     return file
 
 
-def _kept(model: LanguageModel, num_layers: int, num_heads: int) -> RetrievalHeads | None:
+def _kept(model: LanguageModel) -> RetrievalHeads | None:
     """The heads in the cache directory; `None` if there are none, or if they cannot be used."""
     try:
         file = kept_file(model)
         if not is_private(file):
             logger.warning("other users could write to %s, and it is not used; run `cocoa heads` again", file)
             return None
-        found = _read(file, file.stat().st_mtime_ns)
+        return _read(file, file.stat().st_mtime_ns)
     except (OSError, RuntimeError, UnicodeDecodeError):
         return None
     except ConfigError as error:
         logger.warning("%s is not a file of `cocoa heads` and is not used: %s", file, error)
         return None
-    return found if (found.num_layers, found.num_heads) == (num_layers, num_heads) else None
 
 
 @lru_cache(maxsize=16)

@@ -13,7 +13,7 @@ from cocoa_engine import Cancellation, CocoaEngine, PromptError, RequestCancelle
 from cocoa_engine.cancellation import interruptible
 from cocoa_engine.execution import scheduler as scheduler_file
 from cocoa_engine.execution.backends import shared_cache
-from cocoa_engine.execution.forward import attention, lean
+from cocoa_engine.execution.forward import attention
 from cocoa_engine.execution.forward.base import Segment
 from tests.helpers.alike import answers, assert_alike, assert_all_alike
 from tests.helpers.backends import made
@@ -157,9 +157,10 @@ def test_a_pass_ends_between_two_layers_and_the_next_call_is_as_ever(
 
     def attend(segment: Segment, layer: int, *args: Any, **options: Any) -> Any:
         in_layer(layer)
-        return attention.attend(segment, layer, *args, **options)
+        return attend_once(segment, layer, *args, **options)
 
-    monkeypatch.setattr(lean, "attend", attend)
+    attend_once = attention.attend
+    monkeypatch.setattr(attention, "attend", attend)
     layers = engine.model.model.layers
     hooks = [layers[n].register_forward_pre_hook(lambda *_, n=n: in_layer(n)) for n in range(len(layers))]
     with pytest.raises(RequestCancelledError):
@@ -185,11 +186,13 @@ def test_a_pass_goes_on_until_all_who_wait_for_it_have_gone(monkeypatch: pytest.
             cancellations[0].cancel()
             if layer == 2:
                 cancellations[1].cancel()
-        return attention.attend(segment, layer, *args, **options)
+        return attend_once(segment, layer, *args, **options)
 
-    engine.session.scheduler.observers.append(lambda event: sequences.__setitem__(0, len(event.trees)))
+    attend_once = attention.attend
+
+    engine.session.scheduler.observers.append(lambda batch: sequences.__setitem__(0, len(batch)))
     engine.session.scheduler.patience = 1e6
-    monkeypatch.setattr(lean, "attend", attend)
+    monkeypatch.setattr(attention, "attend", attend)
     outcome: list[Any] = []
     calls = [partial(engine.generate, prompt(n), cancellation=each) for n, each in enumerate(cancellations)]
     join([start(call, outcome) for call in calls])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import threading
 import time
@@ -20,7 +19,7 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
-from cocoa_engine import Cancellation, CocoaEngine, EngineBusyError, Generation, NonFiniteLogitsError, Runtime
+from cocoa_engine import Cancellation, CocoaEngine, EngineBusyError, Generation, NonFiniteLogitsError
 from cocoa_engine.execution import scheduler as scheduler_file
 from cocoa_engine.execution.backends import shared_cache
 from cocoa_engine.execution.forward.base import Segment
@@ -28,11 +27,9 @@ from cocoa_engine.execution.scheduler import Scheduler, Work
 from tests.helpers.alike import answers, assert_alike, assert_all_alike
 from tests.helpers.engines import endless, engine_of, prompt
 from tests.helpers.forward_passes import record, steps
-from tests.helpers.hooks import hook_count
 from tests.helpers.in_threads import join, start, together, wait_until
 from tests.helpers.inside import assert_idle, backend_inside, calls_waiting, open_sequences, sequences_running
 from tests.helpers.processors import Asks, Held, Meets
-from tests.helpers.prompts import PROMPTS as REAL_PROMPTS
 from tests.helpers.tiny_models import tiny_model
 
 Call = Callable[[CocoaEngine], Any]
@@ -107,32 +104,6 @@ def test_many_threads_share_passes_and_get_what_each_gets_alone(architecture: st
         assert {len(widths) for widths in steps(passes_shared)} == {1}  # its own attention takes one at a time
     if fast:
         assert_idle(shared)
-
-
-@pytest.mark.slow
-def test_sixteen_tasks_through_asyncio() -> None:
-    engine = engine_of(tiny_model("qwen2"), max_batch_size=4)
-    expected = [engine.generate(prompt(n), max_new_tokens=12) for n in range(16)]
-    passes = record(engine)
-
-    async def ask_all() -> list[Generation]:
-        asked = (asyncio.to_thread(engine.generate, prompt(n), max_new_tokens=12) for n in range(16))
-        return await asyncio.gather(*asked)
-
-    assert_all_alike(asyncio.run(ask_all()), expected)
-    assert max(len(widths) for widths in steps(passes)) > 1
-    assert_idle(engine)
-
-
-def test_callers_share_the_real_model(float32_engine: CocoaEngine) -> None:
-    names = ["question", "story", "chinese", "one word"]
-    shared = CocoaEngine(float32_engine.model, float32_engine.tokenizer, runtime=Runtime(prefix_cache_mb=0))
-    passes = record(shared)
-    settings: dict[str, Any] = {"max_new_tokens": 10, "max_candidates": 3, "max_span_tokens": 5}
-    actual = together([partial(shared.generate, REAL_PROMPTS[name], **settings) for name in names])
-    for name, answer in zip(names, actual, strict=True):
-        assert_alike(answer, float32_engine.generate(REAL_PROMPTS[name], **settings))
-    assert max(len(widths) for widths in steps(passes)) > 1
 
 
 # Joining and leaving.
@@ -276,23 +247,6 @@ def test_a_batch_of_more_prompts_than_places_keeps_all_places_busy() -> None:
 # One row's failure touches no other.
 
 
-def test_a_processor_that_raises_fails_its_own_request_only() -> None:
-    engine = engine_of(tiny_model("llama"))
-    expected = engine.generate_batch([prompt(n) for n in range(5)], max_new_tokens=12)
-
-    def broken(ids: list[int]) -> None:
-        if len(ids) > 16:
-            raise LookupError("of the user")
-
-    calls = [partial(engine.generate, prompt(n), max_new_tokens=12) for n in range(5)]
-    calls[2] = partial(calls[2], logits_processor=Asks(broken))
-    actual = together(calls)
-    assert isinstance(actual[2], LookupError)
-    for n in (0, 1, 3, 4):
-        assert_alike(actual[n], expected[n])
-    assert_idle(engine)
-
-
 def test_errors_of_a_batch_in_their_places() -> None:
     engine = engine_of(tiny_model("llama"), max_batch_size=3)
     prompts = [prompt(n) for n in range(6)]
@@ -404,28 +358,6 @@ def test_an_interrupt_in_a_shared_pass_loses_no_work_of_others(in_prompt: bool) 
             assert_alike(answer, alone)
     assert_idle(engine)
     assert_all_alike(engine.generate_batch(prompts, max_new_tokens=14), expected)
-
-
-def test_an_interrupt_inside_of_the_model() -> None:
-    model = tiny_model("llama")
-    calls: list[int] = []
-
-    def interrupt(*_: Any) -> None:
-        calls.append(1)
-        if len(calls) == 9:
-            raise KeyboardInterrupt
-
-    hook = model.model.layers[3].register_forward_hook(interrupt)
-    engine = engine_of(model)
-    assert engine.info().forward == "modules"
-    del calls[:]
-    with pytest.raises(KeyboardInterrupt):
-        engine.generate_batch([prompt(0), prompt(1)], max_new_tokens=14)
-    assert hook_count(model) == 1
-    assert_idle(engine)
-    again = engine.generate_batch([prompt(0), prompt(1)], max_new_tokens=14)
-    hook.remove()
-    assert_all_alike(again, engine_of(model).generate_batch([prompt(0), prompt(1)], max_new_tokens=14))
 
 
 def test_a_caller_that_is_interrupted_while_another_drives() -> None:
@@ -561,14 +493,6 @@ def order_of_turns(slots: int, *owners: str) -> list[str]:
     return order
 
 
-@pytest.mark.parametrize("slots", [1, 2, 8])
-def test_an_owner_of_many_answers_holds_up_others_by_one(slots: int) -> None:
-    order = order_of_turns(slots, *"a" * (slots + 40), "b", *"a" * 10, "c", "b")
-    assert order[slots] == "b"
-    assert "c" in order[slots + 1 : slots + 3]
-    assert "b" in order[slots + 2 : slots + 5]
-
-
 @given(st.integers(1, 4), st.lists(st.sampled_from("abcd"), min_size=1, max_size=24))
 @settings(max_examples=30, deadline=None)
 def test_every_waiting_owner_gets_its_turn_before_another_has_two(slots: int, owners: list[str]) -> None:
@@ -603,33 +527,6 @@ def test_a_waiting_call_that_is_interrupted_leaves_the_queue() -> None:
         if not granted:
             scheduler.leave()
         assert (scheduler.running, scheduler.waiting, scheduler.idle) == (0, 0, True)
-
-
-@pytest.mark.slow
-def test_nobody_starves() -> None:
-    """With one place and two endless streams of work, single requests come through in their turn."""
-    engine = endless(max_batch_size=1)
-    stop = threading.Event()
-
-    def work() -> int:
-        done = 0
-        while not stop.is_set():
-            engine.generate(prompt(done), max_new_tokens=4)
-            done += 1
-        return done
-
-    outcome: list[Any] = []
-    busy = [start(work, outcome) for _ in range(2)]
-    stream = engine.stream(prompt(1), max_new_tokens=12)
-    spans = list(stream)
-    answer = engine.generate(prompt(2), max_new_tokens=4)
-    stop.set()
-    join(busy)
-    assert stream.generation is not None
-    assert spans == stream.generation.spans
-    assert len(answer.token_ids) == 4
-    assert all(isinstance(done, int) and done > 0 for done in outcome), outcome
-    assert_idle(engine)
 
 
 # Streams.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from cocoa_engine import CocoaEngine
-from cocoa_engine.execution.backends import Chosen, state_of
+from cocoa_engine.execution.backends import Chosen
 from cocoa_engine.execution.backends.prefixes import PrefixCache
+from cocoa_engine.execution.session import Session
 
 
 def backend_inside(engine: CocoaEngine) -> Any:
@@ -16,7 +17,13 @@ def backend_inside(engine: CocoaEngine) -> Any:
 
 def use_backend(engine: CocoaEngine, chosen: Chosen) -> CocoaEngine:
     """Let an engine run its model so, whatever it would choose itself."""
-    engine.session._chosen = state_of(engine.session.model), chosen
+
+    class Pinned(Session):
+        @property
+        def chosen(self) -> Chosen:
+            return chosen
+
+    engine.session.__class__ = Pinned
     return engine
 
 

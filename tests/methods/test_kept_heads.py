@@ -131,31 +131,6 @@ def test_no_reader_sees_half_a_file() -> None:
     assert not [*file.parent.glob("*.part")]
 
 
-def test_a_failed_write_leaves_the_old_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model("llama")
-    file = keep(found_in(model), LanguageModel(model))
-    before = file.read_text()
-
-    def refuse(*_: Any) -> None:
-        raise OSError("the disk is full")
-
-    monkeypatch.setattr("cocoa_engine.output_files.os.replace", refuse)
-    with pytest.raises(OSError, match="disk is full"):
-        keep(found_in(model, [0.1, 0.2]), LanguageModel(model))
-    assert file.read_text() == before
-    assert not [*file.parent.glob("*.part")]
-
-
-@given(st.lists(SHARES, min_size=2, max_size=30), SHARES, SHARES)
-def test_the_rank_is_a_risk_that_falls_with_the_attention(knots: list[float], one: float, other: float) -> None:
-    heads = ranked(sorted(knots))
-    low, high = sorted((one, other))
-    ranks = heads.rank(low), heads.rank(high)
-    assert ranks[0] is not None
-    assert ranks[1] is not None
-    assert 0 <= ranks[1] <= ranks[0] <= 1
-
-
 @given(st.lists(SHARES, min_size=2, max_size=30, unique=True))
 def test_each_quantile_has_its_level(knots: list[float]) -> None:
     known = sorted(knots)
@@ -255,10 +230,3 @@ def test_spread_heads_are_in_layers_that_attend_to_the_whole_prompt() -> None:
     assert spread_heads_of(model) is None
     assert source_heads(None, model) == ()
     assert {one.layer for one in spread_heads("m", 30, 9, attending=range(3, 30, 4)).heads} == {15, 19, 23}
-
-
-def test_spread_heads_can_be_kept() -> None:
-    model = tiny_model("llama")
-    engine = CocoaEngine(model, tiny_tokenizer())
-    keep(spread_heads("m", 6, 4), engine.session.model)
-    assert engine.generate(PROMPTS[0], max_new_tokens=4).spans[0].source_attention is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,8 @@ from cocoa_engine.errors import ConfigError, PromptError, UnsupportedModelError
 from cocoa_engine.lab import heads as lab_heads
 from cocoa_engine.lab.heads import NEEDLES, Needle, find_retrieval_heads
 from cocoa_engine.methods.dola import early_layers
-from cocoa_engine.methods.retrieval_heads import masked_heads
 from tests.helpers.alike import assert_alike, near
 from tests.helpers.backends import made
-from tests.helpers.in_threads import join, start
 from tests.helpers.inside import use_backend
 from tests.helpers.prompts import PROMPTS
 from tests.helpers.reference import FullForward, Reference, assert_same
@@ -157,18 +154,6 @@ def test_the_weight_of_diver_does_as_the_formula_says(weight: float) -> None:
     assert others >= 1
 
 
-@pytest.mark.parametrize("settings", [{"dola_layers": "low"}, {"dola_layers": "4,20", "dola_relative_top": 0.3}])
-def test_layers_of_dola_in_the_real_model(float32_engine: CocoaEngine, settings: dict[str, Any]) -> None:
-    config = CocoaConfig(method="dola", max_new_tokens=4, **settings)
-    full = FullForward(float32_engine.model)
-    prompt = float32_engine.encode(PROMPTS["story"])
-    answer = float32_engine.generate(prompt, config=config)
-    full.foresee(prompt, answer)
-    expected = DolaReference(full, float32_engine.tokenizer, config).generate(prompt)
-    assert expected.margin > NEAR
-    assert_same(answer, expected)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", RIVALS)
 def test_streams_and_batches_are_the_same(method: str, tmp_path: Path) -> None:
@@ -235,21 +220,6 @@ def test_bad_settings(engine: CocoaEngine, tmp_path: Path, monkeypatch: pytest.M
         engine.generate([5] * (window // 2), method="diver")
 
 
-def test_heads_that_copy_are_found(engine: CocoaEngine) -> None:
-    """On the real model: the best heads copy much of what was found again, most heads nothing."""
-    found = find_retrieval_heads(engine, lengths=(64,), depths=(0.5,))
-    assert found.samples >= 1
-    assert len(found.heads) == found.num_layers * found.num_heads == 270
-    scores = [head.score for head in found.heads]
-    assert scores == sorted(scores, reverse=True)
-    assert scores[0] > 0.3 > 0.05 > scores[len(scores) // 2]
-    assert len(found.best(None)) == 13
-    # those that come with the package were found in longer texts: the best are the same
-    assert set(masked_heads(None, 5, 30, 9)) & set(found.best(5))
-    answer = engine.generate("The capital of France is", method="decore", max_new_tokens=4)
-    assert answer.spans
-
-
 def copied(model: Any, prompt: list[int], needle: range, answer: list[int]) -> torch.Tensor:
     """``[L, heads]``, what each head copied of a needle by the attention weights of plain transformers.
 
@@ -307,29 +277,6 @@ def test_heads_are_the_same_however_the_model_is_run(
     assert expected.heads[0].score > 0.1
     by_head = {(head.layer, head.head): head.score for head in expected.heads}
     assert {(head.layer, head.head): head.score for head in found.heads} == near(by_head)
-
-
-@pytest.mark.slow
-def test_heads_are_found_while_others_use_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is left hooked onto the model, whoever ends first."""
-    monkeypatch.setattr(lab_heads, "NEEDLES", NEEDLES[:1])
-    monkeypatch.setattr(lab_heads, "RECALLED", -1.0)
-    model = tiny_model("llama", max_position_embeddings=4096)
-    usual = model.config._attn_implementation
-    engine = CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(prefix_cache_mb=0))
-    use_backend(engine, made(model, "copied_cache", "stock"))
-    ended = threading.Event()
-
-    def decode() -> None:
-        while not ended.is_set():
-            engine.generate([5, 6, 7], max_new_tokens=4)
-
-    threads = [start(decode) for _ in range(2)]
-    found = [find_retrieval_heads(engine, lengths=(16,), depths=(0.5,)) for _ in range(2)]
-    ended.set()
-    join(threads)
-    assert found[0] == found[1]
-    assert model.config._attn_implementation == usual
 
 
 def test_heads_of_an_attention_that_cannot_be_seen_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,13 +361,6 @@ def test_models_that_a_method_does_not_fit(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="a head is outside"):
         tiny.generate([5], method="decore", decore_heads=str(wrong))
-
-
-def test_usage_counts_what_follows_the_prompt(tmp_path: Path) -> None:
-    model = tiny_model("llama", seed=6)
-    engine = CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(draft_tokens=0, prefix_cache_mb=0))
-    answer = engine.generate(prompts(1)[0], method="dola", max_new_tokens=5, repetition_penalty=1.0, dola_layers="1,2")
-    assert answer.usage.fed_tokens == len(answer.token_ids)
 
 
 @pytest.mark.slow

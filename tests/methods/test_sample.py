@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from pydantic import BaseModel, ConfigDict
 from scipy.stats import chisquare
 from transformers import GenerationConfig, RepetitionPenaltyLogitsProcessor
 
@@ -17,7 +16,6 @@ from cocoa_engine import CocoaConfig, CocoaEngine, Generation
 from cocoa_engine.decoding import task
 from cocoa_engine.decoding.next_tokens import Sampler, next_tokens
 from cocoa_engine.methods.sample import Sample
-from cocoa_integrations.langchain import ChatCocoa
 from tests.helpers.alike import assert_alike, near
 from tests.helpers.engines import engine_of, prompt
 from tests.helpers.structured import engine_for_schemas
@@ -95,18 +93,6 @@ def test_draws_follow_the_distribution_of_transformers(settings: dict[str, Any],
 def test_the_chi_square_test_can_fail(tiny: CocoaEngine) -> None:
     drawn = Counter(draws(processed_logits(tiny, prompt(3), {}), 5000, {"temperature": 0.8}))
     assert p_value(drawn, expected_distribution(tiny, prompt(3), {})) < 1e-6
-
-
-@pytest.mark.slow
-def test_answers_follow_the_distribution_of_transformers(tiny: CocoaEngine) -> None:
-    given, settings = prompt(3), SETTINGS[-1]
-    answers = [sampled(tiny, given, seed=seed, max_new_tokens=2, **settings).token_ids for seed in range(500)]
-    first = Counter(ids[0] for ids in answers)
-    assert p_value(first, expected_distribution(tiny, given, settings)) > 1e-3
-    (common, times), *_ = first.most_common()
-    assert times > 50
-    second = Counter(ids[1] for ids in answers if ids[0] == common)
-    assert p_value(second, expected_distribution(tiny, [*given, common], settings)) > 1e-3
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": 5e-324}, {"top_k": 1}, {"top_p": 1e-9}])
@@ -187,18 +173,3 @@ def test_a_grammar_holds(settings: dict[str, Any]) -> None:
     together = constrained.generate_batch(prompts, method="sample", seed=4, logits_processor=words, **settings)
     assert all(re.fullmatch("(yes|no), (I|you) (can|must)", answer.text) for answer in together)
     assert len({answer.text for answer in together}) > 1
-
-
-@pytest.mark.slow
-def test_tools_are_called() -> None:
-    class Choose(BaseModel):
-        """Choose."""
-
-        model_config = ConfigDict(extra="forbid")
-        side: Literal["left", "right"]
-
-    model = ChatCocoa(engine=engine_for_schemas(), method="sample", temperature=8.0, max_tokens=200)
-    calling = model.bind_tools([Choose], tool_choice="any")
-    answers = [calling.invoke("Left or right?", seed=seed) for seed in range(6)]
-    arguments = [call["args"]["side"] for answer in answers for call in answer.tool_calls]
-    assert set(arguments) == {"left", "right"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,11 +15,6 @@ from cocoa_engine.execution.native import operators
 
 FOLDED_WIDTH = 32
 """Up to this number of tokens, the query heads of a key-value head are folded into the query's length."""
-
-LONG = 768
-"""From this number of slots on, CPU threads also divide the slots if the key-value heads cannot be divided evenly."""
-
-_flash: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 
 
 def write_all(segments: Sequence[Segment], layer: int, keys: Tensor, values: Tensor) -> None:
@@ -88,12 +82,6 @@ def attend(
         return out[0].transpose(0, 1).reshape(width, -1)
     if native and softcap is None and operators.can_attend(query, keys, values):
         return operators.attend(query, keys, values, *segment.tail_mask(window), scale=scale)
-    parts = _parts(keys, values) if softcap is None else 1
-    end = parts * -(-segment.end // parts)
-    if parts > 1 and end <= segment.store.capacity:
-        keys, values = segment.store.read(layer, end)
-        mask = segment.mask(window, groups, query.dtype, query.device, end)
-        return _unfolded(_in_parts(_folded(query, groups), keys, values, mask, scale, parts), groups)
     mask = segment.mask(window, groups, query.dtype, query.device)
     return attend_folded(query, keys, values, mask, scale=scale, softcap=softcap)
 
@@ -120,40 +108,6 @@ def attend_folded(
         scores = scores if mask is None else scores + mask
         out = scores.softmax(dim=-1, dtype=torch.float32).to(values.dtype) @ values
     return _unfolded(out, groups)
-
-
-def _parts(keys: Tensor, values: Tensor) -> int:
-    """Number of parts to divide the slots into, so that all threads get the same amount of work."""
-    if keys.device.type != "cpu" or keys.shape[1] < LONG or keys.shape[2] != values.shape[2] or _flash is None:
-        return 1  # GPU kernels divide the slots themselves
-    threads = torch.get_num_threads()
-    return min(threads // math.gcd(threads, keys.shape[0]), keys.shape[1] // (LONG // 2))
-
-
-def _in_parts(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, parts: int) -> Tensor:
-    """Attention over each part of the slots as a separate head, combined by the weights of the parts.
-
-    With z_i the sum of exp(score) over part i: softmax(scores) v = sum_i z_i / (sum_j z_j) * softmax(scores_i) v_i.
-
-    Args:
-        query: ``[G, R, head_dim]``.
-        keys, values: ``[G, S, head_dim]``.
-        mask: additive, ``[R, S]``.
-
-    Returns:
-        ``[G, R, head_dim]``.
-    """
-    heads, rows, head_dim = query.shape
-    divided = (heads, parts, -1, head_dim)
-    out, log_sums = _flash(  # [G, parts, R, head_dim], [G, parts, R]
-        query[:, None].expand(heads, parts, rows, head_dim),
-        keys.view(divided),
-        values.view(divided),
-        attn_mask=None if mask is None else mask.view(rows, parts, -1).transpose(0, 1)[None],
-        scale=scale,
-    )
-    weights = log_sums.softmax(dim=1)
-    return (out * weights[..., None]).sum(dim=1).to(query.dtype)
 
 
 def _folded(query: Tensor, groups: int) -> Tensor:

@@ -63,7 +63,7 @@ class Segment:
         self.source: SourceProbe | None = None
         self.width = len(token_ids)
         self.end = start + self.width
-        self._masks: dict[tuple[int | None, int, int, torch.dtype, torch.device], Tensor | None] = {}
+        self._masks: dict[tuple[int | None, int, torch.dtype, torch.device], Tensor | None] = {}
         self._tail: Tensor | None = None
 
     def is_prompt(self, window: int | None) -> bool:
@@ -75,9 +75,7 @@ class Segment:
             and (window is None or self.end <= window)
         )
 
-    def mask(
-        self, window: int | None, repeats: int, dtype: torch.dtype, device: torch.device, end: int | None = None
-    ) -> Tensor | None:
+    def mask(self, window: int | None, repeats: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
         """Additive mask ``[repeats * width, end]``: 0 for visible slots, the dtype's lowest finite number for others.
 
         ``None`` if every token sees all slots. The mask has no -inf, because the softmax of a row of -inf is NaN.
@@ -85,11 +83,10 @@ class Segment:
         Args:
             window: size of the layer's sliding window, if it has one.
             repeats: number of times the rows are repeated, for query heads folded into the query's length.
-            end: number of slots in the mask if larger than the segment's end. No token sees the additional slots.
         """
-        key = (window if window is not None and self.end > window else None, repeats, end or self.end, dtype, device)
+        key = (window if window is not None and self.end > window else None, repeats, dtype, device)
         if key not in self._masks:
-            mask = self._mask(key[0], dtype, key[2] - self.end)
+            mask = self._mask(key[0], dtype)
             if mask is not None and repeats > 1:
                 mask = mask.repeat(repeats, 1)
             self._masks[key] = None if mask is None else mask.to(device, non_blocking=True)
@@ -109,12 +106,12 @@ class Segment:
             self._tail = mask[:, self.committed :].contiguous()
         return self._tail, self.committed
 
-    def _mask(self, window: int | None, dtype: torch.dtype, beyond: int) -> Tensor | None:
+    def _mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
         lowest = torch.finfo(dtype).min
         if self.chains is not None:
             mask = self._chain_mask(self.chains, lowest, dtype)
         elif self.own_slots is None:
-            if self.width == 1 and window is None and not beyond:
+            if self.width == 1 and window is None:
                 return None
             mask = torch.full((self.width, self.end), lowest, dtype=dtype).triu_(self.start + 1)
         else:
@@ -125,7 +122,7 @@ class Segment:
                 slot_positions[self.committed :] = torch.tensor(self.tail_positions[: self.end - self.committed])
             distance = torch.tensor(self.positions)[:, None] - slot_positions  # [width, end]
             mask.masked_fill_(distance >= window, lowest)
-        return F.pad(mask, (0, beyond), value=lowest) if beyond else mask
+        return mask
 
     def _leaf_mask(self, own_slots: Sequence[Sequence[int]], dtype: torch.dtype) -> Tensor:
         """The mask ``[width, end - committed]`` of the uncommitted slots."""

@@ -259,12 +259,10 @@ class FastLinear:
 def _concatenated(biases: Sequence[Tensor | None], weights: Sequence[Tensor]) -> Tensor | None:
     if all(bias is None for bias in biases):
         return None
+    device, dtype = weights[0].device, weights[0].dtype
     pairs = zip(biases, weights, strict=True)
     return torch.cat(
-        [
-            torch.zeros(weight.shape[0], dtype=weight.dtype, device=weight.device) if bias is None else bias
-            for bias, weight in pairs
-        ]
+        [torch.zeros(len(each), device=device, dtype=dtype) if bias is None else bias for bias, each in pairs]
     )
 
 
@@ -314,8 +312,7 @@ def _made_once(module: nn.Module, name: str, tensors: Iterable[Tensor | None], m
     """What was made for a module under a name before, unless the tensors that it was made from have changed."""
     state = weight_fingerprint(tensor for tensor in tensors if tensor is not None)
     made = _made.setdefault(module, {})
-    known = made.get(name)
-    if known is None or known[0] != state:
-        known = made[name] = state, make()
-    found: _T = known[1]
-    return found
+    if name not in made or made[name][0] != state:
+        made[name] = state, make()
+    result: _T = made[name][1]
+    return result

@@ -43,60 +43,36 @@ class Observer:
         *args: Any,
         **options: Any,
     ) -> Any:
-        """Measure one attention module, and run it as usual. Masks of flex attention cannot be read."""
-        layer = getattr(module, "layer_idx", None)
-        if layer is not None and (attention_mask is None or isinstance(attention_mask, Tensor)):
-            bias, sinks, scale = (options.get(name) for name in ("position_bias", "sinks", "scaling"))
-            self.see(
+        """Measure one attention module, and run it as usual. Masks of flex attention cannot be read.
+
+        A cache may have dropped the first keys. A mask of fewer dimensions than 4 is read as none: a token then sees
+        the keys before it within the window.
+        """
+        layer, slots = getattr(module, "layer_idx", None), key.shape[2]
+        heads = [] if layer is None else [head for head in self.probe.heads_of(layer) if head < query.shape[1]]
+        if layer is not None and heads and (attention_mask is None or isinstance(attention_mask, Tensor)):
+            if attention_mask is None or attention_mask.ndim != 4:
+                visible = self._visible(options.get("sliding_window"), slots, key.dtype, key.device)
+            else:  # [1, 1 or heads, W, S], additive, or True where a token sees a key
+                visible = attention_mask[0, heads if attention_mask.shape[1] > 1 else slice(None), -self.rows :, :slots]
+                if visible.dtype == torch.bool:
+                    lowest = torch.finfo(key.dtype).min
+                    visible = key.new_zeros(visible.shape).masked_fill_(~visible, lowest)
+            if (bias := options.get("position_bias")) is not None:  # [1, heads, W, S]
+                visible = visible + bias[0, heads, -self.rows :, :slots]
+            sinks, scale = options.get("sinks"), options.get("scaling")
+            self.probe.add(
                 layer,
-                query[0],
+                query[0, :, -self.rows :],
                 key[0],
-                attention_mask[0] if attention_mask is not None and attention_mask.ndim == 4 else None,
-                None if bias is None else bias[0],
+                visible,
+                heads=heads,
+                first=self._length - slots,
                 scale=query.shape[-1] ** -0.5 if scale is None else scale,
-                window=options.get("sliding_window"),
                 softcap=options.get("softcap"),
                 sinks=options.get("s_aux") if sinks is None else sinks[0, :, -self.rows :],
             )
         return usual(module, query, key, value, attention_mask, *args, **options)
-
-    def see(
-        self,
-        layer: int,
-        query: Tensor,
-        keys: Tensor,
-        mask: Tensor | None,
-        bias: Tensor | None = None,
-        *,
-        window: int | None = None,
-        **options: Any,
-    ) -> None:
-        """Measure one layer. A cache may have dropped the first keys.
-
-        Args:
-            layer: its number.
-            query: ``[heads, W, head_dim]``.
-            keys: ``[kv_heads, S, head_dim]``.
-            mask: ``[1 or heads, W, S]``, additive, or ``True`` where a token sees a key. Without one, a token sees the
-                keys before it within the window.
-            bias: ``[heads, W, S]``, added to the scores as well.
-            window: the layer's sliding window.
-            options: of :func:`~cocoa_engine.execution.forward.source_attention.attention_weights`.
-        """
-        heads = [head for head in self.probe.heads_of(layer) if head < query.shape[0]]
-        if not heads:
-            return
-        slots = keys.shape[1]
-        if mask is None:
-            visible = self._visible(window, slots, keys.dtype, keys.device)
-        else:
-            own = mask[:, -self.rows :, :slots] if mask.shape[0] == 1 else mask[heads, -self.rows :, :slots]
-            lowest = torch.finfo(keys.dtype).min
-            visible = own if own.dtype != torch.bool else keys.new_zeros(own.shape).masked_fill_(~own, lowest)
-        if bias is not None:
-            visible = visible + bias[heads, -self.rows :, :slots]
-        first = self._length - slots
-        self.probe.add(layer, query[:, -self.rows :], keys, visible, heads=heads, first=first, **options)
 
 
 def _visible(rows: int, window: int | None, slots: int, dtype: torch.dtype, device: torch.device) -> Tensor:

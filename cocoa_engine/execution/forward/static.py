@@ -288,7 +288,7 @@ class Shape(NamedTuple):
 class Step:
     """A step of fixed shape on one store: its inputs, the pass, and its CUDA graph once captured.
 
-    A step does not refer to the model, so that a pool of stores does not keep the model alive.
+    A step does not refer to the pass, so that the pass and its stores form no cycle.
 
     Attributes:
         inputs: ``[5 + 2 * passages + depth, width]`` int64, see :meth:`StaticLean._inputs`.

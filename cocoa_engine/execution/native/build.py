@@ -6,7 +6,6 @@ torch's operators then do the same work.
 
 from __future__ import annotations
 
-import _ctypes
 import ctypes
 import functools
 import hashlib
@@ -101,8 +100,7 @@ def _loaded() -> ctypes.CDLL:
         try:
             if (handle := _kept(folder / name)) is not None:
                 return handle
-        # it cannot be read, nothing in it can be run (noexec), or it is another library
-        except (OSError, AttributeError) as error:
+        except OSError as error:  # it cannot be read, or nothing in it can be run (noexec)
             logger.warning("the kernels in %s cannot be used: %s", folder, error)
     folders = [folder for folder in folders if _is_closed(folder) and _holds_libraries(folder)]
     if not folders and not _holds_libraries(Path(tempfile.gettempdir())):
@@ -167,7 +165,7 @@ def _kept(library: Path) -> ctypes.CDLL | None:
     shortened file would end the process (SIGBUS).
 
     Raises:
-        OSError, AttributeError: it cannot be loaded, or is another library.
+        OSError: it cannot be loaded.
     """
     if not library.is_file():
         return None
@@ -178,7 +176,7 @@ def _kept(library: Path) -> ctypes.CDLL | None:
         and os.path.samestat(os.fstat(file.fileno()), library.stat())
         and checksum.read_bytes() == _checksum(file.read())
     ):
-        return _checked(_opened(file))
+        return _declared(_opened(file))
     file.close()
     logger.warning("%s is damaged, or other users could write it; it is built again", library)
     return None
@@ -258,19 +256,6 @@ def _opened(file: BinaryIO) -> ctypes.CDLL:
         os.close(descriptor)
         if "GOMP" in str(error):
             raise _UnfitError("this build of torch does not include GNU's OpenMP runtime") from error
-        raise
-
-
-def _checked(handle: ctypes.CDLL) -> ctypes.CDLL:
-    """The same as :func:`_declared`, but a library without the kernels is unloaded.
-
-    Raises:
-        AttributeError: a kernel is missing.
-    """
-    try:
-        return _declared(handle)
-    except AttributeError:
-        _ctypes.dlclose(handle._handle)
         raise
 
 

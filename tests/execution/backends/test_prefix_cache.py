@@ -10,18 +10,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cocoa_engine import CocoaEngine, Generation, Runtime
+from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.execution.backends import prefixes, shared_cache
 from cocoa_engine.execution.backends.prefixes import SHORTEST, PrefixCache, common_length
-from cocoa_engine.execution.backends.shared_cache import SharedTree
 from cocoa_engine.execution.forward.base import Segment
 from cocoa_engine.execution.forward.kv_store import KeyValues
 from cocoa_engine.model.hidden_states import CaptureSpec
 from tests.helpers.alike import assert_alike
 from tests.helpers.forward_passes import record
-from tests.helpers.in_threads import join, start, together
+from tests.helpers.in_threads import join, start
 from tests.helpers.inside import backend_inside, kept_prompts, open_sequences, prefixes_of, sequences_running
-from tests.helpers.prompts import chat
 from tests.helpers.tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
 
 
@@ -63,24 +61,6 @@ def test_same_answers_with_and_without(architecture: str) -> None:
         assert actual.usage.prompt_tokens == len(prompt)
 
 
-@pytest.mark.slow
-def test_a_prompt_that_begins_alike_and_then_differs_gives_what_it_gives_alone() -> None:
-    """What is copied is what would have been computed, whatever follows it elsewhere."""
-    model = tiny_model("llama")
-    long = [*tokens(5, 75), *tokens(6, 60)]
-    for other in ([*long[:75], *tokens(7, 20)], [*long[:100], *tokens(8, 3)], long[:80], [*long, *tokens(9, 40)]):
-        engine = engine_of(model)
-        engine.generate(long, **SETTINGS)
-        alone = engine_of(model)
-        expected = alone.generate(other, **SETTINGS)
-        actual = engine.generate(other, **SETTINGS)
-        assert actual.usage.cached_tokens >= 75
-        assert_alike(actual, expected)
-        again = engine.generate(long, **SETTINGS)
-        assert again.usage.cached_tokens == len(long) - 1
-        assert_alike(again, alone.generate(long, **SETTINGS))
-
-
 def test_an_answer_is_known_to_the_next_turn_of_a_chat() -> None:
     engine = engine_of(tiny_model("qwen2"))
     first = engine.generate(PROMPTS[1], **SETTINGS)
@@ -99,19 +79,6 @@ def test_a_shared_beginning_is_encoded_once_also_when_prompts_start_together() -
     assert [answer.usage.cached_tokens for answer in batch] == [0, 90, 90, 90]
     for one, other in zip(batch, expected, strict=True):
         assert_alike(one, other)
-
-
-@pytest.mark.slow
-def test_in_threads() -> None:
-    engine = engine_of(tiny_model("gpt2"))
-    prompts = [[*SYSTEM, *tokens(seed, 3 + seed)] for seed in range(12)]
-    expected = [engine_of(engine.model, 0).generate(prompt, **SETTINGS) for prompt in prompts]
-    widths = fed(engine)
-    actual = together([lambda prompt=prompt: engine.generate(prompt, **SETTINGS) for prompt in prompts])
-    for one, other in zip(actual, expected, strict=True):
-        assert isinstance(one, Generation), one
-        assert_alike(one, other)
-    assert sum(widths) == len(SYSTEM) + sum(3 + seed for seed in range(12))
 
 
 def test_prompts_that_are_read_by_turns_read_their_shared_beginning_once() -> None:
@@ -139,15 +106,6 @@ def test_scored_texts_share_the_prompt_with_generations() -> None:
     for one, other in zip(engine.score(PROMPTS[0], texts), without.score(PROMPTS[0], texts), strict=True):
         assert_alike(one, other)
     assert widths == [len(SYSTEM), 5, 1]
-
-
-def test_off() -> None:
-    engine = engine_of(tiny_model("llama"), 0)
-    widths = fed(engine)
-    for answer in (*engine.generate_batch(PROMPTS[:2], **SETTINGS), engine.generate(PROMPTS[0], **SETTINGS)):
-        assert answer.usage.cached_tokens == 0
-    assert widths == [len(PROMPTS[0]), len(PROMPTS[1]), len(PROMPTS[0])]
-    assert prefixes_of(engine).nbytes == 0
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
@@ -207,19 +165,6 @@ def test_an_adapter_that_is_switched() -> None:
         answers.append(engine.generate(PROMPTS[1], **SETTINGS))
         assert_alike(answers[-1], engine_of(model, 0).generate(PROMPTS[1], **SETTINGS))
     assert answers[0].spans != answers[1].spans
-
-
-def test_the_real_model_on_a_shared_system_prompt(float32_engine: CocoaEngine) -> None:
-    system = "You answer questions about the sea in one short sentence. " * 8
-    prompts = [chat(question, system=system) for question in ("Is it salty?", "How deep is it?", "Who lives there?")]
-    cached = CocoaEngine(float32_engine.model, float32_engine.tokenizer)
-    without = CocoaEngine(float32_engine.model, float32_engine.tokenizer, runtime=Runtime(prefix_cache_mb=0))
-    settings: dict[str, Any] = {"max_new_tokens": 6, "max_candidates": 3, "max_span_tokens": 4}
-    answers = [cached.generate(prompts[0], **settings), *cached.generate_batch(prompts[1:], **settings)]
-    for answer, prompt in zip(answers, prompts, strict=True):
-        assert_alike(answer, without.generate(prompt, **settings))
-    assert answers[0].usage.cached_tokens == 0
-    assert all(answer.usage.cached_tokens > 90 for answer in answers[1:])
 
 
 # What must never be kept or copied.
@@ -313,26 +258,6 @@ def store_of(token_ids: Sequence[int], capacity: int | None = None) -> KeyValues
     return store
 
 
-def test_the_longest_beginning_is_found_and_holds_what_was_kept() -> None:
-    cache = PrefixCache(2**20)
-    a, b = tokens(1, 100), tokens(2, 80)
-    for ids in (a, b, [*a[:70], *tokens(3, 20)]):
-        cache.keep(ids, store_of(ids, capacity=150))
-    for ids, length in (([*a, 5], 100), (a[:90], 90), ([*b[:66], 7], 66), ([*a[:70], *tokens(3, 10), 9], 80)):
-        found = cache.longest(ids)
-        assert found is not None
-        store, known = found
-        assert known == length
-        for layer in range(2):
-            keys, values = store.read(layer, known)
-            assert keys[0, :, 0].tolist() == [each + layer for each in ids[:known]]
-            assert torch.equal(values, -keys)
-    assert cache.longest(a[: SHORTEST - 1]) is None
-    assert cache.longest(tokens(9, 100)) is None
-    assert cache.longest([]) is None
-    assert PrefixCache(2**20).longest(a) is None
-
-
 def test_a_given_store_is_kept_as_it_is_unless_much_of_it_is_unused() -> None:
     cache = PrefixCache(2**20)
     for seed, capacity, as_it_is in ((1, 100, True), (2, 114, True), (3, 115, False), (4, 1000, False)):
@@ -391,24 +316,7 @@ def test_the_least_recently_used_goes_first_and_memory_stays_within_its_bound() 
     assert [len(ids) for ids in kept_prompts(cache)] == [300]
 
 
-def test_a_sequence_that_goes_on_replaces_its_beginning() -> None:
-    cache = PrefixCache(2**20)
-    whole = tokens(1, 200)
-    for length in (70, 150, 200, 120, 200):
-        cache.keep(whole[:length], store_of(whole[:length]))
-    assert [len(ids) for ids in kept_prompts(cache)] == [200]
-    assert cache.nbytes == store_of(whole).nbytes
-
-
 _ids = st.lists(st.integers(0, 2), max_size=8)
-
-
-@given(_ids, _ids)
-def test_common_length(a: list[int], b: list[int]) -> None:
-    length = common_length(a, b)
-    assert a[:length] == b[:length]
-    assert length == min(len(a), len(b)) or a[length] != b[length]
-    assert common_length(tuple(b), a) == length
 
 
 @given(st.lists(_ids, max_size=6), _ids, st.integers(1, 40))
@@ -427,23 +335,3 @@ def test_the_cache_by_brute_force(sequences: list[list[int]], asked: list[int], 
         assert (0 if found is None else found[1]) == best
         if found is not None:
             assert found[0].read(0, best)[0][0, :, 0].tolist() == asked[:best]
-
-
-def test_trees_share_what_is_open_and_what_is_kept_whichever_is_longer() -> None:
-    engine = engine_of(tiny_model("llama"))
-    engine.generate([*SYSTEM, *tokens(1, 20)], **SETTINGS)
-    backend = backend_inside(engine)
-    (other,) = backend.open([[*SYSTEM, *tokens(2, 20)]], 8, CaptureSpec(2, 4, "post_norm"))
-    backend.prefill(other)
-    for prompt, length in (
-        ([*SYSTEM, *tokens(1, 20), 5], 110),
-        ([*SYSTEM, *tokens(2, 20), 5], 110),
-        ([*SYSTEM, *tokens(3, 20)], 90),
-    ):
-        (tree,) = backend.open([prompt], 8, CaptureSpec(2, 4, "post_norm"))
-        assert isinstance(tree, SharedTree)
-        logits = backend.prefill(tree)
-        assert tree.cached_tokens == length
-        with torch.no_grad():
-            expected = engine.model(torch.tensor([prompt])).logits[0, -1]
-        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)

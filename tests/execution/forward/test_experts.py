@@ -103,36 +103,23 @@ def test_the_engine_decodes_and_scores_as_with_the_modules(options: dict[str, An
         assert [span.f_mlds for span in one.spans] == pytest.approx([span.f_mlds for span in other.spans], abs=1e-3)
 
 
-def in_two_parts(experts: Any) -> None:
-    experts.gate_up_proj = nn.Parameter(experts.gate_up_proj[:, :32].clone())
-
-
-def turned(experts: Any) -> None:
-    experts.is_transposed = True
-
-
-def shared_among_processes(experts: Any) -> None:
-    experts._is_expert_parallel = True
-
-
-def adapted(experts: Any) -> None:
-    parametrize.register_parametrization(experts, "down_proj", nn.Identity())
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (in_two_parts, "its experts have another layout"),
-        (turned, "its experts have another layout"),
-        (shared_among_processes, "several processes share its experts"),
-        (adapted, "its experts are adapted or quantised"),
+        (
+            lambda experts: setattr(experts, "gate_up_proj", nn.Parameter(experts.gate_up_proj[:, :32])),
+            "another layout",
+        ),
+        (lambda experts: setattr(experts, "is_transposed", True), "another layout"),
+        (lambda experts: setattr(experts, "_is_expert_parallel", True), "several processes share its experts"),
+        (lambda experts: parametrize.register_parametrization(experts, "down_proj", nn.Identity()), "are adapted"),
     ],
 )
 def test_other_experts_are_left_to_the_modules(change: Any, reason: str) -> None:
     model = tiny_model("qwen3_moe")
     assert lean_obstacle(LanguageModel(model)) is None
     change(block_of(model, 3).experts)
-    assert lean_obstacle(LanguageModel(model)) == reason
+    assert reason in str(lean_obstacle(LanguageModel(model)))
 
 
 @pytest.mark.slow

@@ -124,20 +124,6 @@ def test_given_texts_streams_chats_and_texts(tmp_path: Path) -> None:
         engine.generate(prompt, source=["the snow"])
 
 
-def test_the_prefix_cache_and_other_methods(tmp_path: Path) -> None:
-    model = tiny_model("llama")
-    engine = CocoaEngine(model, tiny_tokenizer(), config=config_of(model, tmp_path))
-    prompt = [3 + 7 * number % 200 for number in range(200)]
-    ranges = (range(5, 60), range(100, 180))
-    first = engine.generate(prompt, source=Passages(ranges))
-    again = engine.generate(prompt, source=Passages(ranges))
-    assert again.usage.cached_tokens
-    check(model, prompt, first, ranges)
-    check(model, prompt, again, ranges)
-    for method in ("greedy", "dola", "diver"):
-        check(model, PROMPT, engine.generate(PROMPT, method=method, source=Passages(RANGES)), RANGES)
-
-
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
 def test_an_answer_is_measured_alike_with_and_without_the_prefix_cache(architecture: str) -> None:
     """While it is written, and when it is fed again, in tokens and in attention."""

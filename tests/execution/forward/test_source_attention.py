@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,6 @@ from cocoa_engine.execution.forward.observed_attention import Observer
 from cocoa_engine.execution.forward.source_attention import SourceProbe
 from cocoa_engine.methods.retrieval_heads import SOURCE_HEADS, known_heads, source_heads
 from cocoa_engine.model.language_model import LanguageModel
-from cocoa_engine.scoring.text_profile import Profiler
 from tests.helpers.alike import near
 from tests.helpers.attention import attention_weights, mass_on_prompt, source_attention
 from tests.helpers.backends import PROMPTS, made
@@ -54,33 +55,35 @@ def test_it_is_the_mass_of_the_attention_weights(architecture: str, tmp_path: Pa
             assert kept.source_attention == span.source_attention
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["static_lean", "lean", "modules"])
-@pytest.mark.parametrize("linear_backend", ["stock", "transposed", pytest.param("native", marks=needs_kernels)])
-def test_every_backend_measures_the_same(kind: str, linear_backend: str, tmp_path: Path) -> None:
-    model = tiny_model("mistral-sliding")
-    engine = use_backend(
-        CocoaEngine(model, tiny_tokenizer(), config=config_of(model, tmp_path)), made(model, kind, linear_backend)
-    )  # type: ignore[arg-type]
-    for prompt, answer in zip(PROMPTS, engine.generate_batch(PROMPTS), strict=True):
-        assert source_attention(answer) == near(eager(model, [*prompt, *answer.token_ids], len(prompt)))
-    alone = engine.generate(PROMPT)
-    assert source_attention(alone) == near(eager(model, [*PROMPT, *alone.token_ids], len(PROMPT)))
+OWN_ATTENTION = ["llama", "mistral-sliding", "gemma2", "gemma3_text"]
+WAYS = [
+    *(
+        ("mistral-sliding", kind, linears)
+        for kind in ("static_lean", "lean", "modules")
+        for linears in ("stock", "transposed")
+    ),
+    *(
+        pytest.param("mistral-sliding", kind, "native", marks=needs_kernels)
+        for kind in ("static_lean", "lean", "modules")
+    ),
+    # a cache of a sliding layer has dropped the first keys of the longer prompts
+    *((name, kind, "stock") for kind in ("masked_modules", "copied_cache", "recompute") for name in OWN_ATTENTION),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["masked_modules", "copied_cache", "recompute"])
-@pytest.mark.parametrize("architecture", ["llama", "mistral-sliding", "gemma2", "gemma3_text"])
-def test_backends_with_the_models_own_attention_measure_the_same(kind: str, architecture: str, tmp_path: Path) -> None:
-    """A cache of a sliding layer has dropped the first keys of the longer prompts."""
+@pytest.mark.parametrize(("architecture", "kind", "linear_backend"), WAYS)
+def test_every_backend_measures_the_same(architecture: str, kind: str, linear_backend: Any, tmp_path: Path) -> None:
     model = tiny_model(architecture)
     engine = use_backend(
-        CocoaEngine(model, tiny_tokenizer(), config=config_of(model, tmp_path)), made(model, kind, "stock")
+        CocoaEngine(model, tiny_tokenizer(), config=config_of(model, tmp_path)), made(model, kind, linear_backend)
     )
     usual = model.config._attn_implementation
     for prompt, answer in zip(PROMPTS, engine.generate_batch(PROMPTS), strict=True):
         assert source_attention(answer) == near(eager(model, [*prompt, *answer.token_ids], len(prompt)))
     assert model.config._attn_implementation == usual
+    alone = engine.generate(PROMPT)
+    assert source_attention(alone) == near(eager(model, [*PROMPT, *alone.token_ids], len(PROMPT)))
 
 
 @pytest.mark.slow
@@ -98,14 +101,6 @@ def test_given_texts(architecture: str, tmp_path: Path) -> None:
     assert source_attention(two) == near(expected[:3])
 
 
-def test_a_profile_has_it(tmp_path: Path) -> None:
-    model = tiny_model("llama")
-    engine = CocoaEngine(model, tiny_tokenizer(), config=config_of(model, tmp_path))
-    text = [9, 40, 77]
-    (profile,) = Profiler(engine.session, engine.config)(PROMPT, [text])
-    assert profile.source_attention == near(eager(model, [*PROMPT, *text], len(PROMPT)))
-
-
 @pytest.mark.parametrize("method", ["greedy", "decore", "dola", "diver"])
 def test_other_methods(method: str, tmp_path: Path) -> None:
     model = tiny_model("llama")
@@ -118,15 +113,6 @@ def test_other_methods(method: str, tmp_path: Path) -> None:
     if not contrasts:
         assert found == near(expected)
     assert all(value <= more + 1e-4 for value, more in zip(found, expected, strict=True))
-
-
-def test_the_prefix_cache_changes_nothing(tmp_path: Path) -> None:
-    model = tiny_model("llama")
-    engine = CocoaEngine(model, tiny_tokenizer(), config=config_of(model, tmp_path))
-    prompt = [3 + 7 * number % 200 for number in range(200)]
-    first, second = engine.generate(prompt), engine.generate(prompt)
-    assert second.usage.cached_tokens
-    assert source_attention(second) == near(source_attention(first))
 
 
 def test_the_best_heads_of_the_embedded_model() -> None:
@@ -160,23 +146,26 @@ def test_methods_that_read_the_prompt_back_share_passes_with_others(tmp_path: Pa
         assert all(len(span.token_source_attention) == len(span.token_ids) for span in answer.spans)
 
 
-@needs_kernels
-def test_diver_alone(tmp_path: Path) -> None:
-    model = tiny_model("llama")
-    engine = use_backend(
-        CocoaEngine(model, tiny_tokenizer(), config=config_of(model, tmp_path)), made(model, "lean", "native")
-    )
-    for answer in engine.generate_batch(PROMPTS, method="diver"):
-        assert all(len(span.token_source_attention) == len(span.token_ids) for span in answer.spans)
+def observe(
+    probe: SourceProbe,
+    length: int,
+    layer: int,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    mask: Any = None,
+    **options: Any,
+) -> None:
+    """Observe the last two rows of a layer."""
+    module: Any = SimpleNamespace(layer_idx=layer)
+    Observer(probe, 2, length)(lambda *_, **__: None, module, query, keys, keys, mask, **options)
 
 
 def test_layers_of_a_model_may_lie_on_several_devices() -> None:
     """The mask of a layer has its dtype."""
     probe = SourceProbe([(0, 0), (1, 0)], range(1, 4))
-    observer = Observer(probe, rows=2, length=6)
     torch.manual_seed(0)
     for layer, dtype in enumerate((torch.float32, torch.bfloat16)):
-        observer.see(layer, torch.randn(4, 6, 8, dtype=dtype), torch.randn(2, 6, 8, dtype=dtype), None, scale=0.5)
+        observe(probe, 6, layer, torch.randn(1, 4, 6, 8, dtype=dtype), torch.randn(1, 2, 6, 8, dtype=dtype))
     found = probe.means()
     assert found is not None
     assert found.shape == (2, 1)
@@ -193,7 +182,8 @@ def test_masks_sinks_and_dropped_keys() -> None:
     seen = torch.where(sees, 0.0, -torch.inf)
     for mask, bias, added in ((sees, None, seen), (biases, None, biases), (sees, biases, seen + biases)):
         probe = SourceProbe([(0, 0), (0, 3), (0, 7), (1, 0)], range(1, 6), [range(2), range(4, 6)])
-        Observer(probe, rows=2, length=13).see(0, query, keys, mask, bias, scale=0.4, sinks=sinks)
+        biased = {} if bias is None else {"position_bias": bias[None]}
+        observe(probe, 13, 0, query[None], keys[None], mask[None], scaling=0.4, s_aux=sinks, **biased)
         masses = []
         for head in (0, 3):  # there is no head 7, and no layer 1
             scores = query[head] @ keys[head // 2].T * 0.4 + added[head]

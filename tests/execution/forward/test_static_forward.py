@@ -16,10 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from cocoa_engine import CocoaEngine, Runtime
-from cocoa_engine.execution.backends import KINDS, Path, choose
+from cocoa_engine.execution.backends import KINDS, Path
 from cocoa_engine.execution.backends.shared_cache import SharedCache, SharedTree
 from cocoa_engine.execution.forward import static
-from cocoa_engine.execution.forward.base import Segment
 from cocoa_engine.execution.forward.linears import FastLinear
 from cocoa_engine.execution.forward.static import StaticLean, StaticStore
 from cocoa_engine.model.hidden_states import CaptureSpec, FinalLayer
@@ -101,24 +100,6 @@ def test_a_tree_gives_the_lean_pass_and_the_plain_one(architecture: str, final: 
         close_to(outputs[0][4][1], plain(model, text))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("architecture", FAMILY)
-def test_a_long_text_through_all_spans(architecture: str) -> None:
-    """Each step attends over the smallest number of slots that is enough."""
-    model = tiny_model(architecture)
-    backend = backend_of(model)
-    text = list(PROMPTS[0])
-    tree = opened(backend, text, reserve_tokens=60)
-    for token in range(20, 60):
-        (output,) = backend.step([(tree, [(token,), (token + 1,)])])
-        if token % 6 == 0:
-            close_to(output.logits[0], plain(model, [*text, token]))
-            close_to(output.logits[1], plain(model, [*text, token + 1]))
-        tree.commit((token + 1,))
-        text.append(token + 1)
-    assert steps_of(tree) == [(4, 16), (4, 32), (4, 64)]
-
-
 @pytest.mark.parametrize("architecture", ["llama", "mistral-sliding"])
 def test_a_tip_and_its_continuation_in_one_step(architecture: str) -> None:
     model = tiny_model(architecture)
@@ -130,28 +111,6 @@ def test_a_tip_and_its_continuation_in_one_step(architecture: str) -> None:
     tree.commit((10,), keep_rest=True)
     (output,) = backend.step([(tree, [(20, 30, 40)])])
     close_to(output.logits[0], plain(model, [*PROMPTS[0], 10, 20, 30, 40]))
-
-
-@pytest.mark.parametrize("architecture", ["llama", "mistral-sliding"])
-def test_a_chain_of_tokens(architecture: str) -> None:
-    """A text fed at once, each token seeing all before it, with the hidden states of each."""
-    model = tiny_model(architecture)
-    prompt, chain = PROMPTS[2], [7, 8, 9, 10, 11]
-    outputs = []
-    for kind in ("static_lean", "lean"):
-        backend = backend_of(model, kind)
-        tree = opened(backend, prompt)
-        start = len(prompt)
-        segment = Segment(tree.store, start, chain, range(start, start + len(chain)), start)
-        with backend.model.exclusive():
-            outputs.append(backend.forward([segment], WANTED))
-        if kind == "static_lean":
-            assert steps_of(tree) == [(8, 64)]
-    close_to(outputs[0].logits, outputs[1].logits)
-    assert outputs[0].hidden is not None
-    assert outputs[1].hidden is not None
-    close_to(outputs[0].hidden, outputs[1].hidden)
-    close_to(outputs[0].logits[2], plain(model, [*prompt, *chain[:3]]))
 
 
 def test_wider_and_deeper_than_the_largest_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,19 +314,6 @@ def test_made_and_used_under_inference_mode() -> None:
     close_to(output.logits[0], plain(model, [*PROMPTS[0], 11, 12]))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(dtype: torch.dtype) -> None:
-    model = tiny_model("llama").to(dtype)
-    outputs = []
-    for kind in ("static_lean", "lean"):
-        backend = backend_of(model, kind)
-        tree = opened(backend, PROMPTS[0])
-        outputs.append(backend.step([(tree, [(10,), (11,)])])[0])
-    assert outputs[0].logits.dtype == outputs[0].hidden.dtype == torch.float32
-    for actual, expected in zip(*(output[:2] for output in outputs), strict=True):
-        assert float((actual - expected).abs().max()) < 0.05 * float(expected.std())
-
-
 class Operators(TorchDispatchMode):
     """Notes the operators that run inside."""
 
@@ -426,11 +372,6 @@ def test_a_capture_that_fails_is_logged_once_and_changes_nothing_else(caplog: py
             tree.close()
     (record,) = caplog.records
     assert "CUDA graphs" in record.getMessage()
-
-
-def test_only_a_gpu_is_tried() -> None:
-    if not torch.cuda.is_available():
-        assert choose(LanguageModel(tiny_model("llama"))).backend.forward_name == "lean"
 
 
 @pytest.fixture

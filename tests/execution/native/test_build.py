@@ -188,26 +188,6 @@ def test_a_library_that_is_not_as_it_was_built_is_built_again(
 
 
 @needs_kernels
-def test_a_library_without_the_kernels_is_built_again(
-    anew: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert build.built().handle is not None
-    (made,) = libraries(anew)
-    other = tmp_path / "other"  # from a path that this process has loaded, the system returns the same library again
-    shutil.copytree(anew, other)
-    planted = other / build.FOLDER / made.name
-    replace_by_another(planted)
-    build._checksum_file(planted).write_bytes(build._checksum(planted.read_bytes()))
-    monkeypatch.setenv(CACHE_VARIABLE, str(other))
-    with caplog.at_level(logging.WARNING, logger="cocoa_engine"):
-        start_again(monkeypatch, compiles=True)
-    (record,) = caplog.records
-    assert "undefined symbol: cocoa_" in record.message
-    assert trial.obstacle() is None
-    start_again(monkeypatch, compiles=False)
-
-
-@needs_kernels
 def test_a_folder_that_others_could_write_to_is_closed_to_them(
     anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -326,17 +306,6 @@ def test_without_a_home_they_are_kept_with_temporary_files(anew: Path, monkeypat
     monkeypatch.setenv(CACHE_VARIABLE, "~nobody-of-that-name/cache")
     assert trial.obstacle() is None
     assert list(temporary_folder().glob("kernels/*.so"))
-
-
-@needs_kernels
-def test_a_compiler_may_say_anything(
-    anew: Path, compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wrapper = tmp_path / "my compiler"
-    wrapper.write_text(f'#!/bin/sh\nprintf "\\351\\377" >&2\nexec "{compiler}" "$@"\n')
-    wrapper.chmod(0o755)
-    monkeypatch.setenv("CXX", str(wrapper))
-    assert trial.obstacle() is None
 
 
 @needs_kernels

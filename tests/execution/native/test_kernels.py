@@ -83,11 +83,6 @@ def test_inputs_may_be_rounded_to_bfloat16() -> None:
     torch.testing.assert_close(operators.Linears([weight], [None])(x), exact, atol=1e-4, rtol=1e-4)
 
 
-def test_an_input_seen_from_the_side_is_multiplied_as_any_other() -> None:
-    weight, x = torch.randn(24, 40), torch.randn(40, 5).t()
-    torch.testing.assert_close(operators.Linears([weight], [None])(x), F.linear(x, weight), atol=1e-4, rtol=1e-4)
-
-
 def test_weights_that_lie_across_places_are_refused() -> None:
     memory = torch.zeros(4 * 6 * 16 + 4, dtype=torch.uint8)
     weights = [torch.frombuffer(memory.numpy(), dtype=torch.float32, offset=by, count=96).view(6, 16) for by in (0, 2)]

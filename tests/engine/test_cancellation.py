@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,17 +12,16 @@ import pytest
 from cocoa_engine import Cancellation, CocoaEngine, PromptError, RequestCancelledError, Runtime
 from cocoa_engine.cancellation import interruptible
 from cocoa_engine.execution import scheduler as scheduler_file
-from cocoa_engine.execution.backends import shared_cache
 from cocoa_engine.execution.forward import attention, lean
 from cocoa_engine.execution.forward.base import Segment
 from tests.helpers.alike import answers, assert_alike, assert_all_alike
 from tests.helpers.backends import made
-from tests.helpers.engines import endless, engine_of, prompt
+from tests.helpers.engines import engine_of, prompt
 from tests.helpers.forward_passes import record
 from tests.helpers.hooks import hook_count
 from tests.helpers.in_threads import join, start, wait_until
 from tests.helpers.inside import assert_idle, calls_waiting, use_backend
-from tests.helpers.processors import Held, Meets
+from tests.helpers.processors import Held
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 Ask = Callable[..., Any]
@@ -86,45 +85,6 @@ def test_what_is_cancelled_before_it_begins_does_no_work(call: Ask) -> None:
     with pytest.raises(RequestCancelledError):
         call(engine, prompt(0), cancellation=cancellation)
     assert passes == []
-    assert_idle(engine)
-
-
-@pytest.mark.slow
-@each_call
-@pytest.mark.parametrize("alone", [True, False])
-def test_the_rest_of_a_long_prompt_is_not_read(call: Ask, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_cache, "PREFILL_CHUNK", 16)
-    engine, cancellation = endless(), Cancellation()
-    engine.session.scheduler.prefill_chunk = 8
-    long = prompt(2, 400)
-    expected = engine.generate(prompt(1), max_new_tokens=60)
-    pieces: list[int] = []
-
-    def count(segments: Sequence[Segment], is_prompt: bool) -> None:
-        if is_prompt and segments[0].width in (8, 16):
-            pieces.append(segments[0].width)
-            if len(pieces) == 3:
-                cancellation.cancel()
-
-    outcome: list[Any] = []
-    if alone:
-        record(engine, count)
-        with pytest.raises(RequestCancelledError):
-            call(engine, long, cancellation=cancellation, max_new_tokens=4)
-    else:
-        joined: list[threading.Thread] = []
-
-        def at(tokens: int) -> bool:
-            if tokens == 5:
-                joined.append(start(partial(call, engine, long, cancellation=cancellation), outcome))
-            return False
-
-        record(engine, count)
-        answer = engine.generate(prompt(1), max_new_tokens=60, stopping_criteria=Meets(at))
-        join(joined)
-        assert_alike(answer, expected)
-        assert [type(each) for each in outcome] == [RequestCancelledError]
-    assert len(pieces) == 3
     assert_idle(engine)
 
 

@@ -36,7 +36,7 @@ from cocoa_engine.model.prompts import (
     require_room,
     sources_of_batch,
 )
-from cocoa_engine.model.tokenizer import not_shared
+from cocoa_engine.model.tokenizer import Tokens
 from cocoa_engine.results import Generation, LayerCurve
 from cocoa_engine.risk import RiskCalibrator
 from cocoa_engine.risk.policy import RiskPolicy
@@ -154,7 +154,8 @@ class CocoaEngine:
             **more_model_kwargs,
         )
         model = cast("PreTrainedModel", model)  # a light one is told apart where it matters
-        return cls(model, not_shared(tokenizer), config=config, runtime=runtime, model_name=name, calibrator=calibrator)
+        tokens: Any = Tokens(tokenizer, is_shared=False)  # nobody else has it, so it need not be copied
+        return cls(model, tokens, config=config, runtime=runtime, model_name=name, calibrator=calibrator)
 
     @property
     def session(self) -> Session:
@@ -674,7 +675,7 @@ class CocoaEngine:
         text, token_ids = chat_ids(tokens, messages, template_kwargs or {})
         if source is None:
             return token_ids, None
-        return token_ids, Passages(passage_positions(tokens, text, token_ids, source, add_special_tokens=False))
+        return token_ids, passage_positions(tokens, text, token_ids, source, add_special_tokens=False)
 
     def _task(self, request: Request) -> DecodeTask:
         backend = self.session.backend  # once for a call: it reads the model's state

@@ -18,7 +18,7 @@ from cocoa_engine.decoding.next_tokens import most_probable, token_statistics
 from cocoa_engine.equations import mean_pooled, mean_pooled_sum
 from cocoa_engine.errors import NonFiniteLogitsError
 from cocoa_engine.execution.backends import Backend
-from cocoa_engine.execution.backends.recompute import Recompute
+from cocoa_engine.execution.backends.unshared import Recompute
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.process_exit import at_work

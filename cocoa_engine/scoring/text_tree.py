@@ -151,8 +151,7 @@ def fed_alone(
         output = StepOutput(
             logits[1:],
             captured.stacked(logits.device)[:, 0],
-            source=None if probe is None else probe.mean(),
-            passages=None if probe is None else probe.of_passages(),
+            masses=None if probe is None else probe.means(),
         )
     rows = torch.arange(len(text), device=logits.device)
     return Step({0: rows.tolist()}, output, torch.tensor(text, device=logits.device), logits, rows, {0: 1})

@@ -12,7 +12,7 @@ import pytest
 from cocoa_engine import Cancellation, CocoaEngine, PromptError, RequestCancelledError, Runtime
 from cocoa_engine.cancellation import interruptible
 from cocoa_engine.execution import scheduler as scheduler_file
-from cocoa_engine.execution.forward import attention, lean
+from cocoa_engine.execution.forward import attention
 from cocoa_engine.execution.forward.base import Segment
 from tests.helpers.alike import answers, assert_alike, assert_all_alike
 from tests.helpers.backends import made
@@ -117,15 +117,19 @@ def test_a_pass_ends_between_two_layers_and_the_next_call_is_as_ever(
 
     def attend(segment: Segment, layer: int, *args: Any, **options: Any) -> Any:
         in_layer(layer)
-        return attention.attend(segment, layer, *args, **options)
+        return original(segment, layer, *args, **options)
 
-    monkeypatch.setattr(lean, "attend", attend)
+    original = attention.attend
+    monkeypatch.setattr(attention, "attend", attend)
     layers = engine.model.model.layers
+    chosen = engine.session.chosen
     hooks = [layers[n].register_forward_pre_hook(lambda *_, n=n: in_layer(n)) for n in range(len(layers))]
+    use_backend(engine, chosen)  # hooks change the state of the model
     with pytest.raises(RequestCancelledError):
         {**CALLS, **SCORES}[call](engine, long, cancellation=cancellation)
     for hook in hooks:
         hook.remove()
+    use_backend(engine, chosen)
     monkeypatch.undo()
     assert ran == {0, 1}
     assert hook_count(engine.model) == 0
@@ -145,11 +149,12 @@ def test_a_pass_goes_on_until_all_who_wait_for_it_have_gone(monkeypatch: pytest.
             cancellations[0].cancel()
             if layer == 2:
                 cancellations[1].cancel()
-        return attention.attend(segment, layer, *args, **options)
+        return original(segment, layer, *args, **options)
 
     engine.session.scheduler.observers.append(lambda event: sequences.__setitem__(0, len(event.trees)))
     engine.session.scheduler.patience = 1e6
-    monkeypatch.setattr(lean, "attend", attend)
+    original = attention.attend
+    monkeypatch.setattr(attention, "attend", attend)
     outcome: list[Any] = []
     calls = [partial(engine.generate, prompt(n), cancellation=each) for n, each in enumerate(cancellations)]
     join([start(call, outcome) for call in calls])

@@ -67,13 +67,12 @@ class Consistency(ResultModel):
         """
         if self.generation is None:
             raise ConfigError("the answer was given as a text, without the risk of its claims; give the Generation")
-        return [self._with_samples(check) for check in self.generation.check_these(most)]
-
-    def _with_samples(self, check: Check) -> Check:
-        supported = self.support(check.text)
-        if supported is None or supported >= SUPPORTED:
-            return check
-        return check.model_copy(update={"reasons": [*check.reasons, DISAGREE]})
+        checks = []
+        for check in self.generation.check_these(most):
+            supported = self.support(check.text)
+            disagree = supported is not None and supported < SUPPORTED
+            checks.append(check.model_copy(update={"reasons": [*check.reasons, DISAGREE]}) if disagree else check)
+        return checks
 
 
 def same_answer(sample: str, answer: str) -> bool:

@@ -160,7 +160,6 @@ def test_span_without_tokens_has_no_log_prob():
 
 
 RULES = get_args(equations.SpanLogProb)
-negative = st.floats(-60, -1e-3)
 
 
 @pytest.mark.parametrize(

@@ -97,8 +97,7 @@ class Distributions:
         self._rules = rules
         self._states = states
         self._method = METHODS[rules.config.method]
-        self._recorded = rules.config.top_logprobs
-        self._count = max(2, rules.config.max_candidates, self._recorded)
+        self._count = max(2, rules.config.max_candidates, rules.config.top_logprobs)
         self._native = native
         # the distribution after a token is formed only when the loop asks for it
         self._needs_paths = bool(rules.processors) or rules.sampler is not None
@@ -152,36 +151,30 @@ class Distributions:
     def _top(
         self, logits: Tensor, others: Tensor | None = None, prefix: Sequence[int] = (), paths: Sequence[Path] = ()
     ) -> list[NextTokens | None]:
-        """The distribution of each row, with the most probable tokens to record; see :meth:`_ranked`."""
-        ranked = self._ranked(logits, others, prefix, paths)
-        if not self._recorded:
-            return ranked
-        return [None if each is None else each.with_top(self._recorded) for each in ranked]
-
-    def _ranked(
-        self, logits: Tensor, others: Tensor | None = None, prefix: Sequence[int] = (), paths: Sequence[Path] = ()
-    ) -> list[NextTokens | None]:
-        """The distribution of each row.
+        """The distribution of each row, with the most probable tokens to record.
 
         Args:
             logits: ``[W, V]``.
             others: ``[K, W, V]``, the logits that a contrasting method contrasts with.
             prefix, paths: as in :meth:`after`. Without paths, no processors are applied.
         """
+        rules, config = self._rules, self._rules.config
         if others is None or not isinstance(self._method, ContrastingMethod):
-            processed = self._rules.processed(prefix, paths, logits) if paths else logits
+            processed = rules.processed(prefix, paths, logits) if paths else logits
             known = next_tokens(processed, self._count, native=self._native)
-            if self._rules.sampler is None or not paths:
-                return known
-            return self._rules.sampler.drawn(known, processed, [len(prefix) + len(path) for path in paths])
-        config = self._rules.config
-        contrasts = self._method.contrast(logits.float(), others, config)
-        allowed = self._method.plausible(logits.float(), config)
-        ranked = self._rules.processed(prefix, paths, contrasts.clone()) if paths else contrasts
-        if allowed is not None:  # ignored in rows where the processors forbid every plausible token
-            kept = ranked.masked_fill(~allowed, -torch.inf)
-            ranked = torch.where((kept > -torch.inf).any(-1, keepdim=True), kept, ranked)
-        return contrasted(next_tokens(logits, self._count, native=self._native), logits, contrasts, ranked)
+            if rules.sampler is not None and paths:
+                known = rules.sampler.drawn(known, processed, [len(prefix) + len(path) for path in paths])
+        else:
+            contrasts = self._method.contrast(logits.float(), others, config)
+            allowed = self._method.plausible(logits.float(), config)
+            ranked = rules.processed(prefix, paths, contrasts.clone()) if paths else contrasts
+            if allowed is not None:  # ignored in rows where the processors forbid every plausible token
+                plausible = ranked.masked_fill(~allowed, -torch.inf)
+                ranked = torch.where((plausible > -torch.inf).any(-1, keepdim=True), plausible, ranked)
+            known = contrasted(next_tokens(logits, self._count, native=self._native), logits, contrasts, ranked)
+        if config.top_logprobs:
+            known = [None if each is None else each.with_top(config.top_logprobs) for each in known]
+        return known
 
 
 def source_values(step: StepOutput) -> Sequence[float | None]:

@@ -124,8 +124,10 @@ class _MatcherState:
 
     def move(self, answer: list[int]) -> None:
         """Return to what the answer has in common with the one before, then consume the rest of it."""
-        pairs = enumerate(zip(self._tokens, answer, strict=False))
-        kept = next((at for at, (old, new) in pairs if old != new), min(len(self._tokens), len(answer)))
+        kept = len(self._tokens)
+        if answer[:kept] != self._tokens:
+            pairs = enumerate(zip(self._tokens, answer, strict=False))
+            kept = next((at for at, (old, new) in pairs if old != new), len(answer))
         if kept < len(self._tokens):
             if kept < self._branch_length:
                 self._branch_point, self._branch_length = self._start.deep_copy(), 0

@@ -4,7 +4,7 @@
 
 :meth:`SpanDecoder.decode` is a coroutine: it yields the paths to feed, receives the forward pass's output for them with
 ``send``, and never runs the model itself. A single sequence and a ragged batch therefore run the same loop. The loop
-requests tokens by their paths; ``token_feed.py`` and ``speculation.py`` decide in which pass each token is fed.
+requests tokens by their paths; ``token_feed.py`` decides in which pass each token is fed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from cocoa_engine.decoding.branch import (
 from cocoa_engine.decoding.distributions import MLDS_ALONE, Distributions, StateReader, TokenOutput
 from cocoa_engine.decoding.next_tokens import NextTokens
 from cocoa_engine.decoding.request import Rules
-from cocoa_engine.decoding.speculation import AnswerHistory, FreeRows, Speculation
-from cocoa_engine.decoding.token_feed import TokenFeed
+from cocoa_engine.decoding.speculation import AnswerHistory
+from cocoa_engine.decoding.token_feed import FreeRows, TokenFeed
 from cocoa_engine.equations import may_be_kept, span_log_probs
 from cocoa_engine.execution.backends import FeedRequest, Path, StepOutput, TokenTree
 from cocoa_engine.methods import METHODS
@@ -43,8 +43,7 @@ class SpanDecoder:
         rules: the request's settings, end tokens, processors and stopping criteria.
         track: decodes the answer's tokens to text; no token has been pushed yet.
         draft_tokens: the maximum number of guessed tokens fed after each leaf.
-        free_rows: see :data:`~cocoa_engine.decoding.speculation.FreeRows`.
-        cost_of_a_row: see :class:`~cocoa_engine.decoding.speculation.Speculation`.
+        free_rows, cost_of_a_row: see :class:`~cocoa_engine.decoding.token_feed.TokenFeed`.
         native: rank tokens with the native kernel.
         measure: computes the risk of a span, which ``max_risk`` limits; `None` if there is no limit.
         states: divides the captured states into those of the MLDS and of the calibrator's probe.
@@ -78,8 +77,7 @@ class SpanDecoder:
         self._measure = measure
         self._history = AnswerHistory(self.prompt)
         self._distributions = Distributions(rules, native=native, states=states)
-        self._speculation = Speculation(prompt, rules, draft_tokens, free_rows, cost_of_a_row)
-        self._feed = TokenFeed(self._distributions, self._speculation)
+        self._feed = TokenFeed(prompt, rules, self._distributions, draft_tokens, free_rows, cost_of_a_row)
 
     def decode(self, tree: TokenTree, first: Tensor | None) -> Generator[FeedRequest, StepOutput, None]:
         """Decode until the answer ends. Yields what to feed next and receives the output of the pass.
@@ -181,7 +179,7 @@ class SpanDecoder:
 
     def _begin(self, tree: TokenTree, first: Tensor | None) -> Generator[FeedRequest, StepOutput, NextTokens]:
         """The next-token distribution after the prompt. Feeds the prompt's last token if ``first`` is `None`."""
-        self._speculation.enabled = tree.keeps_rest and not self.method.reads_back
+        self._feed.feeds_ahead = tree.keeps_rest and not self.method.reads_back
         if first is None:
             output = yield [(self.prompt[-1],)]
             tree.commit((self.prompt[-1],))

@@ -1,13 +1,17 @@
-"""The model's output for each path that was fed."""
+"""The model's output for each path that was fed, and what is fed ahead of the loop.
+
+These are guesses by prompt lookup, and the continuation of a leading branch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import torch
 
 from cocoa_engine.decoding.distributions import Distributions, TokenOutput, logits_of
-from cocoa_engine.decoding.speculation import Speculation
+from cocoa_engine.decoding.request import Rules
+from cocoa_engine.decoding.speculation import PromptLookup
 from cocoa_engine.execution.backends import FeedRequest, Path, ReadBack, StepOutput, TokenTree
 
 Feeding = Generator[Sequence[Path], StepOutput | list[TokenOutput], list[TokenOutput]]
@@ -18,22 +22,45 @@ _READ_AT_ONCE = 128
 """Number of prompt tokens in one read-back pass, for all candidates together."""
 
 
+FreeRows = Callable[[], int]
+"""Returns the number of leaves of this sequence that the next forward pass can feed at little extra cost."""
+
+
 class TokenFeed:
-    """The outputs of all tokens fed after the committed ones.
+    """The outputs of all tokens fed after the committed ones. It chooses what to feed ahead.
 
     Args:
+        prompt: token ids.
+        rules: the request's rules.
         distributions: converts the output of a pass to :class:`TokenOutput`.
-        speculation: chooses the tokens to feed ahead.
+        draft_tokens: the maximum number of guessed tokens fed after each leaf.
+        free_rows: see :data:`FreeRows`.
+        cost_of_a_row: the cost of a further row in a pass of few rows, as a share of the cost of the first one.
 
     Attributes:
         last: the output for the last committed token, for :meth:`read_back`.
+        feeds_ahead: whether tokens are fed ahead. `False` if the sequence's tree cannot keep them, or if the method
+            reads the prompt back.
     """
 
-    def __init__(self, distributions: Distributions, speculation: Speculation) -> None:
-        self._distributions = distributions
-        self._speculation = speculation
-        self._known: dict[Path, TokenOutput] = {}
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        rules: Rules,
+        distributions: Distributions,
+        draft_tokens: int,
+        free_rows: FreeRows,
+        cost_of_a_row: float,
+    ) -> None:
         self.last: TokenOutput | None = None
+        self.feeds_ahead = False
+        self._distributions, self._eos = distributions, rules.eos
+        self._lookup = PromptLookup(prompt, draft_tokens)
+        self._free_rows, self._cost_of_a_row = free_rows, cost_of_a_row
+        self._known: dict[Path, TokenOutput] = {}
+        # path -> the token guessed after it and the number of matching tokens, until the guess is checked
+        self._guesses: dict[Path, tuple[int, int]] = {}
+        self._indexed: dict[int, int] = {}  # first token of a branch -> the number of its tokens that are indexed
 
     def feed(self, paths: Sequence[Path], growing: Sequence[Path], tokens_left: int) -> Feeding:
         """The outputs of some paths. Paths that have not been fed are fed now; free rows of the pass feed others ahead.
@@ -43,14 +70,62 @@ class TokenFeed:
             growing: those of ``paths`` that another token may follow.
             tokens_left: the number of tokens that may still follow the committed ones.
         """
-        self._speculation.observe(paths, growing, self._known, tokens_left)
+        self._learn(paths, growing, tokens_left)
         missing = [path for path in paths if path not in self._known]
         if missing:
-            fed = [*missing, *self._speculation.ahead(missing, growing, self._known, tokens_left)]
+            fed = [*missing, *self._ahead(missing, growing, tokens_left)]
             step = yield fed
             outputs = step if isinstance(step, list) else self._distributions.outputs(step)
             self._known.update(zip(fed, outputs, strict=True))
         return [self._known[path] for path in paths]
+
+    def _learn(self, paths: Sequence[Path], growing: Sequence[Path], tokens_left: int) -> None:
+        """Update the accuracy of guesses, and index the tokens of branches."""
+        for parent in {path[:-1] for path in paths} & self._guesses.keys():
+            token_id, matched = self._guesses.pop(parent)
+            self._lookup.check_guess(matched, (*parent, token_id) in paths)
+        if not self.feeds_ahead or (len(growing) == 1 and len(growing[0]) == 1):
+            return  # the tokens of a greedy run are indexed when they are committed
+        for path in growing:
+            end = self._reached(path, tokens_left)
+            self._lookup.index_branch(end, self._indexed.get(end[0], 0))
+            self._indexed[end[0]] = len(end)
+
+    def _ahead(self, missing: Sequence[Path], growing: Sequence[Path], tokens_left: int) -> list[Path]:
+        """The paths to feed ahead, in addition to the missing ones."""
+        free = self._free_rows() - len(missing)
+        if not self.feeds_ahead or free < 1:
+            return []
+        ends = {path: self._reached(path, tokens_left) for path in growing}
+        ahead = [end for path, end in ends.items() if end != path and end not in self._known][:free]
+        leaves = [*(path for path in missing if path in growing), *ahead]
+        for path in leaves:
+            tokens = self._guess(path, len(leaves), free - len(ahead), tokens_left)
+            ahead += [path + tokens[: depth + 1] for depth in range(len(tokens))]
+        return ahead
+
+    def _reached(self, path: Path, tokens_left: int) -> Path:
+        """A path with the tokens after it that have been fed ahead already, and the next one."""
+        while (
+            (output := self._known.get(path)) and output.next and path[-1] not in self._eos and len(path) < tokens_left
+        ):
+            path = (*path, output.next.best)
+        return path
+
+    def _guess(self, path: Path, leaves: int, free: int, tokens_left: int) -> tuple[int, ...]:
+        """The tokens to feed after a path by prompt lookup. Also records the first guess that is not fed."""
+        left = tokens_left - len(path)
+        if path[-1] in self._eos or left < 1:
+            return ()
+        guess, matched = self._lookup.guess(path, min(left, max(free, 1)))
+        if not guess:
+            return ()
+        end = next((depth for depth, token_id in enumerate(guess, 1) if token_id in self._eos), len(guess))
+        guess = guess[:end]
+        count = min(free, self._lookup.worth(matched, leaves, self._cost_of_a_row))
+        for depth, token_id in enumerate(guess[: max(count, 1)]):
+            self._guesses[path + guess[:depth]] = token_id, matched
+        return guess[:count]
 
     def output(self, path: Path) -> TokenOutput:
         """The output of a path that was fed after the committed tokens."""
@@ -73,7 +148,9 @@ class TokenFeed:
             if useful and len(path) > depth and path[:depth] == taken
         }
         tree.commit(taken, keep_rest=useful)
-        self._speculation.commit(taken)
+        self._guesses = {path[depth:]: guess for path, guess in self._guesses.items() if path[:depth] == taken}
+        self._indexed.clear()
+        self._lookup.extend(taken)
 
     def read_back(
         self, prompt: Sequence[int], branches: Sequence[Path]

@@ -12,11 +12,8 @@ import torch
 from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
-    MaxLengthCriteria,
     NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
-    StoppingCriteria,
-    StoppingCriteriaList,
 )
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation
@@ -27,7 +24,6 @@ from tests.helpers.tiny_models import (
     EOS,
     NUM_LAYERS,
     VOCAB_SIZE,
-    endless_tokenizer,
     tiny_model,
     tiny_tokenizer,
 )
@@ -189,21 +185,6 @@ def test_branches_that_end_early(architecture, boundary):
     assert uneven > 0 or boundary == "left"
 
 
-def test_exact_ties_go_to_the_lower_token():
-    """All tokens equally probable: candidates in order of their ids, and with equal scores the first is kept."""
-    model = tiny_model("phi", eos_token_id=5)
-    with torch.no_grad():
-        model.get_output_embeddings().weight.zero_()
-        model.get_output_embeddings().bias.fill_(1.0)
-    engine, forward = CocoaEngine(model, endless_tokenizer()), FullForward(model)
-    for settings in ({}, {"max_candidates": 1}, {"gamma": 1.0}, {"method": "greedy"}):
-        config = CocoaConfig(**{"alpha": 0.0, "max_candidates": 4, "max_new_tokens": 6, "gamma": 0.3, **settings})
-        expected = Reference(forward, engine.tokenizer, config).generate([8, 6, 7])
-        assert expected.token_ids == [0] * 6
-        assert expected.risk_points == (6 if not settings else 0)
-        assert_same(engine.generate([8, 6, 7], config=config), expected)
-
-
 # Sampling.
 
 
@@ -258,16 +239,6 @@ class Ban(LogitsProcessor):
         return scores
 
 
-class EndsOn(StoppingCriteria):
-    """The answer ends with any of some tokens."""
-
-    def __init__(self, tokens: list[int]) -> None:
-        self.tokens = torch.tensor(tokens)
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        return torch.isin(input_ids[:, -1], self.tokens)
-
-
 EVEN = list(range(4, VOCAB_SIZE, 2))
 PROCESSORS = {
     "repetition penalty": [RepetitionPenaltyLogitsProcessor(1.7)],
@@ -294,40 +265,7 @@ def test_logits_processors_act_on_every_branch(architecture, name):
         check(engine.generate(prompt, config=config, logits_processor=LogitsProcessorList(processors)), expected)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("boundary", ["right", "left", "own", "fixed"])
-@pytest.mark.parametrize("architecture", ["llama", "mamba"])
-def test_stopping_criteria_end_branches(architecture, boundary):
-    engine, forward = tiny(architecture)
-    config = CocoaConfig(max_new_tokens=12, gamma=0.15, span_boundary=boundary)
-    ends = []
-    for seed in range(4):
-        prompt = random_prompt(seed)
-        criteria = StoppingCriteriaList([EndsOn(list(range(3, VOCAB_SIZE, 12))), MaxLengthCriteria(len(prompt) + 9)])
-        answer = engine.generate(prompt, config=config, stopping_criteria=criteria)
-        forward.foresee(prompt, answer)
-        expected = Reference(forward, engine.tokenizer, config, stopping_criteria=criteria).generate(prompt)
-        check(answer, expected)
-        ends.append(expected.finish_reason)
-    assert "stop" in ends
-
-
 # Other number formats.
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt2"])
-def test_half_precision(architecture, dtype):
-    engine = CocoaEngine(tiny_model(architecture, seed=1).to(dtype), tiny_tokenizer())
-    for answer in engine.generate_batch([random_prompt(0), random_prompt(1)], max_new_tokens=12):
-        assert "".join(span.text for span in answer.spans) == answer.text
-        assert [token for span in answer.spans for token in span.token_ids] == answer.token_ids
-        for span in answer.spans:
-            assert 0 <= span.f_mlds <= 2
-            assert 0 <= span.con_mlds <= 2
-            assert span.score <= span.log_prob <= 0
-    assert engine.model.dtype is dtype
 
 
 def test_hardly_any_case_is_on_a_knife_edge():

@@ -11,16 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor, StoppingCriteria
 
-from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
-from cocoa_engine.decoding import speculation, task
-from cocoa_engine.decoding.request import FREE_LEAVES, Rules
+from cocoa_engine import CocoaEngine, Generation, Runtime
+from cocoa_engine.decoding import task
+from cocoa_engine.decoding.request import FREE_LEAVES
 from cocoa_engine.decoding.speculation import Guess, PromptLookup
 from cocoa_engine.execution.backends.shared_cache import SharedCache
 from cocoa_engine.execution.forward.base import Segment
 from tests.helpers.alike import assert_alike
-from tests.helpers.backends import made
 from tests.helpers.forward_passes import record, steps
-from tests.helpers.inside import use_backend
 from tests.helpers.prompts import chat
 from tests.helpers.tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
 
@@ -269,20 +267,6 @@ def test_a_pass_feeds_no_more_than_has_room() -> None:
     assert {tuple(widths) for widths in steps(passes)} <= {(1,)}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("architecture", "kind"), [("mamba", "copied_cache"), ("llama", "recompute")])
-def test_slower_ways_feed_nothing_ahead(architecture: str, kind: str, one_by_one: Any) -> None:
-    model = tiny_model(architecture)
-    chosen = made(model, kind, "stock")
-    seen = [*prompt(1), *prompt(1)]
-    for boundary in BOUNDARIES:
-        settings: dict[str, Any] = {"max_new_tokens": 12, "span_boundary": boundary, "gamma": 0.1}
-        guessing, plain = (use_backend(engine_of(model, drafts), chosen) for drafts in (8, 0))
-        answer = guessing.generate(seen, **settings)
-        assert answer == one_by_one(lambda: plain.generate(seen, **settings))  # noqa: B023
-        assert answer.usage.fed_tokens >= len(answer.token_ids)
-
-
 def test_a_bad_guess_that_is_nan_is_nobodys_error() -> None:
     """Logits after a guess are looked at only if the decode comes to it."""
     model = repetitive()
@@ -324,26 +308,3 @@ def brute_force(ids: Sequence[int], path: Sequence[int], count: int) -> Guess:
 def test_guesses_by_brute_force(ids: list[int], path: list[int], count: int, most: int) -> None:
     expected = brute_force(ids, path, min(count, most))
     assert PromptLookup(ids, most).guess(path, count) == expected
-
-
-def speculates(eos: frozenset[int] = frozenset(), prompt: Sequence[int] = (1,)) -> speculation.Speculation:
-    chooses = speculation.Speculation(prompt, Rules(CocoaConfig(), eos), 4, lambda: 8, 0.0)
-    chooses.enabled = True
-    return chooses
-
-
-def test_a_branch_is_guessed_from_its_rivals() -> None:
-    """They often say the same a token earlier or later."""
-    chooses, short, long = speculates(), (2, 5, 6), (3, 4, 5)
-    chooses.observe([short, long], [short, long], {}, 10)
-    ahead = chooses.ahead([short, long], [short, long], {}, 10)
-    assert (*long, 6) in ahead
-    assert not any(path[: len(short)] == short for path in ahead)
-
-
-def test_a_first_guess_is_short() -> None:
-    """Fewer tokens are guessed beside other leaves, and where a row costs more."""
-    lookup = PromptLookup((), 4)
-    assert [lookup.worth(3, leaves, 0.04) for leaves in (1, 2, 3, 4, 8, 9)] == [3, 2, 2, 1, 1, 0]
-    assert [lookup.worth(3, leaves, 0.15) for leaves in (1, 2, 3)] == [2, 1, 0]
-    assert [lookup.worth(1, leaves, 0.04) for leaves in (1, 2, 3)] == [1, 1, 0]

@@ -139,14 +139,6 @@ def test_a_lark_grammar(engine: CocoaEngine) -> None:
     assert engine.chat(QUESTIONS[0], max_new_tokens=12, logits_processor=choice).text in ("yes", "no", "I do not know")
 
 
-def test_a_cut_off_answer_is_a_beginning(engine: CocoaEngine, city_json: GrammarProcessor) -> None:
-    whole = engine.chat(QUESTIONS[0], max_new_tokens=40, logits_processor=city_json)
-    part = engine.chat(QUESTIONS[0], gamma=1, max_new_tokens=5, logits_processor=city_json)
-    assert part.finish_reason == "length"
-    assert part.text.startswith('{"city": "')
-    assert len(part.text) < len(whole.text)
-
-
 @pytest.mark.parametrize("tokenizer", [tiny_tokenizer, sentencepiece_like_tokenizer])
 @pytest.mark.parametrize("extra", [0, 20])
 def test_random_weights_write_valid_json(tokenizer: Any, extra: int) -> None:

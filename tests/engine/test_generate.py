@@ -10,7 +10,6 @@ import torch
 from transformers import LogitsProcessor
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
-from cocoa_engine.equations import may_be_kept
 from cocoa_engine.execution import session
 from tests.helpers.alike import assert_alike
 from tests.helpers.hooks import hook_count
@@ -55,23 +54,6 @@ def test_span_figures_agree_with_each_other(answer: Generation) -> None:
         assert answer.threshold is not None
         assert 0 <= span.risk <= 1
         assert span.flagged == (span.risk >= answer.threshold)
-
-
-def test_risk_points_list_what_competed(answer: Generation) -> None:
-    points = [span for span in answer.spans if span.kind == "risk_point"]
-    assert points
-    for span in points:
-        assert len(span.candidates) >= 2
-        assert [candidate.is_greedy for candidate in span.candidates].index(True) == 0
-        assert span.chosen is not None
-        kept = span.candidates[span.chosen]
-        assert kept.token_ids[: len(span.token_ids)] == span.token_ids
-        assert kept.token_ids == span.token_ids or span is answer.spans[-1]  # which max_new_tokens cut
-        allowed = may_be_kept(answer.config.span_log_prob, [one.ends_answer for one in span.candidates])
-        assert kept.score == max(one.score for one, may in zip(span.candidates, allowed, strict=True) if may)
-        first = [candidate.token_log_probs[0] for candidate in span.candidates]
-        assert first == sorted(first, reverse=True)
-    assert all(not span.candidates and span.chosen is None for span in answer.spans if span.kind == "greedy")
 
 
 def test_usage_counts(engine: CocoaEngine) -> None:
@@ -124,11 +106,6 @@ def test_settings_override_single_fields(engine: CocoaEngine) -> None:
     assert all(span.score == pytest.approx(span.log_prob - span.con_mlds) for span in out.spans)
 
 
-def test_engine_default_config(engine: CocoaEngine) -> None:
-    own = CocoaEngine(engine.model, engine.tokenizer, config=CocoaConfig(max_new_tokens=3, gamma=1))
-    assert len(own.generate(QUESTION).token_ids) == 3
-
-
 def test_prompt_as_token_ids(engine: CocoaEngine) -> None:
     ids = engine.encode(QUESTION)
     by_text = engine.generate(QUESTION, max_new_tokens=4)
@@ -142,31 +119,6 @@ def test_finish_reasons(engine: CocoaEngine) -> None:
     assert eos.finish_reason == "eos"
     assert eos.token_ids[-1] == engine.tokenizer.eos_token_id
     assert "<|im_end|>" not in eos.text
-
-
-def force(token_ids: list[int], prompt_tokens: int) -> LogitsProcessor:
-    """A processor that dictates the answer."""
-
-    class Force(LogitsProcessor):
-        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            only = torch.full_like(scores, -torch.inf)
-            only[:, token_ids[input_ids.shape[1] - prompt_tokens]] = 0
-            return only
-
-    return Force()
-
-
-def test_a_special_token_can_be_a_stop_text(engine: CocoaEngine) -> None:
-    tokenizer = engine.tokenizer
-    start = tokenizer.convert_tokens_to_ids("<|im_start|>")
-    assert start != tokenizer.eos_token_id
-    ids = [*engine.encode("One two"), start, *engine.encode(" three four")]
-    dictate = force(ids, len(engine.encode("Count:")))
-    out = engine.generate("Count:", max_new_tokens=len(ids), logits_processor=dictate, stop=["<|im_start|>", "xyz"])
-    assert (out.text, out.finish_reason) == ("One two", "stop")
-    assert out.token_ids[-1] == start
-    without = engine.generate("Count:", max_new_tokens=len(ids), logits_processor=dictate)
-    assert without.text == "One two three four"
 
 
 def test_logits_processor_acts_on_every_branch(engine: CocoaEngine, answer: Generation) -> None:

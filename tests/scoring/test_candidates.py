@@ -49,7 +49,7 @@ def some_text(engine: CocoaEngine, prompt: list[int], tokens: int) -> list[int]:
     return text[:tokens]
 
 
-@pytest.mark.parametrize("boundary", ["right", "left", "own", "fixed"])
+@pytest.mark.parametrize("boundary", ["right", "own"])
 def test_as_a_decode_weighs_them_on_the_real_model(engine: CocoaEngine, boundary: str) -> None:
     config = CocoaConfig(span_boundary=boundary, max_span_tokens=6, metric="con_mlds")
     prompt = engine.encode("Rivers of Europe, the longest first:")

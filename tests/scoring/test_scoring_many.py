@@ -19,7 +19,6 @@ from tests.helpers.alike import assert_alike
 from tests.helpers.forward_passes import record
 from tests.helpers.hooks import hook_count
 from tests.helpers.inside import use_backend
-from tests.helpers.prompts import chat
 from tests.helpers.reference import FullForward, Reference, assert_same
 from tests.helpers.rivals import config_of
 from tests.helpers.tiny_models import RECURRENT, tiny_model, tiny_tokenizer
@@ -83,16 +82,6 @@ def test_same_figures_as_the_reference(settings: dict[str, Any]) -> None:
         assert_same(one, reference.score(PROMPT, text))
 
 
-def test_options_of_a_question_on_the_real_model(engine: CocoaEngine) -> None:
-    question = chat("What is the capital of Australia?")
-    options = ["Canberra.", "Sydney, of course.", "Sydney.", "Canberra.", " Österreich 🎉", "C", "\n\nMelbourne"]
-    for prompt in (question, engine.encode(question)):
-        many = engine.score(prompt, options, alpha=1.0)
-        for option, one in zip(options, many, strict=True):
-            assert_alike(one, engine.score(prompt, option, alpha=1.0))
-    assert many[0] == many[3]
-
-
 def test_the_prompt_is_fed_once_and_so_is_each_shared_beginning() -> None:
     engine = CocoaEngine(tiny_model("gpt2"), tiny_tokenizer())
     engine.info()
@@ -113,23 +102,6 @@ def test_forms_in_which_texts_may_come() -> None:
     (one,) = engine.score("the sea", [" is"])
     assert_alike(one, engine.score("the sea", " is"))
     assert engine.score("the sea", ("is", "a"))[1].text == "a"
-
-
-def test_many_steps_hold_no_more_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slots are used again: the cache is as large as the largest step needs."""
-    capacities: list[int] = []
-    original = SharedCache.open
-
-    def record(self: SharedCache, prompts: Any, reserve_tokens: int, capture: Any) -> Any:
-        capacities.append(reserve_tokens)
-        return original(self, prompts, reserve_tokens, capture)
-
-    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
-    engine.info()
-    monkeypatch.setattr(SharedCache, "open", record)
-    monkeypatch.setattr(SharedCache, "paths_per_step", 16)
-    engine.score(PROMPT, [[a, b] for a in range(3, 40) for b in range(3, 6)])
-    assert capacities == [16]
 
 
 @pytest.mark.slow
@@ -163,7 +135,7 @@ def test_the_cache_is_freed(bad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["dola", "decore", "diver"])
-@pytest.mark.parametrize("architecture", ["llama", "gpt2", "mamba"])
+@pytest.mark.parametrize("architecture", ["llama", "mamba"])
 def test_methods_that_read_more_read_the_prompt_once(architecture: str, method: str, tmp_path: Path) -> None:
     if (architecture, method) == ("mamba", "decore"):
         pytest.skip("it has no attention heads to mask")

@@ -50,8 +50,8 @@ TARGETS = {
     "cocoa_integrations/evaluation/agreement.py": ["test_labels_of_people"],
     "cocoa_integrations/evaluation/tasks.py": ["test_data_of_tasks"],
     "cocoa_integrations/evaluation/files.py": ["test_data_of_tasks"],
-    "cocoa_integrations/evaluation/judge.py": ["test_replies_of_a_judge"],
-    "cocoa_integrations/evaluation/harness.py": ["test_samples_of_a_run", "test_settings_of_a_run"],
+    "cocoa_integrations/evaluation/judge.py": ["test_files_of_a_run"],
+    "cocoa_integrations/evaluation/harness.py": ["test_files_of_a_run"],
     "cocoa_integrations/ray/jobs.py": ["test_finished_rows_of_a_cluster"],
     "cocoa_integrations/server/command.py": ["test_files_of_api_keys"],
 }

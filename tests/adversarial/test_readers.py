@@ -97,27 +97,6 @@ def reads(node: ast.AST) -> bool:
     return owner != "os" and not any(set(mode) & set("wax") and "+" not in mode for mode in written)
 
 
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [
-        ("open(file)", True),
-        ("file.open('r+b')", True),
-        ("file.open(mode='w')", False),
-        ("open(file, 'x')", False),
-        ("backend.open(prompts, 3)", False),
-        ("gzip.open(file)", True),
-        ("json.load(file)", True),
-        ("engine.load()", False),
-        ("Path(file).read_bytes()", True),
-        ("readers = {'.jsonl': read_json_lines}", True),
-        ("AutoConfig.from_pretrained(name)", True),
-        ("nn.Embedding.from_pretrained(rows)", False),
-    ],
-)
-def test_the_scan_knows_what_reads(code: str, expected: bool) -> None:
-    assert any(map(reads, ast.walk(ast.parse(code)))) is expected
-
-
 @pytest.mark.slow
 def test_every_module_that_reads_files_is_given_broken_ones() -> None:
     root = Path(cocoa_engine.__file__).parents[1]

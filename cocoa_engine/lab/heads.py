@@ -192,7 +192,7 @@ def _most_attended(backend: Backend, tree: TokenTree, heads: Heads, length: int)
     seen: dict[int, Tensor] = {}
     if backend.masks_heads:
         assert isinstance(tree, SharedTree)
-        tree.probe = seen.__setitem__
+        tree.probe = _MostAttended(heads, seen)
         yield seen
         return
     model = backend.model

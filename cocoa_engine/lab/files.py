@@ -172,15 +172,7 @@ def _measure(path: Path, file: Any, rows_at_once: int) -> None:
     """Refuse a parquet file whose values are larger than the limit, whatever its metadata says.
 
     A file of a kilobyte may repeat a large value a million times. Texts are therefore read as dictionaries, which have
-    each value once, and their size is computed from these.
-
-    Args:
-        path: the file.
-        file: the opened file.
-        rows_at_once: the largest number of rows to read at once. Each batch copies the dictionary of its row group.
-
-    Raises:
-        DataError: it is larger.
+    each value once, and their size is computed from these. Each batch copies the dictionary of its row group.
     """
     from pyarrow import parquet
 

@@ -187,11 +187,7 @@ class _MostAttended(SourceProbe):
 def _most_attended(backend: Backend, tree: TokenTree, heads: Heads, length: int) -> Iterator[dict[int, Tensor]]:
     """The positions that the heads attend to most, by layer, in a step of one token inside the context.
 
-    Args:
-        backend: runs the model.
-        tree: the sequence.
-        heads: all heads of the model.
-        length: the number of tokens of the sequence, with that of the step.
+    ``length`` is the number of tokens of the sequence, with that of the step.
     """
     seen: dict[int, Tensor] = {}
     if backend.masks_heads:

@@ -92,15 +92,7 @@ Range = tuple[int, int]
 def _items(
     level: Level, forced: TeacherForced, ranges: Sequence[Range], weights: Sequence[Range], layers: list[LayerProfile]
 ) -> Items:
-    """The items of one answer.
-
-    Args:
-        level: the level of the items.
-        forced: the answer.
-        ranges: the tokens of each item, the end exclusive.
-        weights: the weight of each item as hallucinated and as supported.
-        layers: the disagreements of the items, in order.
-    """
+    """The items of one answer: their tokens, their weights as hallucinated and as supported, and their layers."""
     profile, other = forced.profile, forced.without_source
     count, first = len(profile.token_ids), [start for start, _ in ranges]
     margins = np.minimum(profile.margins, MARGIN_CAP)

@@ -108,14 +108,7 @@ def _subject(template: str, random: Random, templates: Mapping[str, Any]) -> str
 
 
 def _value(kind: str | list[int], unit: str | None, random: Random, templates: Mapping[str, Any]) -> tuple[str, ...]:
-    """A value of a kind, and other ways to write it.
-
-    Args:
-        kind: the name of the kind, or the lowest number and the end of a range.
-        unit: the unit of a number.
-        random: draws the value.
-        templates: the parts of names, and lists of words.
-    """
+    """A value of a kind (its name, or the lowest number and the end of a range), and other ways to write it."""
     if isinstance(kind, list):
         number = random.randrange(*kind)
         written = f"{number:,}"

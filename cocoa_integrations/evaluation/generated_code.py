@@ -13,9 +13,9 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
-from itertools import islice
+from itertools import chain, combinations, islice
 from json import dumps
 from textwrap import dedent
 from typing import Any
@@ -50,7 +50,9 @@ def code_of(answer: str) -> str:
     text = re.split(r"\[/PYTHON\]", answer, maxsplit=1, flags=re.IGNORECASE)[0]
     lines = re.sub(r"\[PYTHON\]", "\n```\n", text, flags=re.IGNORECASE).split("\n")
     fences = [number for number, line in enumerate(lines) if _FENCE.fullmatch(line)]
-    code = next(filter(_is_code, islice(_parts(lines, fences), _MAX_PARTS)), None)
+    ends = chain([(-1, len(lines))], combinations((-1, *fences, len(lines)), 2))
+    parts = (_joined(lines[before + 1 : end]) for before, end in islice(ends, _MAX_PARTS))
+    code = next(filter(_is_code, parts), None)
     if code is not None or not fences:
         return code or _joined(lines)
     return _joined(lines[fences[0] + 1 : fences[1] if len(fences) > 1 else None])
@@ -126,16 +128,6 @@ def _bubblewrap() -> list[str]:
         "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv",
         *(part for path in seen for part in ("--ro-bind-try", path, path)), "--dev", "/dev", "--chdir", "/",
     ]  # fmt: skip
-
-
-def _parts(lines: list[str], fences: list[int]) -> Iterator[str]:
-    """The candidates, the most likely first."""
-    yield _joined(lines)
-    for fence in fences:
-        yield _joined(lines[:fence])
-    for number, fence in enumerate(fences):
-        for end in (*fences[number + 1 :], len(lines)):
-            yield _joined(lines[fence + 1 : end])
 
 
 def _joined(lines: list[str]) -> str:

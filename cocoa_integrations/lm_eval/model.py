@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from json import dumps
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from lm_eval.api.model import TemplateLM
@@ -23,6 +23,8 @@ from cocoa_engine.model.load_options import LoadOptions, changed_options, loadin
 from cocoa_integrations._shared.settings import split_settings
 
 logger = safe_logger(__name__)
+
+KeyT = TypeVar("KeyT")
 
 DEFAULT_MAX_LENGTH = 2048  # for a model without a context window, as in the harness's own models
 _CHUNK = 4  # batches of prompts between two steps of the progress bar
@@ -233,11 +235,9 @@ class CocoaLM(TemplateLM):
         Raises:
             ConfigError: a task asks for sampling, or for another option that is not supported.
         """
-        groups: dict[str, list[int]] = {}
-        for number, request in enumerate(requests):
-            groups.setdefault(dumps(request.args[1], sort_keys=True, default=str), []).append(number)
         results: dict[int, Generation] = {}
-        for numbers in groups.values():
+        options_of = [dumps(request.args[1], sort_keys=True, default=str) for request in requests]
+        for numbers in _grouped(options_of).values():
             config = self._generation_config(requests[numbers[0]].args[1])
             max_prompt = self.max_length - config.max_new_tokens
             if max_prompt < 1:
@@ -275,11 +275,8 @@ class CocoaLM(TemplateLM):
             requests: those of ``span_score``.
             advance: called with the number of spans since the last call.
         """
-        groups: dict[str, list[int]] = {}
-        for number, request in enumerate(requests):
-            groups.setdefault(request.args[0], []).append(number)
         results: dict[int, Span] = {}
-        for context, numbers in groups.items():
+        for context, numbers in _grouped(request.args[0] for request in requests).items():
             before = self.tok_encode(context)
             texts = [self._continuation(context, before, requests[number].args[1]) for number in numbers]
             before = before[-max(1, self.max_length - max(map(len, texts))) :]
@@ -300,18 +297,13 @@ class CocoaLM(TemplateLM):
 
     def _scored(self, pairs: Sequence[tuple[list[int], list[int]]]) -> Iterator[tuple[int, Span]]:
         """The number and the span of each continuation, those of one context together."""
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for number, (context, continuation) in enumerate(pairs):
-            max_context = self.max_length - len(continuation)
-            if max_context < 1:
-                raise PromptError(
-                    f"a text to score has {len(continuation)} tokens; with a context it must fit {self.max_length}"
-                )
-            groups.setdefault(tuple(context[-max_context:]), []).append(number)
-        for key in sorted(groups):  # contexts with a common prefix follow each other
-            texts = [pairs[number][1] for number in groups[key]]
-            scored = self.engine.score(list(key), texts, config=CocoaConfig(method="greedy", top_logprobs=1))
-            yield from ((number, text.spans[0]) for number, text in zip(groups[key], scored, strict=True))
+        if (longest := max((len(text) for _, text in pairs), default=0)) >= self.max_length:
+            raise PromptError(f"a text to score has {longest} tokens; with a context it must fit {self.max_length}")
+        groups = _grouped(tuple(context[len(text) - self.max_length :]) for context, text in pairs)
+        for context, numbers in sorted(groups.items()):  # contexts with a common prefix follow each other
+            texts = [pairs[number][1] for number in numbers]
+            scored = self.engine.score(list(context), texts, config=CocoaConfig(method="greedy", top_logprobs=1))
+            yield from ((number, text.spans[0]) for number, text in zip(numbers, scored, strict=True))
 
     def _generation_config(self, options: Mapping[str, Any]) -> CocoaConfig:
         """The settings from a task's ``generation_kwargs``."""
@@ -332,6 +324,14 @@ class CocoaLM(TemplateLM):
         return self.config.replace(
             **_as_settings(settings), max_new_tokens=length, stop=tuple(dict.fromkeys((*stop, *self.config.stop)))
         )
+
+
+def _grouped(keys: Iterable[KeyT]) -> dict[KeyT, list[int]]:
+    """The numbers of the items with each key."""
+    groups: dict[KeyT, list[int]] = {}
+    for number, key in enumerate(keys):
+        groups.setdefault(key, []).append(number)
+    return groups
 
 
 def _device_map(device: str) -> str | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import example, given
+from hypothesis import strategies as st
 
 pytest.importorskip("rouge_score")
 
@@ -132,51 +134,34 @@ def prepared(folder: Path, task: str, **changed: bytes) -> Path:
     return run
 
 
-def test_samples_of_a_run(folder: Path) -> None:
-    def judged(data: bytes) -> Any:
-        run = prepared(folder, "truthfulqa_gen", samples__jsonl=data)
-        return judge_run(run, judge(), name=JUDGE, attempts=1, concurrency=1)
-
-    assert len(judged(lines_of(ROWS))["arms"]) == 2
-
-    @fuzz(20)
-    @given(broken_lines(ROWS))
-    def check(data: bytes) -> None:
-        found = outcome(lambda: judged(data))
-        assert isinstance(found, (dict, CocoaError))
-        if isinstance(found, dict):
-            json.dumps(found, allow_nan=False)
-
-    check()
+RUN_FILES: dict[str, tuple[str, Any, bytes, st.SearchStrategy[bytes]]] = {
+    "samples__jsonl": ("truthfulqa_gen", judge_run, lines_of(ROWS), broken_lines(ROWS)),
+    "judgements__jsonl": ("truthfulqa_gen", judge_run, lines_of(LINES), broken_lines(LINES)),
+    "factscore__jsonl": ("samsum", factscore_run, lines_of(LINES), broken_lines(LINES)),
+    "settings__json": ("truthfulqa_gen", judge_run, json.dumps(SETTINGS).encode(), broken_json(SETTINGS)),
+}
 
 
-def test_settings_of_a_run(folder: Path) -> None:
-    @fuzz()
-    @given(broken_json(SETTINGS))
-    def check(data: bytes) -> None:
-        run = prepared(folder, "", settings__json=data)
-        assert isinstance(outcome(lambda: judge_run(run, judge(), name=JUDGE, attempts=1)), (dict, CocoaError))
+@pytest.mark.parametrize("name", RUN_FILES)
+def test_files_of_a_run(name: str, folder: Path) -> None:
+    task, measure, good, files = RUN_FILES[name]
 
-        def opened(run: Path = run) -> None:
-            with new_run(run, {**SETTINGS, "format": 2}):
-                pass
-
-        assert isinstance(outcome(opened), (type(None), CocoaError))
-
-    check()
-
-
-@pytest.mark.parametrize(("task", "name", "measure"), [
-    ("truthfulqa_gen", "judgements__jsonl", judge_run),
-    ("samsum", "factscore__jsonl", factscore_run),
-])  # fmt: skip
-def test_replies_of_a_judge(task: str, name: str, measure: Any, folder: Path) -> None:
-    @fuzz(20)
-    @given(broken_lines(LINES))
-    def check(data: bytes) -> None:
+    def measured(data: bytes) -> Any:
         run = prepared(folder, task, **{name: data})
-        found = outcome(lambda: measure(run, judge(), name=JUDGE, attempts=1, concurrency=1))
+        return measure(run, judge(), name=JUDGE, attempts=1, concurrency=1)
+
+    assert len(measured(good)["arms"]) == 2
+
+    @fuzz(20)
+    @given(files)
+    def check(data: bytes) -> None:
+        found = outcome(lambda: measured(data))
         assert isinstance(found, (dict, CocoaError))
+        json.dumps(found if isinstance(found, dict) else None, allow_nan=False)
+        if name == "settings__json":
+            run = prepared(folder, task, settings__json=data)
+            with suppress(CocoaError), new_run(run, {**SETTINGS, "format": 2}):
+                pass
 
     check()
 

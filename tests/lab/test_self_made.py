@@ -29,23 +29,18 @@ DOCUMENT = (
 )
 
 
-@pytest.mark.parametrize(
-    ("answer", "declined"),
-    [
-        ("The text does not say.", True),
-        ("It is not mentioned in the passage.", True),
-        ("There is no information about the mayor.", True),
-        ("I cannot answer this.", True),
-        ("The passage doesn't specify it.", True),
-        ("unknown", True),
-        ("Paris.", False),
-        ("It is known for its clocks.", False),
-        ("She was not born in Rome.", False),
-        ("", False),
-    ],
-)
-def test_declining(answer: str, declined: bool) -> None:
-    assert declines(answer) is declined
+def test_declining() -> None:
+    for answer in (
+        "The text does not say.",
+        "It is not mentioned in the passage.",
+        "There is no information about the mayor.",
+        "I cannot answer this.",
+        "The passage doesn't specify it.",
+        "unknown",
+    ):
+        assert declines(answer), answer
+    for answer in ("Paris.", "It is known for its clocks.", "She was not born in Rome.", ""):
+        assert not declines(answer), answer
 
 
 def test_made_questions() -> None:

@@ -115,24 +115,6 @@ def test_generation_is_the_engines(engine: CocoaEngine, data_files: dict[str, Pa
     assert [one["samples"] for one in results["arms"]] == [2, 2]
 
 
-def test_code_is_run_only_when_allowed(
-    engine: CocoaEngine, data_files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    samples = load_samples("mbpp", data_files["mbpp"])
-    monkeypatch.setattr(generated_code, "confines", lambda: False)
-    with pytest.raises(ConfigError, match="--confirm-run-unsafe-code"):
-        evaluate(engine, TASKS["mbpp"], samples, ARMS, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-    right = samples[0].references[0]
-    measure = partial(TASKS["mbpp"].measure, samples[0], confirm_run_unsafe_code=True)
-    assert measure(f"{right}\n[/PYTHON]") == {"pass_at_1": 1.0}
-    assert measure("def add(a, b):\n    return a - b") == {"pass_at_1": 0.0}
-    config = CocoaConfig(max_new_tokens=8)
-    options: Any = {"config": config, "confirm_run_unsafe_code": True}
-    results = evaluate(engine, TASKS["mbpp"], samples, ARMS[:1], tmp_path / "out", **options)
-    assert results["arms"][0]["metrics"]["pass_at_1"]["mean"] in (0.0, 1.0)
-
-
 def test_a_prompt_that_does_not_fit_is_cut(tmp_path: Path) -> None:
     """From the left, as the harness does."""
     engine = CocoaEngine(tiny_model("llama", max_position_embeddings=64), tiny_tokenizer())
@@ -464,21 +446,15 @@ def test_the_engine_does_not_import_the_integrations() -> None:
         ("rouge_score", "from cocoa_integrations.evaluation.metrics import rouge_l; rouge_l('a', ['a'])"),
         ("pyarrow", "from cocoa_integrations.evaluation import load_samples; load_samples('nq_swap', 'a.parquet')"),
         ("lm_eval", "import cocoa_integrations.lm_eval"),
-        (
-            "sklearn",
-            "from pathlib import Path; from cocoa_integrations.evaluation.agreement import read_labels\n"
-            "read_labels(Path('labels.csv'), {('greedy', '0')}, ['truth'])",
-        ),
+        ("sklearn", "from cocoa_integrations.evaluation.agreement import read_labels; read_labels(None, (), ())"),
     ],
 )
 def test_missing_packages_are_named(missing: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.parquet").write_text("")
-    (tmp_path / "labels.csv").write_text("arm,id,ann\ngreedy,0,1\n")
     monkeypatch.chdir(tmp_path)
-    for name in [name for name in sys.modules if name.partition(".")[0] == missing]:
-        monkeypatch.delitem(sys.modules, name)
-    for name in [name for name in sys.modules if name.startswith("cocoa_integrations.lm_eval")]:
-        monkeypatch.delitem(sys.modules, name)
+    for name in list(sys.modules):
+        if name.partition(".")[0] == missing or name.startswith("cocoa_integrations.lm_eval"):
+            monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, missing, None)
     metrics._rouge.cache_clear()
     with pytest.raises(MissingExtraError, match=r"pip install 'cocoa-integrations\[eval\]'"):

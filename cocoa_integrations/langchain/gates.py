@@ -296,4 +296,4 @@ def _with_chunk_spans(chunk: BaseMessage, spans: list[SpanReport]) -> BaseMessag
 def _growth(edit: Edit) -> int:
     """The number of characters by which a change makes a text longer."""
     replaced = 0 if edit.text is None else len(edit.text) - (edit.end - edit.start)
-    return len(edit.before) + len(edit.after) + replaced
+    return len(edit.before or "") + len(edit.after or "") + replaced

@@ -108,7 +108,7 @@ def with_risk_retry(
         if not isinstance(given, Runnable) and not (given is None and name == "second_retriever"):
             raise ConfigError(f"{name} takes a runnable, not a {type(given).__name__}.")
     model = called_model(chat)
-    plan = RetryPlan.of(
+    plan = RetryPlan(
         alpha=model.alpha,
         retriever=retriever,
         top_k=retrieval.top_k_of(retriever),

@@ -228,16 +228,13 @@ class _Chunks:
 
 def calls_tools(answer: Any) -> bool:
     """Whether an answer, or a chunk of one, has tool calls."""
-    message = answer.message if isinstance(answer, ChatGeneration) else answer
-    if isinstance(message, AIMessageChunk) and message.tool_call_chunks:
+    if isinstance(answer, AIMessageChunk) and answer.tool_call_chunks:
         return True
-    return isinstance(message, AIMessage) and bool(message.tool_calls or message.invalid_tool_calls)
+    return isinstance(answer, AIMessage) and bool(answer.tool_calls or answer.invalid_tool_calls)
 
 
 def with_text(answer: Any, text: str) -> Any:
     """A copy with a different text."""
-    if isinstance(answer, ChatGeneration):
-        return type(answer)(message=with_text(answer.message, text), generation_info=answer.generation_info)
     if isinstance(answer, Generation):
         return answer.model_copy(update={"text": text})
     if isinstance(answer, Mapping):
@@ -256,8 +253,6 @@ def _kind(block: str | dict[str, Any]) -> Any:
 
 def without_tool_calls(answer: Any) -> Any:
     """A copy without tool calls."""
-    if isinstance(answer, ChatGeneration):
-        return type(answer)(message=without_tool_calls(answer.message), generation_info=answer.generation_info)
     if not isinstance(answer, AIMessage) or not calls_tools(answer):
         return answer
     content = answer.content
@@ -271,9 +266,6 @@ def without_tool_calls(answer: Any) -> Any:
 
 def with_report(answer: Any, report: RiskReport, change: Change | None = None) -> Any:
     """A copy with a different report, in the detail that it has. Spans and citations move as ``change`` says."""
-    if isinstance(answer, ChatGeneration):
-        message = with_report(answer.message, report, change)
-        return type(answer)(message=message, generation_info=answer.generation_info)
     if isinstance(answer, Mapping):
         return {**answer, "risk": report.to_dict()}
     stored = report.compact(*_texts_of(answer)) if report.is_compact else report

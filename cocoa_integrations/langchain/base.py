@@ -335,21 +335,37 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
         ]
 
     def generate(
-        self, prompts: list[Any], stop: list[str] | None = None, callbacks: Any = None, **kwargs: Any
+        self,
+        prompts: Any = None,
+        stop: list[str] | None = None,
+        callbacks: Any = None,
+        *,
+        messages: Any = None,
+        **kwargs: Any,
     ) -> LLMResult:
-        """As in LangChain. The options of the call are applied to the model first, so caches and traces see them."""
+        """As in LangChain, where a chat model takes ``messages`` and a text model ``prompts``.
+
+        The options of the call are applied to the model first, so caches and traces see them.
+        """
         model, framework = self._for_call(stop, kwargs)
         inner: Any = super(CocoaModel, model)
-        return model._returned(inner.generate(prompts, list(model.stop or ()) or None, callbacks, **framework))
+        stops, given = list(model.stop or ()) or None, messages if prompts is None else prompts
+        return model._returned(inner.generate(given, stops, callbacks, **framework))
 
     async def agenerate(
-        self, prompts: list[Any], stop: list[str] | None = None, callbacks: Any = None, **kwargs: Any
+        self,
+        prompts: Any = None,
+        stop: list[str] | None = None,
+        callbacks: Any = None,
+        *,
+        messages: Any = None,
+        **kwargs: Any,
     ) -> LLMResult:
         """See :meth:`generate`."""
         model, framework = self._for_call(stop, kwargs)
         inner: Any = super(CocoaModel, model)
-        stops = list(model.stop or ()) or None
-        return model._returned(await inner.agenerate(prompts, stops, callbacks, **framework))
+        stops, given = list(model.stop or ()) or None, messages if prompts is None else prompts
+        return model._returned(await inner.agenerate(given, stops, callbacks, **framework))
 
     def _returned(self, result: LLMResult) -> LLMResult:
         """The result with the detail that the answers of a call have."""

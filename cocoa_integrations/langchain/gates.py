@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
 from langchain_core.messages import AIMessageChunk, BaseMessage
+from langchain_core.outputs import ChatGeneration
 from langchain_core.runnables import RunnableConfig, RunnableGenerator
 
 from cocoa_engine import Generation as EngineGeneration
@@ -89,6 +90,10 @@ class RiskGate(RunnableGenerator[Any, Any]):
         """Apply the gate to a complete answer. The given answer is not changed."""
         if isinstance(answer, EngineGeneration):
             raise ConfigError("a gate takes LangChain answers; for a Generation of the engine use max_risk()")
+        if isinstance(answer, ChatGeneration):
+            passed: Any = self.passed(answer.message)
+            same = passed is answer.message
+            return answer if same else type(answer)(message=passed, generation_info=answer.generation_info)
         report = answers.get_risk(answer)  # type: ignore[arg-type]
         if not self.limit.reached(report):
             return answer

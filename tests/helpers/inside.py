@@ -53,11 +53,6 @@ def kept_prompts(prefixes: PrefixCache) -> list[Any]:
     return list(prefixes._entries)
 
 
-def forget_prompts(prefixes: PrefixCache) -> None:
-    """Empty a prefix cache."""
-    prefixes._entries.clear()
-
-
 def assert_idle(engine: CocoaEngine) -> None:
     """No batch slot is held, no call waits, nothing is to be fed and no sequence is open."""
     scheduler = engine.session.scheduler

@@ -68,7 +68,7 @@ async def test_every_entry_point_has_its_default(
         compact_chat.batch([question])[0],
         await compact_chat.ainvoke(question),
         compact_chat.invoke(question, stream=True),
-        compact_chat.generate([[quick_human(question)]]).generations[0][0].message,
+        compact_chat.generate(messages=[[quick_human(question)]]).generations[0][0].message,
     ]
     for message in messages:
         assert (message.additional_kwargs, message.response_metadata) == ({}, compact.response_metadata)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,6 @@ NEEDED = "a decoder-only causal language model is needed, such as Llama, Mistral
 
 def require_decoder_only(config: PreTrainedConfig, name: str) -> None:
     """Check from its config alone that a model is decoder-only and has at least 3 layers.
-
-    Args:
-        config: the model's config.
-        name: the model's name in error messages.
 
     Raises:
         UnsupportedModelError: it is an encoder-decoder or encoder-only (embedding) model, or has fewer than 3 or more
@@ -44,11 +40,7 @@ def require_decoder_only(config: PreTrainedConfig, name: str) -> None:
 
 
 def require_layer_count(value: object, field: str, file: str) -> None:
-    """Check a number of layers that was read from a file.
-
-    Args:
-        value: the number.
-        field, file: where it stands, for the error message.
+    """Check a number of layers that was read from a field of a file.
 
     Raises:
         UnsupportedModelError: it is not a whole number, or more than 1000.
@@ -60,24 +52,11 @@ def require_layer_count(value: object, field: str, file: str) -> None:
         )
 
 
-def _objects(config: Any) -> Iterator[dict[str, Any]]:
-    """All objects in the JSON of a config, at any depth: a config of several models has one for each."""
-    parts = [config]
-    while parts:
-        part = parts.pop()
-        if isinstance(part, dict):
-            yield part
-            parts.extend(part.values())
-        elif isinstance(part, list):
-            parts.extend(part)
-
-
 def require_causal_lm(config: PreTrainedConfig, name: str) -> None:
     """Check from the config alone that a model is a causal language model.
 
     Raises:
-        UnsupportedModelError: it is an encoder-decoder or encoder-only (embedding) model, has fewer than 3 layers, or
-            is not a causal language model.
+        UnsupportedModelError: it is not, or as for :func:`require_decoder_only`.
     """
     kind = f"{name} ({getattr(config, 'model_type', type(config).__name__)})"
     require_decoder_only(config, kind)
@@ -99,11 +78,14 @@ def read_config(name: str, options: dict[str, Any]) -> PreTrainedConfig:
     """
     import_model_classes()  # the class of a config imports much of them
     if "gguf_file" not in options or not Path(name).is_dir():  # a local GGUF file has been checked
-        found, _ = PreTrainedConfig.get_config_dict(name, **options)
-        for part in _objects(found):
-            for field in _LAYER_COUNTS:
-                if part.get(field) is not None:
-                    require_layer_count(part[field], f"{name}: {field}", "config.json")
+        parts: list[Any] = [PreTrainedConfig.get_config_dict(name, **options)[0]]
+        while parts:  # a config of several models has an object for each, at any depth
+            part = parts.pop()
+            if isinstance(part, dict):
+                for field in _LAYER_COUNTS:
+                    if part.get(field) is not None:
+                        require_layer_count(part[field], f"{name}: {field}", "config.json")
+            parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
     config = AutoConfig.from_pretrained(name, **options)
     for field in ("output_hidden_states", "output_attentions"):
         value = getattr(config, field, None) or False
@@ -151,8 +133,6 @@ def context_window_of(config: PreTrainedConfig) -> int | None:
 
 
 _HUGE = 2.0**53  # of a file that is wrong, as is a number that is not finite
-
-
 _SCALED_BY_FACTOR = ("linear", "dynamic", "yarn", "proportional")
 
 Frequencies = Callable[[int], tuple[int, ...]]
@@ -173,10 +153,6 @@ def frequencies_of(config: Any) -> Frequencies | None:
     return lambda length: tuple(0 if length <= limit else length if each else 1 for limit, each in limits)
 
 
-_WINDOW_FIELDS = ("sliding_window", "max_window_layers")
-"""Config fields that this module reads, or that transformers has converted to ``layer_types``."""
-
-
 class Windows:
     """The sliding window of each kind of layer.
 
@@ -189,7 +165,8 @@ class Windows:
     """
 
     def __init__(self, config: PreTrainedConfig) -> None:
-        if strange := sorted(window_sizes(config).keys() - set(_WINDOW_FIELDS)):
+        # the second has been converted to ``layer_types`` by transformers
+        if strange := sorted(window_sizes(config).keys() - {"sliding_window", "max_window_layers"}):
             raise NotImplementedError(f"unknown kinds of windows ({', '.join(strange)})")
         if "local" in (getattr(config, "attention_layers", None) or ()):
             raise NotImplementedError("local attention layers")
@@ -197,15 +174,13 @@ class Windows:
         if getattr(config, "use_sliding_window", True) is False:
             window = None
         self._layer_kinds = list(getattr(config, "layer_types", None) or ())
-        kinds = sorted(set(self._layer_kinds))
-        unknown = [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]
-        if unknown:
+        kinds = set(self._layer_kinds)
+        if unknown := sorted(kinds - {"full_attention", "sliding_attention"}):
             raise NotImplementedError(f"layers of kind {', '.join(unknown)} cannot hold branches")
         if "sliding_attention" in kinds and window is None:
             raise NotImplementedError("the config has sliding-attention layers but no sliding_window")
-        self.by_kind: dict[str, int | None] = {
-            kind: window if kind == "sliding_attention" else None for kind in kinds
-        } or {"all": window}
+        by_kind = {kind: window if kind == "sliding_attention" else None for kind in sorted(kinds)}
+        self.by_kind: dict[str, int | None] = by_kind or {"all": window}
         self.smallest = min((size for size in self.by_kind.values() if size is not None), default=None)
 
     def __getitem__(self, layer: int) -> int | None:
@@ -215,8 +190,5 @@ class Windows:
 
 def window_sizes(config: PreTrainedConfig) -> dict[str, int]:
     """All integer config fields with "window" in their name, except patterns (how often windowed layers occur)."""
-    return {
-        name: value
-        for name, value in vars(config).items()
-        if "window" in name and not name.endswith("_pattern") and type(value) is int
-    }
+    fields = {name: value for name, value in vars(config).items() if "window" in name and type(value) is int}
+    return {name: value for name, value in fields.items() if not name.endswith("_pattern")}

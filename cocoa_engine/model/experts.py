@@ -14,9 +14,6 @@ from cocoa_engine.model.blocks import BlockTensor
 _FUSED = ("Qwen3MoeExperts",)
 """transformers' modules that hold the weights of all experts as ``gate_up_proj`` and ``down_proj``."""
 
-Expert = Callable[[int, Tensor], Tensor]
-"""``(number of the expert, x [rows, d]) -> [rows, d]``."""
-
 
 class ExpertLinears(nn.Module):
     """One linear layer of each expert.
@@ -54,10 +51,8 @@ class SeparateExperts(nn.Module):
         """The same as the replaced module's."""
         return mixed(hidden_states, top_k_index, top_k_weights, self._run)
 
-    def _run(self, number: int, x: Tensor) -> Tensor:
-        mixed: Tensor = self.act_fn(self.gate_proj(x, number)) * self.up_proj(x, number)
-        out: Tensor = self.down_proj(mixed, number)
-        return out
+    def _run(self, number: int, x: Tensor) -> Any:
+        return self.down_proj(self.act_fn(self.gate_proj(x, number)) * self.up_proj(x, number), number)
 
 
 OWN = (SeparateExperts, ExpertLinears)
@@ -81,19 +76,9 @@ def fused(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return named
 
 
-def is_stack(model: nn.Module, path: str) -> bool:
-    """Whether a path names the weight of an :class:`ExpertLinears`."""
-    return isinstance(model.get_submodule(path.rpartition(".")[0]), ExpertLinears)
-
-
 def are_experts(module: nn.Module) -> bool:
     """Whether a module holds the weights of experts that :func:`stacks_of` can read."""
-    return _holds_experts(module) and _obstacle(module) is None
-
-
-def obstacle(module: nn.Module) -> str | None:
-    """Why the experts of a module cannot be read, or ``None``. A module that holds none has no obstacle."""
-    return _obstacle(module) if _holds_experts(module) else None
+    return _holds_experts(module) and obstacle(module) is None
 
 
 def _holds_experts(module: nn.Module) -> bool:
@@ -103,45 +88,47 @@ def _holds_experts(module: nn.Module) -> bool:
     )
 
 
-def _obstacle(experts: Any) -> str | None:
-    if getattr(experts, "_is_expert_parallel", False):
+def obstacle(module: Any) -> str | None:
+    """Why the experts of a module cannot be read, or ``None``. A module that holds none has no obstacle."""
+    if not _holds_experts(module):
+        return None
+    if getattr(module, "_is_expert_parallel", False):
         return "several processes share its experts"
-    modules = list(experts.modules())
-    weights = [parameter for module in modules for parameter in module._parameters.values()]
-    is_adapted = any(getattr(module, "parametrizations", None) for module in modules)
+    parts = list(module.modules())
+    weights = [parameter for part in parts for parameter in part._parameters.values()]
+    is_adapted = any(getattr(part, "parametrizations", None) for part in parts)
     if is_adapted or any(type(weight) not in (nn.Parameter, BlockTensor) for weight in weights):
         return "its experts are adapted or quantised"
-    if isinstance(experts, SeparateExperts):
+    if isinstance(module, SeparateExperts):
         return None
-    count, inner, width = experts.num_experts, experts.intermediate_dim, experts.hidden_dim
-    shapes = {name: tuple(weight.shape) for name, weight in experts.named_parameters()}
-    turned = getattr(experts, "is_transposed", False) or not getattr(experts, "is_concatenated", True)
+    count, inner, width = module.num_experts, module.intermediate_dim, module.hidden_dim
+    shapes = {name: tuple(weight.shape) for name, weight in module.named_parameters()}
+    turned = getattr(module, "is_transposed", False) or not getattr(module, "is_concatenated", True)
     if turned or shapes != {"gate_up_proj": (count, 2 * inner, width), "down_proj": (count, width, inner)}:
         return "its experts have another layout"
     return None
 
 
-def stacks_of(experts: nn.Module) -> tuple[list[Tensor], Tensor]:
+def stacks_of(module: Any) -> tuple[list[Tensor], Tensor]:
     """The weights of all experts, for a module that :func:`are_experts` accepts.
 
     Returns:
         What makes the gate and the input, each ``[experts, out, d]``: both in one tensor or one after the other. And
         what makes the output, ``[experts, d, inner]``.
     """
-    module: Any = experts
-    if isinstance(experts, SeparateExperts):
+    if isinstance(module, SeparateExperts):
         return [module.gate_proj.weight.detach(), module.up_proj.weight.detach()], module.down_proj.weight.detach()
     return [module.gate_up_proj.detach()], module.down_proj.detach()
 
 
-def mixed(x: Tensor, chosen: Tensor, shares: Tensor, expert: Expert) -> Tensor:
+def mixed(x: Tensor, chosen: Tensor, shares: Tensor, expert: Callable[[int, Tensor], Tensor]) -> Tensor:
     """The weighted sum of the outputs of each row's experts. Each expert runs once, on all rows that chose it.
 
     Args:
         x: ``[rows, d]``, on the CPU.
         chosen: the numbers of each row's experts, ``[rows, k]``.
         shares: what each of their outputs is multiplied by, ``[rows, k]``.
-        expert: runs one expert.
+        expert: runs one expert: ``(its number, x [rows, d]) -> [rows, d]``.
 
     Returns:
         ``[rows, d]`` in the dtype of ``x``; summed in float32.

@@ -49,13 +49,10 @@ _TOKEN_IDS = {"forced_bos_token_id", "forced_eos_token_id"}
 
 @contextmanager
 def usable(what: str = _NAME) -> Iterator[None]:
-    """Convert the errors that wrong values cause in transformers, which checks few of them.
+    """Convert the errors that wrong values cause in transformers, which checks few of them, to a :class:`ConfigError`.
 
     Args:
         what: what has the values, for the message.
-
-    Raises:
-        ConfigError: a value is out of range or of a wrong type, such as a negative ``repetition_penalty``.
     """
     try:
         yield
@@ -67,22 +64,16 @@ def usable(what: str = _NAME) -> Iterator[None]:
 
 
 class OptionProcessor(LogitsProcessor):
-    """A processor that was made of an option's value. Its errors name the option.
+    """A processor that was made of the value of an option. It checks some values only when it is called.
 
-    Args:
-        what: the option, for messages.
-        processor: the processor. It checks some values only when it is called.
+    Its errors name the option. They are a :class:`ConfigError`.
     """
 
     def __init__(self, what: str, processor: Processor) -> None:
         self._what, self._processor = what, processor
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """The processed scores.
-
-        Raises:
-            ConfigError: the option's value is wrong.
-        """
+        """The processed scores."""
         with usable(self._what):
             return self._processor(input_ids, scores)
 
@@ -127,27 +118,25 @@ def logits_processors(
     """
     config = config or getattr(model, "generation_config", None) or GenerationConfig()
     where = str(device or model.device)
-    eos_list, prompt_length = sorted(eos), len(prompt)
+    ends, length = sorted(eos), len(prompt)
 
-    def prompt_ids() -> Tensor:
+    def ids() -> Tensor:
         return torch.tensor([prompt], device=where)
 
     makers: dict[str, Callable[[Any], LogitsProcessor]] = {
-        "sequence_bias": lambda value: SequenceBiasLogitsProcessor(sequence_bias=value),
-        "encoder_repetition_penalty": lambda value: EncoderRepetitionPenaltyLogitsProcessor(value, prompt_ids()),
-        "repetition_penalty": lambda value: RepetitionPenaltyLogitsProcessor(penalty=value),
-        "no_repeat_ngram_size": lambda value: NoRepeatNGramLogitsProcessor(value),
-        "encoder_no_repeat_ngram_size": lambda value: EncoderNoRepeatNGramLogitsProcessor(value, prompt_ids()),
-        "bad_words_ids": lambda value: NoBadWordsLogitsProcessor(value, eos_list or None),
-        "min_length": lambda value: MinLengthLogitsProcessor(value, eos_list, device=where),
-        "min_new_tokens": lambda value: MinNewTokensLengthLogitsProcessor(prompt_length, value, eos_list, device=where),
-        "forced_bos_token_id": lambda value: ForcedBOSTokenLogitsProcessor(value),
-        "forced_eos_token_id": lambda value: ForcedEOSTokenLogitsProcessor(
-            prompt_length + max_new_tokens, value, device=where
-        ),
-        "exponential_decay_length_penalty": lambda value: ExponentialDecayLengthPenalty(value, eos_list, prompt_length),
+        "sequence_bias": SequenceBiasLogitsProcessor,
+        "encoder_repetition_penalty": lambda value: EncoderRepetitionPenaltyLogitsProcessor(value, ids()),
+        "repetition_penalty": RepetitionPenaltyLogitsProcessor,
+        "no_repeat_ngram_size": NoRepeatNGramLogitsProcessor,
+        "encoder_no_repeat_ngram_size": lambda value: EncoderNoRepeatNGramLogitsProcessor(value, ids()),
+        "bad_words_ids": lambda value: NoBadWordsLogitsProcessor(value, ends or None),
+        "min_length": lambda value: MinLengthLogitsProcessor(value, ends, device=where),
+        "min_new_tokens": lambda value: MinNewTokensLengthLogitsProcessor(length, value, ends, device=where),
+        "forced_bos_token_id": ForcedBOSTokenLogitsProcessor,
+        "forced_eos_token_id": lambda value: ForcedEOSTokenLogitsProcessor(length + max_new_tokens, value, where),
+        "exponential_decay_length_penalty": lambda value: ExponentialDecayLengthPenalty(value, ends, length),
         "suppress_tokens": lambda value: SuppressTokensLogitsProcessor(value, device=where),
-        "begin_suppress_tokens": lambda value: SuppressTokensAtBeginLogitsProcessor(value, prompt_length, device=where),
+        "begin_suppress_tokens": lambda value: SuppressTokensAtBeginLogitsProcessor(value, length, device=where),
     }
     processors = LogitsProcessorList()
     for name, make in makers.items():
@@ -160,7 +149,7 @@ def logits_processors(
                 continue
             if (name.endswith("repetition_penalty") and value == 1.0) or (name in _NEED_EOS and not eos):
                 continue
-            if name == "encoder_no_repeat_ngram_size" and value > prompt_length:  # the processor counts up to it
+            if name == "encoder_no_repeat_ngram_size" and value > length:  # the processor counts up to it
                 continue
             processors.append(OptionProcessor(what, make(value)))
     return processors
@@ -174,14 +163,10 @@ def try_processors(
     repetition_penalty: float | None = None,
     config: GenerationConfig | None = None,
 ) -> None:
-    """Call the processors of a generation config once, so that wrong values are found before the model runs.
+    """Call the :func:`logits_processors` of a generation config once: wrong values are found before the model runs.
 
     It is done on the CPU: a token id that is out of range would leave a GPU unusable for this process. It is not done
     with the processors of a request, because some keep what they have seen.
-
-    Args:
-        eos, prompt, repetition_penalty, config: as for :func:`logits_processors`.
-        vocab_size: the number of logits.
 
     Raises:
         ConfigError: a value is out of range or of a wrong type.
@@ -229,9 +214,9 @@ def eos_token_ids(
         ids = [stated] if isinstance(stated, int) else list(map(operator.index, stated))
     except TypeError:
         raise ValueError(f"eos_token_id must be a token id or a list of them, not {short_repr(stated)}") from None
-    found = {*ids, getattr(tokens.settings, "eos_token_id", None), turn_end(tokens)}
+    ends = {*ids, getattr(tokens.settings, "eos_token_id", None), turn_end(tokens)}
     size = int(model.get_input_embeddings().weight.shape[0])
-    return frozenset(one for one in found if one is not None and 0 <= one < size)
+    return frozenset(end for end in ends if end is not None and 0 <= end < size)
 
 
 def eos_of_gguf(metadata: Mapping[str, Any]) -> list[int]:
@@ -248,7 +233,7 @@ def eos_of_gguf(metadata: Mapping[str, Any]) -> list[int]:
         names.remove("<|end|>")
     ids |= {number for number, token in enumerate(tokens) if token in names}
     ids |= {metadata[key] for name in _GGUF_KEYS if (key := f"tokenizer.ggml.{name}_token_id") in metadata}
-    return sorted(one for one in ids if 0 <= one < len(tokens))
+    return sorted(number for number in ids if 0 <= number < len(tokens))
 
 
 def turn_end(tokens: Tokens) -> int | None:
@@ -278,6 +263,8 @@ def _rendered_end(tokens: Tokens) -> int | None:
     added = getattr(tokens.settings, "added_tokens_decoder", {})
     ends = {number for number, token in added.items() if not token.content.isspace()}.difference(passed)
     special = {number for number in ends if added[number].special}  # the next turn may begin with a known word
-    after_answer = [one for one in tokens.encode(after, add_special_tokens=False) if one in ends]
-    before_next = [one for one in tokens.encode(until_next, add_special_tokens=False) if one in special]
-    return next(iter(after_answer + before_next), None)
+    for text, candidates in ((after, ends), (until_next, special)):
+        for token_id in tokens.encode(text, add_special_tokens=False):
+            if token_id in candidates:
+                return token_id
+    return None

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
-from huggingface_hub.errors import StrictDataclassError
-
-from cocoa_engine.errors import CocoaError, ModelLoadError, safe_cause
+from cocoa_engine.errors import ModelLoadError
 from cocoa_engine.model.configs import require_layer_count
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.safe_text import short_repr
@@ -67,11 +64,11 @@ Agrees = Callable[[Any, Any, Metadata], bool]
 
 
 def _field(*names: str, absent: tuple[Any, ...] = ()) -> Agrees:
-    """It is the first of some fields that the config has. Without them, it has no effect."""
+    """It is the first of some fields that the config has. Without them, it is one of some values without effect."""
 
     def agrees(value: Any, config: Any, _: Metadata) -> bool:
-        found = _first(config, *names)
-        return any(_same(value, each) for each in (absent if found is None else (found,)))
+        stated = _first(config, *names)
+        return any(_same(value, expected) for expected in (absent if stated is None else (stated,)))
 
     return agrees
 
@@ -95,9 +92,8 @@ def _same(value: Any, expected: Any) -> bool:
 
 
 def _rope(config: Any, layers: str = "full_attention") -> Mapping[str, Any]:
-    rope = getattr(config, "rope_parameters", None) or {}
-    found: Mapping[str, Any] = rope.get(layers) or rope
-    return found
+    rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
+    return rope.get(layers) or rope
 
 
 def _head(config: Any, *names: str) -> int:
@@ -147,7 +143,16 @@ def _is_scored_alike(value: Any, config: Any, _: Metadata) -> bool:
     return _same(value, size**-0.5 if own is None else own) or (not value and own is None)
 
 
+_OFF = (
+    *("leading_dense_block_count", "router_logit_softcapping", "swin_norm", "attention.max_alibi_bias"),
+    *("attention.clamp_kqv", "attention.temperature_scale", "attention.temperature_length", "ssm.dt_b_c_rms"),
+    "rope.scaling.yarn_log_multiplier",
+)
 AGREEING: dict[str, Agrees] = {
+    **dict.fromkeys(_OFF, _field(absent=(0,))),
+    **dict.fromkeys(
+        ("interleave_moe_layer_step", "moe_every_n_layers", "attention.output_scale"), _field(absent=(0, 1))
+    ),
     "vocab_size": lambda value, config, metadata: (
         value == config.vocab_size == metadata.file.tensors["token_embd.weight"].shape[0]
     ),
@@ -155,8 +160,8 @@ AGREEING: dict[str, Agrees] = {
     "embedding_length": _field("hidden_size"),
     "block_count": _has_these_layers,
     "nextn_predict_layers": _has_these_layers,
-    "feed_forward_length": lambda value, config, _: _same(
-        value, _first(config, "intermediate_size", "n_inner") or 4 * config.hidden_size
+    "feed_forward_length": _computed(
+        lambda config: _first(config, "intermediate_size", "n_inner") or 4 * config.hidden_size
     ),
     "expert_feed_forward_length": _field("moe_intermediate_size", "intermediate_size"),
     "expert_shared_feed_forward_length": _field("shared_expert_intermediate_size", absent=(0,)),
@@ -170,9 +175,6 @@ AGREEING: dict[str, Agrees] = {
     "expert_gating_func": lambda value, config, _: (
         value in ((2,) if _first(config, "scoring_func") == "sigmoid" else (0, 1))  # 0: not stated
     ),
-    "leading_dense_block_count": _field(absent=(0,)),
-    "interleave_moe_layer_step": _field(absent=(0, 1)),
-    "moe_every_n_layers": _field(absent=(0, 1)),
     "full_attention_interval": _field("full_attention_interval"),
     "use_parallel_residual": _field("use_parallel_residual", absent=(False,)),
     "tensor_data_layout": _field(absent=("Meta AI original pth", "jploski")),  # those that llama.cpp reads
@@ -182,13 +184,9 @@ AGREEING: dict[str, Agrees] = {
     "embedding_scale": _field("embedding_multiplier", absent=(0.0, 1.0)),
     "attn_logit_softcapping": _field("attn_logit_softcapping", absent=(0.0,)),
     "final_logit_softcapping": _field("final_logit_softcapping", absent=(0.0,)),
-    "router_logit_softcapping": _field(absent=(0.0,)),
     "embedding_length_per_layer_input": _field("hidden_size_per_layer_input", absent=(0,)),
-    "swin_norm": _field(absent=(False,)),
     "attention.head_count": _field("num_attention_heads", absent=(0,)),
     "attention.head_count_kv": _computed(_key_value_heads),
-    "attention.max_alibi_bias": _field(absent=(0.0,)),
-    "attention.clamp_kqv": _field(absent=(0.0,)),
     "attention.key_length": _computed(lambda config: _head(config, "global_head_dim")),
     "attention.value_length": _computed(lambda config: _head(config, "v_head_dim", "global_head_dim")),
     "attention.key_length_swa": _computed(_head),
@@ -200,9 +198,6 @@ AGREEING: dict[str, Agrees] = {
     "attention.sliding_window_pattern": _is_windowed_alike,
     "attention.shared_kv_layers": _field("num_kv_shared_layers", absent=(0,)),
     "attention.scale": _is_scored_alike,
-    "attention.output_scale": _field(absent=(0.0, 1.0)),
-    "attention.temperature_scale": _field(absent=(0.0,)),
-    "attention.temperature_length": _field(absent=(0,)),
     "rope.dimension_count": _computed(lambda config: _turned(config, _head(config, "global_head_dim"))),
     "rope.dimension_count_swa": _computed(lambda config: _turned(config, _head(config), "sliding_attention")),
     "rope.dimension_sections": lambda value, config, _: (
@@ -221,7 +216,6 @@ AGREEING: dict[str, Agrees] = {
     "rope.scaling.finetuned": lambda value, _, metadata: (
         bool(value) or metadata.architecture != "granite"  # which turns nothing without it
     ),
-    "rope.scaling.yarn_log_multiplier": _field(absent=(0.0,)),
     "rope.scaling.yarn_ext_factor": _field(absent=(0.0, -1.0)),
     "rope.scaling.yarn_attn_factor": _field(absent=(1.0,)),
     "rope.scaling.yarn_beta_fast": _computed(lambda config: _rope(config).get("beta_fast") or 32.0),
@@ -230,14 +224,12 @@ AGREEING: dict[str, Agrees] = {
     "ssm.state_size": _field("state_size", "linear_key_head_dim"),
     "ssm.time_step_rank": _field("time_step_rank", "linear_num_value_heads"),
     "ssm.group_count": _field("linear_num_key_heads", absent=(0,)),
-    "ssm.inner_size": lambda value, config, _: (
-        value
-        == (
+    "ssm.inner_size": _computed(
+        lambda config: (
             (_first(config, "linear_value_head_dim") or 0) * (_first(config, "linear_num_value_heads") or 0)
             or _first(config, "intermediate_size")
         )
     ),
-    "ssm.dt_b_c_rms": _field(absent=(False,)),
     "shortconv.l_cache": _field("conv_L_cache"),
 }
 """By its name without the architecture: when a setting agrees with a config. All others are refused."""
@@ -249,12 +241,8 @@ _EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 _WHOLE = ("_count", "_count_kv", "_length", "_size", "_window")
 _FLAGS = ("_norm", "_residual", ".causal", ".finetuned", ".dt_b_c_rms", "_bos_token", "_eos_token", "_space_prefix")
 _TEXTS = (
-    "general.architecture",
-    "scaling.type",
-    ".tensor_data_layout",
-    "ggml.model",
-    "ggml.pre",
-    "tokenizer.chat_template",
+    *("general.architecture", "scaling.type", ".tensor_data_layout"),
+    *("ggml.model", "ggml.pre", "tokenizer.chat_template"),
 )
 _TEMPLATES = "tokenizer.chat_template."
 
@@ -269,24 +257,24 @@ def require_known(file: GgufFile) -> None:
     """Check that the metadata has no key that would be ignored, and those without which there is no model.
 
     Raises:
-        ModelLoadError: it has one that is not known, or lacks one.
+        ModelLoadError: it has one that is not known, or a value is of another type.
         UnsupportedModelError: the number of layers is not a whole number, or more than any model has.
+        KeyError: it lacks a key.
     """
     metadata = Metadata(file)
     keys = [key for key in file.metadata if key.startswith(OTHERS)]
     keys += [key for key, values in WITHOUT_EFFECT.items() if file.metadata.get(key, values[0]) not in values]
     _refuse(file, [*keys, *(f"{metadata.architecture}.{name}" for name in metadata if name not in AGREEING)])
-    with clear_errors(file):
-        require_types(file)
-        for name in (*_NEEDED, next((name for name in _EPSILONS if name in metadata), _EPSILONS[0])):
-            metadata[name]  # a KeyError names it
-        layers = metadata["block_count"]
-        require_layer_count(layers, f"{file.path}: {metadata.architecture}.block_count", "GGUF file")
-        for name in metadata:
-            key = f"{metadata.architecture}.{name}"
-            values = file.metadata[key]
-            if isinstance(values, list) and not key.endswith(_LISTS) and values != values[:1] * layers:
-                raise ValueError(f"{key} = {short_repr(values)} is not one value for all {layers} layers")
+    require_types(file)
+    for name in (*_NEEDED, next((name for name in _EPSILONS if name in metadata), _EPSILONS[0])):
+        metadata[name]  # a KeyError names it
+    layers = metadata["block_count"]
+    require_layer_count(layers, f"{file.path}: {metadata.architecture}.block_count", "GGUF file")
+    for name in metadata:
+        key = f"{metadata.architecture}.{name}"
+        values = file.metadata[key]
+        if isinstance(values, list) and not key.endswith(_LISTS) and values != values[:1] * layers:
+            raise ModelLoadError(f"{file.path}: {key} = {short_repr(values)} is not one value for all {layers} layers")
 
 
 def require_types(file: GgufFile) -> None:
@@ -295,16 +283,15 @@ def require_types(file: GgufFile) -> None:
     Raises:
         ModelLoadError: one is of another type.
     """
-    ends, of_layers = (*_TEXTS, *_FLAGS, "_token_id"), f"{Metadata(file).architecture}."
-    with clear_errors(file):
-        for key in file.metadata:
-            is_of_layers = key.startswith(of_layers)
-            if is_of_layers or key.endswith(ends) or key.startswith(_TEMPLATES):
-                value = file.metadata[key]
-                values = value if is_of_layers and isinstance(value, list) else [value]
-                kinds, what = _kinds(key)
-                if any(type(each) not in kinds or (key.endswith(_WHOLE) and each < 0) for each in values):
-                    raise ValueError(f"{key} = {short_repr(value)} is no {what}")
+    architecture = f"{Metadata(file).architecture}."
+    for key, value in file.metadata.items():
+        is_of_layers = key.startswith(architecture)
+        if not (is_of_layers or key.startswith(_TEMPLATES) or key.endswith((*_TEXTS, *_FLAGS, "_token_id"))):
+            continue
+        kinds, what = _kinds(key)
+        values = value if is_of_layers and isinstance(value, list) else [value]
+        if any(type(each) not in kinds or (key.endswith(_WHOLE) and each < 0) for each in values):
+            raise ModelLoadError(f"{file.path}: {key} = {short_repr(value)} is no {what}")
 
 
 def _kinds(key: str) -> tuple[tuple[type, ...], str]:
@@ -326,23 +313,10 @@ def require_agreement(file: GgufFile, config: Any) -> None:
     """
     metadata = Metadata(file)
     keys = {name: f"{metadata.architecture}.{name}" for name in metadata}
-    with clear_errors(file):
-        _refuse(file, [k for name, k in keys.items() if not AGREEING[name](file.metadata[k], config, metadata)])
+    _refuse(file, [k for name, k in keys.items() if not AGREEING[name](file.metadata[k], config, metadata)])
 
 
 def _refuse(file: GgufFile, keys: list[str]) -> None:
     if keys:
         ignored = ", ".join(f"{key} = {short_repr(file.metadata[key])}" for key in keys[:4])
         raise ModelLoadError(f"{file.path}: {ignored} would be ignored; use the model's checkpoint instead")
-
-
-@contextmanager
-def clear_errors(file: GgufFile) -> Iterator[None]:
-    """Convert the errors that bad metadata causes."""
-    try:
-        yield
-    except (LookupError, TypeError, ValueError, ZeroDivisionError, AttributeError, StrictDataclassError) as error:
-        if isinstance(error, CocoaError):
-            raise
-        reason = " ".join(str(error).split())
-        raise ModelLoadError(f"the metadata of {file.path} is incomplete or wrong ({reason})") from safe_cause(error)

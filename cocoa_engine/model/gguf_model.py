@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +19,12 @@ from cocoa_engine.model.blocks import BLOCK_KINDS, BlockTensor
 from cocoa_engine.model.configs import context_window_of
 from cocoa_engine.model.generation_config import eos_of_gguf
 from cocoa_engine.model.gguf_families import ROPE_FACTORS, TABLES, Family, family_of
-from cocoa_engine.model.gguf_metadata import Metadata, clear_errors, require_agreement
+from cocoa_engine.model.gguf_metadata import Metadata, require_agreement
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.light_model import ARCHITECTURES, LightModel, import_model_classes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-_NORM = "norm.weight"
 
 
 def obstacle(file: GgufFile) -> str | None:
@@ -49,20 +47,32 @@ def context_window(file: GgufFile) -> int | None:
     family = family_of(file)
     if family is not None:
         return context_window_of(PreTrainedConfig(**gguf_families.config_options(family, file)))
-    window: int | None = Metadata(file).get("context_length")
-    return window
+    return Metadata(file).get("context_length")
 
 
-def load(file: GgufFile) -> PreTrainedModel:
+def load(file: GgufFile, weights: Mapping[str, nn.Parameter] | None = None) -> PreTrainedModel:
     """The model, in evaluation mode on the CPU. Matrices are :class:`BlockTensor`, or float32 in the mapped file.
 
     Args:
         file: one without an :func:`obstacle`.
+        weights: its parameters, by transformers' names, if they have been read.
 
     Raises:
         ModelLoadError: a tensor is missing or has another shape than the metadata says.
     """
-    return _whole(file)
+    import_model_classes()
+    family = cast("Family", family_of(file))
+    config = AutoConfig.for_model(family.model_type, **gguf_families.config_options(family, file))
+    require_agreement(file, config)
+    config._name_or_path = str(file.path)
+    model: Any = without_weights(config)
+    _place(model, family, file, config, weights)
+    model.tie_weights()
+    for part in (*model.modules(), *model.parameters()):
+        part._is_hf_initialized = True  # as ``from_pretrained`` does, so that ``init_weights`` leaves it as it is
+    _finish(model, file, config)
+    whole: PreTrainedModel = model.eval()
+    return whole
 
 
 def unpacked(file: GgufFile, options: Mapping[str, Any]) -> PreTrainedModel:
@@ -99,59 +109,33 @@ def unpacked(file: GgufFile, options: Mapping[str, Any]) -> PreTrainedModel:
 
 def can_be_light(file: GgufFile) -> bool:
     """Whether :func:`load_light` knows the architecture of a file that has no :func:`obstacle`."""
-    family = family_of(file)
-    return family is not None and family.model_type in ARCHITECTURES
+    return cast("Family", family_of(file)).model_type in ARCHITECTURES
 
 
-def load_light(file: GgufFile) -> LightModel:
+def load_light(file: GgufFile, checked: str = "") -> LightModel:
     """The weights of :func:`load`. transformers' model is made of them when it is asked for.
 
     Args:
         file: one that :func:`can_be_light`.
+        checked: what the comparison of the lean forward pass with the modules of this model found.
 
     Raises:
         ModelLoadError: as for :func:`load`.
     """
-    family = _family(file)
-    with clear_errors(file):
-        options = gguf_families.config_options(family, file)
-        head_dim = options["hidden_size"] // options["num_attention_heads"]
-        config = PreTrainedConfig(**{"head_dim": head_dim, "hidden_act": "silu", **options})
-        require_agreement(file, config)
-        model = LightModel(config, family.model_type)
+    family = cast("Family", family_of(file))
+    options = gguf_families.config_options(family, file)
+    head_dim = options["hidden_size"] // options["num_attention_heads"]
+    config = PreTrainedConfig(**{"head_dim": head_dim, "hidden_act": "silu", **options})
+    require_agreement(file, config)
+    model = LightModel(config, family.model_type, checked)
     _place(model, family, file, config)
     if config.tie_word_embeddings:
         model.lm_head.weight = model.model.embed_tokens.weight
     _finish(model, file, config)
     model.name_or_path = str(file.path)
-    model.built_by(partial(_whole, file, dict(model.named_parameters())))
+    model.build = partial(load, file, dict(model.named_parameters()))
     model.eval()
     return model
-
-
-def _whole(file: GgufFile, weights: Mapping[str, nn.Parameter] | None = None) -> PreTrainedModel:
-    """transformers' model.
-
-    Args:
-        weights: its parameters, by transformers' names; ``None``: those of the file.
-    """
-    import_model_classes()
-    family = _family(file)
-    config = _config(family, file)
-    model: Any = without_weights(config)
-    _place(model, family, file, config, weights)
-    model.tie_weights()
-    mark_initialized(model)
-    _finish(model, file, config)
-    whole: PreTrainedModel = model.eval()
-    return whole
-
-
-def _family(file: GgufFile) -> Family:
-    family = family_of(file)
-    if family is None:
-        raise ModelLoadError(f"{file.path} has an unknown architecture")
-    return family
 
 
 def _place(
@@ -177,11 +161,10 @@ def _place(
         owner, _, attribute = path.rpartition(".")
         module = model.get_submodule(owner)
         expected = getattr(module, attribute).shape
-        if weights is None:
+        weight = (weights or {}).get(path)
+        if weight is None:
             weight = nn.Parameter(_weight(family, file, name, config), requires_grad=False)
-        else:
-            weight = weights[path]
-        if tuple(weight.shape) != tuple(expected):
+        if weight.shape != expected:
             raise ModelLoadError(f"{file.path}: {name} has the shape {list(entry.shape)}, not {list(expected)}")
         setattr(module, attribute, weight)
         left.remove(path)
@@ -196,71 +179,46 @@ def _finish(model: Any, file: GgufFile, config: PreTrainedConfig) -> None:
         if factors.shape != frequencies.shape:
             raise ModelLoadError(f"{file.path}: {ROPE_FACTORS} has {len(factors)} factors")
         frequencies /= factors
-    with clear_errors(file):
-        eos = eos_of_gguf(file.metadata)
     model.generation_config = GenerationConfig(
-        bos_token_id=config.bos_token_id, eos_token_id=eos, pad_token_id=config.pad_token_id
+        bos_token_id=config.bos_token_id, eos_token_id=eos_of_gguf(file.metadata), pad_token_id=config.pad_token_id
     )
 
 
 def without_weights(config: PreTrainedConfig) -> PreTrainedModel:
     """transformers' float32 model of a config, whose parameters have no memory. Experts are separate modules.
 
+    Its buffers (rotary frequencies, the embeddings' scale) are computed, but not those that a checkpoint holds.
+
     Raises:
-        ModelLoadError: as for :func:`fill_buffers`.
+        ModelLoadError: transformers does not compute a buffer by itself.
     """
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    fill_buffers(model)
-    experts.separate(model)
-    return model
-
-
-def mark_initialized(model: PreTrainedModel) -> None:
-    """Mark the weights as loaded, as ``from_pretrained`` does, so that ``init_weights`` leaves them as they are."""
-    for part in (*model.modules(), *model.parameters()):
-        part._is_hf_initialized = True
-
-
-def fill_buffers(model: PreTrainedModel) -> None:
-    """Compute the buffers of a model that was made on the meta device: rotary frequencies, the embeddings' scale.
-
-    Its parameters must still be on the meta device. Buffers that a checkpoint holds are left there too.
-
-    Raises:
-        ModelLoadError: transformers does not compute one of them by itself.
-    """
     for module in model.modules():
-        made = {name: module._buffers[name] for name in module._non_persistent_buffers_set}
-        own = {name: buffer for name, buffer in made.items() if buffer is not None and buffer.is_meta}
+        buffers = {name: module._buffers[name] for name in module._non_persistent_buffers_set}
+        own = {name: buffer for name, buffer in buffers.items() if buffer is not None and buffer.is_meta}
         if not own:
             continue
-        found = []
+        computed = []
         for unset in (0, 1):  # what is not computed differs
             for name, buffer in own.items():
                 setattr(module, name, torch.full(buffer.shape, unset, dtype=buffer.dtype, device="cpu"))
             model._init_weights(module)
-            found.append([getattr(module, name) for name in own])
-        for name, one, other in zip(own, *found, strict=True):
-            if not torch.equal(one, other):
+            computed.append([getattr(module, name) for name in own])
+        for name, first, second in zip(own, *computed, strict=True):
+            if not torch.equal(first, second):
                 raise ModelLoadError(f"{type(module).__name__}.{name} is not known without a checkpoint")
+    experts.separate(model)
+    return model
 
 
 def _weight(family: Family, file: GgufFile, name: str, config: PreTrainedConfig) -> Tensor:
     entry = file.tensors[name]
     weight: Tensor = file.floats(name) if entry.kind == "F32" else file.blocks(name)
     part = name.split(".")[-2]
-    if family.norm_offset and name.endswith(_NORM):
+    if family.norm_offset and name.endswith("norm.weight"):
         weight = weight - family.norm_offset
     if family.pairs and part in ("attn_q", "attn_k"):
         heads = config.num_attention_heads if part == "attn_q" else config.num_key_value_heads
         weight = gguf_families.unpaired(weight, heads)
     return weight if entry.kind == "F32" else BlockTensor(weight, entry.kind)
-
-
-def _config(family: Family, file: GgufFile) -> PreTrainedConfig:
-    with clear_errors(file):
-        config = AutoConfig.for_model(family.model_type, **gguf_families.config_options(family, file))
-    require_agreement(file, config)
-    config._name_or_path = str(file.path)
-    return config

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import mmap
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,6 @@ from cocoa_engine.safe_text import short_repr
 SUFFIX = ".gguf"
 
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
-_MAGIC = b"GGUF"
 _STRING, _ARRAY = 8, 9
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # struct's codes
 _LENGTH = struct.Struct("<Q")
@@ -40,45 +40,6 @@ class Entry(NamedTuple):
     shape: tuple[int, ...]
     start: int
     end: int
-
-
-class Settings(Mapping[str, Any]):
-    """The metadata of a file. An array of texts, such as the vocabulary, is decoded when it is first asked for."""
-
-    def __init__(self, data: mmap.mmap, values: dict[str, Any]) -> None:
-        self._data = data
-        self._values = values
-
-    def __getitem__(self, key: str) -> Any:
-        value = self._values[key]
-        if isinstance(value, _Texts):
-            value = self._values[key] = value.decoded(self._data)
-        return value
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._values
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-
-class _Texts(NamedTuple):
-    """Where an array of texts is in a file. Its lengths have been checked."""
-
-    start: int
-    size: int
-
-    def decoded(self, data: mmap.mmap) -> list[str]:
-        found, at = [], self.start
-        length_at = _LENGTH.unpack_from
-        for _ in range(self.size):  # one for each token of the vocabulary
-            (length,) = length_at(data, at)
-            start, at = at + 8, at + 8 + length
-            found.append(data[start:at].decode("utf-8", errors="replace"))
-        return found
 
 
 class GgufFile:
@@ -164,11 +125,7 @@ def _others(path: Path, metadata: Mapping[str, Any]) -> list[Path]:
 
 
 def _count(path: Path, metadata: Mapping[str, Any], key: str, default: int, least: int = 0) -> int:
-    """A whole number of the metadata.
-
-    Raises:
-        ModelLoadError: it is something else, or too small.
-    """
+    """A whole number of the metadata, checked."""
     value = metadata.get(key, default)
     if type(value) is not int or value < least:
         raise ModelLoadError(f"{path}: {key} = {short_repr(value)} is no whole number of at least {least}")
@@ -186,72 +143,68 @@ class _Part:
                 self.bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except (OSError, ValueError) as error:  # an empty file cannot be mapped
             raise ModelLoadError(f"cannot read {path}: {error}") from safe_cause(error)
-        if self.bytes[:4] != _MAGIC:
+        if self.bytes[:4] != b"GGUF":
             raise ModelLoadError(f"{path} is not a GGUF file")
         self._at = 4
         try:
-            version = self._number("I")
-            if version not in (2, 3):
-                raise ModelLoadError(
-                    f"{path} has GGUF version {version}, or another byte order; convert the model again"
-                )
+            if self._number("I") not in (2, 3):
+                raise ModelLoadError(f"{path} has another version or byte order of GGUF; convert the model again")
             self.metadata, self.tensors = self._contents()
         except (struct.error, KeyError, ValueError, ArithmeticError, MemoryError, RecursionError) as error:
             raise ModelLoadError(f"{path} is damaged or incomplete ({error}); fetch it again") from safe_cause(error)
 
-    def _contents(self) -> tuple[Settings, dict[str, Entry]]:
+    def _contents(self) -> tuple[dict[str, Any], dict[str, Entry]]:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
         tensors, pairs = self._number("Q"), self._number("Q")
         if max(tensors, pairs) > len(self.bytes):
             raise ValueError("it names more entries than it has bytes")
-        metadata = Settings(self.bytes, {self._string(): self._value(self._number("I")) for _ in range(pairs)})
+        metadata = {self._texts(1)[0]: self._value(self._number("I")) for _ in range(pairs)}
         self.metadata_end = self._at
         table = []
         for _ in range(tensors):
-            name, dimensions = self._string(), self._number("I")
-            shape = struct.unpack_from(f"<{dimensions}Q", self.bytes, self._at)[::-1]
-            self._at += 8 * dimensions
+            (name,), dimensions = self._texts(1), self._number("I")
+            shape = tuple(self._numbers("Q", dimensions)[::-1])
             table.append((name, shape, self._number("I"), self._number("Q")))
         alignment = _count(self.path, metadata, "general.alignment", _ALIGNMENT, least=1)
         data = (self._at + alignment - 1) // alignment * alignment
-        found = {}
+        entries = {}
         for name, shape, number, offset in table:
             kind = GGMLQuantizationType(number)
             per_block, size = GGML_QUANT_SIZES[kind]
-            count = 1
-            for length in shape:
-                count *= length
+            count = math.prod(shape)
             if not shape or count == 0 or shape[-1] % per_block:
                 raise ValueError(f"the tensor {name} has a shape {list(shape)} that {kind.name} cannot have")
             start = data + offset
             end = start + count // per_block * size
             if end > len(self.bytes):
                 raise ValueError(f"the tensor {name} ends beyond the file")
-            found[name] = Entry(kind.name, shape, start, end)
-        return metadata, found
+            entries[name] = Entry(kind.name, shape, start, end)
+        return metadata, entries
+
+    def _numbers(self, code: str, count: int) -> list[Any]:
+        layout = f"<{count}{code}"
+        values = list(struct.unpack_from(layout, self.bytes, self._at))
+        self._at += struct.calcsize(layout)
+        return values
 
     def _number(self, code: str) -> Any:
-        (value,) = struct.unpack_from(f"<{code}", self.bytes, self._at)
-        self._at += struct.calcsize(f"<{code}")
-        return value
+        return self._numbers(code, 1)[0]
 
-    def _texts(self, count: int) -> _Texts:
-        found, data, at, end = _Texts(self._at, count), self.bytes, self._at, len(self.bytes)
-        length_at = _LENGTH.unpack_from
-        for _ in range(count):
-            at += 8 + length_at(data, at)[0]
-            if at > end:
+    def _texts(self, count: int) -> list[str]:
+        texts, data, at = [], self.bytes, self._at
+        for _ in range(count):  # one for each token of the vocabulary
+            (length,) = _LENGTH.unpack_from(data, at)
+            start, at = at + 8, at + 8 + length
+            if at > len(data):
                 raise ValueError("a text ends beyond the file")
+            texts.append(data[start:at].decode("utf-8", errors="replace"))
         self._at = at
-        return found
-
-    def _string(self) -> str:
-        return self._texts(1).decoded(self.bytes)[0]
+        return texts
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
-            return self._string()
+            return self._texts(1)[0]
         if kind != _ARRAY:
             return self._number(_NUMBERS[kind])
         kind, count = self._number("I"), self._number("Q")
@@ -259,10 +212,4 @@ class _Part:
             raise ValueError("an array ends beyond the file")
         if kind == _STRING:
             return self._texts(count)
-        if kind == _ARRAY:
-            nested = [self._value(kind) for _ in range(count)]
-            return [value.decoded(self.bytes) if isinstance(value, _Texts) else value for value in nested]
-        code = f"<{count}{_NUMBERS[kind]}"
-        values = list(struct.unpack_from(code, self.bytes, self._at))
-        self._at += struct.calcsize(code)
-        return values
+        return [self._value(kind) for _ in range(count)] if kind == _ARRAY else self._numbers(_NUMBERS[kind], count)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedTokenizerFast
 
 from cocoa_engine.cache_directory import cache_directory, is_private, keep_newest, write_note
-from cocoa_engine.errors import ModelLoadError, safe_cause
+from cocoa_engine.errors import ModelLoadError
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.model.generation_config import CONTROL_TOKEN, eos_of_gguf
 from cocoa_engine.model.gguf_reader import GgufFile
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 logger = safe_logger(__name__)
 
 FOLDER = "gguf"
-KEPT = 32
-"""The number of tokenizers that stay in the cache directory, those that were written last."""
+KEPT = 32  # tokenizers in the cache directory, those that were written last
 
 NORMAL_TOKEN, UNKNOWN_TOKEN, USER_TOKEN = 1, 2, 4  # GGUF's token types; a user's token is added and is not special
 
@@ -44,14 +43,7 @@ _TEKKEN = _CASED % ("", "") + rf"|\p{{N}}{_REST_WITH_PATHS}"
 _GPT_2, _DIGITS = "GPT-2's rule", "every digit is a piece, then GPT-2's rule applies"
 
 _LIKE_LLAMA_3 = (
-    "llama-bpe",
-    "llama3",
-    "llama-v3",
-    "falcon3",
-    "falcon-h1",
-    "pixtral",
-    "midm-2.0",
-    "lfm2",
+    *("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
     "jina-v5-nano",
 )
 PRE_TOKENIZERS = {  # how a byte-level vocabulary cuts a text, by GGUF's name; the published rules
@@ -63,13 +55,10 @@ PRE_TOKENIZERS = {  # how a byte-level vocabulary cuts a text, by GGUF's name; t
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), _GPT_4O),
     "tekken": _TEKKEN,
 }
-_WHOLE_WORDS_FIRST = (
-    *_LIKE_LLAMA_3,
-    "tekken",
-)  # merges apply to other words; older files begin texts without saying so
+_WHOLE_WORDS_FIRST = (*_LIKE_LLAMA_3, "tekken")
+"""Their merges apply to other words; older files begin texts without saying so."""
 _SPACE = "▁"
 _PLAIN_PHI3 = ("<unk>", "<s>", "<|endoftext|>")  # the other added tokens of Phi-3 take the spaces after them
-
 
 _ROLES = ("bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "mask", "cls", "prefix", "suffix", "middle")
 _FIM_ROLES = ("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep")
@@ -89,16 +78,16 @@ _NONE = (-1, 2**32 - 1)  # what files write for a token that there is not
 
 def obstacle(file: GgufFile) -> str | None:
     """Why :func:`load` does not know the tokenizer of a file, or ``None``."""
-    found = file.metadata
-    model, pre = (found.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
+    metadata = file.metadata
+    model, pre = (metadata.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
     if model != "llama" and (model != "gpt2" or pre not in PRE_TOKENIZERS):
         return f"tokenizer.ggml.model = {short_repr(model)} with tokenizer.ggml.pre = {short_repr(pre)}"
-    if model == "gpt2" and found.get("tokenizer.ggml.add_space_prefix"):
+    if model == "gpt2" and metadata.get("tokenizer.ggml.add_space_prefix"):
         return "tokenizer.ggml.add_space_prefix = True"
-    for key in found:
+    for key, value in metadata.items():
         first, _, name = key.partition(".")
-        if first == "tokenizer" and name not in READ and not name.startswith("chat_template.") and found[key]:
-            return f"{key} = {short_repr(found[key])}"
+        if first == "tokenizer" and name not in READ and not name.startswith("chat_template.") and value:
+            return f"{key} = {short_repr(value)}"
     return None
 
 
@@ -162,57 +151,44 @@ def make(file: GgufFile) -> Tokenizer:
     """The tokenizer of the file for the ``tokenizers`` package.
 
     Raises:
-        ModelLoadError: it is one of another kind, or its part of the metadata is incomplete or wrong.
+        ModelLoadError: it is one of another kind.
+        Exception: its part of the metadata is incomplete or wrong. The package tokenizers raises nothing more exact.
     """
+    from tokenizers import AddedToken, processors
+
     if (why := obstacle(file)) is not None:
         raise ModelLoadError(f"{file.path}: a tokenizer with {why} is not read; name another with tokenizer_name=...")
-    try:
-        return _made(file)
-    except ModelLoadError:
-        raise
-    except Exception as error:  # the package tokenizers raises nothing more exact
-        raise ModelLoadError(f"the tokenizer of {file.path} is incomplete or wrong ({error})") from safe_cause(error)
-
-
-def _made(file: GgufFile) -> Tokenizer:
-    from tokenizers import AddedToken
-
-    found = file.metadata
+    metadata = file.metadata
     for name, kind in _LISTS.items():
-        values = found.get(f"tokenizer.ggml.{name}")
+        values = metadata.get(f"tokenizer.ggml.{name}")
         if values is not None and (not isinstance(values, list) or any(type(each) is not kind for each in values[:1])):
             raise ValueError(f"tokenizer.ggml.{name} = {short_repr(values)} is no list of {kind.__name__}")
     tokens = _tokens(file)
     if len(set(tokens)) != len(tokens):
         raise ValueError("tokenizer.ggml.tokens has a token twice")
-    kinds = list(found.get("tokenizer.ggml.token_type") or [NORMAL_TOKEN] * len(tokens))
+    kinds = list(metadata.get("tokenizer.ggml.token_type") or [NORMAL_TOKEN] * len(tokens))
     if len(kinds) != len(tokens):
         raise ValueError(f"tokenizer.ggml.token_type has {len(kinds)} types for {len(tokens)} tokens")
-    for number in eos_of_gguf(found):
+    for number in eos_of_gguf(metadata):
         kinds[number] = CONTROL_TOKEN  # whatever the file says: an end is no text
     is_sentencepiece = _is_sentencepiece(file)
-    tokenizer = _sentencepiece(tokens, kinds, found) if is_sentencepiece else _byte_level(tokens, found)
-    strips = is_sentencepiece and found["general.architecture"] == "phi3"
-    pairs = [(token, kind) for token, kind in zip(tokens, kinds, strict=True) if token.strip(_SPACE)]
-
-    def added(kind: int) -> list[AddedToken]:
-        return [
-            AddedToken(
-                token,
-                special=kind == CONTROL_TOKEN,
-                normalized=False,
-                rstrip=strips and token not in _PLAIN_PHI3,
-            )
-            for token, of in pairs
-            if of == kind
-        ]
-
-    tokenizer.add_special_tokens(added(CONTROL_TOKEN))
-    tokenizer.add_tokens(added(USER_TOKEN))
-    special = _special_tokens(file)
-    begins = is_sentencepiece or found["tokenizer.ggml.pre"] in _WHOLE_WORDS_FIRST
-    if found.get("tokenizer.ggml.add_bos_token", begins) and "bos_token" in special:
-        _begin_with(tokenizer, special["bos_token"], byte_level=not is_sentencepiece)
+    tokenizer = _sentencepiece(tokens, kinds, metadata) if is_sentencepiece else _byte_level(tokens, metadata)
+    strips = is_sentencepiece and metadata["general.architecture"] == "phi3"
+    added: dict[int, list[AddedToken]] = {CONTROL_TOKEN: [], USER_TOKEN: []}
+    for token, kind_of_token in zip(tokens, kinds, strict=True):
+        if kind_of_token in added and token.strip(_SPACE):
+            is_special, rstrip = kind_of_token == CONTROL_TOKEN, strips and token not in _PLAIN_PHI3
+            added[kind_of_token].append(AddedToken(token, special=is_special, normalized=False, rstrip=rstrip))
+    tokenizer.add_special_tokens(added[CONTROL_TOKEN])
+    tokenizer.add_tokens(added[USER_TOKEN])
+    bos = _special_tokens(file).get("bos_token")
+    begins = is_sentencepiece or metadata["tokenizer.ggml.pre"] in _WHOLE_WORDS_FIRST
+    if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", begins):
+        template = processors.TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokenizer.token_to_id(bos))]
+        )
+        first = [] if is_sentencepiece else [processors.ByteLevel(trim_offsets=False)]
+        tokenizer.post_processor = processors.Sequence([*first, template])
     return tokenizer
 
 
@@ -222,7 +198,10 @@ def _is_sentencepiece(file: GgufFile) -> bool:
 
 def _tokens(file: GgufFile) -> list[str]:
     tokens: list[str] = file.metadata["tokenizer.ggml.tokens"]
-    return [_respelled(token) for token in tokens] if _is_sentencepiece(file) else tokens
+    if not _is_sentencepiece(file):
+        return tokens
+    # llama.cpp's converter writes a token of spaces alone as spaces
+    return [token if token.strip(" ") else _SPACE * len(token) for token in tokens]
 
 
 def _special_tokens(file: GgufFile) -> dict[str, str]:
@@ -234,14 +213,14 @@ def _special_tokens(file: GgufFile) -> dict[str, str]:
 
 
 def _wrapped(file: GgufFile, **options: Any) -> PreTrainedTokenizerFast:
-    """transformers' tokenizer, with the special tokens and the chat templates of the file.
-
-    Args:
-        **options: ``tokenizer_object`` or ``tokenizer_file`` of transformers, and further options of its tokenizer.
-    """
+    """transformers' tokenizer with these options, and the special tokens and the chat templates of the file."""
+    metadata, prefix = file.metadata, "tokenizer.chat_template."
+    named = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
+    # as in llama.cpp, a template for tools that stands alone is for all chats
+    default = metadata.get("tokenizer.chat_template", named.get("tool_use"))
     settings = {
-        "chat_template": _chat_template(file.metadata),
-        "model_max_length": file.metadata.get(f"{file.metadata['general.architecture']}.context_length"),
+        "chat_template": {"default": default, **named} if named and default is not None else named or default,
+        "model_max_length": metadata.get(f"{metadata['general.architecture']}.context_length"),
         "clean_up_tokenization_spaces": False,
     }
     made = PreTrainedTokenizerFast(**{**settings, **_special_tokens(file), **options})
@@ -250,21 +229,11 @@ def _wrapped(file: GgufFile, **options: Any) -> PreTrainedTokenizerFast:
     return made
 
 
-def _chat_template(found: Mapping[str, Any]) -> str | dict[str, str] | None:
-    """The template, or several by name. As in llama.cpp, one for tools that stands alone is for all chats."""
-    prefix = "tokenizer.chat_template."
-    named = {key.removeprefix(prefix): found[key] for key in found if key.startswith(prefix)}
-    default: str | None = found.get("tokenizer.chat_template", named.get("tool_use"))
-    if not named:
-        return default
-    return named if default is None else {"default": default, **named}
-
-
-def _byte_level(tokens: list[str], found: Mapping[str, Any]) -> Tokenizer:
+def _byte_level(tokens: list[str], metadata: Mapping[str, Any]) -> Tokenizer:
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    pre: str = found["tokenizer.ggml.pre"]
-    merges = _pairs(found["tokenizer.ggml.merges"])
+    pre: str = metadata["tokenizer.ggml.pre"]
+    merges = _pairs(metadata["tokenizer.ggml.merges"])
     vocabulary = {token: number for number, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre in _WHOLE_WORDS_FIRST))
     rule = PRE_TOKENIZERS[pre]
@@ -281,26 +250,25 @@ def _byte_level(tokens: list[str], found: Mapping[str, Any]) -> Tokenizer:
     return tokenizer
 
 
-def _sentencepiece(tokens: list[str], kinds: Sequence[int], found: Mapping[str, Any]) -> Tokenizer:
+def _sentencepiece(tokens: list[str], kinds: Sequence[int], metadata: Mapping[str, Any]) -> Tokenizer:
     """A SentencePiece BPE. Characters that are no token become the tokens of their bytes."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     vocabulary = {token: number for number, token in enumerate(tokens)}
-    if "tokenizer.ggml.merges" in found:
-        merges = _pairs(found["tokenizer.ggml.merges"])
+    if "tokenizer.ggml.merges" in metadata:
+        merges = _pairs(metadata["tokenizer.ggml.merges"])
     else:
-        merges = _merges(_ranks(tokens, kinds, found))
+        merges = _merges(tokens, kinds, metadata)
     unknown = next((token for token, kind in zip(tokens, kinds, strict=True) if kind == UNKNOWN_TOKEN), None)
     tokenizer = Tokenizer(
         models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True, fuse_unk=True, unk_token=unknown)
     )
-    prefixed = found.get("tokenizer.ggml.add_space_prefix", True)
-    prefix = [normalizers.Prepend(_SPACE)] if prefixed else []
+    has_prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    prefix = [normalizers.Prepend(_SPACE)] if has_prefix else []
     tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", _SPACE)])
-    drop = [decoders.Strip(" ", 1, 0)] if prefixed else []
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *drop]
-    )
+    drop = [decoders.Strip(" ", 1, 0)] if has_prefix else []
+    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *drop]
+    tokenizer.decoder = decoders.Sequence(steps)
     return tokenizer
 
 
@@ -312,44 +280,24 @@ def _pairs(merges: Sequence[str]) -> list[tuple[str, str]]:
     return [(merge[:cut], merge[cut + 1 :]) for merge, cut in zip(merges, cuts, strict=True)]
 
 
-def _respelled(token: str) -> str:
-    """A token of spaces alone, which llama.cpp's converter writes as spaces, in SentencePiece's spelling."""
-    return token if token.strip(" ") else _SPACE * len(token)
-
-
-def _ranks(tokens: list[str], kinds: Sequence[int], found: Mapping[str, Any]) -> dict[str, float]:
-    """In which order tokens are made of others, smallest first. Only these are made."""
-    scores = found.get("tokenizer.ggml.scores")
-    if scores is None or str(found["general.architecture"]).startswith("gemma"):
-        scores = range(0, -len(tokens), -1)  # Gemma's order is that of its tokens; its scores are another
-    return {
-        token: -score
-        for token, kind, score in zip(tokens, kinds, scores, strict=True)
-        if kind == NORMAL_TOKEN or (kind == USER_TOKEN and not token.strip(_SPACE))
-    }
-
-
-def _merges(ranks: Mapping[str, float]) -> list[tuple[str, str]]:
+def _merges(tokens: list[str], kinds: Sequence[int], metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
     """All pairs of tokens that make a token, in the order in which they are joined.
 
     SentencePiece stores no pairs: it joins whichever neighbours make the token with the best score.
     """
-    found = []
+    scores = metadata.get("tokenizer.ggml.scores")
+    if scores is None or str(metadata["general.architecture"]).startswith("gemma"):
+        scores = range(0, -len(tokens), -1)  # Gemma's order is that of its tokens; its scores are another
+    ranks = {
+        token: -score
+        for token, kind, score in zip(tokens, kinds, scores, strict=True)
+        if kind == NORMAL_TOKEN or (kind == USER_TOKEN and not token.strip(_SPACE))
+    }
+    merges = []
     for token, rank in ranks.items():
         for cut in range(1, len(token)):
             left, right = token[:cut], token[cut:]
             if left in ranks and right in ranks:
-                found.append((rank, -cut, cut - len(token), left, right))
-    found.sort(key=lambda pair: pair[:3])
-    return [pair[3:] for pair in found]
-
-
-def _begin_with(tokenizer: Tokenizer, token: str, *, byte_level: bool) -> None:
-    """Let every text begin with a token."""
-    from tokenizers import processors
-
-    template = processors.TemplateProcessing(
-        single=f"{token} $A", pair=f"{token} $A {token} $B", special_tokens=[(token, tokenizer.token_to_id(token))]
-    )
-    first = [processors.ByteLevel(trim_offsets=False)] if byte_level else []
-    tokenizer.post_processor = processors.Sequence([*first, template])
+                merges.append((rank, -cut, cut - len(token), left, right))
+    merges.sort(key=lambda pair: pair[:3])
+    return [pair[3:] for pair in merges]

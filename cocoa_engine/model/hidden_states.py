@@ -15,6 +15,9 @@ from cocoa_engine.model.language_model import LanguageModel, device_of, first_te
 
 FinalLayer = Literal["post_norm", "pre_norm"]
 
+FINAL = -1
+"""The key of the final layer's state in :attr:`Captured.states`."""
+
 
 class CaptureSpec(NamedTuple):
     """What a step returns in addition to the logits.
@@ -39,12 +42,7 @@ class CaptureSpec(NamedTuple):
 
 
 class Captured:
-    """The hidden states of one forward pass. Hooks fill it during the pass.
-
-    Attributes:
-        spec: the states to capture.
-        states: by layer, ``[B, W, d]``; the final layer's state has the key :data:`FINAL`.
-    """
+    """The hidden states of one forward pass, by layer, ``[B, W, d]``. Hooks fill it during the pass."""
 
     def __init__(self, spec: CaptureSpec) -> None:
         self.spec = spec
@@ -99,10 +97,6 @@ class Captured:
         return logits.to(device, torch.float32)
 
 
-FINAL = -1
-"""The key of the final layer's state in :attr:`Captured.states`."""
-
-
 @contextmanager
 def capture(model: LanguageModel, spec: CaptureSpec, keep: slice = slice(None)) -> Iterator[Captured]:
     """Capture the states that ``spec`` names in the forward pass that runs inside the context.
@@ -122,19 +116,16 @@ def capture(model: LanguageModel, spec: CaptureSpec, keep: slice = slice(None)) 
     thread = threading.get_ident()
     everything = keep == slice(None)
 
-    def kept(state: Tensor) -> Tensor:
-        return state if everything else state[:, keep]  # a slice costs as much as the rest of a hook
+    def store(state: Tensor, *keys: int) -> None:
+        if threading.get_ident() == thread:
+            part = state if everything else state[:, keep]  # a slice costs as much as the rest of a hook
+            captured.states.update(dict.fromkeys(keys, part))
 
     def keeper(*keys: int) -> Any:
-        def hook(_module: Any, _args: Any, output: Any) -> None:
-            if threading.get_ident() == thread:
-                captured.states.update(dict.fromkeys(keys, kept(first_tensor(output))))
-
-        return hook
+        return lambda _module, _args, output: store(first_tensor(output), *keys)
 
     def keep_input(_module: Any, args: Any, kwargs: Any) -> None:
-        if threading.get_ident() == thread:
-            captured.states[0] = kept(args[0] if args else kwargs["hidden_states"])
+        store(args[0] if args else kwargs["hidden_states"], 0)
 
     num_layers = model.num_layers
     with ExitStack() as hooks:

@@ -123,15 +123,14 @@ class LanguageModel:
         """The maximum number of tokens in a sequence; `None` if the model's config does not state it."""
         return context_window_of(self.config)
 
+    @functools.cached_property
+    def _device_mesh(self) -> Any:
+        return next((part.device_mesh for part in self.model.parameters() if hasattr(part, "device_mesh")), None)
+
     @property
     def is_divided(self) -> bool:
         """Whether tensor parallelism divides the weights among processes."""
         return self._device_mesh is not None
-
-    @functools.cached_property
-    def _device_mesh(self) -> Any:
-        """The mesh of the processes that share the weights, or `None`. Loading the model has divided them."""
-        return next((part.device_mesh for part in self.model.parameters() if hasattr(part, "device_mesh")), None)
 
     def fresh_seed(self) -> int:
         """A random seed. With tensor parallelism all processes get the same seed.
@@ -172,12 +171,15 @@ class LanguageModel:
             if threading.get_ident() == thread:
                 states.append(first_tensor(output))
 
+        def check(_module: Any, _args: Any) -> None:
+            check_current()
+
         for rotary in self._dynamic:
             _forget_longest(rotary)
         with ExitStack() as hooks:
             hooks.callback(self.layers[-1].register_forward_hook(keep).remove)
             for layer in self.layers if token_ids.numel() > _SHORT else ():
-                hooks.callback(layer.register_forward_pre_hook(_check).remove)
+                hooks.callback(layer.register_forward_pre_hook(check).remove)
             output = model(input_ids=token_ids, return_dict=True, **inputs)
         if states:
             _spoil_overflow(output.logits, states[-1])
@@ -191,8 +193,8 @@ class LanguageModel:
             runs_modules: whether the pass runs modules, which may apply dropout. If it uses the weights directly, the
                 modules need not be switched to evaluation mode.
         """
-        # a caller's inference mode is left too: tensors created in it could not be written to outside of it
         # the lock first: whoever has waited for it must not begin a pass if the process is ending now
+        # a caller's inference mode is left too: tensors created in it could not be written to outside of it
         with self.lock, at_work, torch.inference_mode(False), torch.no_grad():
             modules = self.model.modules() if self.model.training else self._modules
             # checking all modules takes 1 % of a step
@@ -206,18 +208,11 @@ class LanguageModel:
                     module.training = True
 
 
-def _check(_module: Any, _args: Any) -> None:
-    check_current()
-
-
 def _spoil_overflow(logits: Tensor, states: Tensor) -> None:
-    """Make logits NaN, in place, where the mean square of the last layer's state is infinite.
+    """Make logits ``[B, K, V]`` NaN, in place, where the mean square of the last states ``[B, W, d]`` is infinite.
 
-    The final norm divides such a state by infinity: all states are 0, and all tokens equally probable.
-
-    Args:
-        logits: ``[B, K, V]``, of the last K positions.
-        states: ``[B, W, d]``. States of another shape (several residual streams) are not checked.
+    The final norm divides such a state by infinity: all states are 0, and all tokens equally probable. States of
+    another shape (several residual streams) are not checked.
     """
     if states.dim() != 3 or states.shape[1] < logits.shape[1]:
         return
@@ -250,8 +245,7 @@ def device_of(module: Any) -> torch.device:
     if module.weight.device.type == "meta":  # offloaded by accelerate, whose hook has the device
         execution_device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
         return torch.device("cpu" if execution_device is None else execution_device)
-    device: torch.device = module.weight.device
-    return device
+    return module.weight.device
 
 
 def _unwrapped(model: Any) -> Any:
@@ -300,11 +294,8 @@ def _with_final_norm(owner: nn.Module, root: nn.Module, model: PreTrainedModel) 
 
     if isinstance(owner, PreTrainedModel):
         return owner
-    outer = [
-        one
-        for one in root.modules()
-        if isinstance(one, PreTrainedModel) and any(part is owner for part in one.modules())
-    ]
+    models = [module for module in root.modules() if isinstance(module, PreTrainedModel)]
+    outer = [module for module in models if any(part is owner for part in module.modules())]
     return outer[-1] if outer and outer[-1] is not model else owner
 
 

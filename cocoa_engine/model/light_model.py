@@ -42,37 +42,34 @@ class LightModel(nn.Module):
     Args:
         config: the fields of the model's config that differ between models of the family.
         model_type: a key of :data:`ARCHITECTURES`.
+        checked: what the comparison of the lean forward pass with the modules of this model found.
 
     Attributes:
         architecture: the name of transformers' class.
-        checked: what the comparison of the lean forward pass with the modules of this model found.
+        build: builds transformers' model from these weights.
     """
 
-    def __init__(self, config: PreTrainedConfig, model_type: str) -> None:
+    build: Callable[[], PreTrainedModel]
+
+    def __init__(self, config: PreTrainedConfig, model_type: str, checked: str) -> None:
         super().__init__()
         self.config = config
         self.architecture = ARCHITECTURES[model_type]
         self.name_or_path = ""
         self.generation_config = GenerationConfig()
-        self.checked = ""
+        self.checked = checked
         with torch.device("meta"):
-            self.model = _Decoder(config, model_type)
+            self.model: Any = _decoder(config, model_type)
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.model.rotary_emb = _Rotary(config)
-        self._build: Callable[[], PreTrainedModel] | None = None
         self._built: list[PreTrainedModel] = []  # a list: torch would make the model a part of this one
         self._lock = free_in_child(threading.Lock())
-
-    def built_by(self, build: Callable[[], PreTrainedModel]) -> None:
-        """Set the function that builds transformers' model from these weights."""
-        self._build = build
 
     def whole(self) -> PreTrainedModel:
         """transformers' model with these weights, in the same memory. It is built once."""
         with self._lock:
             if not self._built:
-                assert self._build is not None
-                built = self._build()
+                built = self.build()
                 built.name_or_path = built.config.name_or_path = self.name_or_path
                 self._built.append(built)
             return self._built[0]
@@ -92,10 +89,6 @@ class LightModel(nn.Module):
         """The device of the weights."""
         return self.model.norm.weight.device
 
-    def get_decoder(self) -> nn.Module:
-        """The decoder, as in transformers."""
-        return self.model
-
     def get_input_embeddings(self) -> Any:
         """The input embeddings, as in transformers."""
         return self.model.embed_tokens
@@ -105,53 +98,52 @@ class LightModel(nn.Module):
         return self.lm_head
 
 
-class _Decoder(nn.Module):
-    def __init__(self, config: Any, model_type: str) -> None:
+class _Part(nn.Module):
+    """A module of transformers that consists of others, or has one weight."""
+
+    def __init__(self, **parts: Any) -> None:
         super().__init__()
-        # its constructor would draw numbers, which imports the tracer of torch.compile on the meta device
-        numbers = torch.empty(config.vocab_size, config.hidden_size)
-        self.embed_tokens = nn.Embedding.from_pretrained(numbers)  # type: ignore[no-untyped-call]
-        self.layers = nn.ModuleList(_Layer(config, model_type) for _ in range(config.num_hidden_layers))
-        self.norm = _Norm(config.hidden_size)
-        self.rotary_emb: nn.Module
+        for name, part in parts.items():
+            setattr(self, name, part)
 
 
-class _Layer(nn.Module):
-    def __init__(self, config: Any, model_type: str) -> None:
-        super().__init__()
-        self.self_attn = _Attention(config, model_type)
-        self.mlp = _Mlp(config)
-        self.input_layernorm = _Norm(config.hidden_size)
-        self.post_attention_layernorm = _Norm(config.hidden_size)
+def _norm(width: int) -> _Part:
+    return _Part(weight=nn.Parameter(torch.empty(width)))
 
 
-class _Attention(nn.Module):
-    def __init__(self, config: Any, model_type: str) -> None:
-        super().__init__()
-        self.head_dim: int = config.head_dim
-        self.scaling = self.head_dim**-0.5
-        width, bias = config.hidden_size, model_type == "qwen2"
-        heads, kv_heads = (count * self.head_dim for count in (config.num_attention_heads, config.num_key_value_heads))
-        self.q_proj = nn.Linear(width, heads, bias=bias)
-        self.k_proj = nn.Linear(width, kv_heads, bias=bias)
-        self.v_proj = nn.Linear(width, kv_heads, bias=bias)
-        self.o_proj = nn.Linear(heads, width, bias=False)
-        if model_type == "qwen3":
-            self.q_norm, self.k_norm = _Norm(self.head_dim), _Norm(self.head_dim)
+def _decoder(config: Any, model_type: str) -> _Part:
+    # the constructor of an embedding would draw numbers, which imports the tracer of torch.compile on the meta device
+    numbers = torch.empty(config.vocab_size, config.hidden_size)
+    return _Part(
+        embed_tokens=nn.Embedding.from_pretrained(numbers),  # type: ignore[no-untyped-call]
+        layers=nn.ModuleList(_layer(config, model_type) for _ in range(config.num_hidden_layers)),
+        norm=_norm(config.hidden_size),
+    )
 
 
-class _Mlp(nn.Module):
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-
-
-class _Norm(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(width))
+def _layer(config: Any, model_type: str) -> _Part:
+    width, inner, head_dim, bias = config.hidden_size, config.intermediate_size, config.head_dim, model_type == "qwen2"
+    heads, kv_heads = (count * head_dim for count in (config.num_attention_heads, config.num_key_value_heads))
+    attention = _Part(
+        head_dim=head_dim,
+        scaling=head_dim**-0.5,
+        q_proj=nn.Linear(width, heads, bias=bias),
+        k_proj=nn.Linear(width, kv_heads, bias=bias),
+        v_proj=nn.Linear(width, kv_heads, bias=bias),
+        o_proj=nn.Linear(heads, width, bias=False),
+    )
+    if model_type == "qwen3":
+        attention.q_norm, attention.k_norm = _norm(head_dim), _norm(head_dim)
+    return _Part(
+        self_attn=attention,
+        mlp=_Part(
+            gate_proj=nn.Linear(width, inner, bias=False),
+            up_proj=nn.Linear(width, inner, bias=False),
+            down_proj=nn.Linear(inner, width, bias=False),
+        ),
+        input_layernorm=_norm(width),
+        post_attention_layernorm=_norm(width),
+    )
 
 
 class _Rotary(nn.Module):

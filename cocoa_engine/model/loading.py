@@ -18,7 +18,6 @@ from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForCausalLM,
     AutoTokenizer,
-    PreTrainedConfig,
     PreTrainedTokenizerBase,
 )
 from transformers.utils import logging as transformers_logging
@@ -39,12 +38,12 @@ from cocoa_engine.model.checkpoint_files import (
     ACCESS_OPTIONS,
     FILE_OPTIONS,
     SOURCE_OPTIONS,
-    check_folder,
+    expanded,
     find_file,
     gguf_path,
-    is_path,
     name_of,
     pick,
+    require_model,
     require_safetensors,
     require_tokenizer_files,
     with_gguf_file,
@@ -65,7 +64,6 @@ if TYPE_CHECKING:
 logger = safe_logger(__name__)
 
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load_pretrained(
@@ -114,15 +112,12 @@ def load_pretrained(
         ConfigError: an option is unknown or has a wrong value.
     """
     given = {**(model_kwargs or {}), **more_model_kwargs}
-    device_map = resolve_device_map(device_map, given)
     options: dict[str, Any] = {
-        "dtype": dtype,
-        "device_map": device_map,
+        "dtype": given.pop("torch_dtype", dtype),  # the older name
         "trust_remote_code": trust_remote_code,
+        "device_map": resolve_device_map(device_map, given),
         **given,
     }
-    if "torch_dtype" in options:  # the older name
-        options["dtype"] = options.pop("torch_dtype")
     options["dtype"] = _dtype(options["dtype"])
     if weights == "float32":
         if options["dtype"] not in ("auto", torch.float32):
@@ -192,23 +187,24 @@ def read_context_window(
                 file = GgufFile(gguf_path(name, {**options, "local_files_only": True}))
                 gguf_metadata.require_types(file)
                 return gguf_model.context_window(file)
-            kept = pick(options, (*SOURCE_OPTIONS, *WINDOW_FIELDS, "trust_remote_code"))
-            config = read_config(name, kept)
+            config = read_config(name, pick(options, (*SOURCE_OPTIONS, *WINDOW_FIELDS, "trust_remote_code")))
         return context_window_of(config)
     except Exception as error:  # a missing folder, no network, code that is not trusted, a file that is no JSON
         logger.debug("cannot read the context window of %s", model_name, exc_info=safe_cause(error))
         return None
 
 
-def _dtype(dtype: str | torch.dtype) -> torch.dtype | Literal["auto"]:
+def _dtype(dtype: Any) -> Any:
+    """``"auto"`` or a torch dtype."""
     if isinstance(dtype, str) and dtype == "auto":
-        return "auto"
-    found = dtype if isinstance(dtype, torch.dtype) else DTYPES.get(dtype) if isinstance(dtype, str) else None
-    if found is None or not found.is_floating_point:
+        return dtype
+    parsed = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(parsed, torch.dtype) or not parsed.is_floating_point:
         raise ConfigError(
-            f"dtype: {short_repr(dtype)} is not one of 'auto', {', '.join(map(repr, DTYPES))} or a floating torch.dtype"
+            f"dtype: {short_repr(dtype)} is not one of 'auto', 'float32', 'bfloat16', 'float16' or a floating "
+            "torch.dtype"
         )
-    return found
+    return parsed
 
 
 def _load(
@@ -224,17 +220,18 @@ def _load(
     """Load config, tokenizer and weights, in this order, so that cheap failures come first."""
     with _clear_errors("model", name):
         name, options = with_gguf_file(name, options)
-    if blocks is not None:
-        options = {**options, "device_map": None} if options["device_map"] == "auto" else options
-        _require_quantisable(blocks, options, keeps_blocks)
-    if is_path(name):
-        name = str(Path(name).expanduser())
-        with _clear_errors("model", name):
-            check_folder(Path(name), options)
-    read_tokenizer = partial(_load_tokenizer, name, tokenizer_name, options, tokenizer_options)
-    file: GgufFile | None = None
-    if "gguf_file" in options:
-        with _clear_errors("model", name):
+        if blocks is not None:
+            options = {**options, "device_map": None} if options["device_map"] == "auto" else options
+            _require_quantisable(blocks, options, keeps_blocks)
+        name = require_model(name, options)
+        source = pick(options, (*SOURCE_OPTIONS, "trust_remote_code"))
+        if tokenizer_name is None:
+            read_tokenizer = partial(load_tokenizer, name, {**source, **tokenizer_options})
+        else:  # another one has its own revision and folder
+            access = pick(options, (*ACCESS_OPTIONS, "trust_remote_code"))
+            read_tokenizer = partial(load_tokenizer, name_of(tokenizer_name, "tokenizer"), access | tokenizer_options)
+        file: GgufFile | None = None
+        if "gguf_file" in options:
             file = GgufFile(gguf_path(name, options))
             gguf_metadata.require_known(file)
             why = gguf_model.obstacle(file)
@@ -244,36 +241,33 @@ def _load(
                     return _load_blocks(file, light_with), tokenizer
                 return _unpacked(file, options), tokenizer
             _require_readable(file, why)
-        logger.info("%s is unpacked by transformers: it has %s", file.path, why)
-        options = {**gguf_tokenizer.token_ids(file), **options}
-    config = options.get("config")
-    if config is None or isinstance(config, str):
-        source = pick(options, (*SOURCE_OPTIONS, "trust_remote_code"))
-        with _clear_errors("model", name if file is None else str(file.path)):
-            if file is None or config is not None:
-                config = read_config(config or name, source)
-            else:
-                with gguf_metadata.clear_errors(file):
-                    config = read_config(name, source)
+            logger.info("%s is unpacked by transformers: it has %s", file.path, why)
+            options = {**gguf_tokenizer.token_ids(file), **options}
+        config = options.get("config")
+        if config is None or isinstance(config, str):
+            is_of_file = file is not None and config is None
+            config = read_config(config or name, source)
+            if file is not None and is_of_file:
                 gguf_metadata.require_agreement(file, config)
-    if not options["trust_remote_code"] and _needs_remote_code(config):
-        raise _remote_code_error("model", name)
-    require_causal_lm(config, name)
-    in_folder = Path(name).is_dir()
-    if in_folder:
-        with _clear_errors("model", name):
+        if (
+            not options["trust_remote_code"]
+            and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+            and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
+        ):
+            raise _remote_code_error("model", name)
+        require_causal_lm(config, name)
+        in_folder = Path(name).is_dir()
+        if in_folder:
             require_safetensors(name, config, options)
-    tokenizer = read_tokenizer()
-    if blocks is not None:
-        with _clear_errors("model", name):
+        tokenizer = read_tokenizer()
+        if blocks is not None:
             return quantised_weights.load(name, config, blocks, pick(options, FILE_OPTIONS)), tokenizer
-    if not in_folder:  # here, because it downloads them
-        with _clear_errors("model", name):
+        if not in_folder:  # here, because it downloads them
             require_safetensors(name, config, options)
-    model = _load_weights(name, options)
-    if file is not None:
-        model.generation_config.eos_token_id = eos_of_gguf(file.metadata)
-    return model, tokenizer
+        model = _load_weights(name, options)
+        if file is not None:
+            model.generation_config.eos_token_id = eos_of_gguf(file.metadata)
+        return model, tokenizer
 
 
 def _require_readable(file: GgufFile, why: str) -> None:
@@ -290,29 +284,10 @@ def _require_readable(file: GgufFile, why: str) -> None:
         )
 
 
-def _load_tokenizer(
-    name: str,
-    tokenizer_name: str | os.PathLike[str] | None,
-    options: dict[str, Any],
-    tokenizer_options: dict[str, Any],
-) -> PreTrainedTokenizerBase:
-    """The model's tokenizer, or another one with a name of its own."""
-    trust = pick(options, ("trust_remote_code",))
-    if tokenizer_name is None:
-        return load_tokenizer(name, {**pick(options, SOURCE_OPTIONS), **trust, **tokenizer_options})
-    inherited = {**pick(options, ACCESS_OPTIONS), **trust}
-    return load_tokenizer(name_of(tokenizer_name, "tokenizer"), {**inherited, **tokenizer_options})
-
-
 def _load_weights(name: str, options: dict[str, Any]) -> PreTrainedModel:
-    """transformers' model.
-
-    Raises:
-        UnsupportedModelError: weights are missing.
-    """
+    """transformers' model. All of its weights must be in the files."""
     import_model_classes()  # a config may have been given
-    with _clear_errors("model", str(Path(name) / options.get("gguf_file", ""))):
-        model, report = AutoModelForCausalLM.from_pretrained(name, **{**options, "output_loading_info": True})
+    model, report = AutoModelForCausalLM.from_pretrained(name, **{**options, "output_loading_info": True})
     missing = sorted(set(report["missing_keys"]) & {parameter for parameter, _ in model.named_parameters()})
     if missing:
         raise UnsupportedModelError(
@@ -324,17 +299,13 @@ def _load_weights(name: str, options: dict[str, Any]) -> PreTrainedModel:
 
 
 def _require_quantisable(weights: str, options: Mapping[str, Any], keeps_blocks: Callable[[], bool]) -> None:
-    """Check that a checkpoint may be quantised while it is loaded.
-
-    Raises:
-        ConfigError: another option does not go with it, or the kernels cannot run.
-    """
+    """Check that a checkpoint may be quantised while it is loaded."""
     if "gguf_file" in options:
         raise ConfigError(f"weights={weights!r} is for safetensors; a GGUF file keeps the blocks that it has")
-    known = {"trust_remote_code", "use_safetensors", "dtype", "device_map", *SOURCE_OPTIONS}
-    if options["trust_remote_code"]:
-        known -= {"trust_remote_code"}  # the model is made from the config, by transformers' own code
-    if others := sorted(options.keys() - known):
+    allowed = {"use_safetensors", "dtype", "device_map", *SOURCE_OPTIONS}
+    if not options["trust_remote_code"]:  # the model is made from the config, by transformers' own code
+        allowed |= {"trust_remote_code"}
+    if others := sorted(options.keys() - allowed):
         raise ConfigError(f"weights={weights!r} cannot be combined with {', '.join(others)}")
     if options["dtype"] not in ("auto", torch.float32) or options["device_map"] not in (None, "cpu"):
         raise ConfigError(f"weights={weights!r} needs dtype 'auto' or 'float32', and no device_map but 'cpu'")
@@ -354,23 +325,25 @@ def _load_blocks(file: GgufFile, light_with: Callable[[], str] | None) -> PreTra
         return gguf_model.load(file)
     of = file.sample_digest(), light_with()
     if (checked := weight_identity.noted(*of)) is not None:
-        light = gguf_model.load_light(file)
-        light.checked = checked
-        return light
+        return gguf_model.load_light(file, checked)
     model = gguf_model.load(file)
     weight_identity.will_note(model, *of)
     return model
 
 
 def _unpacked(file: GgufFile, options: dict[str, Any]) -> PreTrainedModel:
-    """The model of a GGUF file with ordinary weights."""
+    """The model of a GGUF file with ordinary weights. They are in memory: no progress bar is shown."""
     logger.info("%s is unpacked", file.path)
-    dropped = {*SOURCE_OPTIONS, "use_safetensors"}
-    further = {name: value for name, value in options.items() if name not in dropped}
+    further = {name: value for name, value in options.items() if name not in (*SOURCE_OPTIONS, "use_safetensors")}
     if isinstance(further.get("config"), str):
         further["config"] = read_config(further["config"], pick(options, (*ACCESS_OPTIONS, "trust_remote_code")))
-    with _no_progress_bars():
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
         return gguf_model.unpacked(file, further)
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
 
 
 def load_tokenizer(name: str, options: dict[str, Any]) -> PreTrainedTokenizerBase:
@@ -379,32 +352,24 @@ def load_tokenizer(name: str, options: dict[str, Any]) -> PreTrainedTokenizerBas
     Raises:
         ModelLoadError: it cannot be found or read.
     """
-    with _clear_errors("tokenizer", name):
+    with _clear_errors("tokenizer", str(Path(name) / options.get("gguf_file", ""))):
         name, options = with_gguf_file(name, options)
         if "gguf_file" in options:
             own = {key: value for key, value in options.items() if key not in (*SOURCE_OPTIONS, "trust_remote_code")}
             file = GgufFile(gguf_path(name, options))
             gguf_metadata.require_types(file)
             return gguf_tokenizer.load(file, **own)
-    if is_path(name):
-        name = str(Path(name).expanduser())
-        if not Path(name).is_dir():
+        name, is_path = expanded(name)
+        if is_path and not Path(name).is_dir():
             raise ModelLoadError(f"there is no folder {name} to load the tokenizer from")
-    import_model_classes()  # the class of a tokenizer is found by its config
-    with _clear_errors("tokenizer", name):
+        import_model_classes()  # the class of a tokenizer is found by its config
         require_tokenizer_files(partial(find_file, name, pick(options, FILE_OPTIONS)))
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
         tokenizer.encode("a")  # some wrong values in its files are not seen before
-    # If the tokenizer's files are missing, transformers creates some tokenizers with special tokens only.
-    if len(tokenizer) <= len(tokenizer.added_tokens_decoder):
-        raise _no_tokenizer_error(name)
-    return tokenizer
-
-
-def _needs_remote_code(config: PreTrainedConfig) -> bool:
-    """Whether the checkpoint brings code for its causal class, and transformers has no class for it."""
-    auto_map = getattr(config, "auto_map", None) or {}
-    return "AutoModelForCausalLM" in auto_map and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
+        # If the tokenizer's files are missing, transformers creates some tokenizers with special tokens only.
+        if len(tokenizer) <= len(tokenizer.added_tokens_decoder):
+            raise _no_tokenizer_error(name)
+        return tokenizer
 
 
 def _remote_code_error(what: str, name: str) -> ModelLoadError:
@@ -425,29 +390,18 @@ def _clear_errors(what: str, name: str) -> Iterator[None]:
         yield
     except CocoaError:
         raise
-    except TypeError as error:
-        if "unexpected keyword argument" not in str(error):
-            raise _load_error(what, name, error) from safe_cause(error)
-        option = str(error).rsplit(" ", 1)[-1]
-        raise ConfigError(
-            f"unknown option {option}: this loader, the config and the {what} of {name} do not have it"
-        ) from safe_cause(error)
-    except Exception as error:
-        raise _load_error(what, name, error) from safe_cause(error)
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # of Rust, in tokenizers and safetensors; it has no public class
+        # of Rust, in tokenizers and safetensors; it has no public class
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise _load_error(what, name, error) from safe_cause(error)
 
 
-_JSON_FILES = {
-    "model": ("config.json", "generation_config.json", "model.safetensors.index.json"),
-    "tokenizer": ("tokenizer.json", "tokenizer_config.json", "config.json"),
-}
-
-
-def _load_error(what: str, name: str, error: BaseException) -> ModelLoadError:
+def _load_error(what: str, name: str, error: BaseException) -> CocoaError:
     message = str(error)
+    if isinstance(error, TypeError) and "unexpected keyword argument" in message:
+        option = message.rsplit(" ", 1)[-1]
+        return ConfigError(f"unknown option {option}: this loader, the config and the {what} of {name} do not have it")
     if "trust_remote_code=True" in message:
         return _remote_code_error(what, name)
     if "Couldn't instantiate the backend tokenizer" in message:
@@ -456,21 +410,6 @@ def _load_error(what: str, name: str, error: BaseException) -> ModelLoadError:
     reason = f"{first} {more[0].strip()}" if more and first.endswith(":") else first or type(error).__name__
     if "couldn't connect" in reason or "cannot find the requested files" in reason.lower():
         reason = "it is neither a local folder nor in the Hub's cache, and the Hub cannot be reached (offline?)"
-    if not isinstance(error, OSError):
-        files = [file for file in _JSON_FILES[what] if (Path(name) / file).exists()]
-        if files:
-            reason += f"; check the options, and the values in {', '.join(files)}"
+    if not isinstance(error, OSError) and (files := sorted(file.name for file in Path(name).glob("*.json"))):
+        reason += f"; check the options, and the values in {', '.join(files[:8])}"
     return ModelLoadError(f"cannot load the {what} {name}: {reason}")
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """Turn off transformers' progress bars, for weights that are in memory."""
-    shown = transformers_logging.is_progress_bar_enabled()
-    if shown:
-        transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()

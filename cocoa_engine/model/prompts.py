@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import Any
 
 from typing_extensions import TypeIs
 
@@ -13,6 +13,7 @@ from cocoa_engine.model.detokenizer import Detokenizer, decoded
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.text import require_unicode
 from cocoa_engine.model.tokenizer import Tokens
+from cocoa_engine.safe_text import shortened
 
 Prompt = str | Sequence[int]
 """Text, to which the tokenizer adds its special tokens, or token ids, which are used unchanged."""
@@ -43,16 +44,16 @@ def chat_of(question: str, system: str | None) -> list[dict[str, str]]:
     return [*messages, {"role": "user", "content": question}]
 
 
-def without_history(messages: Messages) -> list[Mapping[str, Any]] | None:
+def _without_history(messages: Messages) -> list[Mapping[str, Any]] | None:
     """The system messages, and the longest of the others that the model did not write; `None` without a history.
 
     A passage may be in any message of the user, or in the answer of a tool, so the longest is the one that counts.
     """
-    system = [one for one in messages if one.get("role") in ("system", "developer")]
-    asked = [one for one in messages if one.get("role") not in ("system", "developer", "assistant")]
+    system = [message for message in messages if message.get("role") in ("system", "developer")]
+    asked = [message for message in messages if message.get("role") not in ("system", "developer", "assistant")]
     if len(system) + len(asked) == len(messages) or not asked:
         return None
-    return [*system, max(asked, key=lambda one: len(str(one.get("content"))))]
+    return [*system, max(asked, key=lambda message: len(str(message.get("content"))))]
 
 
 def chat_ids(tokens: Tokens, messages: Messages, template_kwargs: Mapping[str, Any]) -> tuple[str, list[int]]:
@@ -63,7 +64,7 @@ def chat_ids(tokens: Tokens, messages: Messages, template_kwargs: Mapping[str, A
     """
     rendered = tokens.render(messages, **template_kwargs)
     ids = tokens.encode_rendered(rendered)
-    question = without_history(messages)
+    question = _without_history(messages)
     if question is None:
         return rendered.text, ids
     try:
@@ -71,6 +72,19 @@ def chat_ids(tokens: Tokens, messages: Messages, template_kwargs: Mapping[str, A
     except ChatTemplateError:  # such as of a template that wants the call of a tool before its answer
         return rendered.text, ids
     return rendered.text, ChatTokens(ids, len(alone))
+
+
+def is_chat(prompt: Prompt | Messages) -> TypeIs[Messages]:
+    """Whether a prompt is a list of chat messages, rather than text or token ids."""
+    return isinstance(prompt, Sequence) and bool(prompt) and all(isinstance(part, Mapping) for part in prompt)
+
+
+def is_many(texts: Any) -> bool:
+    """Whether a list holds several texts (each a ``str`` or token ids), rather than the token ids of one text."""
+    values = texts.tolist() if hasattr(texts, "tolist") else texts
+    if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
+        return False
+    return any(isinstance(value, Sequence) or getattr(value, "ndim", 0) > 0 for value in values)
 
 
 def prompt_ids(model: LanguageModel, tokens: Tokens, prompt: Any, what: str = "prompt") -> list[int]:
@@ -82,96 +96,28 @@ def prompt_ids(model: LanguageModel, tokens: Tokens, prompt: Any, what: str = "p
     Raises:
         PromptError: it is empty, of a wrong type, not valid Unicode, or has ids outside the vocabulary.
     """
-    text = isinstance(prompt, str)
-    if text:
+    if isinstance(prompt, str):
         require_unicode(prompt, what)
-    if not text:
-        return require_tokens(_checked_ids(model, prompt, what), what)
-    return require_tokens(_of_vocabulary(model, tokens.encode(prompt)) if prompt else [], what)
-
-
-def require_tokens(ids: list[int], what: str) -> list[int]:
-    """Return ``ids``, or raise an error if it is empty.
-
-    Args:
-        what: the name of the text in the error message.
-
-    Raises:
-        PromptError: ``ids`` is empty.
-    """
-    if not ids:
-        raise PromptError(f"the {what} is empty; give some text or at least one token id.")
-    return ids
-
-
-def _of_vocabulary(model: LanguageModel, ids: list[int]) -> list[int]:
-    """Return the token ids of a text.
-
-    Raises:
-        PromptError: the model has no embedding of one of them.
-    """
-    if ids and max(ids) >= model.vocab_size:
-        raise PromptError(
-            f"the tokenizer gives token id {max(ids)}, which is outside the model's vocabulary of {model.vocab_size}: "
-            "load the model's own tokenizer, or extend the model with resize_token_embeddings."
-        )
-    return ids
-
-
-def is_many(texts: Any) -> bool:
-    """Whether a list holds several texts (each a ``str`` or token ids), rather than the token ids of one text."""
-    values = texts.tolist() if hasattr(texts, "tolist") else texts
-    if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
-        return False
-    return any(isinstance(value, Sequence) or getattr(value, "ndim", 0) > 0 for value in values)
-
-
-def _checked_ids(model: LanguageModel, prompt: Any, what: str) -> list[int]:
+        return _usable(model, tokens.encode(prompt) if prompt else [], what)
     values = prompt.tolist() if hasattr(prompt, "tolist") else prompt
     if not isinstance(values, Sequence) or isinstance(values, bytes):
         raise PromptError(f"the {what} must be text or a list of token ids, not {type(prompt).__name__}.")
     if any(not isinstance(value, Integral) or isinstance(value, bool) for value in values):
         raise PromptError(f"the {what}, given as a list, must hold token ids (int) only; pass one text at a time.")
-    outside = [value for value in values if not 0 <= value < model.vocab_size]
-    if outside:
-        raise PromptError(f"token id {outside[0]} is outside the model's vocabulary of {model.vocab_size}.")
-    return [int(value) for value in values]
+    return _usable(model, [int(value) for value in values], what)
 
 
-def is_chat(prompt: Prompt | Messages) -> TypeIs[Messages]:
-    """Whether a prompt is a list of chat messages, rather than text or token ids."""
-    return isinstance(prompt, Sequence) and bool(prompt) and all(isinstance(one, Mapping) for one in prompt)
-
-
-def require_room(window: int | None, prompt_tokens: int) -> None:
-    """Check that a prompt leaves tokens for an answer.
-
-    Args:
-        window: the model's context window, in tokens; `None`: no limit.
-        prompt_tokens: the length of the prompt.
-
-    Raises:
-        PromptError: it does not.
-    """
-    if window is not None and prompt_tokens >= window:
-        raise PromptError(
-            f"the prompt has {prompt_tokens} tokens and the model's context window is {window}: no tokens are "
-            f"left for an answer. Shorten the prompt by at least {prompt_tokens - window + 1} tokens."
-        )
-
-
-def require_fits(model: LanguageModel, prompt_tokens: int, answer_tokens: int) -> None:
-    """Check that a prompt and an answer fit the context window together.
-
-    Raises:
-        PromptError: they do not.
-    """
-    window = model.context_window
-    if window is not None and prompt_tokens + answer_tokens > window:
-        raise PromptError(
-            f"prompt ({prompt_tokens} tokens) and answer ({answer_tokens}) exceed the model's context window of "
-            f"{window}."
-        )
+def _usable(model: LanguageModel, ids: list[int], what: str) -> list[int]:
+    """Return the token ids of a text, if there are any and the model has embeddings of all."""
+    if not ids:
+        raise PromptError(f"the {what} is empty; give some text or at least one token id.")
+    for token_id in (min(ids), max(ids)):
+        if not 0 <= token_id < model.vocab_size:
+            raise PromptError(
+                f"token id {token_id} is outside the model's vocabulary of {model.vocab_size}. If the tokenizer gives "
+                "it, load the model's own tokenizer, or extend the model with resize_token_embeddings."
+            )
+    return ids
 
 
 def text_ids(
@@ -191,27 +137,43 @@ def text_ids(
     if not isinstance(text, str) or not text:
         ids = prompt_ids(model, tokens, text, what)
     elif isinstance(prompt, str):
-        ids = require_tokens(tokens.continuation(prompt, before, text), what)
+        ids = _usable(model, tokens.continuation(prompt, before, text), what)
     else:
         # the answer of a chat, which makes no control tokens
-        ids = require_tokens(tokens.encode(text, add_special_tokens=False, split_special_tokens=True), what)
-    _of_vocabulary(model, ids)
-    window = model.context_window
-    if window is not None and len(before) + len(ids) > window:
-        raise PromptError(
-            f"prompt ({len(before)} tokens) and {what} ({len(ids)}) exceed the model's context window of {window}."
-        )
+        ids = _usable(model, tokens.encode(text, add_special_tokens=False, split_special_tokens=True), what)
+    require_fits(model, len(before), len(ids), what)
     return ids, text if isinstance(text, str) else decoded(tokens, ids)
 
 
-class Passages(NamedTuple):
-    """Passages that have been found in the tokens of a prompt.
+def require_room(window: int | None, prompt_tokens: int) -> None:
+    """Check that a prompt leaves tokens for an answer in a context window; `None` is no limit.
 
-    Attributes:
-        positions: for each passage the positions of its tokens.
+    Raises:
+        PromptError: it does not.
     """
+    if window is not None and prompt_tokens >= window:
+        raise PromptError(
+            f"the prompt has {prompt_tokens} tokens and the model's context window is {window}: no tokens are "
+            f"left for an answer. Shorten the prompt by at least {prompt_tokens - window + 1} tokens."
+        )
 
-    positions: tuple[range, ...]
+
+def require_fits(model: LanguageModel, prompt_tokens: int, answer_tokens: int, what: str = "answer") -> None:
+    """Check that a prompt and an answer fit the context window together.
+
+    Raises:
+        PromptError: they do not.
+    """
+    window = model.context_window
+    if window is not None and prompt_tokens + answer_tokens > window:
+        raise PromptError(
+            f"prompt ({prompt_tokens} tokens) and {what} ({answer_tokens}) exceed the model's context window of "
+            f"{window}."
+        )
+
+
+class Passages(tuple[range, ...]):
+    """Passages that have been found in a prompt: for each the positions of its tokens."""
 
 
 Source = Sequence[str] | Sequence[tuple[int, int]] | Passages
@@ -225,7 +187,7 @@ def passage_positions(
     source: Source | None,
     *,
     add_special_tokens: bool = True,
-) -> tuple[range, ...]:
+) -> Passages:
     """The positions of the tokens of each passage of a prompt.
 
     A token belongs to a passage if it has a character of it. The first token of a prompt belongs to none, because it
@@ -242,21 +204,19 @@ def passage_positions(
     Raises:
         ConfigError: the passages are of a wrong type, or one of them is empty or not in the prompt.
     """
-    if source is None:
-        return ()
-    if isinstance(source, Passages):
-        return source.positions
+    if source is None or isinstance(source, Passages):
+        return source or Passages()
     text = prompt if isinstance(prompt, str) else tokens.decode_all(token_ids)
-    ranges = _character_ranges(text, _checked(source))
+    ranges = _character_ranges(text, source)
     if not ranges:
-        return ()
-    known = tokens.encode_with_offsets(text, add_special_tokens=isinstance(prompt, str) and add_special_tokens)
-    if known is None or known[0] != list(token_ids):
-        ranges = _moved(tokens, ranges, text, decoded := _decoded(tokens, token_ids))
-        offsets = decoded.offsets
+        return Passages()
+    encoded = tokens.encode_with_offsets(text, add_special_tokens=isinstance(prompt, str) and add_special_tokens)
+    if encoded is not None and encoded[0] == list(token_ids):
+        offsets = encoded[1]
     else:
-        offsets = known[1]
-    return tuple(_positions(start, end, offsets) for start, end in ranges)
+        shown, offsets = _decoded(tokens, token_ids)
+        ranges = _moved(tokens, ranges, text, shown)
+    return Passages(_positions(start, end, offsets) for start, end in ranges)
 
 
 def sources_of_batch(source: Any, count: int) -> Sequence[Source | None]:
@@ -274,61 +234,40 @@ def sources_of_batch(source: Any, count: int) -> Sequence[Source | None]:
     return source
 
 
-def _checked(source: Any) -> list[str | tuple[int, int]]:
+def _character_ranges(text: str, source: Any) -> list[tuple[int, int]]:
+    """The range of characters of each passage, which is checked."""
     if isinstance(source, (str, bytes)) or not isinstance(source, Sequence):
         raise ConfigError(f"source takes a list of texts or of (start, end) ranges, not {type(source).__name__}.")
-    checked: list[str | tuple[int, int]] = []
-    for number, one in enumerate(source):
-        if isinstance(one, str) and one.strip():
-            checked.append(one)
-            continue
-        pair = tuple(one) if isinstance(one, Sequence) and not isinstance(one, (str, bytes)) else ()
-        if len(pair) != 2 or not all(isinstance(end, int) and not isinstance(end, bool) for end in pair):
-            raise ConfigError(
-                f"passage {number} of source is {one!r}; give a text that is not empty, or a (start, end) range."
-            )
-        checked.append((pair[0], pair[1]))
-    return checked
-
-
-def _character_ranges(text: str, source: Sequence[str | tuple[int, int]]) -> list[tuple[int, int]]:
-    """The range of characters of each passage."""
     ranges: list[tuple[int, int]] = []
-    before = 0
-    for number, one in enumerate(source):
-        if isinstance(one, str):
+    for number, passage in enumerate(source):
+        if isinstance(passage, str) and passage.strip():
             # chat templates strip the texts of messages
-            found = _found(text, one, before) or _found(text, one.strip(), before)
-            if found is None:
-                shown = one if len(one) <= 40 else f"{one[:40]}..."
+            place = _found(text, passage, ranges) or _found(text, passage.strip(), ranges)
+            if place is None:
                 raise ConfigError(
-                    f"passage {number} of source ({shown!r}) is not in the prompt. Give each passage as it stands in "
-                    "the prompt, or its (start, end) range."
+                    f"passage {number} of source ({shortened(passage, 100)!r}) is not in the prompt. Give each passage "
+                    "as it stands in the prompt, or its (start, end) range."
                 )
-        else:
-            found = one
-            if not 0 <= one[0] < one[1] <= len(text):
-                raise ConfigError(
-                    f"passage {number} of source is the range {one}; the prompt has {len(text)} characters, so a range "
-                    f"(start, end) needs 0 <= start < end <= {len(text)}."
-                )
-        ranges.append(found)
-        before = found[1]
+            ranges.append(place)
+            continue
+        pair = tuple(passage) if isinstance(passage, Sequence) and not isinstance(passage, (str, bytes)) else ()
+        if len(pair) != 2 or any(type(end) is not int for end in pair) or not 0 <= pair[0] < pair[1] <= len(text):
+            raise ConfigError(
+                f"passage {number} of source is {passage!r}; the prompt has {len(text)} characters. Give a text that "
+                f"is not empty, or a range (start, end) with 0 <= start < end <= {len(text)}."
+            )
+        ranges.append((pair[0], pair[1]))
     return ranges
 
 
-def _found(text: str, part: str, start: int) -> tuple[int, int] | None:
-    at = text.find(part, start)
+def _found(text: str, part: str, before: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
+    """Where a part of a text is: after the last range of ``before``, or anywhere."""
+    at = text.find(part, before[-1][1] if before else 0)
     at = text.find(part) if at < 0 else at
     return None if at < 0 else (at, at + len(part))
 
 
-class _Decoded(NamedTuple):
-    text: str
-    offsets: list[tuple[int, int]]
-
-
-def _decoded(tokens: Tokens, token_ids: Sequence[int]) -> _Decoded:
+def _decoded(tokens: Tokens, token_ids: Sequence[int]) -> tuple[str, list[tuple[int, int]]]:
     """The text of tokens, and the range of characters that each token has completed in it."""
     track = Detokenizer(tokens)
     offsets: list[tuple[int, int]] = []
@@ -341,24 +280,21 @@ def _decoded(tokens: Tokens, token_ids: Sequence[int]) -> _Decoded:
             offsets += [(start, len(track.text))] * waiting
             waiting = 0
     offsets += [(len(track.text), len(track.text))] * waiting
-    return _Decoded(track.text, offsets)
+    return track.text, offsets
 
 
-def _moved(tokens: Tokens, ranges: Sequence[tuple[int, int]], text: str, decoded: _Decoded) -> list[tuple[int, int]]:
+def _moved(tokens: Tokens, ranges: Sequence[tuple[int, int]], text: str, shown: str) -> list[tuple[int, int]]:
     """The ranges in the decoded text, which may lack special tokens and spaces that the prompt has.
 
     Where the tokenizer changes a passage, the decoded text before its ends tells where they are.
     """
-
-    def place(end: int) -> int:
-        return len(_decoded(tokens, tokens.encode(text[:end])).text)
-
     moved: list[tuple[int, int]] = []
-    before = 0
     for start, end in ranges:
-        found = _found(decoded.text, text[start:end], before) or _found(decoded.text, text[start:end].strip(), before)
-        moved.append(found or (place(start), place(end)))
-        before = moved[-1][1]
+        place = _found(shown, text[start:end], moved) or _found(shown, text[start:end].strip(), moved)
+        if place is None:
+            first, last = (len(decoded(tokens, tokens.encode(text[:at]))) for at in (start, end))
+            place = first, last
+        moved.append(place)
     return moved
 
 

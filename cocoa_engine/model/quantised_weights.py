@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import mmap
 import re
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 logger = safe_logger(__name__)
 
 WeightKind = Literal["q8_0", "q4_k"]
-
 
 _AT_ONCE = 2**18  # numbers that are quantised at a time
 _TRIES = 9  # steps of the search for the scale of 32 numbers
@@ -52,6 +51,7 @@ def load(name: str, config: Any, kind: WeightKind, access: Mapping[str, Any]) ->
         ConfigError: the checkpoint is quantised already, or transformers converts its weights while loading, except to
             put the experts of a layer into one tensor.
     """
+    from safetensors import safe_open
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
@@ -65,32 +65,39 @@ def load(name: str, config: Any, kind: WeightKind, access: Mapping[str, Any]) ->
     converters = [each for each in mapping if isinstance(each, WeightConverter)]
     places, matrices = model.state_dict(), _matrices(model)
     unknown: list[str] = []
-    left = {path: set(range(places[path].shape[0])) for path in places if experts.is_stack(model, path)}
+    stacks = [path for path, module in model.named_modules() if type(module) is experts.ExpertLinears]
+    left = {f"{path}.weight": set(range(places[f"{path}.weight"].shape[0])) for path in stacks}
+
+    def put(key: str, weight: Any) -> None:
+        """Put a tensor of the checkpoint into the model."""
+        if (expert := _EXPERT.fullmatch(key)) and (stack := f"{expert[1]}.{expert[3]}") in left:
+            number = int(expert[2])
+            if number not in left[stack]:
+                raise ModelLoadError(f"{name}: {key} is of an expert that the config does not have")
+            _put_expert(model, stack, number, weight, kind)
+            left[stack].remove(number)
+            return
+        path, converted = rename_source_key(key, renamings, converters, model.base_model_prefix, places)
+        if converted is not None:
+            raise ConfigError(
+                f"transformers converts {key} of {name} while loading, as in a mixture of experts; load it without "
+                f"weights={kind!r}"
+            )
+        if path not in places:
+            unknown.append(key)
+            return
+        shape = weight.get_shape()
+        if shape != (expected := list(places[path].shape)):
+            raise ModelLoadError(f"{name}: {key} has the shape {shape}, not {expected}")
+        is_matrix = path in matrices and len(shape) == 2
+        block = _kind(kind, shape[1], is_inside=matrices[path]) if is_matrix else None
+        _put(model, path, _whole(weight) if block is None else quantised(weight, block))
+        release_free_memory()
+
     for file in files:
-        for key, weight in _tensors(file):
-            stack, number = _expert(key)
-            if stack in left:
-                if number not in left[stack]:
-                    raise ModelLoadError(f"{name}: {key} is of an expert that the config does not have")
-                _put_expert(model, stack, number, weight, kind)
-                left[stack].remove(number)
-                continue
-            path, converted = rename_source_key(key, renamings, converters, model.base_model_prefix, places)
-            if converted is not None:
-                raise ConfigError(
-                    f"transformers converts {key} of {name} while loading, as in a mixture of experts; load it without "
-                    f"weights={kind!r}"
-                )
-            if path not in places:
-                unknown.append(key)
-                continue
-            shape = weight.get_shape()
-            if shape != (expected := list(places[path].shape)):
-                raise ModelLoadError(f"{name}: {key} has the shape {shape}, not {expected}")
-            is_matrix = path in matrices and len(shape) == 2
-            block = _kind(kind, shape[1], is_inside=matrices[path]) if is_matrix else None
-            _put(model, path, _whole(weight) if block is None else quantised(weight, block))
-            release_free_memory()
+        with safe_open(file, framework="pt") as tensors:
+            for key in tensors.keys():  # noqa: SIM118
+                put(key, tensors.get_slice(key))
     # what the file has counts, as in `from_pretrained`: two weights that differ stay two, whatever the config says
     unfilled = {path for path, tensor in model.state_dict().items() if tensor.is_meta}
     model.tie_weights(missing_keys=unfilled, recompute_mapping=False)
@@ -101,12 +108,13 @@ def load(name: str, config: Any, kind: WeightKind, access: Mapping[str, Any]) ->
     ignored = "|".join(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ("(?!)",))
     if unknown := [key for key in unknown if not re.search(ignored, key)]:
         logger.warning("%s has %d tensors that the model does not have, such as %s", name, len(unknown), unknown[0])
-    try:
+    with suppress(OSError):  # it has none
         model.generation_config = GenerationConfig.from_pretrained(name, **access)
-    except OSError:
-        logger.debug("%s has no generation config", name)
     loaded: PreTrainedModel = model.eval()
     return loaded
+
+
+_EXPERT = re.compile(r"(.+)\.(\d+)\.(\w+\.weight)")
 
 
 def quantised(weight: Any, kind: str) -> Tensor:
@@ -122,12 +130,11 @@ def quantised(weight: Any, kind: str) -> Tensor:
     Raises:
         ValueError: the rows do not consist of whole blocks.
     """
-    count, columns = weight.shape if isinstance(weight, Tensor) else weight.get_shape()
-    made = _empty((count, columns), kind)
+    made = _empty(weight.shape if isinstance(weight, Tensor) else weight.get_shape(), kind)
     return made if _pack(weight, made) else _whole(weight)
 
 
-def _empty(shape: tuple[int, ...], kind: str) -> BlockTensor:
+def _empty(shape: Sequence[int], kind: str) -> BlockTensor:
     """Blocks to be written, for matrices of a shape."""
     numbers, size = block_size(kind)
     outer = (*shape[:-1], shape[-1] // numbers * size)
@@ -152,25 +159,14 @@ def _whole(weight: Any) -> Tensor:
     return whole.float() if whole.is_floating_point() else whole
 
 
-def _tensors(file: Path) -> Iterator[tuple[str, Any]]:
-    """The tensors of a file, as what their rows can be sliced from."""
-    from safetensors import safe_open
-
-    with safe_open(file, framework="pt") as tensors:
-        for key in tensors.keys():  # noqa: SIM118
-            yield key, tensors.get_slice(key)
-
-
 def _matrices(model: PreTrainedModel) -> dict[str, bool]:
     """The paths of the weights that may be quantised -> whether they are linear layers inside the model."""
-    ends = [model.get_input_embeddings(), model.get_output_embeddings()]
-    found = {}
-    for path, module in model.named_modules():
-        if any(module is end for end in ends):
-            found[f"{path}.weight"] = False
-        elif type(module) is nn.Linear:
-            found[f"{path}.weight"] = True
-    return found
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    return {
+        f"{path}.weight": module not in ends
+        for path, module in model.named_modules()
+        if module in ends or type(module) is nn.Linear
+    }
 
 
 def _kind(kind: WeightKind, size: int, *, is_inside: bool) -> str | None:
@@ -180,26 +176,15 @@ def _kind(kind: WeightKind, size: int, *, is_inside: bool) -> str | None:
     return "Q8_0" if size % 32 == 0 else None
 
 
-_EXPERT = re.compile(r"(.+)\.(\d+)\.(\w+\.weight)")
-
-
-def _expert(key: str) -> tuple[str, int]:
-    """The path of the stack that a tensor of a checkpoint may belong to, and the number of its expert."""
-    found = _EXPERT.fullmatch(key)
-    return (f"{found[1]}.{found[3]}", int(found[2])) if found else ("", 0)
-
-
 def _put_expert(model: nn.Module, path: str, number: int, weight: Any, kind: WeightKind) -> None:
     """Write the matrix of one expert into the stack of all, which is made for the first."""
-    stack = model.get_parameter(path)
-    shape = tuple(stack.shape)
+    shape = tuple(model.get_parameter(path).shape)
     if tuple(weight.get_shape()) != shape[1:]:
         raise ModelLoadError(f"{path} of expert {number} has the shape {weight.get_shape()}, not {list(shape[1:])}")
-    if stack.is_meta:
+    if model.get_parameter(path).is_meta:
         block = _kind(kind, shape[2], is_inside=True)
         _put(model, path, torch.empty(shape) if block is None else _empty(shape, block))
-        stack = model.get_parameter(path)
-    place = stack.detach()[number]
+    place = model.get_parameter(path).detach()[number]
     if not isinstance(place, BlockTensor):
         place.copy_(_whole(weight))
     elif not _pack(weight, place):
@@ -275,7 +260,6 @@ def _scales(groups: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rounded(values: Tensor, unit: Tensor, most: int) -> Tensor:
-    """Multiples of a unit, 0 to ``most``; 0 where the unit is 0."""
     return (values / torch.where(unit == 0, torch.inf, unit)).round().clamp(0, most)
 
 

@@ -6,9 +6,7 @@ import copy
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 from cocoa_engine.cancellation import current_cancellation, interruptible
 from cocoa_engine.errors import ChatTemplateError, PromptError, UnsupportedModelError, safe_cause
@@ -20,9 +18,6 @@ from cocoa_engine.safe_text import short_repr
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-_unshared: WeakSet[Any] = WeakSet()
 
 RENDERING_SECONDS = 30.0
 """Time in which a chat template must have rendered messages. A template is a program, and may have loops."""
@@ -37,15 +32,13 @@ _BYTE_OF_LETTER = {chr(byte): byte for byte in _VISIBLE} | {chr(0x100 + at): byt
 """The letters by which a byte-level vocabulary spells bytes."""
 
 
-def not_shared(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Let the next :class:`Tokens` of a tokenizer use it directly: the caller has just loaded it, and drops it."""
-    with suppress(TypeError):  # a user's class that cannot be hashed
-        _unshared.add(tokenizer)
-    return tokenizer
-
-
 class Tokens:
     """A thread-safe wrapper around a Hugging Face tokenizer.
+
+    Args:
+        tokenizer: the tokenizer.
+        is_shared: whether anyone else holds it. It is copied then: encoding changes the padding and truncation settings
+            inside a fast tokenizer, and other threads that set them could truncate prompts here.
 
     Attributes:
         tokenizer: the user's tokenizer, which is not modified.
@@ -56,14 +49,11 @@ class Tokens:
         UnsupportedModelError: ``tokenizer`` is not a tokenizer.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, is_shared: bool = True) -> None:
         if not callable(tokenizer) or not hasattr(tokenizer, "decode"):
             raise UnsupportedModelError(
                 f"the tokenizer is a {type(tokenizer).__name__}; pass e.g. AutoTokenizer.from_pretrained(...)."
             )
-        # Encoding changes the padding and truncation settings inside a fast tokenizer. With a copy, the user's own
-        # tokenizer keeps its settings, and other threads that use it cannot truncate prompts here.
-        is_shared = not _taken(tokenizer)
         self._own = _copy(tokenizer) if is_shared else tokenizer
         self._users = tokenizer if is_shared else None
         self._lock = free_in_child(threading.Lock())
@@ -109,10 +99,9 @@ class Tokens:
     def encode_with_offsets(
         self, text: str, *, add_special_tokens: bool = True
     ) -> tuple[list[int], list[tuple[int, int]]] | None:
-        """Token ids of a text, and for each the range of characters that it stands for.
+        """Token ids of a text, and for each the range of its characters: (0, 0) for a special token that is added.
 
-        Special tokens that the text does not contain have the empty range (0, 0). The result is `None` if the tokenizer
-        does not know the ranges.
+        The result is `None` if the tokenizer does not know the ranges.
         """
         if not getattr(self._own, "is_fast", False):
             return None
@@ -264,16 +253,6 @@ class Tokens:
             return str(self.settings.apply_chat_template(messages, **options))
         except Exception as fault:  # a template is a program, and may raise any error
             raise ChatTemplateError(f"the chat template rejects these messages: {fault}") from safe_cause(fault)
-
-
-def _taken(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a tokenizer is not shared; from now on it is."""
-    try:
-        found = tokenizer in _unshared
-        _unshared.discard(tokenizer)
-    except TypeError:
-        return False
-    return found
 
 
 def _copy(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:

@@ -28,9 +28,7 @@ from cocoa_engine.model.language_model import LanguageModel
 logger = safe_logger(__name__)
 
 FOLDER = "checked"
-KEPT = 64
-"""The number of notes that stay, those that were written last."""
-
+KEPT = 64  # notes, those that were written last
 SAMPLES = 16
 """Number of elements sampled in each tensor. More would slow down short calls, fewer would miss more changes."""
 
@@ -67,19 +65,16 @@ class WeightFingerprint(NamedTuple):
 
 def weight_fingerprint(tensors: Iterable[Tensor]) -> WeightFingerprint:
     """The fingerprint of some tensors. On a GPU this needs one small copy to the host."""
-    known = [tensor.blocks if isinstance(tensor, BlockTensor) else tensor for tensor in tensors]
-    versions = [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in known]
+    held = [tensor.blocks if isinstance(tensor, BlockTensor) else tensor for tensor in tensors]
+    versions = [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in held]
     views: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     with torch.no_grad():
-        for tensor in known:
+        for tensor in held:
             if is_plain(tensor):
                 views.setdefault((tensor.device, tensor.dtype), []).append(sampled(tensor))
-        return WeightFingerprint(versions, {kind: _bytes(torch.cat(parts)) for kind, parts in views.items()})
-
-
-def _bytes(samples: Tensor) -> bytes:
-    """The samples as bytes, so that every change counts and NaN equals itself."""
-    return samples.view(torch.uint8).cpu().numpy().tobytes()
+        # as bytes, so that every change counts and NaN equals itself
+        samples = {kind: torch.cat(parts).view(torch.uint8).cpu() for kind, parts in views.items()}
+    return WeightFingerprint(versions, {kind: part.numpy().tobytes() for kind, part in samples.items()})
 
 
 _digests: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
@@ -94,8 +89,8 @@ def model_digest(model: LanguageModel) -> str:
     """
     with _lock:
         held = model.model
-        if (known := _digests.get(held)) is not None:
-            return known
+        if held in _digests:
+            return _digests[held]
         config = model.config
         shape = (model.num_layers, attention_heads(config), model.vocab_size)
         digest = hashlib.sha256(repr((model.architecture, shape)).encode())
@@ -105,8 +100,7 @@ def model_digest(model: LanguageModel) -> str:
                 if (is_plain(weight) or isinstance(weight, BlockTensor)) and weight.is_floating_point():
                     rounded = sampled(weight.detach()).to("cpu", torch.bfloat16).contiguous()
                     digest.update(rounded.view(torch.uint8).numpy().tobytes())
-        found = _digests[held] = digest.hexdigest()[:24]
-        return found
+        return _digests.setdefault(held, digest.hexdigest()[:24])
 
 
 _asked: weakref.WeakKeyDictionary[nn.Module, tuple[Path, WeightFingerprint]] = weakref.WeakKeyDictionary()
@@ -132,9 +126,7 @@ def will_note(model: nn.Module, weights: str, kernels: str) -> None:
 def note(model: nn.Module, found: str | None) -> None:
     """Keep what the comparison found, if :func:`will_note` was told of the model and its weights are as they were.
 
-    Args:
-        model: transformers' model.
-        found: the result; ``None``: the lean pass is not used, or not with the kernels.
+    ``None``: the lean pass is not used, or not with the kernels.
     """
     file, as_loaded = _asked.pop(model, (None, None))
     if file is None or found is None or weight_fingerprint(model.parameters()) != as_loaded:
@@ -147,8 +139,8 @@ def note(model: nn.Module, found: str | None) -> None:
 
 
 def _note_of(weights: str, kernels: str) -> Path:
-    known = [weights, kernels, _code(), *map(_version, ("cocoa-integrations", "torch", "transformers"))]
-    digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()
+    parts = [weights, kernels, _code(), *map(_version, ("cocoa-integrations", "torch", "transformers"))]
+    digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     return cache_directory() / FOLDER / f"{digest[:32]}.json"
 
 

@@ -5,30 +5,34 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cocoa_engine import CocoaConfig, CocoaEngine, CocoaError, RiskCalibrator, Runtime
 from cocoa_engine.execution.native import build
 from cocoa_engine.methods import retrieval_heads
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, known_heads
-from cocoa_engine.model import gguf_model, gguf_tokenizer, weight_identity
+from cocoa_engine.model import gguf_tokenizer, weight_identity
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_context_window
 from cocoa_engine.risk.calibrator import Settings
 from tests.helpers.made_up_risk import fitted
-from tests.helpers.model_folders import TEMPLATE, save_model
+from tests.helpers.model_folders import save_model
 from tests.helpers.mutations import broken, broken_json, each_change, fuzz, mutated, mutated_json, outcome
 from tests.helpers.small_gguf import write
 from tests.helpers.tiny_gguf import write_tiny_gguf
 from tests.helpers.tiny_models import NUM_LAYERS, tiny_model, tiny_tokenizer
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.filterwarnings("ignore::cocoa_engine.risk.CalibrationWarning"),
+]
 MIDDLE = (NUM_LAYERS // 3, 2 * NUM_LAYERS // 3)
 HEADS: dict[str, Any] = {
     "model_name": "tiny",
@@ -51,12 +55,55 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """The folder of a tiny model."""
+    save_model(tmp_path / "source")
+    return tmp_path / "source"
+
+
 @pytest.fixture(autouse=True)
 def nothing_logged() -> Iterator[None]:
     """What transformers logs of a file may have half a surrogate pair, which a report of a test cannot have."""
     logging.disable()
     yield
     logging.disable(logging.NOTSET)
+
+
+def survives(
+    file: Path,
+    data: st.SearchStrategy[bytes],
+    read: Callable[[], Any],
+    check: Any = None,
+    examples: int = 25,
+    worst: Iterable[bytes] = (),
+) -> None:
+    """What is written to a file is read, or refused by one of the package's errors.
+
+    Args:
+        check: of what was read: whether it is right.
+        worst: what is tried in any case.
+    """
+
+    @fuzz(examples)
+    @given(data)
+    def each(data: bytes) -> None:
+        file.write_bytes(data)
+        found = outcome(read)
+        assert check is None or isinstance(found, CocoaError) or check(found)
+
+    read()
+    for bad in worst:
+        file.write_bytes(bad)
+        outcome(read)
+    each()
+
+
+def answer_of(folder: Path) -> str:
+    """A model of a folder is refused when it is loaded, or it answers, or says in one error why not."""
+    read_context_window(folder)
+    model, tokenizer, _ = load_pretrained(folder)
+    return CocoaEngine(model, tokenizer).generate("Once upon", max_new_tokens=3).text
 
 
 # --- calibrators and retrieval heads
@@ -68,161 +115,123 @@ def calibrator() -> RiskCalibrator:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::cocoa_engine.risk.CalibrationWarning")
 def test_calibrators(tiny: CocoaEngine, folder: Path) -> None:
     """What is read can be used: the answer has a risk, or one error says what is missing."""
-    good = json.loads(calibrator().model_dump_json())
+    file = folder / "calibrator.json"
+    calibrator().save(file)
     answer = tiny.generate("Once upon", max_new_tokens=4)
-    file = folder / "calibrator.json"
 
-    def rated(data: bytes) -> Any:
-        file.write_bytes(data)
-        found = RiskCalibrator.load(file)
-        found.mismatches("other", CocoaConfig(), NUM_LAYERS)
-        CocoaEngine(tiny.model, tiny.tokenizer, model_name="tiny", calibrator=found)
-        return found.rated(answer).answer_risk, [found.risk(span) for span in answer.spans]
+    def risks() -> list[float | None]:
+        loaded = RiskCalibrator.load(file)
+        loaded.mismatches("other", CocoaConfig(), NUM_LAYERS)
+        CocoaEngine(tiny.model, tiny.tokenizer, model_name="tiny", calibrator=loaded)
+        return [loaded.rated(answer).answer_risk, *(loaded.risk(span) for span in answer.spans)]
 
-    whole, spans = rated(json.dumps(good).encode())
-    assert all(0 <= risk <= 1 for risk in [whole, *spans])
-
-    @fuzz(40)
-    @given(broken_json(good))
-    def check(data: bytes) -> None:
-        found = outcome(lambda: rated(data))
-        if not isinstance(found, CocoaError):
-            assert all(risk is None or 0 <= risk <= 1 for risk in [found[0], *found[1]])
-
-    check()
+    good = broken_json(json.loads(file.read_text()))
+    survives(file, good, risks, lambda found: all(risk is None or 0 <= risk <= 1 for risk in found), 40)
 
 
-def test_retrieval_heads(folder: Path) -> None:
-    file = folder / "heads.json"
-    file.write_text(json.dumps(HEADS))
-    assert known_heads(str(file), NUM_LAYERS, 4) is not None
-
-    @fuzz()
-    @given(broken_json(HEADS))
-    def check(data: bytes) -> None:
-        file.write_bytes(data)
-        retrieval_heads._read.cache_clear()
-        found = outcome(lambda: known_heads(str(file), NUM_LAYERS, 4))
-        if isinstance(found, RetrievalHeads):
-            assert all(0 <= head.layer < NUM_LAYERS and 0 <= head.head < 4 for head in found.heads)
-            assert found.rank(0.3) is None or 0 <= found.rank(0.3) <= 1
-        else:
-            assert isinstance(found, CocoaError)
-
-    check()
-
-
-def test_kept_retrieval_heads(tiny: CocoaEngine, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broken file in the cache directory is as good as none."""
-    monkeypatch.setenv("COCOA_CACHE_DIR", str(folder / "cache"))
-    model = tiny.session.model
-    good = {**HEADS, "num_heads": 4}
-    file = retrieval_heads.keep(RetrievalHeads.model_validate(good), model)
-    assert known_heads(None, NUM_LAYERS, 4, model) == RetrievalHeads.model_validate(good)
-
-    @fuzz()
-    @given(broken_json(good))
-    def check(data: bytes) -> None:
-        file.write_bytes(data)
-        retrieval_heads._read.cache_clear()
-        found = known_heads(None, NUM_LAYERS, 4, model)
-        assert found is None or isinstance(found, RetrievalHeads)
-
-    check()
-
-
-@pytest.mark.filterwarnings("ignore::cocoa_engine.risk.CalibrationWarning")
-@pytest.mark.parametrize("listed", [False, True])
-def test_each_value_of_a_calibrator(folder: Path, listed: bool) -> None:
-    """Of any other type, at any place; with packed numbers written as lists too."""
+def test_each_value_of_a_calibrator(folder: Path) -> None:
+    """Of any other type, at any place; some packed numbers are written as lists."""
     good = json.loads(calibrator().model_dump_json())
-    if listed:
-        good["probe"] = {"layer": 1, "model_name": "tiny", "dtype": "float32", "weights": [0.5, 1], "intercept": 0.1}
-        good["span"]["domain"] = {"centre": [0.5, 1], "precision": [0.5, 1, 1, 1], "cutoff": 1.0}
+    good["probe"] = {"layer": 1, "model_name": "tiny", "dtype": "float32", "weights": [0.5, 1], "intercept": 0.1}
+    good["span"]["domain"] = {"centre": [0.5, 1], "precision": [0.5, 1, 1, 1], "cutoff": 1.0}
+    assert "domain" in good["answer"]
     file = folder / "calibrator.json"
-
-    def load(value: Any) -> RiskCalibrator:
-        file.write_text(json.dumps(value))
-        return RiskCalibrator.load(file)
-
     refused = 0
     for what, value in each_change(good):
-        found = outcome(lambda value=value: load(value))
+        file.write_text(json.dumps(value))
+        found = outcome(lambda: RiskCalibrator.load(file))
         assert isinstance(found, (RiskCalibrator, CocoaError)), what
         refused += isinstance(found, CocoaError) and str(file) in str(found)
     assert refused > 1000
 
 
-def test_each_value_of_retrieval_heads(folder: Path) -> None:
+def heads_of(file: Path) -> RetrievalHeads | None:
+    retrieval_heads._read.cache_clear()
+    return known_heads(str(file), NUM_LAYERS, 4)
+
+
+def test_retrieval_heads(folder: Path) -> None:
     file = folder / "heads.json"
+
+    def is_right(found: RetrievalHeads) -> bool:
+        return all(0 <= head.layer < NUM_LAYERS and 0 <= head.head < 4 for head in found.heads) and (
+            found.rank(0.3) is None or 0 <= found.rank(0.3) <= 1  # type: ignore[operator]
+        )
+
+    file.write_text(json.dumps(HEADS))
+    survives(file, broken_json(HEADS), lambda: heads_of(file), is_right)
     for what, value in each_change(HEADS):
         file.write_text(json.dumps(value))
-        retrieval_heads._read.cache_clear()
-        found = outcome(lambda: known_heads(str(file), NUM_LAYERS, 4))
+        found = outcome(lambda: heads_of(file))
         assert isinstance(found, RetrievalHeads) or str(file) in str(found), what
+
+
+def test_broken_files_of_the_cache_are_as_good_as_none(
+    tiny: CocoaEngine, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retrieval heads, notes of compared weights and tokenizers are found or made again."""
+    monkeypatch.setenv("COCOA_CACHE_DIR", str(folder / "cache"))
+    file = retrieval_heads.keep(RetrievalHeads.model_validate(HEADS), tiny.session.model)
+
+    def kept_heads() -> RetrievalHeads | None:
+        retrieval_heads._read.cache_clear()
+        return known_heads(None, NUM_LAYERS, 4, tiny.session.model)
+
+    assert kept_heads() == RetrievalHeads.model_validate(HEADS)
+    survives(file, broken_json(HEADS), kept_heads, lambda found: found is None or isinstance(found, RetrievalHeads))
+
+    model = tiny_model("llama")
+    weight_identity.will_note(model, "weights", "kernels")
+    weight_identity.note(model, "equal")
+    (note,) = (folder / "cache" / weight_identity.FOLDER).iterdir()
+    assert weight_identity.noted("weights", "kernels") == "equal"
+
+    def is_noted(found: str | None) -> bool:
+        return found is None or bool(found and json.loads(note.read_bytes())["found"] == found)
+
+    bad = broken_json(json.loads(note.read_bytes()))
+    survives(note, bad, lambda: weight_identity.noted("weights", "kernels"), is_noted, 40, [b"[" * 100_000])
+
+    monkeypatch.setattr(gguf_tokenizer, "FOLDER", "tokenizers")
+    write_tiny_gguf(folder / "kept.gguf")
+    good = gguf_tokenizer.load(GgufFile(folder / "kept.gguf")).encode("hello")
+    (kept,) = (folder / "cache" / "tokenizers").iterdir()
+    text = kept.read_bytes()
+    bad = st.binary(max_size=100) | st.integers(0, len(text) - 1).map(lambda end: text[:end])
+    survives(
+        kept,
+        bad,
+        lambda: gguf_tokenizer.load(GgufFile(folder / "kept.gguf")).encode("hello"),
+        lambda found: found == good and kept.read_bytes() == text,
+        40,
+    )
 
 
 # --- GGUF files
 
 
-@pytest.fixture(scope="module")
-def gguf_file(folder: Path) -> Path:
-    write_tiny_gguf(folder / "tiny.gguf")
-    return folder / "tiny.gguf"
-
-
 @pytest.mark.slow
-def test_gguf_files_in_blocks(gguf_file: Path, folder: Path) -> None:
-    """A file that this package reads itself."""
-    good = gguf_file.read_bytes()
+@pytest.mark.parametrize("kept", [True, False], ids=["blocks", "unpacked"])
+def test_gguf_files(folder: Path, kept: bool) -> None:
+    """And their context windows, which are read without the weights."""
+    file = folder / f"{kept}.gguf"
+    write_tiny_gguf(file)
+    good = file.read_bytes()
     header = 9000  # metadata and the list of tensors
-    bad = folder / "blocks.gguf"
-
-    def loaded(data: bytes) -> Any:
-        bad.write_bytes(data)
-        if gguf_model.obstacle(GgufFile(bad)) is None:
-            return load_pretrained(bad, keeps_blocks=lambda: True)
-        return None
-
-    assert loaded(good) is not None
     count = good.index(b"llama.attention.head_count\x04") + 30  # after the name and the type of the value
     assert good[count : count + 4] == bytes([4, 0, 0, 0])
+    no_heads = good[:count] + bytes(4) + good[count + 4 :]
 
-    @fuzz(60)
-    @example(good[:count] + bytes(4) + good[count + 4 :])
-    @given(st.one_of(mutated(good[:header]).map(lambda start: start + good[header:]), broken(good)))
-    def check(data: bytes) -> None:
-        found = outcome(lambda: loaded(data))
-        assert found is None or isinstance(found, (tuple, CocoaError))
-
-    check()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_gguf_files_that_are_unpacked(gguf_file: Path, folder: Path) -> None:
-    """Files that are unpacked, and their context windows, which are read without the weights."""
-    good = gguf_file.read_bytes()
-    header = 9000  # metadata and the list of tensors
-    bad = folder / "unpacked.gguf"
-
-    def loaded(data: bytes) -> Any:
-        bad.write_bytes(data)
-        window = read_context_window(bad)
+    def loaded() -> Any:
+        window = read_context_window(file)
         assert window is None or window > 0
-        return window, load_pretrained(bad, dtype="float32")
+        return window, load_pretrained(file, dtype="auto" if kept else "float32", keeps_blocks=lambda: True)
 
-    assert loaded(good)[0] == 128
-
-    @fuzz(15)
-    @given(st.one_of(mutated(good[:header]).map(lambda start: start + good[header:]), broken(good)))
-    def check(data: bytes) -> None:
-        assert isinstance(outcome(lambda: loaded(data)), (tuple, CocoaError))
-
-    check()
+    assert loaded()[0] == 128
+    changed = mutated(good[:header]).map(lambda start: start + good[header:])
+    survives(file, changed | broken(good), loaded, examples=60 if kept else 15, worst=[no_heads])
 
 
 FIRST = ("split.count", "split.no", "split.tensors.count", "general.alignment")
@@ -260,58 +269,7 @@ def test_a_value_of_a_wrong_type_in_gguf_metadata_is_refused_by_its_key(key: str
         assert window is None or type(window) is int
 
 
-def test_context_windows_of_gguf_files(gguf_file: Path, folder: Path) -> None:
-    good = gguf_file.read_bytes()[:9000]  # metadata and the list of tensors
-    bad = folder / "window.gguf"
-
-    @fuzz(60)
-    @given(broken(good))
-    def check(data: bytes) -> None:
-        bad.write_bytes(data)
-        window = read_context_window(bad)
-        assert window is None or (type(window) is int and window > 0)
-
-    check()
-
-
-def test_notes_of_compared_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broken note is as good as none: the weights are compared again."""
-    monkeypatch.setenv("COCOA_CACHE_DIR", str(folder / "checked"))
-    model = tiny_model("llama")
-    weight_identity.will_note(model, "weights", "kernels")
-    weight_identity.note(model, "equal")
-    (note,) = (folder / "checked" / weight_identity.FOLDER).iterdir()
-    assert weight_identity.noted("weights", "kernels") == "equal"
-
-    @fuzz(40)
-    @given(broken_json(json.loads(note.read_bytes())))
-    @example(b"[" * 100_000)
-    def check(data: bytes) -> None:
-        note.write_bytes(data)
-        found = weight_identity.noted("weights", "kernels")
-        assert found is None or (found and json.loads(data)["found"] == found)
-
-    check()
-
-
-def test_kept_tokenizers(gguf_file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broken one is made again."""
-    monkeypatch.setattr(gguf_tokenizer, "FOLDER", str(folder / "tokenizers"))
-    good = gguf_tokenizer.load(GgufFile(gguf_file))
-    (kept,) = (folder / "tokenizers").iterdir()
-    text = kept.read_bytes()
-
-    @fuzz(40)
-    @given(st.one_of(st.binary(max_size=100), st.integers(0, len(text) - 1).map(lambda end: text[:end])))
-    def check(data: bytes) -> None:
-        kept.write_bytes(data)
-        assert gguf_tokenizer.load(GgufFile(gguf_file)).encode("hello") == good.encode("hello")
-        assert kept.read_bytes() == text
-
-    check()
-
-
-# --- configs of a model folder
+# --- files of a model folder
 
 
 MORE: dict[str, dict[str, list[Any]]] = {
@@ -359,92 +317,32 @@ MORE: dict[str, dict[str, list[Any]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
-def test_configs_of_models(name: str, folder: Path) -> None:
-    """A model with a broken config is refused when it is loaded, or it answers, or says in one error why not."""
-    source = folder / "source"
-    save_model(source)
-    good = (source / name).read_bytes()
-    fields = json.loads(good)
+@pytest.mark.parametrize("name", MORE)
+def test_configs_of_models(name: str, source: Path) -> None:
+    fields = json.loads((source / name).read_bytes())
     sizes = {key: value for key, value in fields.items() if type(value) is int}
-
-    def answered(data: bytes) -> Any:
-        (source / name).write_bytes(data)
-        read_context_window(source)
-        model, tokenizer, _ = load_pretrained(source)
-        return CocoaEngine(model, tokenizer).generate("Once upon", max_new_tokens=3).text
-
-    assert isinstance(answered(good), str)
-
-    @fuzz(20)
-    @given(st.one_of(broken_json(fields, MORE[name]), broken_json({**fields, **dict.fromkeys(sizes, 3)})))
-    def check(data: bytes) -> None:
-        assert isinstance(outcome(lambda: answered(data)), (str, CocoaError))
-
-    check()
-    (source / name).write_bytes(good)
+    bad = broken_json(fields, MORE[name]) | broken_json({**fields, **dict.fromkeys(sizes, 3)})
+    survives(source / name, bad, lambda: answer_of(source), examples=20)
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("weights", ["stored", "q8_0"])
-def test_weights(folder: Path, weights: Any) -> None:
-    source = folder / "weights"
-    save_model(source)
-    file = source / "model.safetensors"
+def test_weights_and_their_index(source: Path, weights: Any) -> None:
+    file, index = source / "model.safetensors", source / "model.safetensors.index.json"
     good = file.read_bytes()
     header = 8 + int.from_bytes(good[:8], "little")  # the length of the list of tensors, and the list
-    tensors = json.loads(good[8:header])
+    listed = broken_json(json.loads(good[8:header])).map(
+        lambda data: len(data).to_bytes(8, "little") + data + good[header:]
+    )
 
-    def loaded(data: bytes) -> Any:
-        file.write_bytes(data)
+    def loaded() -> Any:
         return load_pretrained(source, weights=weights, keeps_blocks=lambda: True)
 
-    def listed(data: bytes) -> bytes:
-        return len(data).to_bytes(8, "little") + data + good[header:]
-
-    assert isinstance(loaded(good), tuple)
-
-    @fuzz(20)
-    @given(
-        st.one_of(
-            mutated(good[:header]).map(lambda start: start + good[header:]),
-            broken_json(tensors).map(listed),
-            broken_json(tensors).map(listed),
-            broken(good),
-        )
-    )
-    def check(data: bytes) -> None:
-        assert isinstance(outcome(lambda: loaded(data)), (tuple, CocoaError))
-
-    check()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("weights_as", ["stored", "q8_0"])
-def test_indexes_of_divided_weights(folder: Path, weights_as: Any) -> None:
-    source = folder / f"divided-{weights_as}"
-    save_model(source)
-    weights, index = source / "model.safetensors", source / "model.safetensors.index.json"
-    weights.unlink()
+    bad = st.one_of(mutated(good[:header]).map(lambda start: start + good[header:]), listed, listed, broken(good))
+    survives(file, bad, loaded, examples=20)
+    file.unlink()
     tiny_model("llama").save_pretrained(source, max_shard_size="40KB")
-    good = json.loads(index.read_text())
-    assert len(set(good["weight_map"].values())) > 1
-
-    def loaded(data: bytes) -> Any:
-        index.write_bytes(data)
-        return load_pretrained(source, weights=weights_as, keeps_blocks=lambda: True)
-
-    assert isinstance(loaded(json.dumps(good).encode()), tuple)
-
-    @fuzz(20)
-    @given(broken_json(good))
-    def check(data: bytes) -> None:
-        assert isinstance(outcome(lambda: loaded(data)), (tuple, CocoaError))
-
-    check()
+    survives(index, broken_json(json.loads(index.read_text())), loaded, examples=20)
 
 
 SPECIAL = {"__type": "AddedToken", "lstrip": False, "rstrip": False, "single_word": False, "normalized": False}
@@ -463,29 +361,21 @@ FILES_OF_A_TOKENIZER: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", FILES_OF_A_TOKENIZER)
-def test_each_value_of_a_tokenizer_s_files(folder: Path, name: str) -> None:
+def test_each_value_of_a_tokenizer_s_files(source: Path, name: str) -> None:
     """What is refused is refused by the name of its file, and a wrong type by its key."""
-    source = folder / f"values-{name}"
-    save_model(source)
     for what, value in each_change(FILES_OF_A_TOKENIZER[name]):
         (source / name).write_text(json.dumps(value))
         found = outcome(lambda: load_tokenizer(str(source), {}).encode("Once upon"))
         if isinstance(found, CocoaError):
             assert name in str(found), what
             key = what.partition(" = ")[0].removeprefix("without ")
-            assert key in str(found) or what.endswith(("with more", "\ud800")) or key in ("the whole", "__type"), (
-                what,
-                str(found),
-            )
+            is_named = what.endswith(("with more", "\ud800")) or key in ("the whole", "__type") or key in str(found)
+            assert is_named, (what, str(found))
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_a_tokenizer_cannot_end_the_process(folder: Path) -> None:
+def test_a_tokenizer_cannot_end_the_process(source: Path) -> None:
     """tokenizers cuts a prefix off without looking, and copies merges to a place of the longest token's size."""
-    source = folder / "merges"
-    save_model(source)
     file = source / "tokenizer.json"
     good = json.loads(file.read_text())
     for prefix in ("x", "1", "é", "x" * 5000, "Ġ"):
@@ -501,17 +391,14 @@ def test_a_tokenizer_cannot_end_the_process(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["linear", "dynamic", "yarn", "default"])
-def test_each_value_of_the_scaling_of_positions(folder: Path, kind: str) -> None:
+def test_each_value_of_the_scaling_of_positions(source: Path, kind: str) -> None:
     """The context window is a number or not stated, whatever a config says."""
-    source = folder / f"rope-{kind}"
-    save_model(source)
     good = json.loads((source / "config.json").read_text())
 
     def window() -> int | None:
         model, tokenizer, _ = load_pretrained(source)
-        return CocoaEngine(model, tokenizer).session.model.context_window
+        return CocoaEngine(model, tokenizer).context_window
 
     rope = {"rope_type": kind, "factor": 2.0, "original_max_position_embeddings": 64, "rope_theta": 1e4}
     for what, value in each_change({"max_position_embeddings": 64, "rope_parameters": rope}):
@@ -521,75 +408,41 @@ def test_each_value_of_the_scaling_of_positions(folder: Path, kind: str) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_tokenizer_files(folder: Path) -> None:
-    source = folder / "tokenizer"
-    save_model(source)
-    good = json.loads((source / "tokenizer.json").read_text())
-
-    @fuzz(20)
-    @given(broken_json(good))
-    def check(data: bytes) -> None:
-        (source / "tokenizer.json").write_bytes(data)
-        found = outcome(lambda: load_tokenizer(str(source), {}))
-        assert found is not None
-
-    check()
+def test_tokenizer_files(source: Path) -> None:
+    file = source / "tokenizer.json"
+    survives(file, broken_json(json.loads(file.read_text())), lambda: load_tokenizer(str(source), {}), examples=20)
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_chat_templates(tiny: CocoaEngine, folder: Path) -> None:
-    source = folder / "chat"
-    save_model(source)
-    good = TEMPLATE.encode()
+def test_chat_templates(tiny: CocoaEngine, source: Path) -> None:
     file = source / "chat_template.jinja"
-    assert file.read_bytes() == good
+    worst = [b"{{ messages[0].content.x.y }}", b"{{ raise_exception('\x1b[31m' * 2000) }}", b"{% include 'other' %}"]
+    worst += [b"{{ 1 / 0 }}", b"{{ (" * 2000]
 
-    def answered(data: bytes) -> Any:
-        file.write_bytes(data)
+    def answered() -> str:
         engine = CocoaEngine(tiny.model, load_tokenizer(str(source), {}))
         return engine.chat([{"role": "user", "content": "hello"}], max_new_tokens=1).text
 
-    assert isinstance(answered(good), str)
-
-    @fuzz(40)
-    @given(broken(good))
-    @example(b"{{ messages[0].content.x.y }}")
-    @example(b"{{ raise_exception('\x1b[31m' * 2000) }}")
-    @example(b"{% include 'other' %}")
-    @example(b"{{ 1 / 0 }}")
-    @example(b"{{ (" * 2000)
-    def check(data: bytes) -> None:
-        assert isinstance(outcome(lambda: answered(data)), (str, CocoaError))
-
-    check()
+    survives(file, broken(file.read_bytes()), answered, examples=40, worst=worst)
 
 
-# --- the kernels
+# --- other files, and settings
 
 
 def test_checksums_of_the_kernels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A library is loaded only with its own checksum beside it."""
     library = folder / "kernels.so"
-    library.write_bytes(b"a library")
-    checksum = build._checksum_file(library)
-    good = build._checksum(b"a library")
-    checksum.write_bytes(good)
+    checksum, good = build._checksum_file(library), build._checksum(b"a library")
     monkeypatch.setattr(build, "_opened", lambda file: file.close() or file)
     monkeypatch.setattr(build, "_checked", lambda file: file)
-    assert build._kept(library) is not None
 
     @fuzz(50)
-    @given(broken(good), st.just(b"a library") | broken(b"a library"))
+    @given(st.just(good) | broken(good), st.just(b"a library") | broken(b"a library"))
     def check(data: bytes, code: bytes) -> None:
         checksum.write_bytes(data)
         library.write_bytes(code)
         assert (build._kept(library) is not None) == (data == hashlib.sha256(code).hexdigest().encode())
 
     check()
-
-
-# --- keys of the server
 
 
 def test_files_of_api_keys(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -599,33 +452,17 @@ def test_files_of_api_keys(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.delenv(KEYS_VARIABLE, raising=False)
     file = folder / "keys"
-    good = b"# of the team\nfirst-key\n\n  second-key\n"
+    file.write_bytes(b"# of the team\nfirst-key\n\n  second-key\n")
 
-    def keys(data: bytes) -> Any:
-        file.write_bytes(data)
+    def keys() -> list[str]:
         return [key.get_secret_value() for key in ServerSettings(api_keys=tuple(given_keys([], file))).api_keys]
 
-    assert keys(good) == ["first-key", "second-key"]
-
-    @fuzz(50)
-    @given(broken(good))
-    def check(data: bytes) -> None:
-        found = outcome(lambda: keys(data))
-        assert isinstance(found, CocoaError) or (found and all(key.strip() for key in found))
-
-    check()
-
-
-# --- settings in JSON
+    assert keys() == ["first-key", "second-key"]
+    survives(file, broken(file.read_bytes()), keys, lambda found: found and all(key.strip() for key in found), 50)
 
 
 @fuzz(40)
-@given(broken_json(json.loads(CocoaConfig().model_dump_json())))
-def test_settings_in_json(data: bytes) -> None:
+@given(broken_json(json.loads(CocoaConfig().model_dump_json())), mutated_json(Runtime().model_dump()))
+def test_settings(data: bytes, runtime: dict[str, Any]) -> None:
     assert isinstance(outcome(lambda: CocoaConfig.model_validate_json(data)), (CocoaConfig, CocoaError))
-
-
-@fuzz(40)
-@given(mutated_json(Runtime().model_dump()))
-def test_settings_of_the_runtime(settings: dict[str, Any]) -> None:
-    assert isinstance(outcome(lambda: Runtime(**settings)), (Runtime, CocoaError))
+    assert isinstance(outcome(lambda: Runtime(**runtime)), (Runtime, CocoaError))

@@ -10,23 +10,34 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import multiprocessing
 import re
+import resource
 import sys
 import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
 from transformers.utils import logging as transformers_logging
 
-from tests.architectures.processes import examine_each
 from tests.architectures.small_configs import MODEL_TYPES
-from tests.architectures.sweep import Outcome
+from tests.architectures.sweep import Outcome, examine
 from tests.architectures.table import counts, document
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/reference/architectures.md"
 RESULTS = ROOT / ".architectures.jsonl"
 """The outcomes of the last run, so that an interrupted one can be resumed."""
+
+MEMORY = 6 * 2**30
+"""Bytes of address space of a process. The default sizes of a field that is not shrunk would exceed them."""
+
+CPU_SECONDS = 200
+SECONDS = 900
+"""Of an idle processor, and by the clock: other work may share the machine."""
 
 MARKED = re.compile(r"(<!-- measured: architectures -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -63,8 +74,46 @@ def main() -> int:
     return int(any(one.verdict in ("different", "failed") for one in outcomes))
 
 
-def _read(line: str) -> Outcome:
+def _read(line: str | bytes) -> Outcome:
     return Outcome(**json.loads(line))
+
+
+def examine_each(model_types: Iterable[str]) -> Iterator[Outcome]:
+    """The outcome of each architecture, in the order in which they are done, two at once."""
+    with ThreadPoolExecutor(2) as pool:
+        for done in as_completed([pool.submit(_examined, name) for name in model_types]):
+            yield done.result()
+
+
+def _examined(name: str) -> Outcome:
+    """The outcome of an architecture in a process of its own, with limits of memory and time.
+
+    It is forked: importing transformers would take longer than the comparison. No engine exists in this process, and
+    torch computes with one thread.
+    """
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(name, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(SECONDS):
+            return Outcome(name, "failed", reason=f"not done after {SECONDS} seconds")
+        return _read(ours.recv_bytes())
+    except EOFError:
+        process.join(timeout=SECONDS)
+        return Outcome(name, "failed", reason=f"its process ended with code {process.exitcode}")
+    finally:
+        process.kill()
+        process.join(timeout=SECONDS)
+        ours.close()
+
+
+def _work(name: str, pipe: Connection) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    pipe.send_bytes(json.dumps(examine(name).as_dict()).encode())
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+import pytest
 import torch
 
 from cocoa_engine import CocoaConfig, CocoaEngine, CocoaError, Generation
@@ -185,15 +186,9 @@ def _attention(engine: CocoaEngine) -> str:
             return "not seen"
         weights = _from_weights(engine.model, heads, prompt, answer.token_ids)
         for expected in (given, given if weights is None else weights):
-            if not _alike(found, expected):
+            if found != pytest.approx(expected, abs=TOLERANCE):
                 raise DifferentError(f"source attention {found}, expected {expected}")
     return "seen"
-
-
-def _alike(found: list[float], expected: list[float]) -> bool:
-    return len(found) == len(expected) and all(
-        abs(value - other) <= TOLERANCE for value, other in zip(found, expected, strict=True)
-    )
 
 
 def _from_weights(
@@ -229,16 +224,15 @@ def difference(actual: Generation, expected: ReferenceGeneration) -> float:
     worst = 0.0
     for one, figures in pairs:
         for name in _VALUES:
-            for value, reference_value in zip(_list(getattr(one, name)), _list(getattr(figures, name)), strict=True):
+            values, references = getattr(one, name), getattr(figures, name)
+            if not isinstance(values, list):
+                values, references = [values], [references]
+            for value, reference_value in zip(values, references, strict=True):
                 off = abs(value - reference_value) / max(1.0, abs(reference_value))
                 if not off <= TOLERANCE:
                     raise DifferentError(f"{actual.config.method}: {name} {value:.6g}, expected {reference_value:.6g}")
                 worst = max(worst, off)
     return worst
-
-
-def _list(value: Any) -> list[float]:
-    return value if isinstance(value, list) else [value]
 
 
 def _prompt(seed: int, length: int) -> list[int]:

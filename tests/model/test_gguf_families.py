@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.errors import ModelLoadError
-from cocoa_engine.execution.native import trial
+from cocoa_engine.execution.forward import trial
 from cocoa_engine.model import gguf_model
 from cocoa_engine.model.blocks import BLOCK_KINDS, BlockTensor
 from cocoa_engine.model.experts import SeparateExperts
@@ -23,9 +24,10 @@ from tests.helpers.backends import made
 from tests.helpers.family_gguf import FAMILIES, write_family
 from tests.helpers.inside import use_backend
 from tests.helpers.libraries import needs_kernels
+from tests.helpers.small_gguf import write
 from tests.helpers.tiny_models import sentencepiece_like_tokenizer
 
-IDS = torch.randint(3, 300, (1, 20), generator=torch.Generator().manual_seed(0))
+IDS = torch.randint(3, 260, (1, 20), generator=torch.Generator().manual_seed(0))
 
 
 def logits(model: Any) -> torch.Tensor:
@@ -33,35 +35,50 @@ def logits(model: Any) -> torch.Tensor:
         return model(IDS).logits
 
 
-@pytest.mark.parametrize(("kind", "tied"), [("Q8_0", True), ("Q4_1", False), ("F32", False)])
-@pytest.mark.parametrize("family", FAMILIES)
+SMALL = ("llama", "qwen2", "qwen3")
+ALL = (*SMALL, *FAMILIES)
+
+
+def written(path: Path, family: str, kind: str, *, tied: bool = True) -> Any:
+    """The model that a file holds."""
+    if family not in SMALL:
+        return write_family(path, family, kind, tied=tied)
+    with torch.no_grad():
+        return write(path, family, kind, tied=tied)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tied"), [("Q8_0", True), ("Q4_1", False), ("F16", True), ("F32", False)], ids=lambda value: str(value)
+)
+@pytest.mark.parametrize("family", ALL)
 def test_the_model_is_that_of_the_file(tmp_path: Path, family: str, kind: str, tied: bool) -> None:
-    exact = write_family(tmp_path / "model.gguf", family, kind, tied=tied)
+    exact = written(tmp_path / "model.gguf", family, kind, tied=tied)
     file = GgufFile(tmp_path / "model.gguf")
     assert gguf_model.obstacle(file) is None
     model = gguf_model.load(file)
     expected = logits(exact)
     torch.testing.assert_close(logits(model), expected, atol=1e-4 * float(expected.std()), rtol=1e-4)
     assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+    assert not model.training
     matrices = [
         parameter for name, parameter in model.named_parameters() if parameter.dim() > 1 and "mlp.gate." not in name
     ]
     assert all(isinstance(parameter, BlockTensor) for parameter in matrices) == (kind != "F32")
     assert (model.get_output_embeddings().weight is model.get_input_embeddings().weight) == (tied or family == "gemma2")
+    if family in SMALL:
+        assert model.generation_config.eos_token_id == [2, 3]
 
 
 @pytest.mark.slow
 @needs_kernels
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_engine_decodes_from_blocks_as_from_float32(tmp_path: Path, family: str) -> None:
-    exact = write_family(tmp_path / "model.gguf", family, "Q8_0")
-    engine = CocoaEngine.from_pretrained(str(tmp_path / "model.gguf"))
-    plain = CocoaEngine(exact, engine.tokenizer)
+@pytest.mark.parametrize(("family", "forward"), [*product(ALL, ["auto"]), *product(SMALL, ["modules"])])
+def test_the_engine_decodes_from_blocks_as_from_float32(tmp_path: Path, family: str, forward: str) -> None:
+    exact, runtime = written(tmp_path / "model.gguf", family, "Q8_0"), Runtime(forward=forward)
+    engine = CocoaEngine.from_pretrained(str(tmp_path / "model.gguf"), runtime=runtime)
+    plain = CocoaEngine(exact, engine.tokenizer, runtime=runtime)
     assert isinstance(engine.model.get_input_embeddings().weight, BlockTensor)
     for method in ("cocoa-sig", "greedy"):
-        found, expected = (
-            each.generate("the inner heather", method=method, max_new_tokens=20) for each in (engine, plain)
-        )
+        found, expected = (each.generate("he 12 inner", method=method, max_new_tokens=20) for each in (engine, plain))
         assert found.token_ids == expected.token_ids
         assert [span.f_mlds for span in found.spans] == pytest.approx(
             [span.f_mlds for span in expected.spans], abs=1e-3
@@ -114,49 +131,33 @@ def test_the_modules_run_experts_by_the_kernels(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("add", "reason"),
-    [
-        (
-            lambda writer: writer.add_tensor("blk.1.ffn_gate_up_exps.weight", np.zeros((6, 64, 64), dtype=np.float32)),
-            "the tensor blk.1.ffn_gate_up_exps.weight",
-        ),
-        (
-            lambda writer: writer.add_tensor("blk.1.exp_probs_b.bias", np.zeros(6, dtype=np.float32)),
-            "the tensor blk.1.exp_probs_b.bias",
-        ),
-    ],
-)
-def test_unknown_experts_are_left_to_transformers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, add: Any, reason: str
-) -> None:
-    architecture, settings, write = FAMILIES["qwen3moe"]
-    assert write is not None
-    also = (architecture, settings, lambda writer, config: (write(writer, config), add(writer))[0])
-    monkeypatch.setitem(FAMILIES, "qwen3moe", also)
-    write_family(tmp_path / "model.gguf", "qwen3moe", "Q8_0")
-    assert gguf_model.obstacle(GgufFile(tmp_path / "model.gguf")) == reason
-
-
-@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"num_experts": 4}, r"blk.0.ffn_\w+.weight has the shape \[6, .*not \[4"),
         ({"moe_intermediate_size": 64}, r"ffn_\w+_exps.weight has the shape"),
+        ({}, "the tensor blk.1.exp_probs_b.bias"),
     ],
 )
-def test_experts_that_the_metadata_does_not_describe_are_told(
+def test_experts_that_are_not_known_or_that_the_metadata_does_not_describe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, int], message: str
 ) -> None:
-    architecture, settings, write = FAMILIES["qwen3moe"]
-    assert write is not None
+    """Those that are not known are left to transformers."""
+    architecture, settings, add = FAMILIES["qwen3moe"]
+    assert add is not None
 
-    def wrong(writer: Any, config: Any) -> None:
-        write(writer, SimpleNamespace(**{**vars(config), "num_experts": config.num_experts, **change}))
+    def changed(writer: Any, config: Any) -> None:
+        add(writer, SimpleNamespace(**{**vars(config), "num_experts": config.num_experts, **change}))
+        if not change:
+            writer.add_tensor("blk.1.exp_probs_b.bias", np.zeros(6, dtype=np.float32))
 
-    monkeypatch.setitem(FAMILIES, "qwen3moe", (architecture, settings, wrong))
+    monkeypatch.setitem(FAMILIES, "qwen3moe", (architecture, settings, changed))
     write_family(tmp_path / "model.gguf", "qwen3moe", "Q8_0")
+    file = GgufFile(tmp_path / "model.gguf")
+    if not change:
+        assert gguf_model.obstacle(file) == message
+        return
     with pytest.raises(ModelLoadError, match=message):
-        gguf_model.load(GgufFile(tmp_path / "model.gguf"))
+        gguf_model.load(file)
 
 
 KNOWN_TO_TRANSFORMERS: dict[str, dict[str, Any]] = {  # its reader leaves out the settings that these replace
@@ -196,9 +197,9 @@ def test_the_scale_of_gemmas_scores(tmp_path: Path, family: str, layers: int, ex
     assert model.model.layers[0].self_attn.scaling == expected**-0.5
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL)
 def test_an_unpacked_model_gives_the_same_logits(tmp_path: Path, family: str) -> None:
-    write_family(tmp_path / "model.gguf", family, "Q8_0")
+    written(tmp_path / "model.gguf", family, "Q8_0")
     blocks, unpacked = gguf_model.load(GgufFile(tmp_path / "model.gguf")), load_pretrained(tmp_path / "model.gguf")[0]
     assert {type(weight) for weight in unpacked.parameters()} == {torch.nn.Parameter}
     torch.testing.assert_close(logits(blocks), logits(unpacked), atol=1e-5, rtol=1e-4)

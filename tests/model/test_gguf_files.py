@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from cocoa_engine import CocoaEngine, ModelLoadError
 from cocoa_engine.cli.app import app
-from cocoa_engine.execution.native import trial
+from cocoa_engine.execution.forward import trial
 from cocoa_engine.model.blocks import BlockTensor
-from cocoa_engine.model.checkpoint_files import Location, locate
+from cocoa_engine.model.checkpoint_files import locate
 from cocoa_engine.model.loading import read_context_window
 from cocoa_integrations.langchain import CocoaLLM
 from tests.helpers.tiny_gguf import write_tiny_gguf
@@ -34,32 +34,23 @@ def answer(file: Path) -> str:
     return engine.generate("he", max_new_tokens=6).text
 
 
-def test_file_is_the_model(file: Path, answer: str) -> None:
-    engine = CocoaEngine.from_pretrained(str(file))
-    assert engine.generate("he", max_new_tokens=6).text == answer
-    assert engine.model.dtype == torch.float32
-    assert read_context_window(file) == 128
-
-
-def test_folder_with_one_file_is_the_model(file: Path, answer: str) -> None:
-    assert CocoaEngine.from_pretrained(file.parent).generate("he", max_new_tokens=6).text == answer
-
-
-def test_file_on_the_command_line(file: Path, answer: str) -> None:
+def test_a_file_or_a_folder_with_one_file_is_the_model(file: Path, answer: str) -> None:
+    for name in (str(file), file.parent):
+        engine = CocoaEngine.from_pretrained(name)
+        assert engine.generate("he", max_new_tokens=6).text == answer
+        assert engine.model.dtype == torch.float32
+        assert read_context_window(file) == 128
+    assert CocoaLLM(model_name=str(file), max_tokens=6).invoke("he") == answer
     command = ["ask", "he", "--raw", "--model", str(file), "--tokenizer", str(file), "--max-new-tokens", "6"]
     result = CliRunner().invoke(app, [*command, "--json"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["text"] == answer
 
 
-def test_file_in_an_adapter(file: Path, answer: str) -> None:
-    assert CocoaLLM(model_name=str(file), max_tokens=6).invoke("he") == answer
-
-
 def test_file_in_a_repository_of_the_hub() -> None:
-    assert locate("owner/model/small-q8_0.gguf") == Location("owner/model", "small-q8_0.gguf")
-    assert locate("owner/model/below/small.gguf") == Location("owner/model", "below/small.gguf")
-    assert locate("owner/model") == Location("owner/model", None)
+    assert locate("owner/model/small-q8_0.gguf") == ("owner/model", "small-q8_0.gguf")
+    assert locate("owner/model/below/small.gguf") == ("owner/model", "below/small.gguf")
+    assert locate("owner/model") == ("owner/model", None)
     with pytest.raises(ModelLoadError, match="owner/model"):  # the tests have no hub
         CocoaEngine.from_pretrained("owner/model/small-q8_0.gguf")
 
@@ -92,18 +83,14 @@ def test_file_that_is_not_there(name: str) -> None:
         CocoaEngine.from_pretrained(name)
 
 
-def test_folder_with_several_files(tmp_path: Path) -> None:
+def test_folder_with_several_files_or_other_weights(tmp_path: Path) -> None:
     for name in ("b.gguf", "a.gguf"):
         (tmp_path / name).touch()
     named = re.escape(f"has 2 GGUF files (a.gguf, b.gguf); name one, such as {tmp_path / 'a.gguf'}")
     with pytest.raises(ModelLoadError, match=named):
         CocoaEngine.from_pretrained(tmp_path)
-
-
-def test_folder_with_other_weights_is_not_searched(tmp_path: Path) -> None:
-    for name in ("config.json", "a.gguf"):
-        (tmp_path / name).touch()
-    assert locate(str(tmp_path)) == Location(str(tmp_path), None)
+    (tmp_path / "config.json").touch()
+    assert locate(str(tmp_path)) == (str(tmp_path), None)
 
 
 def test_part_of_a_model(tmp_path: Path) -> None:
@@ -111,9 +98,9 @@ def test_part_of_a_model(tmp_path: Path) -> None:
         part = tmp_path / f"small-0000{number}-of-00002.gguf"
         part.touch()
         for name in (part, tmp_path) if number == 1 else (part,):
-            assert locate(str(name)).file == "small-00001-of-00002.gguf"
+            assert locate(str(name))[1] == "small-00001-of-00002.gguf"
     (tmp_path / "other.gguf").touch()
     with pytest.raises(ModelLoadError, match="has 3 GGUF files"):
         locate(str(tmp_path))
     in_a_repository = locate("owner/model/small-00002-of-00002.gguf")
-    assert in_a_repository == Location("owner/model", "small-00001-of-00002.gguf")
+    assert in_a_repository == ("owner/model", "small-00001-of-00002.gguf")

@@ -12,55 +12,13 @@ import torch
 
 from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.errors import ConfigError, ModelLoadError
-from cocoa_engine.model import gguf_model, gguf_tokenizer
-from cocoa_engine.model.blocks import BlockTensor
+from cocoa_engine.model import gguf_tokenizer
 from cocoa_engine.model.gguf_reader import GgufFile
-from cocoa_engine.model.loading import load_pretrained, read_context_window
+from cocoa_engine.model.loading import load_pretrained
 from tests.helpers.alike import same_tokenizer
 from tests.helpers.libraries import needs_kernels
 from tests.helpers.small_gguf import SPECIAL, TOKENS, write
 from tests.helpers.tiny_gguf import write_tiny_gguf
-
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize(("kind", "tied"), [("Q8_0", True), ("Q4_1", False), ("F16", True), ("F32", False)])
-def test_the_model_is_that_of_the_file(tmp_path: Path, architecture: str, kind: str, tied: bool) -> None:
-    with torch.no_grad():
-        exact = write(tmp_path / "model.gguf", architecture, kind, tied=tied)
-    file = GgufFile(tmp_path / "model.gguf")
-    assert gguf_model.obstacle(file) is None
-    model = gguf_model.load(file)
-    ids = torch.tensor([[5, 9, 200, 3, 17]])
-    with torch.no_grad():
-        torch.testing.assert_close(model(ids).logits, exact(ids).logits, atol=1e-5, rtol=1e-4)
-    assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
-    assert not model.training
-    kept = {type(parameter) for parameter in model.parameters() if parameter.dim() == 2}
-    assert kept == {torch.nn.Parameter if kind == "F32" else BlockTensor}
-    assert model.generation_config.eos_token_id == [2, 3]
-    assert (model.get_output_embeddings().weight is model.get_input_embeddings().weight) == tied
-
-
-@needs_kernels
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("forward", ["auto", "modules"])
-def test_the_engine_decodes_from_blocks_as_from_float32(tmp_path: Path, architecture: str, forward: str) -> None:
-    with torch.no_grad():
-        exact = write(tmp_path / "model.gguf", architecture, "Q5_1")
-    runtime = Runtime(forward=forward)
-    engine = CocoaEngine.from_pretrained(str(tmp_path / "model.gguf"), runtime=runtime)
-    plain = CocoaEngine(exact, engine.tokenizer, runtime=runtime)
-    assert isinstance(engine.model.get_input_embeddings().weight, BlockTensor)
-    for method in ("cocoa-sig", "greedy"):
-        found, expected = (each.generate("he 12 he", method=method, max_new_tokens=20) for each in (engine, plain))
-        assert found.token_ids == expected.token_ids
-        assert [span.f_mlds for span in found.spans] == pytest.approx(
-            [span.f_mlds for span in expected.spans], abs=1e-3
-        )
-    assert read_context_window(tmp_path / "model.gguf") == 128
-
 
 UNPACKED: list[dict[str, Any]] = [
     {"dtype": "float32"},
@@ -92,24 +50,16 @@ def test_options_that_unpack(tmp_path: Path, options: dict[str, Any]) -> None:
     assert model.generation_config.eos_token_id == [2, 3]
     model.save_pretrained(tmp_path / "saved")  # an ordinary model
     assert (tmp_path / "saved" / "model.safetensors").exists()
-
-
-def test_unknown_options_are_told(tmp_path: Path) -> None:
-    write_tiny_gguf(tmp_path / "model.gguf")
     with pytest.raises(ConfigError, match="unknown option 'alhpa'"):
-        load_pretrained(tmp_path / "model.gguf", alhpa=1.0)
+        load_pretrained(tmp_path / "model.gguf", alhpa=1.0, **options)
 
 
-@pytest.fixture
-def tokenizer_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def test_a_tokenizer_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    """It is found by the content of the file, wherever that is, and made again where it is damaged."""
     monkeypatch.setenv("COCOA_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(gguf_tokenizer, "FOLDER", "gguf")
     monkeypatch.setattr(gguf_tokenizer, "KEPT", 2)
-    return tmp_path / "cache" / "gguf"
-
-
-def test_a_tokenizer_is_made_once(tmp_path: Path, tokenizer_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is found by the content of the file, wherever that is, and made again where it is damaged."""
+    tokenizer_cache = tmp_path / "cache" / "gguf"
     made: list[GgufFile] = []
     make = gguf_tokenizer.make
     monkeypatch.setattr(gguf_tokenizer, "make", lambda file: made.append(file) or make(file))
@@ -135,14 +85,9 @@ def test_a_tokenizer_is_made_once(tmp_path: Path, tokenizer_cache: Path, monkeyp
         assert other.convert_tokens_to_ids(special) == 4
     assert len(list(tokenizer_cache.iterdir())) == 2
     assert not kept.exists()
-
-
-def test_without_a_cache_a_tokenizer_is_made_each_time(tmp_path: Path, tokenizer_cache: Path, caplog: Any) -> None:
-    write_tiny_gguf(tmp_path / "model.gguf")
-    expected = gguf_tokenizer.load(GgufFile(tmp_path / "model.gguf"))
     shutil.rmtree(tokenizer_cache)
     tokenizer_cache.touch()
-    assert same_tokenizer(gguf_tokenizer.load(GgufFile(tmp_path / "model.gguf")), expected)
+    assert same_tokenizer(gguf_tokenizer.load(GgufFile(tmp_path / "model.gguf")), tokenizers[0])
     assert "is not kept, and is made again at each start" in caplog.text
 
 
@@ -174,18 +119,6 @@ def test_a_model_in_parts(tmp_path: Path) -> None:
         CocoaEngine.from_pretrained(folder / names[0])
 
 
-def test_scaled_positions_are_read(tmp_path: Path) -> None:
-    path, factors = tmp_path / "model.gguf", torch.linspace(1, 8, 8)
-    with torch.no_grad():
-        plain = write(path, "llama", "Q8_0").model.rotary_emb.inv_freq
-        write(path, "llama", "Q8_0", factors=factors)
-        by_frequency = gguf_model.load(GgufFile(path)).model.rotary_emb.inv_freq
-        write(path, "llama", "Q8_0", scaling="linear")
-        linear = gguf_model.load(GgufFile(path)).model.rotary_emb.inv_freq
-    torch.testing.assert_close(by_frequency, plain / factors)
-    torch.testing.assert_close(linear, plain / 4)
-
-
 def test_special_and_added_tokens(tmp_path: Path) -> None:
     with torch.no_grad():
         write(tmp_path / "model.gguf", "qwen2", "Q8_0", pre="llama-bpe")
@@ -195,17 +128,14 @@ def test_special_and_added_tokens(tmp_path: Path) -> None:
     assert (tokenizer.bos_token, tokenizer.eos_token) == ("<s>", "</s>")
 
 
-@pytest.mark.parametrize("kept", [0, 3, 4, 12, 40, 400, 2_000, 20_000])
-def test_truncated_files_are_told(tmp_path: Path, kept: int) -> None:
+def test_files_that_are_none_or_of_another_version_are_told(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_tiny_gguf(path)
-    path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(ModelLoadError, match=r"damaged|cannot read|not a GGUF file"):
-        GgufFile(path)
-
-
-def test_other_versions_and_byte_orders_are_told(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
+    data = path.read_bytes()
+    for size in (0, 3, 4, 12, 40, 400, 2_000, 20_000):
+        path.write_bytes(data[:size])
+        with pytest.raises(ModelLoadError, match=r"damaged|cannot read|not a GGUF file"):
+            GgufFile(path)
     for version in (struct.pack("<I", 1), struct.pack(">I", 3)):
         path.write_bytes(b"GGUF" + version + bytes(64))
         with pytest.raises(ModelLoadError, match="version"):

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -18,9 +19,9 @@ from transformers import PreTrainedModel
 
 from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory
+from cocoa_engine.execution.forward import trial
 from cocoa_engine.execution.forward.lean import Lean
 from cocoa_engine.execution.forward.linears import kernels_name
-from cocoa_engine.execution.native import trial
 from cocoa_engine.model import gguf_model, weight_identity
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.language_model import LanguageModel
@@ -115,12 +116,15 @@ def test_the_second_start_gives_the_same_answers_and_facts(tmp_path: Path, form:
     assert is_light(second)
 
 
-def test_the_whole_model_is_made_of_the_same_memory_when_it_is_asked_for(file: str) -> None:
+@pytest.mark.parametrize("mode", [nullcontext(), torch.inference_mode(), torch.device("meta")], ids=str)
+def test_the_whole_model_is_made_of_the_same_memory_when_it_is_asked_for(file: str, mode: Any) -> None:
     engine = started_again(file)
     expected, light = answer(engine), engine.session.model.model
     lock = engine.session.model.lock
-    model = engine.model
+    with mode:
+        model = engine.model
     assert isinstance(model, PreTrainedModel)
+    assert not any(tensor.is_meta or tensor.is_inference() for tensor in (*model.parameters(), *model.buffers()))
     assert engine.model is model
     own = dict(light.named_parameters())
     before = {name: parameter + 0 for name, parameter in model.named_parameters()}
@@ -133,6 +137,8 @@ def test_the_whole_model_is_made_of_the_same_memory_when_it_is_asked_for(file: s
     assert engine.session.model.layers == list(model.model.layers)
     assert answer(engine) == expected
     assert answer(engine, method="greedy") == answer(CocoaEngine(model, engine.tokenizer), method="greedy")
+    model.config.max_position_embeddings = 64
+    assert CocoaEngine(light, engine.tokenizer).context_window == 64  # type: ignore[arg-type]
 
 
 def test_hooks_on_the_model_of_one_engine_are_seen_by_another_on_the_same_weights(file: str) -> None:
@@ -164,13 +170,6 @@ def test_settings_that_run_the_modules_get_them(file: str, settings: dict[str, A
     assert answer(again)[0] == expected
 
 
-def test_a_plain_forward_pass_runs_the_whole_model(file: str) -> None:
-    model = started_again(file).session.model
-    with model.exclusive():
-        logits = model.forward(torch.tensor([[5, 6, 7]]), logits_to_keep=1).logits
-    torch.testing.assert_close(logits, model.whole()(torch.tensor([[5, 6, 7]])).logits[:, -1:])
-
-
 def notes(folder: Path) -> list[Path]:
     return list(folder.glob("*.json"))
 
@@ -187,32 +186,22 @@ def test_a_file_with_other_weights_is_compared_anew(tmp_path: Path, folder: Path
     assert len(notes(folder)) == 2
 
 
-@pytest.mark.skipif(not hasattr(os, "getuid"), reason="no umask")
-def test_a_note_is_believed_whatever_the_umask_is(file: str) -> None:
-    old = os.umask(0o002)
-    try:
-        started_again(file)
-    finally:
-        os.umask(old)
-
-
 @pytest.mark.parametrize("hidden", [False, True])
 def test_nothing_is_noted_of_weights_that_were_changed(folder: Path, file: str, hidden: bool) -> None:
+    def change(engine: CocoaEngine) -> None:
+        with torch.no_grad():
+            norm = engine.model.model.layers[1].input_layernorm.weight
+            (norm.data if hidden else norm).mul_(2)
+
     engine = CocoaEngine.from_pretrained(file)
-    with torch.no_grad():
-        norm = engine.model.model.layers[1].input_layernorm.weight
-        (norm.data if hidden else norm).mul_(2)
+    change(engine)
     answer(engine)
     assert not notes(folder)
-    assert not is_light(CocoaEngine.from_pretrained(file))
-
-
-def test_later_checks_change_no_note(folder: Path, file: str) -> None:
     engine = CocoaEngine.from_pretrained(file)
+    assert not is_light(engine)
     answer(engine)
     before = notes(folder)[0].read_bytes()
-    with torch.no_grad():
-        engine.model.model.layers[1].input_layernorm.weight.mul_(2)
+    change(engine)
     answer(engine)
     assert [note.read_bytes() for note in notes(folder)] == [before]
 
@@ -238,16 +227,6 @@ def test_without_a_cache_every_start_is_the_first(file: str, monkeypatch: pytest
         assert not is_light(engine)
 
 
-def test_adapters_share_light_weights(file: str) -> None:
-    started_again(file)
-    models = [CocoaLLM(model_name=file, runtime=Runtime(max_batch_size=size), max_new_tokens=4) for size in (2, 3)]
-    texts = [model.invoke(PROMPT) for model in models]
-    assert texts[0] == texts[1]
-    engines = [model._lazy_engine.get() for model in models]
-    assert all(map(is_light, engines))
-    assert engines[0].session.model.model is engines[1].session.model.model
-
-
 @pytest.mark.parametrize("linears", ["packed", "stock", "transposed"])
 def test_other_linear_layers_neither_build_nor_load_the_kernels(
     file: str, monkeypatch: pytest.MonkeyPatch, linears: str
@@ -260,30 +239,19 @@ def test_other_linear_layers_neither_build_nor_load_the_kernels(
     assert kernels_name(linears) == ""
 
 
-def test_an_engine_on_a_light_model_that_is_built_has_the_facts_of_the_whole_one(file: str) -> None:
-    engine = started_again(file)
-    light = engine.session.model.model
-    engine.model.config.max_position_embeddings = 64
-    assert CocoaEngine(light, engine.tokenizer).context_window == 64  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("mode", [torch.inference_mode(), torch.device("meta")], ids=["inference", "meta"])
-def test_the_whole_model_is_built_in_any_mode(file: str, mode: Any) -> None:
-    engine = started_again(file)
-    expected = answer(engine)
-    with mode:
-        model = engine.model
-    assert not any(tensor.is_meta or tensor.is_inference() for tensor in (*model.parameters(), *model.buffers()))
-    assert answer(engine) == expected
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_a_forked_child_can_read_what_an_adapter_is(file: str) -> None:
-    model = CocoaLLM(engine=started_again(file))
-    expected = model._identifying_params
+def test_adapters_share_light_weights_also_with_a_forked_child(file: str) -> None:
+    started_again(file)
+    models = [CocoaLLM(model_name=file, runtime=Runtime(max_batch_size=size), max_new_tokens=4) for size in (2, 3)]
+    texts = [model.invoke(PROMPT) for model in models]
+    assert texts[0] == texts[1]
+    engines = [model._lazy_engine.get() for model in models]
+    assert all(map(is_light, engines))
+    assert engines[0].session.model.model is engines[1].session.model.model
+    expected = models[0]._identifying_params
 
     def child() -> None:
-        assert model._identifying_params == expected
+        assert models[0]._identifying_params == expected
 
     process = get_context("fork").Process(target=child)
     process.start()
@@ -300,23 +268,16 @@ def with_kernels(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("with_kernels")
-def test_the_second_start_of_the_embedded_model_is_light() -> None:
-    first = CocoaEngine.from_pretrained()
+def test_the_second_start_of_the_embedded_model_imports_no_model_classes_and_no_tracer(file: str) -> None:
+    expected, first = answer(started_again(file)), CocoaEngine.from_pretrained()
     assert not is_light(first)
-    expected = answer(first)
+    answers = [expected, answer(first)]
     second = CocoaEngine.from_pretrained()
     assert is_light(second)
-    assert answer(second) == expected
+    assert answer(second) == answers[1]
     assert second.info() == first.info()
-    assert second.model_name == first.model_name
     assert same_tokenizer(second.tokenizer, first.tokenizer)
     assert second.model.name_or_path == first.model.name_or_path == second.model.config.name_or_path
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("with_kernels")
-def test_the_second_start_imports_no_model_classes_and_no_tracer(file: str) -> None:
-    expected = [answer(started_again(file)), answer(CocoaEngine.from_pretrained())]
     code = """
 import sys
 from cocoa_engine import CocoaEngine
@@ -334,4 +295,4 @@ print(*(type(engine.model).__module__ for engine in engines))
     )
     assert (run.returncode, run.stderr) == (0, "")  # torchao, where it is installed, says nothing either
     llama = "transformers.models.llama.modeling_llama"
-    assert run.stdout.splitlines() == [*(str(ids) for ids, _ in expected), "[]", f"{llama} {llama}"]
+    assert run.stdout.splitlines() == [*(str(ids) for ids, _ in answers), "[]", f"{llama} {llama}"]

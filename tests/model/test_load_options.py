@@ -31,8 +31,6 @@ from cocoa_integrations.langchain import CocoaLLM as LangChainLLM
 from cocoa_integrations.llama_index import CocoaLLM as LlamaIndexLLM
 from cocoa_integrations.lm_eval import CocoaLM
 
-FRAMEWORK_MODELS = [ChatCocoa, LangChainLLM, LlamaIndexLLM]
-
 
 @pytest.fixture(params=[True, False], ids=["gpu", "no gpu"])
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
@@ -60,25 +58,20 @@ def test_the_options_are_the_parameters_of_from_pretrained() -> None:
 @pytest.mark.parametrize("load", [CocoaEngine.from_pretrained, load_pretrained])
 def test_the_defaults_of_parameters_are_the_declared_ones(load: Callable[..., object]) -> None:
     parameters = inspect.signature(load).parameters
-    declared = LoadOptions.model_fields.keys() & parameters.keys()
-    assert {"dtype", "device_map", "allow_pickle", "model_kwargs"} <= declared
-    for name in declared:
+    for name in LoadOptions.model_fields.keys() & parameters.keys():
         assert (parameters[name].default or None) == (default_of(name) or None), name  # None: an empty mapping
 
 
-def test_the_command_line_has_every_option() -> None:
+def test_the_command_line_and_adapters_have_every_option() -> None:
     own = {"model_name", "tokenizer_name", "calibrator"}  # --model, --tokenizer and --calibrator
     parts = {"runtime", "model_kwargs", "tokenizer_kwargs"}  # --forward, --revision, and nothing of the last
     others = {field.name for field in dataclasses.fields(CommandOptions)}
     assert LoadOptions.model_fields.keys() - own - parts <= others
-
-
-@pytest.mark.parametrize("model", FRAMEWORK_MODELS)
-def test_adapters_inherit_the_options(model: type[LoadOptions]) -> None:
-    for name, declared in LoadOptions.model_fields.items():
-        field = model.model_fields[name]
-        assert field.description == declared.description
-        assert field.get_default(call_default_factory=True) == declared.get_default(call_default_factory=True)
+    for model in (ChatCocoa, LangChainLLM, LlamaIndexLLM):
+        for name, declared in LoadOptions.model_fields.items():
+            field = model.model_fields[name]
+            assert field.description == declared.description
+            assert field.get_default(call_default_factory=True) == declared.get_default(call_default_factory=True)
 
 
 def test_auto_is_the_cpu_without_a_gpu(gpu: bool) -> None:
@@ -106,24 +99,19 @@ def test_the_engine_loads_to_the_gpu_if_there_is_one(
     assert places == ["auto" if gpu else None, "cpu", None]
 
 
-def test_every_adapter_and_the_command_line_have_the_same_default_device(
-    gpu: bool, loads: list[dict[str, Any]]
+@pytest.mark.parametrize("device_map", ["auto", None, "cpu", "cuda:1"])
+def test_every_adapter_and_the_command_line_load_to_the_same_device(
+    gpu: bool, device_map: str | None, loads: list[dict[str, Any]]
 ) -> None:
-    ChatCocoa(model="a").load()
-    LangChainLLM(model="b").load()
-    LlamaIndexLLM(model_name="c")
-    CocoaLM("d")
-    assert CliRunner().invoke(app, ["info", "e"], prog_name="cocoa").exit_code == 0
-    assert [load["model_name"] for load in loads] == ["a", "b", "c", "d", "e"]
-    assert [load["device_map"] for load in loads] == ["auto" if gpu else None] * 5
-
-
-@pytest.mark.parametrize("device_map", [None, "cpu", "cuda:1"])
-def test_an_explicit_device_is_not_changed(gpu: bool, device_map: str | None, loads: list[dict[str, Any]]) -> None:
-    ChatCocoa(model="a", device_map=device_map).load()
-    LlamaIndexLLM(model_name="c", device_map=device_map)
-    CocoaLM("d", device_map=device_map)
-    assert [load["device_map"] for load in loads] == [device_map] * 3
+    options: dict[str, Any] = {} if device_map == "auto" else {"device_map": device_map}
+    ChatCocoa(model="a", **options).load()
+    LangChainLLM(model="b", **options).load()
+    LlamaIndexLLM(model_name="c", **options)
+    CocoaLM("d", **options)
+    if not options:
+        assert CliRunner().invoke(app, ["info", "e"], prog_name="cocoa").exit_code == 0
+    assert [load["model_name"] for load in loads] == ["a", "b", "c", "d"] + ([] if options else ["e"])
+    assert {load["device_map"] for load in loads} == {(("auto" if gpu else None) if not options else device_map)}
 
 
 def test_changed_options_are_those_with_an_effect() -> None:

@@ -80,26 +80,20 @@ def test_passages_that_the_tokenizer_changes(before: str, passage: str, after: s
     assert tokens.decode(ids[found.start : found.stop]).strip() == " ".join(passage.lower().split())
 
 
-def test_equal_passages_are_different_places() -> None:
+def test_places_of_passages() -> None:
+    """Equal passages are different places, the first token belongs to none, and white space may have been stripped."""
     prompt = "1. the rain\n2. the rain\n"
     ids = BYTE_LEVEL.encode(prompt)
-    one, two = passage_positions(BYTE_LEVEL, prompt, ids, ["the rain", "the rain"])
-    assert one.stop <= two.start
-    assert ids[one.start : one.stop] == ids[two.start : two.stop]
-    (back,) = passage_positions(BYTE_LEVEL, prompt, ids, ["the rain"])
-    assert back == one
-
-
-def test_the_first_token_belongs_to_no_passage() -> None:
+    first, second = passage_positions(BYTE_LEVEL, prompt, ids, ["the rain", "the rain\n"])
+    assert first.stop <= second.start
+    assert ids[first.start : first.stop] == ids[second.start : second.start + len(first)]
+    assert passage_positions(BYTE_LEVEL, prompt, ids, ["the rain"]) == (first,)
+    ids = BYTE_LEVEL.encode("say: the rain")
+    stripped, plain = (passage_positions(BYTE_LEVEL, "say: the rain", ids, [f"the rain{end}"]) for end in ("\n", ""))
+    assert stripped == plain
     ids = BYTE_LEVEL.encode("axb")
     assert passage_positions(BYTE_LEVEL, "axb", ids, [(0, 1), (0, 3)]) == (range(0), range(1, len(ids)))
-
-
-def test_white_space_around_a_passage_may_have_been_stripped() -> None:
-    ids = BYTE_LEVEL.encode("say: the rain")
-    assert passage_positions(BYTE_LEVEL, "say: the rain", ids, ["the rain\n"]) == passage_positions(
-        BYTE_LEVEL, "say: the rain", ids, ["the rain"]
-    )
+    assert passage_positions(BYTE_LEVEL, "axb", ids, None) == passage_positions(BYTE_LEVEL, "axb", ids, []) == ()
 
 
 @pytest.mark.parametrize(
@@ -110,18 +104,13 @@ def test_white_space_around_a_passage_may_have_been_stripped() -> None:
         (["the thing", " "], "passage 1 of source is ' '"),
         ([(3, 3)], "0 <= start < end"),
         ([(0, 10_000)], "the prompt has"),
-        ([(0, "4")], "give a text that is not empty, or"),
+        ([(0, "4")], "Give a text that is not empty, or"),
         ([7], "passage 0 of source is 7"),
     ],
 )
 def test_refused_sources(source: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         passage_positions(BYTE_LEVEL, PROMPT, BYTE_LEVEL.encode(PROMPT), source)
-
-
-def test_no_passages() -> None:
-    assert passage_positions(BYTE_LEVEL, PROMPT, BYTE_LEVEL.encode(PROMPT), None) == ()
-    assert passage_positions(BYTE_LEVEL, PROMPT, BYTE_LEVEL.encode(PROMPT), []) == ()
 
 
 @pytest.mark.parametrize(

@@ -26,20 +26,6 @@ from tests.helpers.processes import python
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 IDS = torch.randint(3, 300, (1, 20), generator=torch.Generator().manual_seed(0))
-ARCHITECTURES = [
-    "llama",
-    "qwen2",
-    "phi3",
-    "gemma2",
-    "gemma3_text",
-    "granite",
-    "olmo2",
-    "qwen3_moe",
-    "phi",
-    "gpt2",
-    "gpt_neox",
-    "opt",
-]
 
 
 def unpacked(weight: BlockTensor) -> torch.Tensor:
@@ -73,10 +59,9 @@ def logits(model: Any) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_model_is_that_of_the_blocks(tmp_path: Path, architecture: str, dtype: torch.dtype) -> None:
-    save(tiny_model(architecture).to(dtype), tmp_path, max_shard_size="40KB")
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "qwen3_moe"])
+def test_the_model_is_that_of_the_blocks(tmp_path: Path, architecture: str) -> None:
+    save(tiny_model(architecture).to(torch.bfloat16), tmp_path, max_shard_size="40KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
     model, exact = load(tmp_path, "q8_0"), AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     linears = {name for name, module in model.named_modules() if type(module) in (nn.Linear, experts.ExpertLinears)}
@@ -106,12 +91,9 @@ def test_which_matrices_take_four_bits(tmp_path: Path) -> None:
     assert [module.weight.kind for module in linears] == ["Q4_K", "Q4_K", "Q8_0", "Q8_0", "Q8_0"]
     before, after = layer.mlp.up_proj.weight, model.model.layers[0].mlp.up_proj.weight
     assert float((unpacked(before) - after).square().mean().sqrt() / after.std()) < 0.08
-
-
-def test_rows_of_no_whole_blocks_stay_float32(tmp_path: Path) -> None:
     save(tiny_model("llama", hidden_size=48, intermediate_size=64, head_dim=12), tmp_path)
     layer = load(tmp_path, "q8_0").model.layers[0]
-    assert not isinstance(layer.mlp.up_proj.weight, BlockTensor)
+    assert not isinstance(layer.mlp.up_proj.weight, BlockTensor)  # rows of no whole blocks
     assert isinstance(layer.mlp.down_proj.weight, BlockTensor)
 
 
@@ -148,7 +130,7 @@ def test_experts_that_do_not_fit_are_told(
 
 @pytest.mark.slow
 @needs_kernels
-@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt_neox", "qwen3_moe"])
+@pytest.mark.parametrize("architecture", ["llama", "gpt_neox", "qwen3_moe"])
 def test_the_engine_decodes_from_the_blocks(tmp_path: Path, architecture: str) -> None:
     save(tiny_model(architecture), tmp_path)
     engine = CocoaEngine.from_pretrained(str(tmp_path), runtime=Runtime(weights="q8_0"))
@@ -184,12 +166,8 @@ def test_four_bits_are_closer_than_those_of_the_package() -> None:
     ours = unpacked(quantised(weight, "Q4_K"))
     plain = quants.dequantize(quants.quantize(weight.numpy(), GGMLQuantizationType.Q4_1), GGMLQuantizationType.Q4_1)
     assert (ours - weight).square().mean() < 0.9 * (torch.from_numpy(plain) - weight).square().mean()
-
-
-def test_numbers_that_are_not_finite_stay() -> None:
-    weight = torch.ones(2, 256)
     weight[1, 3] = torch.inf
-    assert torch.equal(quantised(weight, "Q8_0"), weight)
+    assert torch.equal(quantised(weight, "Q8_0"), weight)  # numbers that are not finite stay
 
 
 def test_what_cannot_be_quantised_is_refused(tmp_path: Path) -> None:
@@ -212,25 +190,21 @@ def test_what_cannot_be_quantised_is_refused(tmp_path: Path) -> None:
         load(save(tiny_model("qwen3_next"), tmp_path / "experts"), "q8_0")
 
 
-def test_incomplete_checkpoints_are_told(tmp_path: Path) -> None:
+def test_incomplete_checkpoints_and_tensors_that_the_model_does_not_have_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     save(tiny_model("llama"), tmp_path)
-    file = tmp_path / "model.safetensors"
+    file, name = tmp_path / "model.safetensors", "\x1b[31m" + "strange" * 1000
     weights = load_file(file)
-    del weights["model.norm.weight"]
-    save_file({**weights, "strange.weight": torch.ones(1)}, file, metadata={"format": "pt"})
-    with pytest.raises(UnsupportedModelError, match=r"it lacks model\.norm\.weight"):
-        load(tmp_path, "q8_0")
-
-
-def test_tensors_that_the_model_does_not_have_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    save(tiny_model("llama"), tmp_path)
-    file = tmp_path / "model.safetensors"
-    name = "\x1b[31m" + "strange" * 1000
-    save_file({**load_file(file), name: torch.ones(1)}, file, metadata={"format": "pt"})
+    save_file({**weights, name: torch.ones(1)}, file, metadata={"format": "pt"})
     load(tmp_path, "q8_0")
     (message,) = caplog.messages
     assert message.startswith(f"{tmp_path} has 1 tensors that the model does not have, such as ␛[31mstrange")
     assert len(message) < 1000
+    del weights["model.norm.weight"]
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(UnsupportedModelError, match=r"it lacks model\.norm\.weight"):
+        load(tmp_path, "q8_0")
 
 
 _PEAKS = """

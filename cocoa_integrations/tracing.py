@@ -105,11 +105,8 @@ class RiskLog:
     """
 
     def __init__(self, max_reports: int | None = MAX_REPORTS) -> None:
-        is_number = isinstance(max_reports, int) and not isinstance(max_reports, bool)
-        if max_reports is not None and not (is_number and max_reports >= 1):
-            raise ConfigError(
-                f"max_reports takes a positive integer, or None to keep every report, not {max_reports!r}"
-            )
+        if max_reports is not None and (type(max_reports) is not int or max_reports < 1):
+            raise ConfigError(f"max_reports takes a positive integer, or None for all reports, not {max_reports!r}")
         self.reports: list[RiskReport] = []
         self.max_risk = 0.0
         self.max_reports = max_reports

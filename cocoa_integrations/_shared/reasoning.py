@@ -28,10 +28,6 @@ class Split:
     parts: tuple[Part, ...] | None
     answered: Generation
 
-    def part(self, number: int) -> Part | None:
-        """The part of a span."""
-        return None if self.parts is None else self.parts[number]
-
     def report(self, generation: Generation, *, rivals: bool = False) -> RiskReport:
         """The report of the generation that was split; ``rivals`` adds the candidates that competed in spans."""
         return RiskReport.of(

@@ -210,6 +210,7 @@ class Answers(RiskCollector):
 
         ``here`` is whether the model is in this process.
         """
+        why = None
         if cite.by != "lift":
             measured = [_attention_by_node(part, nodes) for part in parts]
             values = [of_span for of_part, _ in measured for of_span in of_part]
@@ -218,13 +219,11 @@ class Answers(RiskCollector):
                 raise ConfigError(CANNOT_ATTEND)
             if why is None or (cite.by == "attention" and here):
                 return "attention", values
-            if not here:
-                _warn(f"no citations: {why}, and lift is {_OF_A_SERVER}")
-                return None
-            logger.warning("citations are by lift, because %s", why)
-        elif not here:
-            _warn(f"no citations: lift is {_OF_A_SERVER}")
+        if not here:
+            _warn(f"no citations: {'' if why is None else f'{why}, and '}lift is {_OF_A_SERVER}")
             return None
+        if why is not None:
+            logger.warning("citations are by lift, because %s", why)
         return "lift", [of_span for part in parts for of_span in _lift_by_node(part, nodes)]
 
     def _lifted(

@@ -180,13 +180,7 @@ def lift_of(
 
 def shares_a_run(prompt: str, texts: Sequence[str]) -> bool:
     """Whether a prompt has a run of at least as many words of one of the texts as :class:`WithoutNodes` removes."""
-
-    def runs(text: str) -> set[tuple[str, ...]]:
-        words = text.split()
-        return {tuple(words[start : start + _MIN_RUN]) for start in range(len(words) - _MIN_RUN + 1)}
-
-    of_prompt = runs(prompt) if texts else set()
-    return any(not of_prompt.isdisjoint(runs(text)) for text in texts)
+    return any(_runs(prompt, text) for text in texts)
 
 
 def _blacked_out(text: str, start: int, end: int) -> str:

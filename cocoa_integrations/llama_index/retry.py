@@ -40,9 +40,8 @@ class RiskRetryQueryEngine(BaseQueryEngine):
     (``None`` if the retriever has none), ``source_nodes`` (their number), ``answer``, ``cocoa_risk``, ``risk``
     (``None`` if nothing was retrieved) and ``chosen``, which is true for the returned answer.
 
-    Alpha has an effect with the methods ``cocoa`` and ``cocoa-sig``. The retrievers and the LLM
-    are not changed. Each attempt works on copies, and
-    threads can share the engine.
+    Alpha has an effect with the methods ``cocoa`` and ``cocoa-sig``. The retrievers and the LLM are not changed. Each
+    attempt works on copies, and threads can share the engine.
 
     With ``streaming=True`` the answer is streamed in one piece, because it must be complete before it can be returned.
     ``metadata`` is complete from the beginning. To cite the nodes, wrap the engine in a

@@ -15,6 +15,7 @@ MODULES = sorted(FOLDER.rglob("*.py"))
 
 FRAMEWORK_ATTRIBUTES = {
     "_asdict",  # of named tuples, public by their documentation
+    "_fields",
     "_replace",
     "_convert_input",  # LangChain: from a prompt of any type to a prompt value
     "_get_prompt_modules",  # LlamaIndex: the synthesizer of a query engine
@@ -59,6 +60,7 @@ ENGINE_MODULES = {
     "cocoa_engine.rendering.highlights",
     "cocoa_engine.rendering.wording",  # and says the same
     "cocoa_engine.safe_text",
+    "cocoa_engine.lab.tables",
     "cocoa_engine.lab.ranking",  # `cocoa eval` is a study too
     "cocoa_engine.text_matching",
     "cocoa_engine.risk",  # where a word and a clause end

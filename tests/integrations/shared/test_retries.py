@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cocoa_engine.errors import HallucinationRiskError
-from cocoa_engine.report import RiskReport
 from cocoa_integrations._shared.tries import Measure, OnRisk, Tries
 from cocoa_integrations.langchain import with_citations, with_risk_retry
 from cocoa_integrations.llama_index import RiskCitationQueryEngine, RiskRetryQueryEngine
@@ -37,10 +36,6 @@ def test_citations_have_the_same_options() -> None:
     assert here == [one for one in there if one[0] != "context_lift"]
 
 
-def report(risk: float) -> RiskReport:
-    return made_report([risk], threshold=0.5, answer_risk=risk, answer_threshold=0.5)
-
-
 @given(
     risks=st.lists(st.none() | st.floats(0, 1), min_size=1, max_size=4),
     threshold=st.floats(0, 1),
@@ -52,7 +47,8 @@ def test_an_answer_is_refused_if_no_attempt_is_below_the_threshold(
 ) -> None:
     tries = Tries[int](retry_plan(threshold, len(risks), measure, on_risk))
     for number, risk in enumerate(risks):  # without a risk: nothing was retrieved, and no model was asked
-        if tries.add(number, None if risk is None else report(risk)):
+        whole = {"threshold": 0.5, "answer_risk": risk, "answer_threshold": 0.5}
+        if tries.add(number, None if risk is None else made_report([risk], **whole)):
             break
     answer, _ = tries.best()
     chosen = risks[answer]

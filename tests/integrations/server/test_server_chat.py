@@ -441,6 +441,7 @@ async def test_logit_bias(tiny: Speaker) -> None:
         ({"repetition_penalty": 2.0, "cocoa": {"repetition_penalty": 1.5}}, "repetition_penalty", "differ"),
         ({"cocoa": {"middle_layers": [50, 60]}}, "cocoa.middle_layers", "layers"),
         ({"cocoa": {"source": ["not there"]}}, "cocoa.source", "not in the prompt"),
+        ({"cocoa": {"source": ["Say"] * 257}}, "cocoa.source", "at most 256"),
     ],
 )  # fmt: skip
 async def test_what_is_refused_and_why(tiny: Speaker, body: dict[str, Any], param: str | None, message: str) -> None:

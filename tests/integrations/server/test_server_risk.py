@@ -30,6 +30,7 @@ def expected(tiny: Speaker) -> Generation:
 async def test_the_report_is_the_adapters_in_both_places(tiny: Speaker, expected: Generation) -> None:
     [choice] = (await chat(tiny, max_tokens=LIMIT))["choices"]
     assert choice["message"]["cocoa_risk"] == wire_report(expected)
+    assert choice["message"]["cocoa_risk"]["verdict"] == expected.verdict
     assert choice["logprobs"] == {"content": None, "refusal": None, "cocoa_risk": wire_report(expected)}
 
 

@@ -9,7 +9,6 @@ from fastapi.testclient import TestClient
 
 from cocoa_engine import METHODS, CocoaConfig
 from cocoa_engine.rendering.highlights import BOUNDS
-from cocoa_engine.rendering.wording import NOT_CALIBRATED
 from cocoa_integrations.server.app import create_app
 from cocoa_integrations.server.routes.page import SETTINGS
 from cocoa_integrations.server.settings import ServerSettings
@@ -81,30 +80,3 @@ def test_the_page_needs_no_key_and_no_loaded_model() -> None:
     loading = TestClient(create_app(Obedient), base_url=HOST)  # its lifespan has not begun
     assert loading.get("/").status_code == 200
     assert loading.get("/v1/models").status_code == 503
-
-
-def test_what_the_page_needs_of_an_answer() -> None:
-    """The verdict, the candidates, and the attention on the passage."""
-    body = {
-        "messages": [{"role": "user", "content": "Rome is old.\n\nSay: Rome is 2148000 years old."}],
-        "cocoa": {"source": ["Rome is old."], "candidates": True, "max_new_tokens": 200},
-    }
-    answer = client().post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
-    report = answer["cocoa_risk"]
-    assert answer["content"] == "Rome is 2148000 years old."
-    assert report["verdict"].endswith(NOT_CALIBRATED)
-    assert report["finish_reason"] == "eos"
-    rivals = [span["rivals"] for span in report["spans"]]
-    assert [len(one) for one in rivals] == [span["candidates"] for span in report["spans"]]
-    assert {"text", "log_prob", "con_mlds", "f_mlds", "score", "is_greedy"} == rivals[-1][0].keys()
-
-
-def test_a_passage_that_is_not_in_the_messages_is_refused() -> None:
-    body = {"messages": [{"role": "user", "content": "Who?"}], "cocoa": {"source": ["Rome is old."]}}
-    refused = client().post("/v1/chat/completions", json=body)
-    assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == "cocoa.source"
-    assert "is not in the prompt" in refused.json()["error"]["message"]
-    body["cocoa"] = {"source": ["Who"] * 257}  # type: ignore[dict-item]
-    many = client().post("/v1/chat/completions", json=body)
-    assert (many.status_code, many.json()["error"]["param"]) == (400, "cocoa.source")

@@ -164,8 +164,8 @@ class _Part:
         table = []
         for _ in range(tensors):
             (name,), dimensions = self._texts(1), self._number("I")
-            shape = self._numbers("Q", dimensions)[::-1]
-            table.append((name, tuple(shape), self._number("I"), self._number("Q")))
+            shape = tuple(self._numbers("Q", dimensions)[::-1])
+            table.append((name, shape, self._number("I"), self._number("Q")))
         alignment = _count(self.path, metadata, "general.alignment", _ALIGNMENT, least=1)
         data = (self._at + alignment - 1) // alignment * alignment
         entries = {}

@@ -245,7 +245,7 @@ def device_of(module: Any) -> torch.device:
     if module.weight.device.type == "meta":  # offloaded by accelerate, whose hook has the device
         execution_device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
         return torch.device("cpu" if execution_device is None else execution_device)
-    return module.weight.device  # type: ignore[no-any-return]
+    return module.weight.device
 
 
 def _unwrapped(model: Any) -> Any:

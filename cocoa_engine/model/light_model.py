@@ -50,6 +50,7 @@ class LightModel(nn.Module):
     """
 
     build: Callable[[], PreTrainedModel]
+    model: Any
 
     def __init__(self, config: PreTrainedConfig, model_type: str, checked: str) -> None:
         super().__init__()

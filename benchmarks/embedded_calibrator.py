@@ -32,7 +32,7 @@ from cocoa_engine.lab.data import LabelledText, Question, read_labelled, read_qu
 from cocoa_engine.lab.fit import FitSettings, LabelledFeatures, fit, fit_only, left_out
 from cocoa_engine.lab.forced import force
 from cocoa_engine.lab.measured import answer_values, labelled_answers, labelled_features, question_prompts
-from cocoa_engine.lab.ranking import Bootstrap, RankedWithin
+from cocoa_engine.lab.ranking import Bootstrap, Ranked
 from cocoa_engine.lab.thresholds import choose, expected_calibration_error, reliability
 from cocoa_engine.methods.retrieval_heads import source_heads
 from cocoa_engine.model.prompts import Prompt
@@ -368,7 +368,7 @@ def _systems(items: LabelledFeatures, records: Sequence[LabelledText]) -> NDArra
 def _auroc(bootstrap: Bootstrap, values: Any, items: LabelledFeatures, folds: Any = None) -> list[object]:
     labels = items.labels.astype(np.float64)
     strata = np.zeros(len(labels), dtype=np.intp) if folds is None else folds
-    found = bootstrap.interval(RankedWithin(values, labels, 1 - labels, strata), "auroc")
+    found = bootstrap.interval(Ranked(values, labels, 1 - labels, strata), "auroc")
     ends = [f"{value:.3f}" for value in (found.estimate, found.low or 0.0, found.high or 0.0)]
     return [len(set(items.groups)), len(labels), *ends]
 

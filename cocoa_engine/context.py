@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from pydantic import ConfigDict, Field
 
 from cocoa_engine.arguments import ResultModel
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.decoding.branch import DecidedSpan, passage_means
+from cocoa_engine.decoding.branch import passage_means
+from cocoa_engine.decoding.distributions import passage_values
 from cocoa_engine.decoding.request import capture_spec
+from cocoa_engine.decoding.result_builder import token_ends
 from cocoa_engine.engine import CocoaEngine
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.execution.backends.shared_cache import SharedCache
 from cocoa_engine.execution.session import Session
-from cocoa_engine.model.detokenizer import Detokenizer
 from cocoa_engine.model.prompts import Prompt, Source, passage_positions, prompt_ids, require_fits, text_ids
 from cocoa_engine.results import Generation
 from cocoa_engine.scoring.teacher_forcing import score_spans
-from cocoa_engine.scoring.text_tree import TextTree
-from cocoa_engine.spans import Measured
+from cocoa_engine.scoring.text_tree import fed
+from cocoa_engine.spans import Measured, Span
 
 
 class ContextLift(ResultModel):
@@ -34,7 +36,7 @@ class ContextLift(ResultModel):
     token_log_probs: list[float] = Field(description="Lift of log p of each token of the span.")
 
     @classmethod
-    def between(cls, with_context: Measured | DecidedSpan, without: Measured | DecidedSpan) -> ContextLift:
+    def between(cls, with_context: Measured, without: Measured) -> ContextLift:
         """The difference of one span's statistics. Both spans must have the same number of tokens."""
         tokens = zip(with_context.token_log_probs, without.token_log_probs, strict=True)
         return cls(
@@ -77,7 +79,7 @@ def context_lift(
         )
     spans = [span.token_ids for span in generation.spans]
     without = _measured(engine.session, without_context, spans, generation.config)
-    known: Sequence[Measured | DecidedSpan] = generation.spans
+    known: Sequence[Measured] = generation.spans
     if with_context is not None:
         known = _measured(engine.session, with_context, spans, generation.config)
     return [ContextLift.between(*both) for both in zip(known, without, strict=True)]
@@ -117,15 +119,18 @@ def context_lift_of_text(
     return [ContextLift.between(next(with_source), next(without_source)) if ids else None for ids in token_ids]
 
 
-def _measured(session: Session, prompt: Prompt, spans: list[list[int]], config: CocoaConfig) -> list[DecidedSpan]:
+def _measured(
+    session: Session, prompt: Prompt, spans: list[list[int]], config: CocoaConfig, passages: Sequence[range] = ()
+) -> list[Span]:
     """The statistics of spans that follow a prompt and one another, in one forward pass."""
     if not spans:
         return []
     model = session.model
     capture = capture_spec(model, config)._replace(early=(), masked=())
     before = prompt_ids(model, session.tokens, prompt)
-    require_fits(model, len(before), sum(map(len, spans)))
-    return score_spans(model, before, spans, config, capture, [0] * len(spans))
+    text = [token_id for span in spans for token_id in span]
+    require_fits(model, len(before), len(text))
+    return score_spans(model, before, text, [len(span) for span in spans], config, capture, passages)
 
 
 def _cut(session: Session, spans: Sequence[str], prompt: Prompt) -> list[list[int]]:
@@ -133,24 +138,15 @@ def _cut(session: Session, spans: Sequence[str], prompt: Prompt) -> list[list[in
     text = "".join(spans)
     before = prompt_ids(session.model, session.tokens, prompt)
     token_ids, _ = text_ids(session.model, session.tokens, prompt, before, text, "answer")
-    track = Detokenizer(session.tokens)
+    decoded, ends = token_ends(session.tokens, token_ids)
+    dropped = text[0].isspace() and not decoded[:1].isspace()  # some decoders leave out a text's first space
+    limits = list(accumulate(map(len, spans)))
     cut: list[list[int]] = [[] for _ in spans]
-    ends = [sum(map(len, spans[: number + 1])) for number in range(len(spans))]
-    number = dropped = shown = 0
-    unfinished: list[int] = []  # tokens whose characters are not complete yet
-    for token_id in token_ids:
-        track.push(token_id)
-        unfinished.append(token_id)
-        if len(track.text) == shown:
-            continue
-        shown = len(track.text)
-        if text[0].isspace() and not track.text[0].isspace():
-            dropped = 1  # some decoders leave out a text's first space
-        while number < len(spans) - 1 and shown + dropped > ends[number]:
-            number += 1
-        cut[number] += unfinished
-        unfinished = []
-    cut[number] += unfinished
+    end = ends[-1]
+    for at in reversed(range(len(token_ids))):
+        if ends[at] > (ends[at - 1] if at else 0):  # otherwise the next token completes its characters
+            end = ends[at]
+        cut[min(bisect_left(limits, end + dropped), len(spans) - 1)].insert(0, token_ids[at])
     return cut
 
 
@@ -179,18 +175,15 @@ def passage_attention(engine: CocoaEngine, generation: Generation, prompt: Promp
     before = prompt_ids(session.model, session.tokens, prompt)
     passages = passage_positions(session.tokens, prompt, before, source)
     spans = [span.token_ids for span in generation.spans]
-    if not spans:
-        return []
-    require_fits(session.model, len(before), sum(map(len, spans)))
     config: CocoaConfig = generation.config
-    capture = capture_spec(session.model, config)._replace(early=(), masked=())
-    if not isinstance(session.backend, SharedCache):  # the others would run a pass for each token
-        measured = score_spans(session.model, before, spans, config, capture, [0] * len(spans), passages)
-        return [span.passage_attention for span in measured]
-    rows: list[list[float]] = []
+    if not spans or not isinstance(session.backend, SharedCache):  # the others would run a pass for each token
+        return [span.passage_attention for span in _measured(session, before, spans, config, passages)]
     text = [token_id for span in spans for token_id in span]
-    with TextTree(session.backend, before, [text], capture, passages=passages) as tree:
-        for step in (step for group in tree.groups() for step in group.steps()):
-            rows += [] if step.output.passages is None else step.output.passages.tolist()
-    ends = [sum(map(len, spans[:number])) for number in range(len(spans) + 1)]
-    return [passage_means(rows[start:end]) for start, end in pairwise(ends)]
+    require_fits(session.model, len(before), len(text))
+    capture = capture_spec(session.model, config)._replace(early=(), masked=())
+    rows: list[Sequence[float]] = []
+    with fed(session.backend, before, [text], capture, passages=passages) as steps:
+        for step in steps:
+            rows += passage_values(step.output)
+    ranges = pairwise(accumulate(map(len, spans), initial=0))
+    return [passage_means(rows[start:end]) for start, end in ranges]

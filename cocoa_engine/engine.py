@@ -14,9 +14,9 @@ from cocoa_engine.arguments import given_or_new, of_type
 from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.consistency import Consistency, Match, compare, sample_configs
-from cocoa_engine.decoding.request import Controls, PerPrompt, Request, make_request, make_requests
+from cocoa_engine.decoding.request import PerPrompt, Request, for_each, make_request
 from cocoa_engine.decoding.task import DecodeTask, decode_batch
-from cocoa_engine.errors import ConfigError
+from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.execution.session import Session
 from cocoa_engine.info import ModelInfo
 from cocoa_engine.model.blocks import BlockTensor
@@ -34,6 +34,7 @@ from cocoa_engine.model.prompts import (
     is_chat,
     passage_positions,
     require_room,
+    sources_of_batch,
 )
 from cocoa_engine.model.tokenizer import Tokens
 from cocoa_engine.results import Generation, LayerCurve
@@ -377,9 +378,17 @@ class CocoaEngine:
             RequestCancelledError: the call was cancelled by ``cancellation``.
         """
         config = self._settings(config, settings)
-        controls = Controls(logits_processor, stopping_criteria, generation_config, cancellation)
-        request = self._request(prompt, config, controls, source, timeline)
-        (generation,) = self._generations([request], [config])
+        request = self._request(
+            prompt,
+            config,
+            processors=logits_processor,
+            criteria=stopping_criteria,
+            generation_config=generation_config,
+            cancellation=cancellation,
+            source=source,
+            timeline=timeline,
+        )
+        (generation,) = self._generations([request])
         self._risk.warn_of_domain(generation.out_of_domain)
         return generation
 
@@ -402,44 +411,30 @@ class CocoaEngine:
         call.
         """
         config = self._settings(config, settings)
-        controls = Controls(logits_processor, stopping_criteria, generation_config, cancellation)
-        request = self._request(prompt, config, controls, source, timeline)
+        request = self._request(
+            prompt,
+            config,
+            processors=logits_processor,
+            criteria=stopping_criteria,
+            generation_config=generation_config,
+            cancellation=cancellation,
+            source=source,
+            timeline=timeline,
+        )
         self._risk.check(config)
         measure = partial(self._risk.measure, config, request.passages)
         return SpanStream(
-            self.session, request, config, measure, lambda answer: self._risk.warn_of_domain(answer.out_of_domain)
+            self.session, request, measure, lambda answer: self._risk.warn_of_domain(answer.out_of_domain)
         )
 
     @overload
     def generate_batch(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        config: CocoaConfig | None = None,
-        logits_processor: Processors | PerPrompt[Processors] = None,
-        stopping_criteria: Criteria | PerPrompt[Criteria] = None,
-        generation_config: GenerationConfig | None = None,
-        cancellation: Cancellation | None = None,
-        batch_size: int | None = None,
-        return_exceptions: Literal[False] = False,
-        source: Sequence[Source | None] | None = None,
-        **settings: Any,
+        self, prompts: Sequence[Prompt], *, return_exceptions: Literal[False] = False, **options: Any
     ) -> list[Generation]: ...
 
     @overload
     def generate_batch(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        config: CocoaConfig | None = None,
-        logits_processor: Processors | PerPrompt[Processors] = None,
-        stopping_criteria: Criteria | PerPrompt[Criteria] = None,
-        generation_config: GenerationConfig | None = None,
-        cancellation: Cancellation | None = None,
-        batch_size: int | None = None,
-        return_exceptions: bool,
-        source: Sequence[Source | None] | None = None,
-        **settings: Any,
+        self, prompts: Sequence[Prompt], *, return_exceptions: bool, **options: Any
     ) -> list[Generation | Exception]: ...
 
     def generate_batch(
@@ -471,49 +466,43 @@ class CocoaEngine:
             source: for each prompt its passages, or `None`.
         """
         config = self._settings(config, settings)
-        requests = make_requests(
-            self.session,
-            prompts,
-            config,
-            processors=logits_processor,
-            criteria=stopping_criteria,
-            generation_config=generation_config,
-            cancellation=cancellation,
-            source=source,
-            calibrator=self._risk.fitting(config),
-            keep_errors=return_exceptions,
+        if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+            raise PromptError("generate_batch takes a list of prompts; for a single one use generate.")
+        count = len(prompts)
+        arguments = (
+            for_each(logits_processor, count),
+            for_each(stopping_criteria, count),
+            sources_of_batch(source, count),
         )
+        requests: list[Request | PromptError] = []
+        for prompt, processors, criteria, passages in zip(prompts, *arguments, strict=True):
+            try:
+                request = self._request(
+                    prompt,
+                    config,
+                    processors=processors,
+                    criteria=criteria,
+                    generation_config=generation_config,
+                    cancellation=cancellation,
+                    source=passages,
+                )
+            except PromptError as error:
+                if not return_exceptions:
+                    raise
+                requests.append(error)
+            else:
+                requests.append(request)
         valid = [request for request in requests if isinstance(request, Request)]
-        answers = self._decode(valid, [config] * len(valid), batch_size, keep_errors=return_exceptions)
+        answers = self._decode(valid, batch_size, keep_errors=return_exceptions)
         self._risk.warn_of_domain(any(isinstance(answer, Generation) and answer.out_of_domain for answer in answers))
         of_valid = iter(answers)
         return [next(of_valid) if isinstance(request, Request) else request for request in requests]
 
     @overload
-    def score(
-        self,
-        prompt: Prompt,
-        text: str | Sequence[int],
-        *,
-        config: CocoaConfig | None = None,
-        source: Source | None = None,
-        divide: bool = False,
-        cancellation: Cancellation | None = None,
-        **settings: Any,
-    ) -> Generation: ...
+    def score(self, prompt: Prompt, text: str | Sequence[int], **options: Any) -> Generation: ...
 
     @overload
-    def score(
-        self,
-        prompt: Prompt,
-        text: Texts,
-        *,
-        config: CocoaConfig | None = None,
-        source: Source | None = None,
-        divide: bool = False,
-        cancellation: Cancellation | None = None,
-        **settings: Any,
-    ) -> list[Generation]: ...
+    def score(self, prompt: Prompt, text: Texts, **options: Any) -> list[Generation]: ...
 
     def score(
         self,
@@ -602,12 +591,18 @@ class CocoaEngine:
         """
         config = self._settings(config, settings)
         ids = self.encode_chat(prompt) if is_chat(prompt) else prompt
-        controls = Controls(logits_processor, stopping_criteria, generation_config, cancellation)
-        configs = sample_configs(config, n, temperature)
-        requests = [self._request(ids, each, controls) for each in configs]
+        request = partial(
+            self._request,
+            ids,
+            processors=logits_processor,
+            criteria=stopping_criteria,
+            generation_config=generation_config,
+            cancellation=cancellation,
+        )
+        requests = [request(each) for each in sample_configs(config, n, temperature)]
         if answer is None:  # first, so that the samples reuse its prompt
-            (answer,) = self._generations([self._request(ids, config, controls)], [config])
-        return compare(answer, self._generations(requests, configs), match)
+            (answer,) = self._generations([request(config)])
+        return compare(answer, self._generations(requests), match)
 
     def layer_profile(self, prompt: Prompt | Messages, generation: Generation, span: Span | int) -> LayerCurve:
         """How the layers disagree about one span of an answer, layer by layer. Both MLDS are means of these values.
@@ -662,18 +657,8 @@ class CocoaEngine:
         self._risk.warn_of_mismatch(config)
         return config
 
-    def _request(
-        self,
-        prompt: Prompt,
-        config: CocoaConfig,
-        controls: Controls,
-        source: Source | None = None,
-        timeline: Timeline | None = None,
-    ) -> Request:
-        calibrator = self._risk.fitting(config)
-        return make_request(
-            self.session, prompt, config, controls, source=source, calibrator=calibrator, timeline=timeline
-        )
+    def _request(self, prompt: Prompt, config: CocoaConfig, **arguments: Any) -> Request:
+        return make_request(self.session, prompt, config, calibrator=self._risk.fitting(config), **arguments)
 
     def _chat_prompt(
         self,
@@ -692,30 +677,19 @@ class CocoaEngine:
             return token_ids, None
         return token_ids, passage_positions(tokens, text, token_ids, source, add_special_tokens=False)
 
-    def _task(self, request: Request, config: CocoaConfig) -> DecodeTask:
+    def _task(self, request: Request) -> DecodeTask:
         backend = self.session.backend  # once for a call: it reads the model's state
-        measure = self._risk.measure(config, request.passages, backend=backend)
-        return DecodeTask(request, config, self.session, measure, backend)
+        measure = self._risk.measure(request.config, request.passages, backend=backend)
+        return DecodeTask(request, self.session, measure, backend)
 
     def _decode(
-        self,
-        requests: Sequence[Request],
-        configs: Sequence[CocoaConfig],
-        batch_size: int | None = None,
-        *,
-        keep_errors: bool = False,
+        self, requests: Sequence[Request], batch_size: int | None = None, *, keep_errors: bool = False
     ) -> list[Generation | Exception]:
-        config_of = {id(request): config for request, config in zip(requests, configs, strict=True)}
-        return decode_batch(
-            requests,
-            lambda request: self._task(request, config_of[id(request)]),
-            self.session.scheduler,
-            self.runtime.max_batch_size if batch_size is None else batch_size,
-            keep_errors=keep_errors,
-        )
+        size = self.runtime.max_batch_size if batch_size is None else batch_size
+        return decode_batch(requests, self._task, self.session.scheduler, size, keep_errors=keep_errors)
 
-    def _generations(self, requests: Sequence[Request], configs: Sequence[CocoaConfig]) -> list[Generation]:
-        return cast("list[Generation]", self._decode(requests, configs))
+    def _generations(self, requests: Sequence[Request]) -> list[Generation]:
+        return cast("list[Generation]", self._decode(requests))
 
     def _with(self, risk: RiskPolicy) -> Self:
         other = copy.copy(self)

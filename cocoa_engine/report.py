@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from cocoa_engine.arguments import ResultModel
 from cocoa_engine.errors import ConfigError
@@ -63,6 +62,10 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
+Finite = Annotated[float | None, BeforeValidator(finite)]
+"""A number as a report has it."""
+
+
 def severity(value: float | None) -> float:
     """The value as it is compared: one that is unknown, NaN or infinite counts as infinitely risky."""
     return value if value is not None and math.isfinite(value) else math.inf
@@ -110,23 +113,16 @@ class RivalReport(ReportEntry):
     """One entry of ``rivals`` of a span: a candidate that competed in it."""
 
     text: str = Field(description="Text of the candidate.")
-    log_prob: float | None = Field(description="Log-probability of the candidate in nats.")
-    con_mlds: float | None = Field(description="ConMLDS of the candidate.")
-    f_mlds: float | None = Field(description="fMLDS of the candidate.")
-    score: float | None = Field(description="Score by which the method ranks candidates. Higher is better.")
+    log_prob: Finite = Field(description="Log-probability of the candidate in nats.")
+    con_mlds: Finite = Field(description="ConMLDS of the candidate.")
+    f_mlds: Finite = Field(description="fMLDS of the candidate.")
+    score: Finite = Field(description="Score by which the method ranks candidates. Higher is better.")
     is_greedy: bool = Field(description="Whether greedy decoding would have taken its first token.")
 
     @classmethod
     def of(cls, candidate: Candidate) -> RivalReport:
         """The report of a candidate."""
-        return cls(
-            text=candidate.text,
-            log_prob=finite(candidate.log_prob),
-            con_mlds=finite(candidate.con_mlds),
-            f_mlds=finite(candidate.f_mlds),
-            score=finite(candidate.score),
-            is_greedy=candidate.is_greedy,
-        )
+        return cls(**{name: getattr(candidate, name) for name in cls.model_fields})
 
 
 class SpanReport(RangeReport):
@@ -147,24 +143,24 @@ class SpanReport(RangeReport):
         description="`risk_point`: several candidates competed and this one was kept. `greedy`: no token "
         "competed. `given`: the text was scored, not generated.",
     )
-    con_mlds: float | None = Field(
+    con_mlds: Finite = Field(
         None,
         description="ConMLDS: disagreement of consecutive middle layers, between 0 and 2. Left out in a compact "
         "report if it is the risk.",
     )
-    f_mlds: float | None = Field(
+    f_mlds: Finite = Field(
         None,
         description="fMLDS: disagreement of the middle layers with the final layer, between 0 and 2. Left out in "
         "a compact report if it is the risk.",
     )
-    log_prob: float | None = Field(
+    log_prob: Finite = Field(
         description="Log-probability of the span in nats, by default the sum over its tokens (`span_log_prob`).",
     )
-    score: float | None = Field(
+    score: Finite = Field(
         None,
         description="Score by which the method ranks candidates. Higher is better. Not in a compact report.",
     )
-    risk: float | None = Field(
+    risk: float | None = Field(  # as it was read: one that is no number and not flagged is no harmless one
         description="Risk of the span, in [0, 1] unless a raw MLDS was asked for. `risk_source` of the report "
         "says what it is. `None` if it was not measured or is not a finite number; the latter is "
         "`flagged`.",
@@ -174,12 +170,12 @@ class SpanReport(RangeReport):
         description="Whether the risk reaches `threshold` of the report, or is not a finite number. Left out in "
         "a compact report if it is false.",
     )
-    source_attention: float | None = Field(
+    source_attention: Finite = Field(
         None,
         description="Mean attention mass of the model's retrieval heads on the prompt, its first token left out, "
         "in [0, 1]; `None` if it was not measured. Left out in a compact report if it is `None`.",
     )
-    passage_attention: list[float | None] = Field(
+    passage_attention: list[Finite] = Field(
         default_factory=list,
         description="Only where the passages of the prompt were given: the same for each passage, in their "
         "order. In a response of LlamaIndex for each of its `source_nodes`, in that of a judge for "
@@ -223,23 +219,23 @@ class SpanReport(RangeReport):
         description="Only where the model reasoned: the part of the text that the span belongs to. A span with "
         "the tag `</think>` belongs to the answer if it has visible text after the tag.",
     )
-    context_lift: float | None = Field(
+    context_lift: Finite = Field(
         None,
         description="Only where context lift is measured: `log_prob` with the context minus `log_prob` without "
         "it, in nats. `None` for a span without a token of its own.",
     )
-    con_mlds_lift: float | None = Field(None, description="Like `context_lift`, for `con_mlds`.")
-    f_mlds_lift: float | None = Field(None, description="Like `context_lift`, for `f_mlds`.")
+    con_mlds_lift: Finite = Field(None, description="Like `context_lift`, for `con_mlds`.")
+    f_mlds_lift: Finite = Field(None, description="Like `context_lift`, for `f_mlds`.")
     source: int | None = Field(
         None,
         description="Only with citations: number of the cited source, from 1; `None` if none is cited.",
     )
-    source_lifts: list[float | None] = Field(
+    source_lifts: list[Finite] = Field(
         default_factory=list,
         description="Only with citations by lift: for each source, log p of the span with all sources minus log "
         "p without this one, in nats; `None` if the source was not in the prompt.",
     )
-    source_attentions: list[float | None] = Field(
+    source_attentions: list[Finite] = Field(
         default_factory=list,
         description="Only with citations by attention: for each source, the span's attention on it; `None` if "
         "the source was not in the prompt.",
@@ -255,31 +251,13 @@ class SpanReport(RangeReport):
             part: whether it belongs to the reasoning or to the answer; ``None`` if the model did not reason.
             rivals: whether it lists the candidates that competed.
         """
-        risk = finite(span.risk)
-        values: dict[str, Any] = {
-            "span": number,
-            "start": span.start,
-            "end": span.end,
-            "text": span.text,
-            "kind": span.kind,
-            "con_mlds": finite(span.con_mlds),
-            "f_mlds": finite(span.f_mlds),
-            "log_prob": finite(span.log_prob),
-            "score": finite(span.score),
-            "risk": risk,
-            # it reaches every threshold; a risk of None that is not flagged was not measured
-            "flagged": span.flagged or (risk is None and span.risk is not None),
-            "source_attention": finite(span.source_attention),
-            "reaches_max_risk": span.reaches_max_risk,
-            "candidates": len(span.candidates),
-            "chosen": span.chosen,
-        }
-        if span.passage_attention:
-            values["passage_attention"] = list(map(finite, span.passage_attention))
-        if span.out_of_domain:
-            values["out_of_domain"] = True
-        if span.repeats:
-            values["repeats"] = True
+        names = ("start", "end", "text", "kind", "con_mlds", "f_mlds", "log_prob", "score", "risk", "source_attention")
+        values = {name: getattr(span, name) for name in (*names, "reaches_max_risk", "chosen")}
+        values |= {"span": number, "candidates": len(span.candidates), "risk": finite(span.risk)}
+        # it reaches every threshold; a risk of None that is not flagged was not measured
+        values["flagged"] = span.flagged or (values["risk"] is None and span.risk is not None)
+        optional = ("passage_attention", "out_of_domain", "repeats")
+        values |= {name: value for name in optional if (value := getattr(span, name))}
         if part is not None:
             values["part"] = part
         if rivals:
@@ -331,7 +309,7 @@ class CheckReport(RangeReport):
         None,
         description="What it is. Not in a compact report.",
     )
-    risk: float | None = Field(description="Highest risk of its spans.")
+    risk: Finite = Field(description="Highest risk of its spans.")
     reasons: list[str] = Field(
         default_factory=list,
         description="Why it may be wrong: `not in the source`, `little attention to the source`, `the model was "
@@ -348,18 +326,18 @@ class CheckReport(RangeReport):
 class ClaimReport(RangeReport):
     """One entry of ``claims`` in ``cocoa_risk``."""
 
-    risk: float | None = Field(description="Highest risk of its spans.")
+    risk: Finite = Field(description="Highest risk of its spans.")
 
     @classmethod
     def of(cls, unit: Unit) -> Self:
         """The entry of a claim or sentence."""
-        return cls(start=unit.start, end=unit.end, risk=finite(unit.risk))
+        return cls(start=unit.start, end=unit.end, risk=unit.risk)
 
 
 class SentenceReport(ClaimReport):
     """One entry of ``sentences`` in ``cocoa_risk``."""
 
-    risk: float | None = Field(
+    risk: Finite = Field(
         description="Mean risk of its three riskiest claims; without a claim, the highest of its spans.",
     )
 
@@ -367,10 +345,10 @@ class SentenceReport(ClaimReport):
 class ValueReport(RangeReport):
     """One value of ``fields`` in ``cocoa_risk``, or of ``arguments`` in an entry of ``tool_calls``."""
 
-    risk: float | None = Field(description="Highest risk of any span that shares a character with the value.")
-    con_mlds: float | None = Field(description="Mean ConMLDS of these spans.")
-    f_mlds: float | None = Field(description="Mean fMLDS of these spans.")
-    log_prob: float | None = Field(
+    risk: Finite = Field(description="Highest risk of any span that shares a character with the value.")
+    con_mlds: Finite = Field(description="Mean ConMLDS of these spans.")
+    f_mlds: Finite = Field(description="Mean fMLDS of these spans.")
+    log_prob: Finite = Field(
         description="Sum of the log-probabilities of the value's own tokens. Forced tokens count 0.",
     )
     start: int = Field(description="Offset of its first character, as for spans, without quotes.")
@@ -386,7 +364,7 @@ class CallReport(ReportEntry):
 
     name: str | None = Field(description="Name of the tool; `None` if the call ends before it is complete.")
     id: str = Field(description="Id of the call, as in the framework's own list of tool calls.")
-    risk: float | None = Field(description="Highest risk of any span of the call, its name included.")
+    risk: Finite = Field(description="Highest risk of any span of the call, its name included.")
     arguments: dict[str, ValueReport] = Field(
         description="Risk of each argument, by name, and of every value inside an argument, by its path "
         "(`$.people[0].age`).",
@@ -397,8 +375,8 @@ class CallReport(ReportEntry):
 class ReasoningReport(ReportEntry):
     """``reasoning`` in ``cocoa_risk``: the risk of the reasoning, which does not count in the other values."""
 
-    max_risk: float | None = Field(description="Highest risk of any span of the reasoning; 0.0 without spans.")
-    mean_risk: float | None = Field(description="Mean risk of these spans; 0.0 without spans.")
+    max_risk: Finite = Field(description="Highest risk of any span of the reasoning; 0.0 without spans.")
+    mean_risk: Finite = Field(description="Mean risk of these spans; 0.0 without spans.")
     risk_points: int = Field(description="Number of these spans of kind `risk_point`.")
     spans: list[int] = Field(
         default_factory=list,
@@ -441,8 +419,8 @@ class GateReport(ReportEntry):
     action: str = Field(description="`raise`, `mark`, `abstain`, or what a person decided.")
     metric: str | None = Field(description="The value that was compared; `None` without a report of the answer.")
     unit: Literal["claim", "sentence"] | None = Field(None, description="What was compared, if not spans.")
-    threshold: float | None = Field(description="The threshold; `None` without a report of the answer.")
-    value: float | None = Field(description="The value that reached it.")
+    threshold: Finite = Field(description="The threshold; `None` without a report of the answer.")
+    value: Finite = Field(description="The value that reached it.")
 
 
 class RiskSummary(ReportEntry):
@@ -459,10 +437,10 @@ class RiskSummary(ReportEntry):
         description="Only in the reports of callbacks, collectors and events: the id of the LangChain run, or of "
         "LlamaIndex's span of the LLM call.",
     )
-    max_risk: float | None = Field(
+    max_risk: Finite = Field(
         description="Highest risk of any span of the answer, without reasoning; 0.0 without spans.",
     )
-    mean_risk: float | None = Field(
+    mean_risk: Finite = Field(
         description="Mean risk of the spans of the answer, without reasoning; 0.0 without spans.",
     )
     risk_source: Literal["calibrator", "source_attention", "token_probability", "f_mlds", "con_mlds"] | None = Field(
@@ -473,14 +451,14 @@ class RiskSummary(ReportEntry):
         "answers with different sources are joined.",
     )
     calibrated: bool = Field(description="Whether the risks of spans are calibrated probabilities.")
-    threshold: float | None = Field(
+    threshold: Finite = Field(
         description="Risk from which spans are flagged: the calibrator's threshold, or the default of "
         "`risk_source`. `None` for a raw MLDS, and where answers with different sources are joined.",
     )
-    answer_threshold: float | None = Field(
+    answer_threshold: Finite = Field(
         description="Threshold of `answer_risk`; `None` without a calibrator for answers.",
     )
-    answer_risk: float | None = Field(
+    answer_risk: Finite = Field(
         description="Probability that the answer is wrong as a whole, from its spans after the reasoning; `None` "
         "without a calibrator for answers.",
     )
@@ -603,9 +581,7 @@ class RiskReport(RiskSummary):
         units = MeasuredText(
             generation.text, generation.spans, begin=answer_start, has_source=not generation.closed_book
         )
-        values["check"] = [
-            CheckReport(**{**check.__dict__, "risk": finite(check.risk)}) for check in units.check_these()
-        ]
+        values["check"] = [CheckReport(**check.__dict__) for check in units.check_these()]
         values["claims"] = [ClaimReport.of(claim) for claim in units.claims]
         values["sentences"] = [SentenceReport.of(sentence) for sentence in units.sentences]
         return report.with_values(**values)
@@ -630,7 +606,7 @@ class RiskReport(RiskSummary):
             "risk_source": risk_source,
             "calibrated": risk_source == "calibrator",
             "threshold": threshold,
-            "answer_risk": finite(answer_risk),
+            "answer_risk": answer_risk,
             "answer_threshold": answer_threshold,
             "spans": list(spans),
         }
@@ -759,27 +735,15 @@ def measured_text(spans: Sequence[SpanReport], value: Callable[[SpanReport], flo
     offset = spans[0].end - len(texts[0]) if spans else 0
     # not their own offsets: in the text that is shown, marks may stand between them
     ends = list(accumulate(map(len, texts), initial=offset))
-    parts = [_Measured(start, end, value(span)) for span, (start, end) in zip(spans, pairwise(ends), strict=True)]
+    # without tokens: they are not in a report
+    values: list[dict[str, Any]] = [
+        {"start": start, "end": end, "risk": value(span), "token_log_probs": []}
+        for span, (start, end) in zip(spans, pairwise(ends), strict=True)
+    ]
+    parts = [Span.model_construct(**fields) for fields in values]
     tag = text.find(CLOSING) if any(span.part is not None for span in spans) else -1
     begin = offset + tag + len(CLOSING) if tag >= 0 else 0
     return MeasuredText(text, parts, begin=begin, offset=offset)
-
-
-@dataclass(frozen=True)
-class _Measured:
-    """A span of a report, whose tokens and candidates are not in it."""
-
-    start: int
-    end: int
-    risk: float | None
-    risk_source: RiskSource | None = None
-    flagged: bool = False
-    token_ends: Sequence[int] = ()
-    token_log_probs: Sequence[float] = ()
-    token_source_attention: Sequence[float] = ()
-    token_copied: Sequence[int] = ()
-    candidates: Sequence[Any] = ()
-    chosen: int | None = None
 
 
 def _value(entry: SpanReport | ValueReport, metric: Metric) -> float:

@@ -11,7 +11,6 @@ from types import GeneratorType, TracebackType
 from typing import cast
 
 from cocoa_engine.cancellation import Cancellation
-from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.request import Request
 from cocoa_engine.decoding.task import DecodeTask
 from cocoa_engine.errors import RequestCancelledError
@@ -28,7 +27,6 @@ class SpanStream(Iterator[Span]):
     Args:
         session: the model and the scheduler.
         request: the validated request.
-        config: the settings of the call.
         measure: says how risks are computed. It may run the model, and is called with the first span.
         on_end: called with the whole answer.
     """
@@ -37,13 +35,12 @@ class SpanStream(Iterator[Span]):
         self,
         session: Session,
         request: Request,
-        config: CocoaConfig,
         measure: Callable[[], RiskMeasure],
         on_end: Callable[[Generation], None] = lambda answer: None,
     ) -> None:
         self._state = _State()
         self._request, self._session = request, session
-        spans = _decoded(self._state, session, request, config, measure, on_end)
+        spans = _decoded(self._state, session, request, measure, on_end)
         self._spans = cast("GeneratorType[Span, None, None]", spans)
         # also at exit: when modules are cleared, the generator could no longer be closed
         weakref.finalize(self, _close_abandoned, self._state.closing, weakref.ref(self._spans))
@@ -127,7 +124,6 @@ def _decoded(
     state: _State,
     session: Session,
     request: Request,
-    config: CocoaConfig,
     measure: Callable[[], RiskMeasure],
     on_end: Callable[[Generation], None],
 ) -> Generator[Span, None, None]:
@@ -146,7 +142,7 @@ def _decoded(
                     may_refuse=task is None, cancellation=state.closing, owner=request.cancellation
                 ):
                     if task is None:
-                        task = DecodeTask(replace(request, cancellation=state.closing), config, session, measure())
+                        task = DecodeTask(replace(request, cancellation=state.closing), session, measure())
                         state.task = task
                     spans: list[Span] = []
                     while not spans and task.work is not None:

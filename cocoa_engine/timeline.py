@@ -39,15 +39,3 @@ class Timeline:
     def decode_seconds(self) -> float | None:
         """The time from the end of the prompt to the end of the answer."""
         return None if self.prompt_read is None or self.ended is None else self.ended - self.prompt_read
-
-    def mark_started(self) -> None:
-        """The call has its batch slot."""
-        self.started = time.monotonic()
-
-    def mark_prompt_read(self) -> None:
-        """The prompt has been fed."""
-        self.prompt_read = time.monotonic()
-
-    def mark_ended(self) -> None:
-        """The answer is complete."""
-        self.ended = time.monotonic()

@@ -198,9 +198,7 @@ class RagasRisk:
         metric = RagasRisk(engine)
         await metric.single_turn_ascore(sample)  # sample.user_input, sample.response, sample.retrieved_contexts
 
-    The score is the risk: lower is better. See :class:`AnswerJudge` for how far it goes: on the embedded model, the raw
-    fMLDS of given texts has an AUROC of 0.50 to 0.56 by span, and a calibrated risk 0.58 to 0.81 on data like that of
-    its fit.
+    The score is the risk: lower is better. See :class:`AnswerJudge` for how far it goes.
 
     Args:
         engine: the engine, or an :class:`AnswerJudge`.

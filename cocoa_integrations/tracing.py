@@ -214,14 +214,7 @@ class Scoring:
 def emit_event(
     scoring: Scoring, report: RiskReport, *, response_id: str | None, provider: LoggerProvider | None
 ) -> None:
-    """Emit the ``gen_ai.evaluation.result`` event of an answer, in the context of the current span.
-
-    Args:
-        scoring: how the report becomes a score.
-        report: the report of the answer.
-        response_id: the id of the answer, where it is known.
-        provider: the provider of the logger; by default OpenTelemetry's global one.
-    """
+    """Emit the ``gen_ai.evaluation.result`` event of an answer, in the context of the current span."""
     if provider is None and not _is_traced():
         return
     from opentelemetry._logs import LogRecord, get_logger_provider

@@ -21,7 +21,6 @@ from cocoa_engine import (
     RiskCalibrator,
     Runtime,
 )
-from cocoa_engine.messages import unknown
 from cocoa_engine.model.light_model import import_model_classes
 
 import_model_classes()  # before transformers' own imports, which would show torchao's messages
@@ -130,8 +129,6 @@ class Cocoa:
         calibrator: RiskCalibrator | str | Path | None = "auto",
         **settings: Any,
     ) -> None:
-        if not_known := settings.keys() - _SETTINGS - {*GIVEN_BY_GENERATE}:
-            raise ConfigError(unknown(sorted(not_known), _SETTINGS, what="setting"))
         if taken := [name for name in GIVEN_BY_GENERATE if name in settings]:
             raise ConfigError(f"give {', '.join(taken)} to generate itself.")
         self._decoder = _Decoder(tokenizer)

@@ -161,8 +161,7 @@ def fit_and_save(
         CalibrationError: too little is labelled.
         Exit: a risk is poor, and ``report.strict``.
     """
-    from cocoa_engine.lab.fit import fit_levels
-    from cocoa_engine.lab.fit_calibrator import calibrator_of, notes, verdict
+    from cocoa_engine.lab.fit_calibrator import fit_risks, verdict
     from cocoa_engine.lab.heads import PROMPTS
 
     engine = engine.without_calibrator()
@@ -171,17 +170,17 @@ def fit_and_save(
     progress.plan({**shares, "fitting": 0.1 * sum(shares.values()), **reference})
     found, about = answers.measured(engine, config, level, states=settings.probe, progress=progress)
     with progress.stage("fitting"):
-        fitted = fit_levels(found, about, settings)
-        calibrator = calibrator_of(engine, config, fitted, probe=settings.probe)
+        calibrator, notes = fit_risks(engine, config, found, about, settings)
+    risks = {one: risk for one in found if (risk := getattr(calibrator, one)) is not None}
     calibrator.save(out)
     kept = _reference_kept(engine, out, answers.cache, progress) if answers.self_made else None
-    drawn = report.draw({one: risk.validation for one, risk in fitted.risks.items()})
-    verdicts = {one: verdict(risk.validation, one) for one, risk in fitted.risks.items()}
+    drawn = report.draw({one: risk.validation for one, risk in risks.items()})
+    verdicts = {one: verdict(risk.validation, one) for one, risk in risks.items()}
     if report.json:
         print_json(calibrator.model_dump_json())
     else:
-        parts: list[Group | Text] = [risk_table(risk, one) for one, risk in fitted.risks.items()]
-        parts += map(Text, notes(calibrator, fitted))
+        parts: list[Group | Text] = [risk_table(risk, one) for one, risk in risks.items()]
+        parts += map(Text, notes)
         report.show(parts, [out, *drawn])
     if kept is not None:
         print_note(f"the model's own source attention was measured as well and written to {kept}")
@@ -269,7 +268,7 @@ def check_calibrator(
         CalibrationError: it has no risk of a level that is labelled with both classes.
         Exit: a risk is poor, and ``report.strict``.
     """
-    from cocoa_engine.lab.fit import direction_of, risks_of, validate
+    from cocoa_engine.lab.fit import risks_of, validate
     from cocoa_engine.lab.fit_calibrator import verdict
     from cocoa_engine.lab.measured import LEVELS
 
@@ -278,15 +277,14 @@ def check_calibrator(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CalibrationWarning)  # it was given above
         engine = engine.without_calibrator().with_calibrator(known)
-    direction = None if known.probe is None else direction_of(known.probe)
     shares = answers.shares()
     progress.plan({**shares, "computing": 0.1 * sum(shares.values())})
-    found, _ = answers.measured(engine, config, level, states=direction is not None, progress=progress)
+    found, _ = answers.measured(engine, config, level, states=known.probe is not None, progress=progress)
     alike = {one: _all_are(items) for one, items in found.items() if items.labels.all() or not items.labels.any()}
     found = {one: items for one, items in found.items() if one not in alike}
     with progress.stage("computing"):
         checked = {
-            one: validate(found[one], risks_of(risk, found[one], direction), draws=draws, seed=answers.seed)
+            one: validate(found[one], risks_of(risk, found[one], known.probe), draws=draws, seed=answers.seed)
             for one in LEVELS
             if one in found and (risk := _risk_of(known, one, answers.asked)) is not None
         }

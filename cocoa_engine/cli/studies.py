@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from rich.markdown import Markdown
@@ -73,7 +73,7 @@ def signal(
     if context_lift and (lacking := next((record for record in records if not record.source), None)):
         raise DataError(f"{lacking.id!r} has no source, so its context lift cannot be measured.")
     from cocoa_engine.lab.indicators import Layers, Level, collect
-    from cocoa_engine.lab.signal_report import About, draw, measure, plot_names, to_markdown
+    from cocoa_engine.lab.signal_report import draw, measure, plot_names, to_markdown
 
     plots = [name for level in get_args(Level) for name in plot_names(level)]
     files = [out / name for name in ("signal.json", "signal.md", *plots)]
@@ -86,7 +86,7 @@ def signal(
             engine, records, config, chat=chat, without_source=context_lift, cache=kept, progress=progress
         ) as answers:
             items = collect(answers)
-        about: About = {
+        about: dict[str, Any] = {
             "data": data.name,
             "format": format or detect_format(data),
             "model": engine.model_name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -65,12 +66,10 @@ def threshold(
     thresholds = _numbers(at)
     with quiet_torchao():
         from cocoa_engine.lab.cache import answers_cache
-        from cocoa_engine.lab.stopping import Answer, common_source, measure, read_own_prompts, require_scale
+        from cocoa_engine.lab.stopping import common_source, measure, read_own_prompts, require_scale
 
     lines = read_own_prompts(prompts)
-    answers = [
-        Answer.of(line.measured, line.is_right(line.measured.text)) for line in lines if line.measured is not None
-    ]
+    answers = [line.measured for line in lines if line.measured is not None]
     common_source(answers, thresholds)  # refuse bad thresholds before the work
     with measured_answers(context, cache) as kept:
         interrupt: KeyboardInterrupt | None = None
@@ -104,15 +103,15 @@ def _record(answers: Sequence[Answer], thresholds: Sequence[float]) -> dict[str,
     from cocoa_engine.lab.stopping import by_answer, by_default, by_span, common_source
 
     default = {
-        name: None if row is None else row.record()
+        name: None if row is None else asdict(row)
         for name, row in zip(("span", "answer"), by_default(answers), strict=True)
     }
     return {
         "answers": len(answers),
         "risk_source": common_source(answers, thresholds),
         "default": default,
-        "span": [row.record() for row in by_span(answers, thresholds)],
-        "answer": [row.record() for row in by_answer(answers, thresholds)],
+        "span": [asdict(row) for row in by_span(answers, thresholds)],
+        "answer": [asdict(row) for row in by_answer(answers, thresholds)],
     }
 
 

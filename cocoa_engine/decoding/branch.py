@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from cocoa_engine.execution.backends import Path
 from cocoa_engine.methods import METHODS
 from cocoa_engine.model.detokenizer import Detokenizer
 from cocoa_engine.risk import RiskCalibrator
-from cocoa_engine.spans import Candidate, FinishReason, Preceding
+from cocoa_engine.spans import FinishReason, Span
 
 
 def mlds(pooled: Tensor) -> tuple[list[float], list[float]]:
@@ -47,45 +48,18 @@ def log_prob_and_score(
         token_log_probs: log p of each token.
         con_mlds, f_mlds: the span's MLDS.
         contrasts: the contrast of each token, for a contrasting method; the score is log p_S computed from them.
-        pmi: PMI(S; x), for a method that reads the prompt back; ``diver_weight`` times PMI is added to the score.
+        pmi: PMI(S; x), for a method that reads the prompt back.
     """
     log_prob = equations.span_log_prob(token_log_probs, config.span_log_prob)
     if contrasts:
         return log_prob, equations.span_log_prob(contrasts, config.span_log_prob)
-    return log_prob, _score(config, log_prob, con_mlds, f_mlds, pmi)
+    return log_prob, span_score(config, log_prob, con_mlds, f_mlds, pmi)
 
 
-def log_probs_and_scores(
-    config: CocoaConfig,
-    token_log_probs: Sequence[Sequence[float]],
-    ended: Sequence[bool],
-    con_mlds: Sequence[float],
-    f_mlds: Sequence[float],
-    pmi: Sequence[float] = (),
-) -> list[tuple[float, float]]:
-    """log p_S and the score of each candidate of a risk point; see :func:`log_prob_and_score`.
-
-    Args:
-        ended: whether each candidate ends the answer.
-    """
-    log_probs = equations.span_log_probs(token_log_probs, config.span_log_prob, ended)
-    values = zip(log_probs, con_mlds, f_mlds, pmi or [0.0] * len(log_probs), strict=True)
-    return [(log_prob, _score(config, log_prob, con, f, of_prompt)) for log_prob, con, f, of_prompt in values]
-
-
-def _score(config: CocoaConfig, log_prob: float, con_mlds: float, f_mlds: float, pmi: float) -> float:
+def span_score(config: CocoaConfig, log_prob: float, con_mlds: float, f_mlds: float, pmi: float = 0.0) -> float:
+    """The score of a span with log p_S; ``diver_weight`` times PMI(S; x) is added to it."""
     score = METHODS[config.method].score(log_prob, ranking_mlds(config, con_mlds, f_mlds), config.alpha)
     return equations.diver(score, pmi, config.diver_weight)
-
-
-def best_candidate(config: CocoaConfig, scores: Sequence[float], ended: Sequence[bool]) -> int:
-    """The index of the candidate with the highest score of those that may be kept; in a tie, the first.
-
-    Args:
-        ended: whether each candidate ends the answer.
-    """
-    allowed = equations.may_be_kept(config.span_log_prob, ended)
-    return max((index for index, may in enumerate(allowed) if may), key=lambda index: (scores[index], -index))
 
 
 def ranking_mlds(config: CocoaConfig, con_mlds: float, f_mlds: float) -> float:
@@ -109,8 +83,7 @@ class Branch:
         probe_scores: the score of the calibrator's probe for each fed token; empty without a probe.
         next: the distribution after the last fed token; `None` if no token may follow.
         ended: why no further token may follow; `None` if one may.
-        own_boundary: r_b, the length in tokens at which the branch reached its own boundary: its next risk point, the
-            length limit, or its end. `None` before that.
+        at_boundary: whether it has reached its own boundary: its next risk point, the length limit, or its end.
     """
 
     track: Detokenizer
@@ -127,17 +100,23 @@ class Branch:
     probe_scores: list[float] = field(default_factory=list)
     next: NextTokens | None = None
     ended: FinishReason | None = None
-    own_boundary: int | None = None
+    at_boundary: bool = False
 
     @property
     def path(self) -> Path:
         """The branch's tokens as a path."""
         return tuple(self.token_ids)
 
-    @property
-    def probe(self) -> float | None:
-        """The score of the calibrator's probe for the branch as a span, its tokens' mean; `None` without a probe."""
-        return sum(self.probe_scores) / len(self.probe_scores) if self.probe_scores else None
+    def measured(self) -> dict[str, Any]:
+        """The statistics of its tokens, by the names of the fields of :class:`~cocoa_engine.spans.Measured`."""
+        return {
+            "token_ids": self.token_ids,
+            "token_log_probs": self.log_probs,
+            "token_entropies": self.entropies,
+            "token_margins": self.margins,
+            "token_source_attention": self.source_attention,
+            "passage_attention": passage_means(self.passage_attention),
+        }
 
     def add_token(self, following: NextTokens, rank: int | None = None) -> None:
         """Add a next token and the statistics of its distribution.
@@ -179,19 +158,13 @@ class Branch:
             outputs: the output of each token to keep.
         """
         end = len(outputs)
-        kept = Branch(
-            track,
-            token_ids=self.token_ids[:end],
-            log_probs=self.log_probs[:end],
-            entropies=self.entropies[:end],
-            margins=self.margins[:end],
-            top=self.top[:end],
-            ends=self.ends[:end],
-        )
-        for token_id, output in zip(kept.token_ids, outputs, strict=True):
+        branch = Branch(track)
+        for name in ("token_ids", "log_probs", "entropies", "margins", "top", "ends"):
+            setattr(branch, name, getattr(self, name)[:end])
+        for token_id, output in zip(branch.token_ids, outputs, strict=True):
             track.push(token_id)
-            kept.add_output(output)
-        return kept
+            branch.add_output(output)
+        return branch
 
 
 def branch_mlds(branches: Sequence[Branch]) -> tuple[list[float], list[float]]:
@@ -205,40 +178,15 @@ def passage_means(tokens: Sequence[Sequence[float]]) -> list[float]:
     return [sum(column) / len(column) for column in zip(*tokens, strict=True)]
 
 
-@dataclass(frozen=True)
-class DecidedSpan:
-    """A finished span. The other fields are as in :class:`~cocoa_engine.Span`.
+NOT_PLACED: dict[str, Any] = {"text": "", "start": 0, "end": 0, "risk": None}
+"""The fields of a span that :func:`~cocoa_engine.decoding.result_builder.complete_span` sets."""
 
-    Attributes:
-        text_end: the end of the span's complete characters, as an offset in the answer's text before a stop text is cut
-            off.
-        token_ends: for each token, the same of the text up to it.
+
+def with_source_attention(span: Span, calibrator: RiskCalibrator | None) -> Span:
+    """The span with zeros as source attention if the calibrator needs it and the prompt has no source.
+
+    The prompt's first token does not count as a source, so a prompt of one token has none.
     """
-
-    token_ids: list[int]
-    token_log_probs: list[float]
-    token_entropies: list[float]
-    token_margins: list[float]
-    log_prob: float
-    con_mlds: float
-    f_mlds: float
-    score: float
-    candidates: list[Candidate]
-    chosen: int | None
-    text_end: int
-    token_copied: list[int] = field(default_factory=list)
-    preceding: Preceding = field(default_factory=Preceding)
-    token_source_attention: list[float] = field(default_factory=list)
-    passage_attention: list[float] = field(default_factory=list)
-    probe: float | None = None
-    top_log_probs: list[list[tuple[int, float]]] | None = None
-    token_ends: list[int] = field(default_factory=list)
-
-    def for_calibrator(self, calibrator: RiskCalibrator | None) -> DecidedSpan:
-        """The span with zeros as source attention if the calibrator needs it and the prompt has no source.
-
-        The prompt's first token does not count as a source, so a prompt of one token has none.
-        """
-        if calibrator is None or calibrator.heads is None or self.token_source_attention:
-            return self
-        return replace(self, token_source_attention=[0.0] * len(self.token_ids))
+    if calibrator is None or calibrator.heads is None or span.token_source_attention:
+        return span
+    return span.model_copy(update={"token_source_attention": [0.0] * len(span.token_ids)})

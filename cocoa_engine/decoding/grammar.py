@@ -6,14 +6,12 @@ limits of time and memory hold for every grammar, and what overflows llguidance'
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import itertools
 import threading
 import weakref
-from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -102,9 +100,6 @@ class GrammarProcessor(LogitsProcessor):
         self._prompt_length, self._cancellation = prompt_length, cancellation
         self._budget = current_budget()
         self._request = next(_numbers)
-        self._worker: Worker | None = None  # which knows the rows at their answers
-        self._answers: dict[int, list[int]] = {}
-        weakref.finalize(self, self._grammar.over.append, self._request).atexit = False
 
     def for_prompt(self, prompt: Sequence[int]) -> GrammarProcessor:
         """A processor with the same grammar for a single request.
@@ -118,16 +113,12 @@ class GrammarProcessor(LogitsProcessor):
         fresh._begin(len(prompt), current_cancellation())
         return fresh
 
-    def __deepcopy__(self, memo: object) -> GrammarProcessor:
+    def __deepcopy__(self, memo: object = None) -> GrammarProcessor:
         fresh = self.for_prompt([])
         fresh._prompt_length, fresh._cancellation = self._prompt_length, self._cancellation
         return fresh
 
-    def __copy__(self) -> GrammarProcessor:
-        return self.__deepcopy__(None)
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a GrammarProcessor cannot be pickled: make it where it is used.")
+    __copy__ = __deepcopy__
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Set the scores of banned tokens to -inf.
@@ -148,28 +139,15 @@ class GrammarProcessor(LogitsProcessor):
             self._prompt_length = input_ids.shape[1]
         answers = input_ids[:, self._prompt_length :].tolist()
         # a row may have ended; `generate` pads it while other rows continue
-        rows = [row for row, answer in enumerate(answers) if self._ends.isdisjoint(answer)]
+        rows = {row: answer for row, answer in enumerate(answers) if self._ends.isdisjoint(answer)}
         banned = torch.zeros(scores.shape, dtype=torch.bool)
         if rows:
             cancellation = self._cancellation or current_cancellation()
             self._budget.refill(MASK_SECONDS * len(rows))
-            with self._grammar.worker(cancellation, self._budget) as worker:
-                before = self._answers if worker is self._worker else {}
-                self._worker, self._answers = worker, {}  # after an error, the next moves begin anew
-                moves = [_move(row, before.get(row, []), answers[row]) for row in rows]
-                allowed = self._grammar.next_tokens(worker, self._request, moves, cancellation, self._budget)
-                self._answers = before | {row: answers[row] for row in rows}
+            allowed = self._grammar.next_tokens(self._request, rows, cancellation, self._budget)
             for row, following in zip(rows, allowed, strict=True):
                 banned[row] = _banned(following, scores.shape[-1])
         return scores.masked_fill(banned.to(scores.device), -torch.inf)
-
-
-def _move(row: int, before: list[int], answer: list[int]) -> matchers.Move:
-    """From an answer to another one."""
-    kept = min(len(before), len(answer))
-    if before[:kept] != answer[:kept]:
-        kept = next(at for at, (old, new) in enumerate(zip(before, answer, strict=False)) if old != new)
-    return matchers.Move(row, kept, answer[kept:])
 
 
 def _banned(following: int | bytes, vocab_size: int) -> Tensor:
@@ -199,11 +177,7 @@ def _banned(following: int | bytes, vocab_size: int) -> Tensor:
 
 
 class _Grammar:
-    """A grammar, and the worker process that has compiled it.
-
-    Attributes:
-        over: the numbers of requests that have ended.
-    """
+    """A grammar, and the worker process that has compiled it."""
 
     def __init__(self, text: str, tokenizer: PreTrainedTokenizerBase, load: Load) -> None:
         self._text, self._tokenizer, self._load = text, tokenizer, load  # the load needs the tokenizer
@@ -211,7 +185,6 @@ class _Grammar:
         self._workers: list[Worker] = []  # at most one
         weakref.finalize(self, give_back, self._workers).atexit = False
         self._lock = free_in_child(threading.Lock())
-        self.over: deque[int] = deque()
         if not FORKS:
             weakref.finalize(self, matchers.forget, self._number)
 
@@ -242,31 +215,20 @@ class _Grammar:
         self._lock.release()
         return True
 
-    @contextlib.contextmanager
-    def worker(self, cancellation: Cancellation, budget: Budget) -> Iterator[Worker]:
-        """The worker, for this caller alone."""
+    def next_tokens(
+        self, request: int, answers: Mapping[int, list[int]], cancellation: Cancellation, budget: Budget
+    ) -> list[int | bytes]:
+        """See :func:`matchers.next_tokens`. One caller at a time has the worker."""
         with self._lock:
             if not self._workers or self._workers[0].ended:
                 cancellation.run(self.compile, budget)
-            yield self._workers[0]
-
-    def next_tokens(
-        self,
-        worker: Worker,
-        request: int,
-        moves: Sequence[matchers.Move],
-        cancellation: Cancellation,
-        budget: Budget,
-    ) -> list[int | bytes]:
-        """See :func:`matchers.next_tokens`."""
-        over = [self.over.popleft() for _ in range(len(self.over))]
-        return worker.call(
-            matchers.next_tokens,
-            *(self._number, request, moves, over),
-            what="the grammar",
-            budget=budget,
-            cancellation=cancellation,
-        )
+            return self._workers[0].call(
+                matchers.next_tokens,
+                *(self._number, request, answers),
+                what="the grammar",
+                budget=budget,
+                cancellation=cancellation,
+            )
 
 
 def constraint(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 from urllib.parse import unquote
 
 from cocoa_engine.arguments import of_type
@@ -14,20 +14,8 @@ from cocoa_engine.errors import ConfigError, safe_cause
 from cocoa_engine.optional import need
 from cocoa_engine.safe_text import shortened
 
-
-class Move(NamedTuple):
-    """Where an answer goes.
-
-    Attributes:
-        row: the number of the answer in its batch.
-        kept: the number of tokens that it has in common with the answer at the row's last move.
-        tokens: those after them.
-    """
-
-    row: int
-    kept: int
-    tokens: list[int]
-
+MOST_STATES = 64
+"""Rows of requests whose place in a grammar is kept. The answers of others are read from their beginning again."""
 
 _compiled: dict[int, tuple[Any, dict[tuple[int, int], _MatcherState]]] = {}
 """By grammar: the matcher at the beginning of an answer, and the matchers of requests and rows."""
@@ -88,14 +76,13 @@ def compile_grammar(number: int, tokenizer: object, grammar: str) -> list[str]:
     return [shortened(message, 300) for message in start.get_grammar_warnings()]
 
 
-def next_tokens(number: int, request: int, moves: Sequence[Move], over: Collection[int]) -> list[int | bytes]:
+def next_tokens(number: int, request: int, answers: Mapping[int, list[int]]) -> list[int | bytes]:
     """What may follow some answers.
 
     Args:
         number: that of the grammar.
         request: the number of the request.
-        moves: where its answers go.
-        over: the numbers of requests that have ended.
+        answers: the token ids of its answers, by their row in the batch.
 
     Returns:
         For each answer the only token that may follow, or a bit for each token of the tokenizer, and a few more.
@@ -104,16 +91,15 @@ def next_tokens(number: int, request: int, moves: Sequence[Move], over: Collecti
         ConfigError: an answer does not match the grammar, or no text that matches begins with it.
     """
     start, states = _compiled[number]
-    for key in [key for key in states if key[0] in over]:
-        del states[key]
     following: list[int | bytes] = []
-    for row, kept, tokens in moves:
-        state = states.get((request, row))
-        if state is None:
-            state = states[request, row] = _MatcherState(start)
-        state.move(kept, tokens)
+    for row, answer in answers.items():
+        state = states.pop((request, row), None) or _MatcherState(start)
+        state.move(answer)
         forced = state.matcher.compute_ff_tokens()
         following.append(forced[0] if forced else _allowed_tokens(state.matcher))
+        states[request, row] = state  # the last one now
+        for oldest in [*states][:-MOST_STATES]:
+            del states[oldest]
     return following
 
 
@@ -136,21 +122,22 @@ class _MatcherState:
         self._start = start
         self._branch_point, self._branch_length = start.deep_copy(), 0
 
-    def move(self, kept: int, tokens: list[int]) -> None:
-        """Return to the first ``kept`` tokens, then consume ``tokens``."""
+    def move(self, answer: list[int]) -> None:
+        """Return to what the answer has in common with the one before, then consume the rest of it."""
+        pairs = enumerate(zip(self._tokens, answer, strict=False))
+        kept = next((at for at, (old, new) in pairs if old != new), min(len(self._tokens), len(answer)))
         if kept < len(self._tokens):
             if kept < self._branch_length:
                 self._branch_point, self._branch_length = self._start.deep_copy(), 0
             self._branch_point.try_consume_tokens(self._tokens[self._branch_length : kept])
             self.matcher, self._branch_length = self._branch_point.deep_copy(), kept
-            del self._tokens[kept:]
-        consumed = self.matcher.try_consume_tokens(tokens)
-        self._tokens += tokens
-        if consumed < len(tokens) or self.matcher.is_error():
+        consumed = kept + self.matcher.try_consume_tokens(answer[kept:])
+        self._tokens = answer
+        if consumed < len(answer) or self.matcher.is_error():
             _require_simple(self.matcher)
             raise ConfigError(
-                f"the answer does not fit the grammar from its token {kept + consumed} on; put the grammar last among "
-                f"the logits processors. {_reason(self.matcher)}".rstrip()
+                f"the answer does not fit the grammar from its token {consumed} on; put the grammar last among the "
+                f"logits processors. {_reason(self.matcher)}".rstrip()
             )
 
 

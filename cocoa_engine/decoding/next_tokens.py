@@ -63,41 +63,31 @@ class TokenStatistics(NamedTuple):
     margins: list[float]
 
 
-def token_statistics(logits: Tensor, token_ids: Tensor, rows: Tensor) -> TokenStatistics:
+def token_statistics(logits: Tensor, token_ids: Tensor) -> TokenStatistics:
     """Log-probability of each token, and entropy and margin of the distribution that predicts it.
 
     Args:
-        logits: ``[W, V]``.
+        logits: ``[t, V]``, each row predicts one token.
         token_ids: ``[t]``.
-        rows: ``[t]``, for each token, the row of ``logits`` that predicts it.
     """
     logits = logits.float()
-    best = logits.topk(min(2, logits.shape[1]), dim=1).values  # [W, 2]
+    best = logits.topk(min(2, logits.shape[1]), dim=1).values  # [t, 2]
     log_sum, entropy = row_statistics(logits, best[:, 0])
-    log_probs = (logits[rows, token_ids] - log_sum[rows]).clamp(max=0)
-    margin = best[:, 0] - best[:, -1]
-    return TokenStatistics(*torch.stack([log_probs, entropy[rows], margin[rows]]).tolist())
+    log_probs = (logits.gather(1, token_ids[:, None])[:, 0] - log_sum).clamp(max=0)
+    return TokenStatistics(*torch.stack([log_probs, entropy, best[:, 0] - best[:, -1]]).tolist())
 
 
-def most_probable(logits: Tensor, rows: Tensor, count: int) -> list[list[tuple[int, float]]]:
-    """The most probable tokens where each token is predicted, as ids with log-probabilities, most probable first;
-    equally probable ones by ascending id.
+def most_probable(logits: Tensor, count: int) -> list[list[tuple[int, float]]]:
+    """The most probable tokens of each row, ``[t, V]``, as ids with log-probabilities, most probable first.
 
-    A token has exactly the log-probability that :func:`token_statistics` gives it.
-
-    Args:
-        logits: ``[W, V]``.
-        rows: ``[t]``, for each token, the row of ``logits`` that predicts it.
-        count: the number of tokens, at least 1.
+    Equally probable ones are by ascending id. A token has exactly the log-probability that :func:`token_statistics`
+    gives it.
     """
-    logits = logits.float()
     count = min(count, logits.shape[1])
-    best = logits.topk(min(count + 1, logits.shape[1]), dim=1)  # [W, K]
-    log_sum = row_statistics(logits, best.values[:, 0]).log_sum
-    log_probs = (best.values - log_sum[:, None]).clamp(max=0).tolist()
-    columns = zip(logits, best.values.tolist(), best.indices.tolist(), log_probs, strict=True)
-    ranked = [list(zip(ids_by_rank(row, top, ids, count), ps, strict=False)) for row, top, ids, ps in columns]
-    return [ranked[row] for row in rows.tolist()]
+    rows = _ranked(logits.float(), count)
+    return [
+        [(int(token_id), min(p, 0.0)) for p, token_id in zip(row[:count], row[count:-1], strict=True)] for row in rows
+    ]
 
 
 def ids_by_rank(logits: Tensor, values: list[float], token_ids: list[int], count: int) -> list[int]:

@@ -32,7 +32,6 @@ from cocoa_engine.model.prompts import (
     passage_positions,
     prompt_ids,
     require_room,
-    sources_of_batch,
 )
 from cocoa_engine.process_exit import at_work
 from cocoa_engine.risk import RiskCalibrator
@@ -127,65 +126,7 @@ class PerPrompt(Generic[T]):
     each: Sequence[T]
 
 
-@dataclass(frozen=True)
-class Controls:
-    """What a caller may bring to a call in addition to the prompt and the settings.
-
-    Attributes:
-        processors, criteria: transformers logits processors and stopping criteria.
-        generation_config: used instead of the model's own.
-        cancellation: cancels the request; `None` creates a new one.
-    """
-
-    processors: Processors = None
-    criteria: Criteria = None
-    generation_config: GenerationConfig | None = None
-    cancellation: Cancellation | None = None
-
-
-def make_requests(
-    session: Session,
-    prompts: Sequence[Prompt],
-    config: CocoaConfig,
-    *,
-    processors: Processors | PerPrompt[Processors] = None,
-    criteria: Criteria | PerPrompt[Criteria] = None,
-    generation_config: GenerationConfig | None = None,
-    cancellation: Cancellation | None = None,
-    source: Sequence[Source | None] | None = None,
-    calibrator: RiskCalibrator | None = None,
-    keep_errors: bool = False,
-) -> list[Request | PromptError]:
-    """Check several prompts with the same settings. Arguments and errors are those of :func:`make_request`.
-
-    Args:
-        processors, criteria: for all prompts, or a :class:`PerPrompt`.
-        generation_config, cancellation: as in :class:`Controls`.
-        source: for each prompt its passages, or `None`.
-        keep_errors: return the error of a prompt that is not valid in its position, instead of raising it.
-
-    Raises:
-        PromptError: ``prompts`` is not a list, or one of the prompts is not valid.
-        ConfigError: ``processors``, ``criteria`` or ``source`` are given for another number of prompts.
-    """
-    if isinstance(prompts, str) or not isinstance(prompts, Sequence):
-        raise PromptError("generate_batch takes a list of prompts; for a single one use generate.")
-    count = len(prompts)
-    sources = sources_of_batch(source, count)
-    of_prompts = (prompts, _for_each(processors, count), _for_each(criteria, count), sources)
-    made: list[Request | PromptError] = []
-    for prompt, its_processors, its_criteria, its_source in zip(*of_prompts, strict=True):
-        controls = Controls(its_processors, its_criteria, generation_config, cancellation)
-        try:
-            made.append(make_request(session, prompt, config, controls, source=its_source, calibrator=calibrator))
-        except PromptError as error:
-            if not keep_errors:
-                raise
-            made.append(error)
-    return made
-
-
-def _for_each(given: T | PerPrompt[T], count: int) -> Sequence[T]:
+def for_each(given: T | PerPrompt[T], count: int) -> Sequence[T]:
     """The processors or criteria of each of ``count`` prompts.
 
     Raises:
@@ -204,6 +145,7 @@ class Request:
 
     Attributes:
         prompt: token ids, at least one.
+        config: the settings as the user gave them.
         rules: the settings, end tokens, processors and stopping criteria.
         capture: the hidden states that every step returns.
         reserve_tokens: the number of tokens beyond the prompt to reserve memory for, dropped branches included.
@@ -214,6 +156,7 @@ class Request:
     """
 
     prompt: list[int]
+    config: CocoaConfig
     rules: Rules
     capture: CaptureSpec
     reserve_tokens: int
@@ -228,8 +171,11 @@ def make_request(
     session: Session,
     prompt: Prompt,
     config: CocoaConfig,
-    controls: Controls,
     *,
+    processors: Processors = None,
+    criteria: Criteria = None,
+    generation_config: GenerationConfig | None = None,
+    cancellation: Cancellation | None = None,
     source: Source | None = None,
     calibrator: RiskCalibrator | None = None,
     timeline: Timeline | None = None,
@@ -240,23 +186,24 @@ def make_request(
         session: the model and the tokenizer.
         prompt: a text or token ids.
         config: the settings.
-        controls: what the caller brings in addition.
+        processors, criteria: transformers logits processors and stopping criteria.
+        generation_config: used instead of the model's own.
+        cancellation: cancels the request; `None` creates a new one.
         source: the passages of the prompt.
         calibrator: its heads and its probe are measured.
         timeline: records the phases of the call; `None` creates a new one.
 
     Raises:
         PromptError: the prompt is empty, of a wrong type, or too long for the context window.
-        ConfigError: a setting does not fit the model, one of ``controls`` or ``timeline`` is of another type, or a
-            passage is not in the prompt.
+        ConfigError: a setting does not fit the model, an argument is of another type, or a passage is not in the
+            prompt.
         UnsupportedModelError: the method masks attention heads, and the model has none.
     """
-    generation_config = controls.generation_config
     if generation_config is not None:
         of_type(generation_config, GenerationConfig, "generation_config")
-    cancellation = given_or_new(controls.cancellation, Cancellation, "cancellation")
+    cancellation = given_or_new(cancellation, Cancellation, "cancellation")
     timeline = given_or_new(timeline, Timeline, "timeline")
-    model, tokens = session.model, session.tokens
+    model, tokens, given = session.model, session.tokens, config
     capture = capture_spec(model, config, calibrator)
     ids = prompt_ids(model, tokens, prompt)
     passages = passage_positions(tokens, prompt, ids, source)
@@ -290,12 +237,9 @@ def make_request(
         stop_ids=frozenset(token_id for token_id in stops.values() if token_id is not None),
         processors=[
             *own,
-            *(
-                cancellation.run(_for_prompt, processor, ids)
-                for processor in _as_list("logits_processor", controls.processors)
-            ),
+            *(cancellation.run(_for_prompt, processor, ids) for processor in _as_list("logits_processor", processors)),
         ],
-        criteria=_as_list("stopping_criteria", controls.criteria),
+        criteria=_as_list("stopping_criteria", criteria),
         window_left=left,
         generator=generator,
         sampler=sampler,
@@ -307,6 +251,7 @@ def make_request(
     reserve = config.max_new_tokens + min(leaves * span, SPARE_SLOTS)
     return Request(
         ids,
+        given,
         rules,
         capture,
         reserve,

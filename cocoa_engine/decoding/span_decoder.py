@@ -15,25 +15,24 @@ import torch
 from torch import Tensor
 
 from cocoa_engine.decoding.branch import (
+    NOT_PLACED,
     Branch,
-    DecidedSpan,
-    best_candidate,
     branch_mlds,
     log_prob_and_score,
-    log_probs_and_scores,
-    passage_means,
+    span_score,
+    with_source_attention,
 )
 from cocoa_engine.decoding.distributions import MLDS_ALONE, Distributions, StateReader, TokenOutput
 from cocoa_engine.decoding.next_tokens import NextTokens
 from cocoa_engine.decoding.request import Rules
 from cocoa_engine.decoding.speculation import AnswerHistory, FreeRows, Speculation
 from cocoa_engine.decoding.token_feed import TokenFeed
-from cocoa_engine.equations import may_be_kept
+from cocoa_engine.equations import may_be_kept, span_log_probs
 from cocoa_engine.execution.backends import FeedRequest, Path, StepOutput, TokenTree
 from cocoa_engine.methods import METHODS
 from cocoa_engine.model.detokenizer import Detokenizer
 from cocoa_engine.risk.policy import RiskMeasure, reaches
-from cocoa_engine.spans import Candidate, FinishReason
+from cocoa_engine.spans import Candidate, FinishReason, Span
 
 
 class SpanDecoder:
@@ -51,7 +50,7 @@ class SpanDecoder:
         states: divides the captured states into those of the MLDS and of the calibrator's probe.
 
     Attributes:
-        decided: the finished spans, in order.
+        decided: the finished spans, in order, without their texts and risks.
         finish_reason: why decoding ended; `None` before that.
     """
 
@@ -73,7 +72,7 @@ class SpanDecoder:
         self.config = rules.config
         self.method = METHODS[rules.config.method]
         self.track = track
-        self.decided: list[DecidedSpan] = []
+        self.decided: list[Span] = []
         self.finish_reason: FinishReason | None = None
         self._token_ids = list(prompt)  # the prompt and the committed tokens
         self._measure = measure
@@ -134,12 +133,10 @@ class SpanDecoder:
         while live:
             paths = [branch.path for branch in live]
             growing = [branch.path for branch in live if not branch.ended]
-            finished = [branch for branch in branches if branch.own_boundary is not None]
-            outputs = yield from self._feed.feed(paths, growing, finished, max(longest, self._tokens_left))
+            outputs = yield from self._feed.feed(paths, growing, max(longest, self._tokens_left))
             self._add_outputs(live, outputs, paths, left)
             for branch in live:
-                if branch.own_boundary is None and (length == longest or self._at_own_boundary(branch)):
-                    branch.own_boundary = length
+                branch.at_boundary = branch.at_boundary or length == longest or self._at_own_boundary(branch)
             live = self._live(branches)
             for branch in live:
                 assert branch.next is not None
@@ -153,30 +150,23 @@ class SpanDecoder:
         Args:
             pmi: PMI(S; x) of each branch S, for a method that scores the prompt again (Diver).
         """
-        con, f = branch_mlds(branches)
-        log_probs, ended = [branch.log_probs for branch in branches], [bool(branch.ended) for branch in branches]
-        scores = log_probs_and_scores(self.config, log_probs, ended, con, f, pmi)
+        ended = [bool(branch.ended) for branch in branches]
+        log_probs = span_log_probs([branch.log_probs for branch in branches], self.config.span_log_prob, ended)
         start = len(self.track.text)
-        candidates = []
-        for number, (branch, (log_prob, score)) in enumerate(zip(branches, scores, strict=True)):
-            candidates.append(
-                Candidate(
-                    text=branch.track.text[start:],
-                    token_ids=branch.token_ids,
-                    token_log_probs=branch.log_probs,
-                    token_entropies=branch.entropies,
-                    token_margins=branch.margins,
-                    token_source_attention=branch.source_attention,
-                    passage_attention=passage_means(branch.passage_attention),
-                    log_prob=log_prob,
-                    con_mlds=con[number],
-                    f_mlds=f[number],
-                    score=score,
-                    is_greedy=number == 0,
-                    ends_answer=ended[number],
-                )
+        measured = zip(branches, log_probs, *branch_mlds(branches), pmi or [0.0] * len(branches), strict=True)
+        return [
+            Candidate(
+                **branch.measured(),
+                text=branch.track.text[start:],
+                log_prob=log_prob,
+                con_mlds=con,
+                f_mlds=f,
+                score=span_score(self.config, log_prob, con, f, of_prompt),
+                is_greedy=number == 0,
+                ends_answer=ended[number],
             )
-        return candidates
+            for number, (branch, log_prob, con, f, of_prompt) in enumerate(measured)
+        ]
 
     @property
     def _tokens_left(self) -> int:
@@ -209,7 +199,7 @@ class SpanDecoder:
         if self._stops(run, len(run.token_ids), taken):
             run.ended = run.ended or "stop"
         left = self._tokens_left
-        outputs = yield from self._feed.feed([taken], [] if run.ended else [taken], (), left)
+        outputs = yield from self._feed.feed([taken], [] if run.ended else [taken], left)
         self._add_outputs([run], outputs, [taken], left)
         return taken
 
@@ -226,82 +216,70 @@ class SpanDecoder:
         PMI of a cut span is that of the whole branch.
         """
         candidates = self.score_candidates(branches, pmi)
-        scores, ended = (
-            [candidate.score for candidate in candidates],
-            [candidate.ends_answer for candidate in candidates],
-        )
+        scores = [candidate.score for candidate in candidates]
+        allowed = may_be_kept(self.config.span_log_prob, [candidate.ends_answer for candidate in candidates])
         if self.config.temperature > 0:
-            allowed = torch.tensor(may_be_kept(self.config.span_log_prob, ended))
-            values = torch.tensor(scores, dtype=torch.float64).masked_fill(~allowed, -torch.inf)
+            values = torch.tensor(scores, dtype=torch.float64).masked_fill(~torch.tensor(allowed), -torch.inf)
             below_best = values - values.max()  # <= 0: dividing it cannot give +inf
             weights = torch.softmax(below_best / self.config.temperature, dim=0)
             chosen = int(torch.multinomial(weights, 1, generator=self.rules.generator))
-        else:
-            chosen = best_candidate(self.config, scores, ended)  # ties: the more probable first token
-        one, branch = candidates[chosen], branches[chosen]
-        paths = [branch.path[:length] for length in range(1, min(len(one.token_ids), self._tokens_left) + 1)]
+        else:  # ties: the more probable first token
+            chosen = max((index for index, may in enumerate(allowed) if may), key=lambda index: (scores[index], -index))
+        candidate, branch = candidates[chosen], branches[chosen]
+        paths = [branch.path[:length] for length in range(1, min(len(branch.token_ids), self._tokens_left) + 1)]
         stop = next((path for path in paths if self._stops(branch, len(path), path)), None)
         paths = paths if stop is None else paths[: len(stop)]
-        uncut = len(paths) == len(one.token_ids)
-        kept = branch if uncut else branch.cut(self.track.fork(), [self._feed.output(path) for path in paths])
+        measured = candidate.con_mlds, candidate.f_mlds, candidate.log_prob, candidate.score
+        if len(paths) < len(branch.token_ids):
+            branch = branch.cut(self.track.fork(), [self._feed.output(path) for path in paths])
+            (con,), (f,) = branch_mlds([branch])
+            measured = con, f, *log_prob_and_score(self.config, branch.log_probs, con, f, pmi=pmi[chosen])
         if stop is not None:
-            kept.ended = kept.ended or "stop"
-        if uncut:
-            self._record(kept, one.con_mlds, one.f_mlds, candidates, chosen, (one.log_prob, one.score))
-            return kept
-        (con,), (f,) = branch_mlds([kept])
-        scored = log_prob_and_score(self.config, kept.log_probs, con, f, pmi=pmi[chosen])
-        self._record(kept, con, f, candidates, chosen, scored)
-        return kept
+            branch.ended = branch.ended or "stop"
+        self._record(branch, *measured, candidates, chosen)
+        return branch
 
     def _record_run(self, run: Branch) -> Branch:
         """Record a greedy run as a span unless it is empty. Returns a new, empty run."""
         if run.token_ids:
             (con,), (f,) = branch_mlds([run])
             scored = log_prob_and_score(self.config, run.log_probs, con, f, contrasts=run.contrasts)
-            self._record(run, con, f, scored=scored)
+            self._record(run, con, f, *scored)
         return Branch(run.track)
 
     def _record(
         self,
-        span: Branch,
+        branch: Branch,
         con: float,
         f: float,
+        log_prob: float,
+        score: float,
         candidates: Sequence[Candidate] = (),
         chosen: int | None = None,
-        scored: tuple[float, float] = (0.0, 0.0),
     ) -> None:
-        """Add a span to ``decided``. Decoding ends here if its risk reaches ``max_risk``.
-
-        Args:
-            scored: log p_S and the score.
-        """
-        log_prob, score = scored
-        copied, before = self._history.extend(span.token_ids, span.log_probs, span.entropies)
-        decided = DecidedSpan(
-            token_ids=span.token_ids,
-            token_log_probs=span.log_probs,
-            token_entropies=span.entropies,
-            token_margins=span.margins,
+        """Add a span to ``decided``. Decoding ends here if its risk reaches ``max_risk``."""
+        copied, before = self._history.extend(branch.token_ids, branch.log_probs, branch.entropies)
+        span = Span(
+            **NOT_PLACED,
+            **branch.measured(),
+            kind="risk_point" if candidates else "greedy",
             log_prob=log_prob,
             con_mlds=con,
             f_mlds=f,
             score=score,
             candidates=list(candidates),
             chosen=chosen,
-            text_end=len(span.track.text),
-            token_ends=span.ends,
+            token_ends=branch.ends,
             token_copied=copied,
             preceding=before,
-            token_source_attention=span.source_attention,
-            passage_attention=passage_means(span.passage_attention),
-            probe=span.probe,
-            top_log_probs=span.top or None,
-        ).for_calibrator(None if self._measure is None else self._measure.calibrator)
-        self.decided.append(decided)
-        if self.config.max_risk is None or self._measure is None:
-            return  # the risk is only reported, and is computed when the result is built
-        if reaches(self._measure(decided).value, self.config.max_risk):
+            probe=sum(branch.probe_scores) / len(branch.probe_scores) if branch.probe_scores else None,
+            top_log_probs=branch.top or None,
+        )
+        span = with_source_attention(span, None if self._measure is None else self._measure.calibrator)
+        self.decided.append(span)
+        # without a limit, the risk is computed when the result is built
+        limit, measure = self.config.max_risk, self._measure
+        if limit is not None and measure is not None and reaches(measure(span).value, limit):
             self.finish_reason = "risk"
 
     def _commit(self, tree: TokenTree, kept: Branch, taken: Path) -> None:
@@ -328,7 +306,7 @@ class SpanDecoder:
 
     def _live(self, branches: Sequence[Branch]) -> list[Branch]:
         """The branches that grow by another token under the configured ``span_boundary``."""
-        short = [branch for branch in branches if branch.own_boundary is None]
+        short = [branch for branch in branches if not branch.at_boundary]
         if self.config.span_boundary == "own":
             return short
         if self.config.span_boundary == "left":

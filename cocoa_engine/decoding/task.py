@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 
-from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.distributions import StateReader
 from cocoa_engine.decoding.request import FREE_LEAVES, Request
-from cocoa_engine.decoding.result_builder import ResultBuilder
+from cocoa_engine.decoding.result_builder import LOOP, complete_span, is_loop, make_generation
 from cocoa_engine.decoding.span_decoder import SpanDecoder
 from cocoa_engine.errors import CalibrationError, ConfigError, UnsupportedModelError
 from cocoa_engine.execution.backends import Backend, FeedRequest, StepOutput
 from cocoa_engine.execution.scheduler import Scheduler, Work
 from cocoa_engine.execution.session import Session
 from cocoa_engine.methods import METHODS, ContrastingMethod
-from cocoa_engine.model.detokenizer import Detokenizer
+from cocoa_engine.model.detokenizer import Detokenizer, SpanTexts
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.process_exit import at_work
 from cocoa_engine.results import Generation
@@ -54,7 +54,6 @@ class DecodeTask:
 
     Args:
         request: the checked request.
-        config: the settings as the user gave them.
         session: the model and the scheduler.
         measure: computes the risk of spans and of the answer.
         backend: the session's backend, if the caller has just asked for it.
@@ -69,12 +68,12 @@ class DecodeTask:
     def __init__(
         self,
         request: Request,
-        config: CocoaConfig,
         session: Session,
         measure: RiskMeasure,
         backend: Backend | None = None,
     ) -> None:
-        request.timeline.mark_started()
+        request.timeline.started = time.monotonic()
+        config = request.config
         backend, scheduler = backend or session.backend, session.scheduler
         # a contrasting method also needs the other logits at the prompt's last token, which is therefore fed as a step
         contrasts = isinstance(METHODS[config.method], ContrastingMethod)
@@ -99,14 +98,15 @@ class DecodeTask:
             measure=measure,
             states=StateReader.of(request.capture, measure.calibrator),
         )
-        self._builder = ResultBuilder(
-            config, len(request.prompt), session.model_name, measure, question_tokens=request.question_tokens
-        )
+        self._model_name, self._measure = session.model_name, measure
+        self._texts = SpanTexts()
+        self._spans: list[Span] = []
+        self._last: list[int] = []  # tokens, in which a loop is looked for
         self._loop: Generator[FeedRequest, StepOutput, None] | None = None
         self._request, self._backend, self._scheduler, self._contrasts = request, backend, scheduler, contrasts
         self.work: Work | None = self._new_work(None)
         if not prefill:
-            request.timeline.mark_prompt_read()
+            request.timeline.prompt_read = time.monotonic()
             self._loop = self._decoder.decode(self._tree, None)
             self.work = self._new_work(next(self._loop))
 
@@ -124,7 +124,7 @@ class DecodeTask:
             try:
                 if self._loop is None:
                     assert done.first is not None
-                    self._request.timeline.mark_prompt_read()
+                    self._request.timeline.prompt_read = time.monotonic()
                     self._loop = self._decoder.decode(self._tree, None if self._contrasts else done.first)
                     paths = next(self._loop)
                 else:
@@ -133,7 +133,7 @@ class DecodeTask:
             except StopIteration:
                 self.work = None
                 self._tree.close()
-                self._request.timeline.mark_ended()
+                self._request.timeline.ended = time.monotonic()
                 return
         self.work = self._new_work(paths)
 
@@ -144,11 +144,34 @@ class DecodeTask:
 
     def ready(self) -> list[Span]:
         """The spans that have become final since the last call."""
-        return self._builder.ready(self._decoder)
+        decoder = self._decoder
+        ends = [span.token_ends[-1] for span in decoder.decided]
+        ranges = self._texts.ready(decoder.track, ends, decoder.has_ended())
+        first = len(self._spans)
+        for span, text_range in zip(decoder.decided[first:], ranges, strict=False):
+            self._last = [*self._last, *span.token_ids][-LOOP:]
+            repeats = is_loop(self._last)
+            self._spans.append(complete_span(span, text_range, self._request.config, self._measure, repeats=repeats))
+        return self._spans[first:]
 
     def generation(self) -> Generation:
         """The whole answer. Call it once ``work`` is `None` and :meth:`ready` has returned every span."""
-        return self._builder.generation(self._decoder, self._tree)
+        usage = {
+            "prompt_tokens": len(self._request.prompt),
+            "cached_tokens": self._tree.cached_tokens,
+            "forward_passes": self._tree.forward_passes,
+            "fed_tokens": self._tree.fed_tokens,
+        }
+        return make_generation(
+            self._spans,
+            self._request.config,
+            self._measure,
+            usage,
+            model_name=self._model_name,
+            finish_reason=self._decoder.finish_reason,
+            processed=bool(self._request.rules.processors),
+            question_tokens=self._request.question_tokens,
+        )
 
     def close(self) -> None:
         """Free the request's memory. Safe to call twice."""

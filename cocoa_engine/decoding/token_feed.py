@@ -6,7 +6,6 @@ from collections.abc import Generator, Sequence
 
 import torch
 
-from cocoa_engine.decoding.branch import Branch
 from cocoa_engine.decoding.distributions import Distributions, TokenOutput, logits_of
 from cocoa_engine.decoding.speculation import Speculation
 from cocoa_engine.execution.backends import FeedRequest, Path, ReadBack, StepOutput, TokenTree
@@ -36,21 +35,18 @@ class TokenFeed:
         self._known: dict[Path, TokenOutput] = {}
         self.last: TokenOutput | None = None
 
-    def feed(
-        self, paths: Sequence[Path], growing: Sequence[Path], finished: Sequence[Branch], tokens_left: int
-    ) -> Feeding:
+    def feed(self, paths: Sequence[Path], growing: Sequence[Path], tokens_left: int) -> Feeding:
         """The outputs of some paths. Paths that have not been fed are fed now; free rows of the pass feed others ahead.
 
         Args:
             paths: the paths whose outputs are needed.
             growing: those of ``paths`` that another token may follow.
-            finished: branches that have reached their boundary while others still grow.
             tokens_left: the number of tokens that may still follow the committed ones.
         """
         self._speculation.observe(paths, growing, self._known, tokens_left)
         missing = [path for path in paths if path not in self._known]
         if missing:
-            fed = [*missing, *self._speculation.ahead(missing, growing, finished, self._known, tokens_left)]
+            fed = [*missing, *self._speculation.ahead(missing, growing, self._known, tokens_left)]
             step = yield fed
             outputs = step if isinstance(step, list) else self._distributions.outputs(step)
             self._known.update(zip(fed, outputs, strict=True))

@@ -51,7 +51,6 @@ class Session:
         self.scheduler = Scheduler(runtime.max_batch_size, runtime.max_queue)
         self.model_name = model_name or getattr(model, "name_or_path", "") or self.model.architecture
         self._chosen: tuple[tuple[Any, ...], Chosen] | None = None
-        self._pinned: Chosen | None = None
 
     def require_process(self) -> None:
         """Check that the process has not forked since the session was created.
@@ -61,18 +60,12 @@ class Session:
         """
         require_process(self._process)
 
-    def pin(self, chosen: Chosen) -> None:
-        """Use this backend from now on, instead of choosing one automatically."""
-        self._pinned = chosen
-
     @property
     def chosen(self) -> Chosen:
         """The backend for the model's current state, and the reason for the choice.
 
         It is chosen at the first access, and again if the model's weights or hooks have changed.
         """
-        if self._pinned is not None:
-            return self._pinned
         with self.model.lock:
             state = state_of(self.model)
             if self._chosen is None or self._chosen[0] != state:

@@ -143,6 +143,14 @@ class AnswerCache:
         except OSError as error:
             self._folder.failed(self.file, error)
 
+    def get_or_measure(self, identity: Any, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The values of an answer, which is measured and kept if it has not been measured."""
+        values = self.get(identity)
+        if values is None:
+            values = measure()
+            self.add(identity, values)
+        return values
+
     def _find_lines(self, file: BinaryIO) -> None:
         """Note where the line of each answer begins, and remove a last line that was cut off.
 
@@ -243,7 +251,7 @@ def answered(
         cache: values of prompts that were answered before are taken from here, and others are added.
         advance: called with the number of prompts answered since the last call.
     """
-    passages = [None] * len(prompts) if source is None else list(source)
+    passages = source or [None] * len(prompts)
     identities = [prompt if one is None else [prompt, one] for prompt, one in zip(prompts, passages, strict=True)]
     known = [None if cache is None else cache.get(identity) for identity in identities]
     missing = [number for number, values in enumerate(known) if values is None]
@@ -252,8 +260,7 @@ def answered(
     answers = generated(engine, missing, asked, config, source=of_asked, advance=advance)
     for number, (item, values) in enumerate(zip(items, known, strict=True)):
         if values is None:
-            _, generation = next(answers)
-            values = values_of(generation)
+            values = values_of(next(answers)[1])
             if cache is not None:
                 cache.add(identities[number], values)
         yield item, values

@@ -1,16 +1,17 @@
-"""Labelled data sets: one reader for each format, and the registry of formats."""
+"""Labelled data sets: one model of a row for each format, and the registry of formats."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from pydantic import Field, RootModel, StrictBool, StrictInt
 
 from cocoa_engine.errors import DataError
-from cocoa_engine.lab.files import as_object, field, plain_text, read_csv, read_json, read_json_lines, read_text
+from cocoa_engine.lab.files import Row, RowModel, parsed, read_csv, read_json, read_json_lines, read_text
 from cocoa_engine.lab.records import LabelledSpan, LabelledText, Question, checked, read_questions, sample
 from cocoa_engine.messages import unknown
-from cocoa_engine.safe_text import short_repr
 
 __all__ = [
     "FORMATS",
@@ -24,10 +25,21 @@ __all__ = [
     "sample",
 ]
 
+_Ranges = list[tuple[StrictInt, StrictInt]]
 
-def matches_jsonl(path: Path) -> bool:
-    """A file of JSON lines (mu-SHROOM files are detected first)."""
-    return not path.is_dir() and path.suffix == ".jsonl"
+
+def _spans(ranges: Sequence[tuple[int, int]]) -> tuple[LabelledSpan, ...]:
+    return tuple(LabelledSpan(*ends) for ends in sorted(ranges))
+
+
+class _Own(RowModel):
+    id: str | StrictInt
+    prompt: str
+    text: str
+    label: StrictBool | None = None
+    spans: _Ranges | None = None
+    group: str | int | float | None = None
+    source: str | None = None
 
 
 def read_jsonl(path: Path) -> list[LabelledText]:
@@ -44,40 +56,33 @@ def read_jsonl(path: Path) -> list[LabelledText]:
     """
     records = []
     labels: dict[tuple[str, str], bool] = {}
-    for where, row in read_json_lines(path):
-        prompt = field(row, "prompt", str, where)
-        spans: tuple[LabelledSpan, ...] | None = None
-        if "spans" in row:
-            pairs = field(row, "spans", list, where)
-            if any(not isinstance(pair, list) or [type(end) for end in pair] != [int, int] for pair in pairs):
-                raise DataError(f"{where}: each of the spans must be [start, end].")
-            spans = tuple(LabelledSpan(*pair) for pair in sorted(pairs))
-        label = bool(spans) if spans is not None and "label" not in row else field(row, "label", bool, where)
-        text = field(row, "text", str, where)
-        if spans is None and labels.setdefault((prompt, text), label) != label:
+    for where, value in read_json_lines(path):
+        row = parsed(_Own, value, where)
+        label = bool(row.spans) if row.label is None else row.label
+        if row.label is None and row.spans is None:
+            raise DataError(f"{where}: the answer has neither a label nor spans.")
+        if row.spans is None and labels.setdefault((row.prompt, row.text), label) != label:
             raise DataError(f"{where}: the same answer to the same prompt has the other label in an earlier line.")
         records.append(
             LabelledText(
-                id=str(field(row, "id", (str, int), where)),
-                prompt=prompt,
-                text=text,
-                question=prompt,
+                id=str(row.id),
+                prompt=row.prompt,
+                text=row.text,
+                question=row.prompt,
                 label=label,
-                spans=spans,
-                group=plain_text(row.get("group", prompt), "group", where),
-                source=field(row, "source", str, where) if "source" in row else None,
+                spans=None if row.spans is None else _spans(row.spans),
+                group=row.prompt if row.group is None else str(row.group),
+                source=row.source,
             )
         )
     return records
 
 
-TRUTHFULQA_FILE = "TruthfulQA.csv"
-COLUMNS = ("Question", "Best Answer", "Correct Answers", "Incorrect Answers")
-
-
-def matches_truthfulqa(path: Path) -> bool:
-    """A folder with ``TruthfulQA.csv``, or any CSV file."""
-    return (path / TRUTHFULQA_FILE).exists() if path.is_dir() else path.suffix == ".csv"
+class _TruthfulQA(RowModel):
+    question: str = Field(alias="Question", pattern=r"[^\s;]")
+    best: str = Field(alias="Best Answer", pattern=r"[^\s;]")
+    correct: str = Field(alias="Correct Answers", pattern=r"[^\s;]")
+    incorrect: str = Field(alias="Incorrect Answers", pattern=r"[^\s;]")
 
 
 def read_truthfulqa(path: Path) -> list[LabelledText]:
@@ -90,22 +95,20 @@ def read_truthfulqa(path: Path) -> list[LabelledText]:
         DataError: a column is missing, or a question or its answers are empty.
     """
     records = []
-    file = path / TRUTHFULQA_FILE if path.is_dir() else path
-    for number, (where, row) in enumerate(read_csv(file, COLUMNS)):
-        if empty := [name for name in COLUMNS if not row[name].strip(" ;")]:
-            raise DataError(f"{where}: the column {empty[0]!r} is empty.")
-        question, best = row["Question"].strip(), row["Best Answer"].strip()
-        true = list(dict.fromkeys([best, *_answers(row["Correct Answers"])]))
-        false = list(dict.fromkeys(_answers(row["Incorrect Answers"])))
-        for label, answers in ((False, true), (True, false)):
+    (file,) = _files(path, "TruthfulQA.csv")
+    for number, (where, value) in enumerate(read_csv(file)):
+        row = parsed(_TruthfulQA, value, where)
+        question = row.question.strip()
+        true = dict.fromkeys([row.best.strip(), *_answers(row.correct)])
+        for kind, answers in (("true", true), ("false", dict.fromkeys(_answers(row.incorrect)))):
             for index, answer in enumerate(answers):
                 records.append(
                     LabelledText(
-                        id=f"{number}-{'false' if label else 'true'}-{index}",
+                        id=f"{number}-{kind}-{index}",
                         prompt=f"Question: {question}\nAnswer:",
                         text=answer,
                         question=question,
-                        label=label,
+                        label=kind == "false",
                         spans=None,
                         group=str(number),
                     )
@@ -117,14 +120,11 @@ def _answers(cell: str) -> list[str]:
     return [answer.strip() for answer in cell.split(";") if answer.strip()]
 
 
-def matches_mushroom(path: Path) -> bool:
-    """A folder with JSON lines, or JSON lines with the field ``model_output_text``."""
-    if path.is_dir():
-        return any(path.glob("*.jsonl"))
-    if path.suffix != ".jsonl":
-        return False
-    _, first = next(read_json_lines(path), ("", {}))
-    return "model_output_text" in first
+class _MuShroom(RowModel):
+    id: str
+    model_input: str
+    model_output_text: str
+    hard_labels: _Ranges
 
 
 def read_mushroom(path: Path) -> list[LabelledText]:
@@ -135,41 +135,44 @@ def read_mushroom(path: Path) -> list[LabelledText]:
     Raises:
         DataError: a field is missing or of a wrong type.
     """
-    records = []
-    for file in sorted(path.glob("*.jsonl")) if path.is_dir() else [path]:
-        for where, row in read_json_lines(file):
-            question = field(row, "model_input", str, where)
-            spans = []
-            for pair in field(row, "hard_labels", list, where):
-                if not (isinstance(pair, list) and len(pair) == 2 and all(type(end) is int for end in pair)):
-                    raise DataError(f"{where}: a hard label must be [start, end], not {short_repr(pair)}.")
-                spans.append(LabelledSpan(*pair))
-            records.append(
-                LabelledText(
-                    id=field(row, "id", str, where),
-                    prompt=f"Question: {question}\nAnswer:",
-                    text=field(row, "model_output_text", str, where),
-                    question=question,
-                    label=bool(spans),
-                    spans=tuple(sorted(spans, key=lambda span: span.start)),
-                    group=question,
-                )
-            )
-    return records
+    rows = [row for file in _files(path, "*.jsonl") for row in read_json_lines(file)]
+    return [
+        LabelledText(
+            id=row.id,
+            prompt=f"Question: {row.model_input}\nAnswer:",
+            text=row.model_output_text,
+            question=row.model_input,
+            label=bool(row.hard_labels),
+            spans=_spans(row.hard_labels),
+            group=row.model_input,
+        )
+        for row in (parsed(_MuShroom, value, where) for where, value in rows)
+    ]
 
 
 HALLUCINATED = "Unwanted"
 """The kind that counts as hallucinated. ``Benign`` and ``Questionable`` spans are read too, but do not count."""
 
 
-def matches_faithbench(path: Path) -> bool:
-    """A folder with ``batch_*.json``, or a JSON file with ``samples``."""
-    if path.is_dir():
-        return any(path.glob("batch_*.json"))
-    if path.suffix != ".json":
-        return False
-    value = read_json(path)
-    return isinstance(value, dict) and "samples" in value
+class _Annotation(RowModel):
+    label: list[str]
+    summary_start: StrictInt
+    summary_end: StrictInt
+
+    def span(self) -> LabelledSpan:
+        kind = self.label[0] if self.label else "unnamed"
+        return LabelledSpan(self.summary_start, self.summary_end, kind, HALLUCINATED in self.label)
+
+
+class _Sample(RowModel):
+    sample_id: StrictInt
+    source: str
+    summary: str
+    annotations: list[_Annotation]
+
+
+class _Batch(RowModel):
+    samples: list[_Sample]
 
 
 def read_faithbench(path: Path) -> list[LabelledText]:
@@ -181,46 +184,53 @@ def read_faithbench(path: Path) -> list[LabelledText]:
         DataError: a field is missing or of a wrong type.
     """
     records = []
-    for file in sorted(path.glob("batch_*.json")) if path.is_dir() else [path]:
-        samples = field(as_object(read_json(file), str(file)), "samples", list, str(file))
-        for number, value in enumerate(samples):
-            where = f"{file}, sample {number}"
-            sample = as_object(value, where)
-            source = field(sample, "source", str, where)
-            spans = [_span(as_object(one, where), where) for one in field(sample, "annotations", list, where)]
-            question = f"Summarise this passage in a few sentences, using only what it says.\n\n{source}"
+    for file in _files(path, "batch_*.json"):
+        for row in parsed(_Batch, read_json(file), str(file)).samples:
+            spans = [annotation.span() for annotation in row.annotations]
             records.append(
                 LabelledText(
-                    id=f"{file.stem}/{field(sample, 'sample_id', int, where)}",
-                    prompt=f"Passage: {source}\n\nSummary:",
-                    text=field(sample, "summary", str, where),
-                    question=question,
+                    id=f"{file.stem}/{row.sample_id}",
+                    prompt=f"Passage: {row.source}\n\nSummary:",
+                    text=row.summary,
+                    question=f"Summarise this passage in a few sentences, using only what it says.\n\n{row.source}",
                     label=any(span.hallucinated for span in spans),
                     spans=tuple(sorted(spans, key=lambda span: (span.start, span.end))),
-                    group=source,
-                    source=source or None,
+                    group=row.source,
+                    source=row.source or None,
                 )
             )
     return records
 
 
-def _span(annotation: Mapping[str, Any], where: str) -> LabelledSpan:
-    kinds = field(annotation, "label", list, where)
-    kind = plain_text(kinds[0], "label", where) if kinds else "unnamed"
-    start, end = (field(annotation, f"summary_{side}", int, where) for side in ("start", "end"))
-    return LabelledSpan(start, end, kind, HALLUCINATED in kinds)
-
-
 NO_ERROR = "No Error"
-DIASUMFACT_FILE = "annotations.json"
 
 SEARCH_LIMIT = 10**8
 """Number of characters of sentences in which the spans of an answer's errors may be searched. Real ones need 10,000."""
 
 
-def matches_diasumfact(path: Path) -> bool:
-    """A folder with ``annotations.json``, or any JSON file (FaithBench files are detected first)."""
-    return (path / DIASUMFACT_FILE).exists() if path.is_dir() else path.suffix == ".json"
+class _Error(RowModel):
+    error_class: str
+    error_span: str = ""
+
+
+class _Sentence(RowModel):
+    sentence: str
+    annotation: list[_Error]
+
+
+class _Summary(RowModel):
+    model_prediction: str
+    sentence_annotations: list[_Sentence]
+
+
+class _Dialogue(RowModel):
+    utterances: list[str]
+    query: str
+    annotations: dict[str, _Summary]
+
+
+class _Dialogues(RootModel[dict[str, _Dialogue]]):
+    pass
 
 
 def read_diasumfact(path: Path) -> list[LabelledText]:
@@ -234,26 +244,18 @@ def read_diasumfact(path: Path) -> list[LabelledText]:
         DataError: a field is missing or of a wrong type, a sentence is not in its summary, or an answer has more errors
             in longer sentences than can be searched.
     """
-    file = path / DIASUMFACT_FILE if path.is_dir() else path
     records = []
-    for name, value in as_object(read_json(file), str(file)).items():
-        where = f"{file}, dialogue {name}"
-        dialogue = as_object(value, where)
-        utterances = field(dialogue, "utterances", list, where)
-        if not all(isinstance(utterance, str) for utterance in utterances):
-            raise DataError(f"{where}: the utterances must be texts.")
-        lines = "\n".join(utterances)
-        query = field(dialogue, "query", str, where).strip()
+    (file,) = _files(path, "annotations.json")
+    for name, dialogue in parsed(_Dialogues, read_json(file), str(file)).root.items():
+        lines, query = "\n".join(dialogue.utterances), dialogue.query.strip()
         task = f"Summarise what the dialogue says to this question: {query}" if query else "Summarise the dialogue."
-        for model, answer in field(dialogue, "annotations", dict, where).items():
-            at = f"{where}, {model}"
-            text = field(as_object(answer, at), "model_prediction", str, at)
-            spans = _errors(text, field(answer, "sentence_annotations", list, at), at)
+        for model, summary in dialogue.annotations.items():
+            spans = _errors(summary, f"{file}, dialogue {name}, {model}")
             records.append(
                 LabelledText(
                     id=f"{name}/{model}",
                     prompt=f"{lines}\n\n{task}\nSummary:",
-                    text=text,
+                    text=summary.model_prediction,
                     question=f"{task}\n\n{lines}",
                     label=bool(spans),
                     spans=tuple(spans),
@@ -264,44 +266,35 @@ def read_diasumfact(path: Path) -> list[LabelledText]:
     return records
 
 
-def _errors(text: str, sentences: list[Any], where: str) -> list[LabelledSpan]:
-    found: set[LabelledSpan] = set()
+def _errors(summary: _Summary, where: str) -> list[LabelledSpan]:
+    spans: set[LabelledSpan] = set()
+    text = summary.model_prediction
     after = searched = 0
     length = len(text.rstrip())
-    for number, value in enumerate(sentences):
-        at = f"{where}, sentence {number}"
-        sentence = field(as_object(value, at), "sentence", str, at).strip()
+    for number, row in enumerate(summary.sentence_annotations):
+        sentence = row.sentence.strip()
         while after < length and text[after].isspace():
             after += 1
         if 0 < length - after <= len(sentence) and sentence.startswith(text[after:length]):
             sentence = text[after:length]  # some summaries are cut off within their last sentence
         start = text.find(sentence, after)
         if start < 0:
-            raise DataError(f"{at} is not in the summary.")
+            raise DataError(f"{where}, sentence {number} is not in the summary.")
         after = start + len(sentence)
-        for error in field(value, "annotation", list, at):
-            kind = field(as_object(error, at), "error_class", str, at)
-            if kind == NO_ERROR:
+        for error in row.annotation:
+            if error.error_class == NO_ERROR:
                 continue
-            part = field(error, "error_span", str, at).strip()
             searched += len(sentence)
             if searched > SEARCH_LIMIT:
-                raise DataError(f"{at} is too long for its number of errors.")
+                raise DataError(f"{where}, sentence {number} is too long for its number of errors.")
+            part = error.error_span.strip()
             offset = sentence.find(part) if part else -1
-            found.add(
-                LabelledSpan(start + offset, start + offset + len(part), kind)
-                if offset >= 0
-                else LabelledSpan(start, after, kind)
-            )
-    return sorted(found, key=lambda span: (span.start, span.end, span.kind))
+            ends = (start, after) if offset < 0 else (start + offset, start + offset + len(part))
+            spans.add(LabelledSpan(*ends, error.error_class))
+    return sorted(spans, key=lambda span: (span.start, span.end, span.kind))
 
 
 _PARTS = ("docid", "source", "target", "label")
-
-
-def matches_xsum_token(path: Path) -> bool:
-    """A folder with ``.label`` files, or with folders that have them."""
-    return path.is_dir() and (any(path.glob("*.label")) or any(path.glob("*/*.label")))
 
 
 def read_xsum_token(path: Path) -> list[LabelledText]:
@@ -321,28 +314,24 @@ def read_xsum_token(path: Path) -> list[LabelledText]:
     return [record for file in labels for record in _system(file)]
 
 
-def _system(labels: Path) -> list[LabelledText]:
+def _system(labels: Path) -> Iterator[LabelledText]:
     lines = {part: read_text(labels.with_suffix(f".{part}")).removesuffix("\n").split("\n") for part in _PARTS}
     if len({len(part) for part in lines.values()}) > 1:
         counts = ", ".join(f".{name} {len(part)}" for name, part in lines.items())
         raise DataError(f"{labels.parent}: the files have different numbers of lines ({counts}).")
-    records = []
     for number, (doc, source, target, label) in enumerate(zip(*lines.values(), strict=True), start=1):
         text = target.replace("\\'", "'").strip()
         spans = _labelled_words(text, label.split(), f"{labels}, line {number}")
-        records.append(
-            LabelledText(
-                id=f"{labels.stem}/{doc.strip()}",
-                prompt=f"Article: {source.strip()}\n\nSummary in one sentence:",
-                text=text,
-                question=f"Summarise this article in one sentence.\n\n{source.strip()}",
-                label=bool(spans),
-                spans=spans,
-                group=doc.strip(),
-                source=source.strip() or None,
-            )
+        yield LabelledText(
+            id=f"{labels.stem}/{doc.strip()}",
+            prompt=f"Article: {source.strip()}\n\nSummary in one sentence:",
+            text=text,
+            question=f"Summarise this article in one sentence.\n\n{source.strip()}",
+            label=bool(spans),
+            spans=spans,
+            group=doc.strip(),
+            source=source.strip() or None,
         )
-    return records
 
 
 def _labelled_words(text: str, labels: list[str], where: str) -> tuple[LabelledSpan, ...]:
@@ -361,25 +350,46 @@ def _labelled_words(text: str, labels: list[str], where: str) -> tuple[LabelledS
     return tuple(spans)
 
 
+def _files(path: Path, pattern: str) -> list[Path]:
+    """The files of a folder that match a pattern, or the file itself."""
+    return sorted(path.glob(pattern)) if path.is_dir() else [path]
+
+
 class Reader(NamedTuple):
-    """The two functions of a format.
+    """A format. The registry's formats are tried in order.
 
     Attributes:
         read: reads a file or folder of this format.
-        matches: whether an existing file or folder looks like this format. Formats are tried in the registry's order.
+        in_folder: patterns of files, one of which a folder of this format has.
+        suffix: the suffix of its files, if a single file can be read.
+        key: a key of the first object in a file of JSON, if it tells the format from others with this suffix.
     """
 
     read: Callable[[Path], list[LabelledText]]
-    matches: Callable[[Path], bool]
+    in_folder: tuple[str, ...] = ()
+    suffix: str | None = None
+    key: str | None = None
+
+    def matches(self, path: Path) -> bool:
+        """Whether an existing file or folder looks like this format."""
+        if path.is_dir():
+            return any(file for pattern in self.in_folder for file in path.glob(pattern))
+        if path.suffix != self.suffix:
+            return False
+        if self.key is None:
+            return True
+        rows: Iterator[Row] = read_json_lines(path) if self.suffix == ".jsonl" else iter([("", read_json(path))])
+        _, first = next(rows, ("", None))
+        return isinstance(first, Mapping) and self.key in first
 
 
 READERS = {
-    "truthfulqa": Reader(read_truthfulqa, matches_truthfulqa),
-    "mushroom": Reader(read_mushroom, matches_mushroom),
-    "faithbench": Reader(read_faithbench, matches_faithbench),
-    "diasumfact": Reader(read_diasumfact, matches_diasumfact),
-    "xsum-token": Reader(read_xsum_token, matches_xsum_token),
-    "jsonl": Reader(read_jsonl, matches_jsonl),
+    "truthfulqa": Reader(read_truthfulqa, ("TruthfulQA.csv",), ".csv"),
+    "mushroom": Reader(read_mushroom, ("*.jsonl",), ".jsonl", "model_output_text"),
+    "faithbench": Reader(read_faithbench, ("batch_*.json",), ".json", "samples"),
+    "diasumfact": Reader(read_diasumfact, ("annotations.json",), ".json"),
+    "xsum-token": Reader(read_xsum_token, ("*.label", "*/*.label")),
+    "jsonl": Reader(read_jsonl, suffix=".jsonl"),
 }
 
 FORMATS: dict[str, Callable[[Path], list[LabelledText]]] = {name: reader.read for name, reader in READERS.items()}

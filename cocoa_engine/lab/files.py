@@ -7,20 +7,26 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from cocoa_engine.errors import DataError
+from cocoa_engine.messages import explain
 from cocoa_engine.optional import need
+from cocoa_engine.safe_text import shortened
 
 INFLATED_LIMIT = 2**30
 """Number of bytes to which a compressed file may grow. A small file can contain any number of them."""
 
+_MORE = "\n"  # the key of a row's cells without a column
+
 _ROW_BYTES = 100  # of a row, at least, when it is a Python object
 
-Row = tuple[str, Mapping[str, Any]]
-"""The location of a row, for messages, and its values by field or column."""
+Row = tuple[str, Any]
+"""The location of a row, for messages, and its value: usually a dict by field or column."""
 
 
 def read_text(path: Path) -> str:
@@ -30,7 +36,12 @@ def read_text(path: Path) -> str:
         DataError: it cannot be read, or is not UTF-8.
     """
     try:
-        data = _inflated(path) if path.suffix.lower() == ".gz" else path.read_bytes()
+        if path.suffix.lower() == ".gz":
+            with gzip.open(path) as file:
+                data = file.read(INFLATED_LIMIT + 1)
+            _check_inflated(path, len(data))
+        else:
+            data = path.read_bytes()
     except (OSError, EOFError, ValueError, zlib.error) as error:  # ValueError: the path contains a NUL character
         raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
     try:
@@ -51,18 +62,6 @@ def read_document(path: Path) -> str:
     return io.StringIO(read_text(path), newline=None).read()
 
 
-def _inflated(path: Path) -> bytes:
-    """The content of a gzip file.
-
-    Raises:
-        DataError: it is larger than :data:`INFLATED_LIMIT`.
-    """
-    with gzip.open(path) as file:
-        data = file.read(INFLATED_LIMIT + 1)
-    _check_inflated(path, len(data))
-    return data
-
-
 def read_json(path: Path) -> Any:
     """Read a JSON file.
 
@@ -73,66 +72,65 @@ def read_json(path: Path) -> Any:
 
 
 def read_json_list(path: Path) -> Iterator[Row]:
-    """Iterate over the objects of a JSON file that contains a list of objects.
+    """Iterate over the records of a JSON file that contains a list.
 
     Raises:
-        DataError: it cannot be read, or is not a list of objects.
+        DataError: it cannot be read, or is not a list.
     """
-    text = read_text(path)
-    values = _parsed(text, str(path))
+    values = read_json(path)
     if not isinstance(values, list):
         raise DataError(f"{path}: a .json file must hold a list of records, not {type(values).__name__}.")
     for number, value in enumerate(values):
-        where = f"{path}, record {number}"
-        yield where, as_object(_checked(value, text, where), where)
+        yield f"{path}, record {number}", value
 
 
 def read_json_lines(path: Path) -> Iterator[Row]:
-    """Iterate over the objects of a JSON lines file. Empty lines are skipped.
+    """Iterate over the values of a JSON lines file. Empty lines are skipped.
 
     Raises:
-        DataError: it cannot be read, or a line is not a JSON object.
+        DataError: it cannot be read, or a line is not JSON.
     """
     # str.splitlines would also split at characters that may occur inside a JSON string
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if line.strip():
             where = f"{path}, line {number}"
-            yield where, as_object(parse_json(line, where), where)
+            yield where, parse_json(line, where)
 
 
 def parse_json(text: str, where: str) -> Any:
     """The value of a JSON text.
 
     Raises:
-        DataError: it is not JSON, is nested too deeply, or a string in it has a lone surrogate.
+        DataError: it is not JSON, is nested too deeply, has a number of thousands of digits, or a string in it has a
+            lone surrogate, which tokenizers cannot encode.
     """
-    return _checked(_parsed(text, where), text, where)
+    try:
+        value = json.loads(text)
+        if r"\ud" in text.lower():
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where} cannot be read as JSON: {error}.") from None
+    return value
 
 
-def read_csv(path: Path, columns: Sequence[str] = ()) -> Iterator[Row]:
-    """Iterate over the rows of a CSV file, each as cells by column. Empty rows are skipped.
-
-    Args:
-        path: the file, whose first row is the header.
-        columns: the required columns.
+def read_csv(path: Path) -> Iterator[Row]:
+    """Iterate over the rows of a CSV file with a header, each as cells by column. Empty rows are skipped.
 
     Raises:
-        DataError: it cannot be read, a column is missing, or a row and the header differ in their number of fields.
+        DataError: it cannot be read, or a row and the header differ in their number of fields.
     """
-    rows = _csv_rows(path)
-    _, header = next(rows, ("", []))
-    if missing := [name for name in columns if name not in header]:
-        raise DataError(
-            f"{path} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}; it has {', '.join(header)}."
-        )
-    for where, row in rows:
-        if len(row) != len(header):
-            differs = "shorter" if len(row) < len(header) else "longer"
-            raise DataError(
-                f"{where}: the row is {differs} than the header: {len(row)} fields, not {len(header)}. A field that "
-                "holds a comma needs quotes."
-            )
-        yield where, dict(zip(header, row, strict=True))
+    rows = csv.DictReader(io.StringIO(read_text(path), newline=""), restkey=_MORE, strict=True)
+    try:
+        for row in rows:
+            where = f"{path}, line {rows.line_num}"
+            if _MORE in row or None in row.values():
+                raise DataError(
+                    f"{where}: the row is {'longer' if _MORE in row else 'shorter'} than the header. A field that "
+                    "holds a comma needs quotes."
+                )
+            yield where, row
+    except csv.Error as error:
+        raise DataError(f"{path}, line {rows.reader.line_num} is not valid CSV: {error}.") from None
 
 
 def read_parquet(path: Path) -> Iterator[Row]:
@@ -222,77 +220,24 @@ def _check_inflated(path: Path, size: int) -> None:
         )
 
 
-def as_object(value: Any, where: str) -> Mapping[str, Any]:
-    """Check that a value is a JSON object, and return it.
+class RowModel(BaseModel):
+    """A row of a data file, with other fields ignored."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def parsed(kind: type[ModelT], value: Any, where: str) -> ModelT:
+    """A row as a model.
 
     Raises:
-        DataError: the value is something else.
+        DataError: a field is missing or of another type.
     """
-    if not isinstance(value, Mapping):
-        raise DataError(f"{where}: expected a JSON object, found {type(value).__name__}.")
-    return value
-
-
-def field(record: Mapping[str, Any], name: str, kind: type | tuple[type, ...], where: str) -> Any:
-    """Get a field of a record, and check its type.
-
-    Raises:
-        DataError: it is missing or of another type.
-    """
-    if name not in record:
-        raise DataError(f"{where}: the field {name!r} is missing; there are {', '.join(record)}.")
-    value = record[name]
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
-        wanted = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
-        raise DataError(f"{where}: the field {name!r} must be {wanted}, not {type(value).__name__}.")
-    return value
-
-
-def plain_text(value: Any, name: str, where: str) -> str:
-    """A value of a record as text: an id, which may also be a number.
-
-    Raises:
-        DataError: it is a list or an object.
-    """
-    if isinstance(value, (Mapping, list)):
-        raise DataError(f"{where}: the field {name!r} must be a text or a number, not {type(value).__name__}.")
-    return str(value)
-
-
-def _csv_rows(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """The location of the end of each row, for messages, and the row's fields. Empty rows are skipped."""
-    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
+    if not isinstance(value, dict):
+        raise DataError(f"{where}: expected an object, found {type(value).__name__}.")
     try:
-        for row in reader:
-            if row:
-                yield f"{path}, line {reader.line_num}", row
-    except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num} is not valid CSV: {error}.") from None
-
-
-def _parsed(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{where} is not JSON: {error}.") from None
-    except RecursionError:
-        raise DataError(f"{where}: the JSON is nested too deeply to be read.") from None
-    except ValueError as error:  # a number of thousands of digits
-        raise DataError(f"{where} cannot be read as JSON: {error}.") from None
-
-
-def _checked(value: Any, text: str, where: str) -> Any:
-    """Return a value parsed from JSON if none of its strings has a lone surrogate, which tokenizers cannot encode.
-
-    Raises:
-        DataError: a string has a lone surrogate.
-    """
-    if r"\ud" in text.lower():
-        try:
-            json.dumps(value, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            half = error.object[error.start]
-            raise DataError(f"{where}: a string contains {half!a}, half of a surrogate pair.") from None
-        except RecursionError:
-            raise DataError(f"{where}: the JSON is nested too deeply to be read.") from None
-    return value
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise DataError(f"{where}: {shortened(explain(error), 600)}.") from None

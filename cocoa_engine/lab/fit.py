@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -14,10 +13,10 @@ from pydantic import Field, field_validator
 
 from cocoa_engine.arguments import SettingsModel
 from cocoa_engine.errors import CalibrationError, CocoaError
-from cocoa_engine.lab.ranking import Bootstrap, Interval, RankedWithin
+from cocoa_engine.lab.ranking import Bootstrap, Interval, Ranked
 from cocoa_engine.lab.thresholds import brier, choose, expected_calibration_error, reliability, require
 from cocoa_engine.optional import need
-from cocoa_engine.risk.features import PROBE_FEATURE, Level
+from cocoa_engine.risk.features import PROBE_FEATURE
 from cocoa_engine.risk.fitted import (
     SHARE_INSIDE,
     Baseline,
@@ -32,6 +31,8 @@ from cocoa_engine.risk.fitted import (
 
 Floats = NDArray[np.float64]
 Floats32 = NDArray[np.float32]
+Folds = list[tuple[NDArray[np.intp], NDArray[np.intp]]]
+"""For each fold, the numbers of the other items and of its own."""
 
 STRENGTHS = (0.1, 1.0, 10.0)
 """Strengths of the ridge penalty on standardised states, for each span. Every fit selects one of them."""
@@ -40,8 +41,7 @@ FOLDS = 5
 """Folds of the cross-fit. With fewer prompts of a class, there are as many folds as such prompts, and at least 2."""
 
 
-@dataclass(frozen=True)
-class Direction:
+class Direction(NamedTuple):
     """A direction of hidden states: the score of a span is w . h + b, with its mean state h.
 
     Attributes:
@@ -52,22 +52,14 @@ class Direction:
     weights: Floats
     intercept: float
 
-    def __call__(self, states: Floats32) -> Floats:
-        """The score of each span, ``[n]``, from ``[n, d]``."""
-        scores: Floats = states.astype(np.float64) @ self.weights + self.intercept
-        return scores
+
+def scores_of(direction: Direction | Probe, states: Floats32) -> Floats:
+    """The score of each span, ``[n]``, from ``[n, d]``."""
+    scores: Floats = states.astype(np.float64) @ np.array(direction.weights) + direction.intercept
+    return scores
 
 
-def direction_of(probe: Probe) -> Direction:
-    """The direction of a calibrator's probe."""
-    return Direction(np.array(probe.weights), probe.intercept)
-
-
-def fit_direction(
-    states: Floats32,
-    labels: NDArray[np.bool_],
-    folds: Callable[[int], Sequence[tuple[NDArray[np.bool_], NDArray[np.bool_]]]],
-) -> tuple[Direction, Floats]:
+def fit_direction(states: Floats32, labels: NDArray[np.bool_], folds: Folds) -> tuple[Direction, Floats]:
     """Fit a direction on all spans, and score each span by a direction that was fitted without its prompt.
 
     What is fitted on top of the scores must use the cross-fitted ones: a direction of hundreds of numbers separates the
@@ -76,7 +68,7 @@ def fit_direction(
     Args:
         states: the mean hidden states, ``[n, d]``.
         labels: whether each span is hallucinated, ``[n]``.
-        folds: divides the spans into a number of folds by prompt: for each, the masks of the others and of its own.
+        folds: divides the spans by prompt.
 
     Returns:
         The direction, and the cross-fitted scores, ``[n]``.
@@ -84,21 +76,17 @@ def fit_direction(
     mean, scale = states.mean(axis=0), states.std(axis=0)
     scale[scale == 0] = 1
     scaled, y = (states - mean) / scale, labels.astype(np.float64)
-    parts = folds(FOLDS)
-    sums = [_Sums.of(scaled[fold], y[fold]) for _, fold in parts]
-    total = _Sums(*(np.sum([getattr(one, name) for one in sums], axis=0) for name in _Sums._fields))
-    best: tuple[float, float, Floats] | None = None
-    for strength in STRENGTHS:
-        scores = np.empty(len(labels))
-        for (_, fold), own in zip(parts, sums, strict=True):
-            scores[fold] = total.without(own).ridge(strength)(scaled[fold])
-        error = float(np.mean((scores - labels) ** 2))
-        if best is None or error < best[0]:
-            best = error, strength, scores
-    assert best is not None
-    found = total.ridge(best[1])
-    weights = found.weights / scale
-    return Direction(weights, found.intercept - float(weights @ mean)), best[2]
+    sums = [_Sums.of(scaled[fold], y[fold]) for _, fold in folds]
+    total = _Sums(*(np.sum(column, axis=0) for column in zip(*sums, strict=True)))
+    scores = np.empty((len(STRENGTHS), len(labels)))
+    for number, strength in enumerate(STRENGTHS):
+        for (_, fold), own in zip(folds, sums, strict=True):
+            others = _Sums(*(all_rows - rows for all_rows, rows in zip(total, own, strict=True)))
+            scores[number, fold] = scores_of(others.ridge(strength), scaled[fold])
+    best = int(np.argmin(((scores - y) ** 2).mean(axis=1)))
+    ridge = total.ridge(STRENGTHS[best])
+    weights = ridge.weights / scale
+    return Direction(weights, ridge.intercept - float(weights @ mean)), scores[best]
 
 
 class _Sums(NamedTuple):
@@ -115,9 +103,6 @@ class _Sums(NamedTuple):
         wide = x.astype(np.float64)
         return cls(len(y), (x.T @ x).astype(np.float64), wide.sum(axis=0), y @ wide, y.sum())
 
-    def without(self, fold: _Sums) -> _Sums:
-        return _Sums(*(all_rows - own for all_rows, own in zip(self, fold, strict=True)))
-
     def ridge(self, strength: float) -> Direction:
         """argmin_w,b |Xw + b - y|^2 + strength * n * |w|^2."""
         covariance = self.squares - np.outer(self.states, self.states) / self.count
@@ -133,35 +118,31 @@ JITTER = 0.01
 """Added to the variance of each scaled feature, so that features which determine one another can be inverted."""
 
 
-def fit_domain(scaled: Floats, folds: Sequence[tuple[NDArray[np.bool_], NDArray[np.bool_]]]) -> Domain:
+def fit_domain(scaled: Floats, folds: Folds) -> Domain:
     """Fit the ellipsoid on all items. Its cut-off is of items that were left out of the fit.
 
     Args:
         scaled: the scaled features, ``[n, k]``.
-        folds: for each fold of the items, the masks of the others and of its own.
+        folds: folds of the items.
     """
-    distances = np.concatenate([_distances(scaled[fold], *_ellipsoid(scaled[rest])) for rest, fold in folds])
-    centre, precision = _ellipsoid(scaled)
+
+    def ellipsoid(inside: Floats) -> tuple[Floats, Floats]:
+        """The centre, ``[k]``, and the precision, ``[k, k]``."""
+        cut = np.clip(inside, *np.quantile(inside, [CUT, 1 - CUT], axis=0))
+        covariance = np.atleast_2d(np.cov(cut, rowvar=False)) + JITTER * np.eye(scaled.shape[1])
+        return cut.mean(axis=0), np.linalg.inv(covariance).astype(np.float64)
+
+    distances = []  # squared, as Domain.distance
+    for rest, fold in folds:
+        centre, precision = ellipsoid(scaled[rest])
+        apart = scaled[fold] - centre
+        distances.append(np.einsum("nk,kl,nl->n", apart, precision, apart) / scaled.shape[1])
+    centre, precision = ellipsoid(scaled)
     return Domain(
         centre=tuple(centre.tolist()),
         precision=tuple(precision.ravel().tolist()),
-        cutoff=float(np.quantile(distances, SHARE_INSIDE)),
+        cutoff=float(np.quantile(np.concatenate(distances), SHARE_INSIDE)),
     )
-
-
-def _ellipsoid(scaled: Floats) -> tuple[Floats, Floats]:
-    """The centre, ``[k]``, and the precision, ``[k, k]``."""
-    cut: Floats = np.asarray(np.clip(scaled, *np.quantile(scaled, [CUT, 1 - CUT], axis=0)), dtype=np.float64)
-    covariance = np.atleast_2d(np.cov(cut, rowvar=False)) + JITTER * np.eye(scaled.shape[1])
-    precision: Floats = np.linalg.inv(covariance).astype(np.float64)
-    return cut.mean(axis=0), precision
-
-
-def _distances(scaled: Floats, centre: Floats, precision: Floats) -> Floats:
-    """The squared distance of each item, as :meth:`Domain.distance`."""
-    apart = scaled - centre
-    distances: Floats = np.einsum("nk,kl,nl->n", apart, precision, apart) / scaled.shape[1]
-    return distances
 
 
 Columns = Mapping[str, Floats]
@@ -244,12 +225,17 @@ class LabelledFeatures:
     states: Floats32 | None = None
     sets: NDArray[np.intp] | None = None
 
-    def only(self, chosen: NDArray[np.bool_]) -> LabelledFeatures:
-        """The items that a boolean mask ``[n]`` selects."""
-        groups = [group for group, kept in zip(self.groups, chosen, strict=True) if kept]
+    def only(self, chosen: NDArray[Any]) -> LabelledFeatures:
+        """The items that a boolean mask ``[n]`` or their numbers choose, in this order."""
         states = None if self.states is None else self.states[chosen]
         sets = None if self.sets is None else self.sets[chosen]
+        groups = [self.groups[number] for number in np.arange(len(self.groups))[chosen]]
         return LabelledFeatures(self.names, self.features[chosen], self.labels[chosen], groups, states, sets)
+
+    @property
+    def columns(self) -> Columns:
+        """Each feature by its name, ``[n]``."""
+        return dict(zip(self.names, self.features.T, strict=True))
 
     def with_probe(self, scores: Floats) -> LabelledFeatures:
         """The items with the scores of a probe, ``[n]``, as their last feature, and without their states."""
@@ -266,55 +252,59 @@ class LabelledFeatures:
             raise CalibrationError(f"not measured here, but needed: {', '.join(missing)}.")
         return self.features[:, [list(self.names).index(name) for name in names]]
 
-    @property
-    def columns(self) -> Columns:
-        """Each feature by its name, ``[n]``."""
-        return dict(zip(self.names, self.features.T, strict=True))
-
     def times(self, repeats: int) -> LabelledFeatures:
         """The whole sequence of items, ``repeats`` times."""
-        features, labels = np.tile(self.features, (repeats, 1)), np.tile(self.labels, repeats)
-        return LabelledFeatures(self.names, features, labels, self.groups * repeats)
+        return self.only(np.tile(np.arange(len(self.labels)), repeats))
 
     @staticmethod
     def pooled(sets: Sequence[LabelledFeatures]) -> LabelledFeatures:
         """The items of several data sets; prompts of different sets are different even if they have the same name."""
-        states = [one.states for one in sets if one.states is not None]
+        states = [items.states for items in sets if items.states is not None]
         return LabelledFeatures(
             sets[0].names,
-            np.concatenate([one.of(sets[0].names) for one in sets]),
-            np.concatenate([one.labels for one in sets]),
-            [f"{number}/{group}" for number, one in enumerate(sets) for group in one.groups],
+            np.concatenate([items.of(sets[0].names) for items in sets]),
+            np.concatenate([items.labels for items in sets]),
+            [f"{number}/{group}" for number, items in enumerate(sets) for group in items.groups],
             np.concatenate(states) if len(states) == len(sets) else None,
-            np.repeat(np.arange(len(sets)), [len(one.labels) for one in sets]),
+            np.repeat(np.arange(len(sets)), [len(items.labels) for items in sets]),
         )
 
 
 @dataclass(frozen=True)
 class _Fit:
-    means: Floats
-    scales: Floats
-    weights: Floats
-    intercept: float
-    isotonic: Isotonic | None
+    """A fitted model: scikit-learn's scaler and logistic regression, and what may come before and after them."""
+
+    model: Any
+    isotonic: Any = None
     direction: Direction | None = None
 
     def features(self, items: LabelledFeatures) -> Floats:
         """The features of items, the probe's score included."""
         if self.direction is None or items.states is None:
             return items.features
-        return items.with_probe(self.direction(items.states)).features
-
-    def scaled(self, features: Floats) -> Floats:
-        result: Floats = (features - self.means) / self.scales
-        return result
+        return items.with_probe(scores_of(self.direction, items.states)).features
 
     def __call__(self, items: LabelledFeatures) -> Floats:
-        z = self.intercept + self.scaled(self.features(items)) @ self.weights
-        risks: Floats = 1 / (1 + np.exp(-np.clip(z, -700, 700)))
-        if self.isotonic is None:
-            return risks
-        return np.interp(risks, self.isotonic.x, self.isotonic.y)
+        """The risk of each item, ``[n]``."""
+        risks: Floats = self.model.predict_proba(self.features(items))[:, 1]
+        return risks if self.isotonic is None else self.isotonic.predict(risks)
+
+    def risk(self, **others: Any) -> FittedRisk:
+        """It as plain numbers."""
+        scaler, model = self.model[0], self.model[-1]
+        isotonic = None
+        if self.isotonic is not None:
+            x, first = np.unique(self.isotonic.X_thresholds_, return_index=True)
+            y = np.maximum.accumulate(np.clip(self.isotonic.y_thresholds_[first], 0, 1))
+            isotonic = Isotonic(x=x.tolist(), y=y.tolist())
+        return FittedRisk(
+            means=scaler.mean_.tolist(),
+            scales=scaler.scale_.tolist(),
+            weights=model.coef_[0].tolist(),
+            intercept=float(model.intercept_[0]),
+            isotonic=isotonic,
+            **others,
+        )
 
 
 def fit(items: LabelledFeatures, data: str, settings: FitSettings = DEFAULTS) -> tuple[FittedRisk, Direction | None]:
@@ -337,80 +327,34 @@ def fit(items: LabelledFeatures, data: str, settings: FitSettings = DEFAULTS) ->
     """
     isotonic, folds, seed, threshold = settings.isotonic, settings.folds, settings.seed, settings.threshold
     need("sklearn.linear_model", extra="risk", what="fitting a calibrator")
-    prompts = list(dict.fromkeys(items.groups))
-    kept, chosen_on = items, None
+    fitted_on, chosen_on = items, None
     if threshold and threshold[0] == "conformal":
+        prompts = list(dict.fromkeys(items.groups))
         drawn = set(np.random.default_rng(seed).permutation(prompts)[: len(prompts) // 3].tolist())
         inside = np.array([group in drawn for group in items.groups])
-        kept, chosen_on = items.only(~inside), items.only(inside)
-    _require(kept, folds, isotonic=isotonic)
-    repeats = max(1, min(MAX_REPEATS, ENOUGH_RISKS // len(kept.labels)))
-    parts = [left_out(kept, isotonic=isotonic, folds=folds, seed=number) for number in range(repeats)]
-    risks = np.concatenate([of_items for of_items, _ in parts])
-    strata = np.concatenate([number * folds + of_items for number, (_, of_items) in enumerate(parts)])
-    if kept.sets is not None:  # items of two sets are not compared: how frequent hallucinations are would rank them
-        strata = strata + folds * repeats * np.tile(kept.sets, repeats)
-    fitted = _fit(kept, isotonic=isotonic)
+        fitted_on, chosen_on = items.only(~inside), items.only(inside)
+    _require(fitted_on, folds, isotonic=isotonic)
+    repeats = max(1, min(MAX_REPEATS, ENOUGH_RISKS // len(fitted_on.labels)))
+    divisions = [left_out(fitted_on, isotonic=isotonic, folds=folds, seed=number) for number in range(repeats)]
+    risks = np.concatenate([of_items for of_items, _ in divisions])
+    strata = np.concatenate([number * folds + of_items for number, (_, of_items) in enumerate(divisions)])
+    if fitted_on.sets is not None:  # items of two sets are not compared: their shares of hallucinations would rank them
+        strata = strata + folds * repeats * np.tile(fitted_on.sets, repeats)
+    fitted = _fit(fitted_on, isotonic=isotonic)
     chosen = None
     if threshold:
-        on = kept.times(repeats) if chosen_on is None else chosen_on
+        on = fitted_on.times(repeats) if chosen_on is None else chosen_on
         chosen = choose(*threshold, risks if chosen_on is None else fitted(on), on.labels, on.groups)
-    risk = FittedRisk(
+    risk = fitted.risk(
         data=data,
         features=[*items.names, *([] if fitted.direction is None else [PROBE_FEATURE])],
-        means=fitted.means.tolist(),
-        scales=fitted.scales.tolist(),
-        weights=fitted.weights.tolist(),
-        intercept=fitted.intercept,
-        isotonic=fitted.isotonic,
-        domain=fit_domain(fitted.scaled(fitted.features(kept)), folds_of(kept, folds)),
-        validation=validate(kept, risks, strata, repeats=repeats, draws=settings.draws, seed=seed, folds_each=folds),
+        domain=fit_domain(fitted.model[0].transform(fitted.features(fitted_on)), folds_of(fitted_on, folds)),
+        validation=validate(
+            fitted_on, risks, strata, repeats=repeats, draws=settings.draws, seed=seed, folds_each=folds
+        ),
         threshold=chosen,
     )
     return risk, fitted.direction
-
-
-class FittedLevels(NamedTuple):
-    """The fitted risks of a calibrator.
-
-    Attributes:
-        risks: by level.
-        missing: a message for each level that could not be fitted.
-        direction: the direction of the probe of spans, if one was fitted.
-    """
-
-    risks: dict[Level, FittedRisk]
-    missing: list[str]
-    direction: Direction | None
-
-
-def fit_levels(
-    found: Mapping[Level, LabelledFeatures], about: Mapping[Level, str], settings: FitSettings = DEFAULTS
-) -> FittedLevels:
-    """Fit a risk for each level that can be fitted.
-
-    Args:
-        found: the labelled items of each level.
-        about: a description of the data of each level.
-        settings: how they are fitted.
-
-    Raises:
-        CalibrationError: nothing is labelled, or no level can be fitted.
-    """
-    if not found:
-        raise CalibrationError("the data has no labels.")
-    fitted: dict[Level, FittedRisk] = {}
-    missing: list[str] = []
-    direction: Direction | None = None
-    for level, items in found.items():
-        try:
-            fitted[level], found_direction = fit(items, about[level], settings)
-            direction = direction or found_direction
-        except CalibrationError as error:
-            missing.append(f"No risk of {level}s: {error}")
-    if not fitted:
-        raise CalibrationError(" ".join(missing))
-    return FittedLevels(fitted, missing, direction)
 
 
 def left_out(
@@ -438,19 +382,19 @@ def fit_only(items: LabelledFeatures) -> Callable[[LabelledFeatures], Floats]:
     return _fit(items, isotonic=False)
 
 
-def risks_of(fitted: FittedRisk, items: LabelledFeatures, direction: Direction | None = None) -> Floats:
+def risks_of(fitted: FittedRisk, items: LabelledFeatures, probe: Direction | Probe | None = None) -> Floats:
     """The risk of each item by an existing fit, ``[n]``.
 
     Args:
         fitted: the fit.
         items: the items, with hidden states if the fit has a probe.
-        direction: the direction of the fit's probe.
+        probe: the fit's probe.
 
     Raises:
         CalibrationError: a feature of the fit was not measured.
     """
-    if PROBE_FEATURE in fitted.features and direction is not None and items.states is not None:
-        items = items.with_probe(direction(items.states))
+    if PROBE_FEATURE in fitted.features and probe is not None and items.states is not None:
+        items = items.with_probe(scores_of(probe, items.states))
     return np.array([fitted(row) for row in items.of(fitted.features).tolist()])
 
 
@@ -481,8 +425,8 @@ def validate(
     labels = items.labels.astype(np.float64)
     strata = np.zeros(len(labels), dtype=np.intp) if folds is None else folds
 
-    def ranked(values: Floats) -> RankedWithin:
-        return RankedWithin(values, labels, 1 - labels, strata)
+    def ranked(values: Floats) -> Ranked:
+        return Ranked(values, labels, 1 - labels, strata)
 
     fitted = ranked(risks)
     baselines = {}
@@ -514,58 +458,46 @@ def validate(
 
 def _fit(items: LabelledFeatures, *, isotonic: bool) -> _Fit:
     from sklearn.isotonic import IsotonicRegression
+    from sklearn.metrics import log_loss
+    from sklearn.model_selection import cross_val_predict
+    from threadpoolctl import threadpool_limits
 
     direction = None
     if items.states is not None:
-        direction, scores = fit_direction(items.states, items.labels, partial(folds_of, items))
+        direction, scores = fit_direction(items.states, items.labels, folds_of(items, FOLDS))
         items = items.with_probe(scores)
-    plain = replace(_logistic(items, _best_inverse_strength(items)), direction=direction)
+    folds = folds_of(items, 3)
+
+    def loss(strength: float) -> float:
+        """The log loss on left-out prompts."""
+        data = (items.features, items.labels)
+        risks: Any = cross_val_predict(_logistic(strength), *data, cv=folds, method="predict_proba")
+        return float(log_loss(items.labels, risks))
+
+    # The optimizer's steps are small: several threads wait for each other longer than they compute.
+    with threadpool_limits(limits=1, user_api="blas"):
+        model = _logistic(min(INVERSE_STRENGTHS, key=loss)).fit(items.features, items.labels)
     if not isotonic:
-        return plain
+        return _Fit(model, direction=direction)
     unseen, _ = left_out(items, isotonic=False, folds=4)
     curve: Any = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(unseen, items.labels)
-    x, first = np.unique(curve.X_thresholds_, return_index=True)
-    y = np.maximum.accumulate(np.clip(curve.y_thresholds_[first], 0, 1))
-    return replace(plain, isotonic=Isotonic(x=x.tolist(), y=y.tolist()))
+    return _Fit(model, curve, direction)
 
 
 INVERSE_STRENGTHS = (0.03, 0.3, 3.0)
 """Inverse strengths of the logistic model's L2 penalty (scikit-learn's C). Every fit selects one of them."""
 
 
-def _best_inverse_strength(items: LabelledFeatures) -> float:
-    """The value of :data:`INVERSE_STRENGTHS` with the lowest log loss on left-out prompts."""
-    losses = dict.fromkeys(INVERSE_STRENGTHS, 0.0)
-    for rest, fold in folds_of(items, 3):
-        inside, labels = items.only(rest), items.labels[fold]
-        for strength in INVERSE_STRENGTHS:
-            risks = np.clip(_logistic(inside, strength)(items.only(fold)), 1e-12, 1 - 1e-12)
-            losses[strength] -= float(np.log(np.where(labels, risks, 1 - risks)).sum())
-    return min(INVERSE_STRENGTHS, key=lambda strength: losses[strength])
-
-
-def _logistic(items: LabelledFeatures, strength: float) -> _Fit:
+def _logistic(strength: float) -> Any:
     from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    scaler: Any = StandardScaler().fit(items.features)
-    model: Any = LogisticRegression(C=strength, max_iter=1000)
-    # The optimizer's steps are small: several threads wait for each other longer than they compute.
-    with _threads().limit(limits=1, user_api="blas"):
-        model.fit(scaler.transform(items.features), items.labels)
-    return _Fit(scaler.mean_, scaler.scale_, model.coef_[0], float(model.intercept_[0]), None)
+    return make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=1000))
 
 
-@cache
-def _threads() -> Any:
-    """The threads of the numerical libraries that are loaded."""
-    from threadpoolctl import ThreadpoolController
-
-    return ThreadpoolController()
-
-
-def folds_of(items: LabelledFeatures, folds: int, seed: int = 0) -> list[tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
-    """For each fold, the masks of the other items and of its own items. No prompt is in both."""
+def folds_of(items: LabelledFeatures, folds: int, seed: int = 0) -> Folds:
+    """Folds of the items. No prompt is in two of them."""
     from sklearn.model_selection import StratifiedGroupKFold
 
     # The prompts are shuffled here: scikit-learn before 1.8 no longer stratifies when it shuffles. The folds are those
@@ -573,12 +505,7 @@ def folds_of(items: LabelledFeatures, folds: int, seed: int = 0) -> list[tuple[N
     prompts, of_prompt = np.unique(items.groups, return_inverse=True)
     shuffled = np.argsort(np.random.RandomState(seed).permutation(len(prompts)))[of_prompt]
     splitter: Any = StratifiedGroupKFold(n_splits=folds)
-    parts = []
-    for _, fold in splitter.split(items.features, items.labels, shuffled):
-        inside = np.zeros(len(items.labels), dtype=bool)
-        inside[fold] = True
-        parts.append((~inside, inside))
-    return parts
+    return list(splitter.split(items.features, items.labels, shuffled))
 
 
 def _require(items: LabelledFeatures, folds: int, *, isotonic: bool) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.engine import CocoaEngine
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.lab.data import LabelledText, Question
-from cocoa_engine.lab.fit import DEFAULTS, FitSettings, FittedLevels, fit_levels
+from cocoa_engine.lab.fit import DEFAULTS, Direction, FitSettings, LabelledFeatures, fit
 from cocoa_engine.lab.forced import force
 from cocoa_engine.lab.measured import labelled_features, own_answers, probe_layer
 from cocoa_engine.lab.self_made import made_questions, self_made_features
@@ -18,7 +18,7 @@ from cocoa_engine.methods.retrieval_heads import source_heads
 from cocoa_engine.model.language_model import dtype_name
 from cocoa_engine.risk.calibrator import CalibrationWarning, RiskCalibrator, Settings
 from cocoa_engine.risk.features import SOURCE_FEATURES, Level
-from cocoa_engine.risk.fitted import Probe, Validation
+from cocoa_engine.risk.fitted import FittedRisk, Probe, Validation
 
 Finding = Literal["holds", "ranks", "chance"]
 
@@ -41,17 +41,17 @@ def verdict(validation: Validation, level: Level) -> Verdict:
     """The verdict on a risk of spans or of answers."""
     auroc = validation.auroc
     ranking = f"AUROC {auroc.estimate:.3f} ({auroc.low:.3f} – {auroc.high:.3f})"
+    finding: Finding
     brier = f"Brier {validation.brier:.4f}, base rate {validation.brier_of_base_rate:.4f}"
-    calibrated = validation.brier < validation.brier_of_base_rate
     if auroc.low <= 0.5:
-        return Verdict("chance", f"Verdict: the risk of {level}s is no better than chance here: {ranking}; {brier}.")
-    if not calibrated:
-        return Verdict(
-            "ranks",
-            f"Verdict: the risk of {level}s ranks but is not calibrated here: it is no better than the base rate as a "
-            f"probability ({brier}; {ranking}).",
-        )
-    return Verdict("holds", f"Verdict: the risk of {level}s holds here: {ranking}; {brier}.")
+        finding, words = "chance", f"is no better than chance here: {ranking}; {brier}."
+    elif validation.brier < validation.brier_of_base_rate:
+        finding, words = "holds", f"holds here: {ranking}; {brier}."
+    else:
+        finding = "ranks"
+        words = f"ranks but is not calibrated here: it is no better than the base rate as a probability ({brier}; "
+        words += f"{ranking})."
+    return Verdict(finding, f"Verdict: the risk of {level}s {words}")
 
 
 def fit_calibrator(
@@ -91,7 +91,7 @@ def fit_calibrator(
     if questions:
         found["answer"] = own_answers(engine, questions, config)
         about["answer"] = f"the model's own answers to {len(questions)} questions"
-    return _warned(engine, config, fit_levels(found, about, settings), probe=settings.probe)
+    return _warned(engine, config, found, about, settings)
 
 
 def fit_self_made(
@@ -125,7 +125,7 @@ def fit_self_made(
     made = made_questions(documents, count, settings.seed)
     found = self_made_features(engine, made, config, chat=chat, seed=settings.seed)
     about = about_self_made(found, count, len(documents))
-    return _warned(engine, config, fit_levels(found, about, settings), probe=False)
+    return _warned(engine, config, found, about, settings.model_copy(update={"probe": False}))
 
 
 def about_self_made(levels: Iterable[Level], count: int, documents: int) -> dict[Level, str]:
@@ -138,34 +138,63 @@ def about_self_made(levels: Iterable[Level], count: int, documents: int) -> dict
     return {level: data[level] for level in levels}
 
 
-def _warned(engine: CocoaEngine, config: CocoaConfig, fitted: FittedLevels, *, probe: bool) -> RiskCalibrator:
-    """The calibrator of fitted risks, after a warning for what could not be fitted."""
-    calibrator = calibrator_of(engine, config, fitted, probe=probe)
-    for reason in notes(calibrator, fitted):
+def _warned(
+    engine: CocoaEngine,
+    config: CocoaConfig,
+    items: Mapping[Level, LabelledFeatures],
+    about: Mapping[Level, str],
+    settings: FitSettings,
+) -> RiskCalibrator:
+    """The calibrator, after a warning for what could not be fitted."""
+    calibrator, notes = fit_risks(engine, config, items, about, settings)
+    for reason in notes:
         warnings.warn(CalibrationWarning(reason), stacklevel=3)  # at the caller of the public function
     return calibrator
 
 
-def calibrator_of(engine: CocoaEngine, config: CocoaConfig, fitted: FittedLevels, *, probe: bool) -> RiskCalibrator:
-    """The calibrator of fitted risks.
+def fit_risks(
+    engine: CocoaEngine,
+    config: CocoaConfig,
+    items: Mapping[Level, LabelledFeatures],
+    about: Mapping[Level, str],
+    settings: FitSettings = DEFAULTS,
+) -> tuple[RiskCalibrator, list[str]]:
+    """Fit a risk for each level that can be fitted.
 
     Args:
         engine: the engine that measured the items.
         config: the settings of the measurement.
-        fitted: the fitted risks.
-        probe: whether a probe was asked for.
+        items: the labelled items of each level.
+        about: a description of the data of each level.
+        settings: how they are fitted.
+
+    Returns:
+        The calibrator, and what could not be fitted or measured, as messages.
 
     Raises:
-        CalibrationError: a probe was asked for, and no risk of spans could be fitted.
+        CalibrationError: nothing is labelled, no level can be fitted, or a probe was asked for and no risk of spans
+            could be fitted.
     """
-    model = engine.session.model
-    direction = fitted.direction
-    if probe and direction is None:
+    if not items:
+        raise CalibrationError("the data has no labels.")
+    risks: dict[Level, FittedRisk] = {}
+    notes: list[str] = []
+    direction: Direction | None = None
+    for level, of_level in items.items():
+        try:
+            risks[level], of_states = fit(of_level, about[level], settings)
+            direction = direction or of_states
+        except CalibrationError as error:
+            notes.append(f"No risk of {level}s: {error}")
+    if not risks:
+        raise CalibrationError(" ".join(notes))
+    if settings.probe and direction is None:
         raise CalibrationError(
             "a probe is fitted on answers whose hallucinated parts are labelled, and there are none, or too few."
         )
-    measured = any(name in risk.features for risk in fitted.risks.values() for name in SOURCE_FEATURES)
-    return RiskCalibrator(
+    model = engine.session.model
+    measured = any(name in risk.features for risk in risks.values() for name in SOURCE_FEATURES)
+    calibrator = RiskCalibrator(
         model_name=engine.model_name,
         settings=Settings.of(config, engine.num_layers),
         heads=source_heads(config.decore_heads, model) if measured else None,
@@ -178,16 +207,11 @@ def calibrator_of(engine: CocoaEngine, config: CocoaConfig, fitted: FittedLevels
             weights=tuple(direction.weights.tolist()),
             intercept=direction.intercept,
         ),
-        **fitted.risks,
+        **risks,
     )
-
-
-def notes(calibrator: RiskCalibrator, fitted: FittedLevels) -> list[str]:
-    """What could not be fitted or measured, as messages."""
-    if calibrator.heads is not None:
-        return fitted.missing
-    reason = (
-        "The source attention is not a feature: the retrieval heads of the model are not known (find them with `cocoa "
-        "heads`, and give the file as decore_heads), or its attention cannot be seen."
-    )
-    return [*fitted.missing, reason]
+    if calibrator.heads is None:
+        notes.append(
+            "The source attention is not a feature: the retrieval heads of the model are not known (find them with "
+            "`cocoa heads`, and give the file as decore_heads), or its attention cannot be seen."
+        )
+    return calibrator, notes

@@ -6,8 +6,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import groupby
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -59,16 +58,6 @@ class Segment:
     supported: int
 
 
-class KnownAnswers(Protocol):
-    """Answers that were fed before, such as :class:`~cocoa_engine.lab.forced.ProfileCache`."""
-
-    def get(self, record: LabelledText) -> TeacherForced | None:
-        """An answer; `None` if it was not fed before."""
-
-    def add(self, forced: TeacherForced) -> None:
-        """Keep an answer."""
-
-
 def force(
     engine: CocoaEngine,
     records: Iterable[LabelledText],
@@ -76,7 +65,7 @@ def force(
     *,
     chat: bool = False,
     without_source: bool = False,
-    cache: KnownAnswers | None = None,
+    cache: ProfileCache | None = None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> Iterator[TeacherForced]:
     """Feed labelled answers to a model, each after its prompt. Consecutive answers share the encoding of their prompt.
@@ -97,14 +86,13 @@ def force(
     profiler = Profiler(engine.session, config, None if calibrator is None else calibrator.heads)
     for _, same in groupby(records, key=lambda record: record.prompt):
         batch = list(same)
-        known = {} if cache is None else {record: found for record in batch if (found := cache.get(record)) is not None}
-        if missing := [record for record in batch if record not in known]:
-            fed = _fed(engine, profiler, missing, chat=chat, without_source=without_source)
-            if cache is not None:
-                for one in fed:
-                    cache.add(one)
-            known |= {one.record: one for one in fed}
-        yield from (known[record] for record in batch)
+        known = {record: None if cache is None else cache.get(record) for record in batch}
+        if missing := [record for record, forced in known.items() if forced is None]:
+            for forced in _fed(engine, profiler, missing, chat=chat, without_source=without_source):
+                known[forced.record] = forced
+                if cache is not None:
+                    cache.add(forced)
+        yield from (forced for forced in map(known.get, batch) if forced is not None)
         advance(len(batch))
 
 
@@ -150,26 +138,18 @@ def spans(forced: TeacherForced) -> Iterator[Segment]:
     branches continue with the most probable token.
     """
     for start, end in span_ranges(forced.profile):
-        segment = _segment(forced, start, end)
-        if segment.hallucinated + segment.supported:
-            yield segment
+        hallucinated, supported = _characters(forced, start, end)
+        if hallucinated + supported:
+            yield Segment(forced, start, end, forced.profile.span(start, end), hallucinated, supported)
 
 
 def span_ranges(profile: TokenProfile) -> list[tuple[int, int]]:
     """The tokens of each span, the end exclusive; see :func:`spans`. Together the spans cover the text."""
     count = len(profile.token_ids)
-    cuts = [at for at in range(count) if at == 0 or begins_span(profile, at)]
+    # several tokens compete, or the text's token is not the most probable one
+    begins = [profile.competing[at] > 1 or profile.gaps[at] > 0 or at == 0 for at in range(count)]
+    cuts = [at for at, begin in enumerate(begins) if begin]
     return list(zip(cuts, [*cuts[1:], count], strict=True))
-
-
-def begins_span(profile: TokenProfile, at: int) -> bool:
-    """Whether several tokens compete at a position, or the text's token is not the most probable one."""
-    return profile.competing[at] > 1 or profile.gaps[at] > 0
-
-
-def _segment(forced: TeacherForced, start: int, end: int) -> Segment:
-    hallucinated, supported = _characters(forced, start, end)
-    return Segment(forced, start, end, forced.profile.span(start, end), hallucinated, supported)
 
 
 def _characters(forced: TeacherForced, start: int, end: int) -> tuple[int, int]:
@@ -194,33 +174,15 @@ class KeptProfile(TokenProfile):
 
     Attributes:
         of_tokens: the disagreements of each token as a span of its own.
-        of_spans: those of each mean-pooled span, by its range of tokens.
-        states: the mean state of each span at one layer, ``[d]``; empty if it was not kept.
-        layer: the number of this layer; `None` if no states were kept.
+        ranges: the spans by their range of tokens, each with its place in ``of_spans`` and ``states``.
+        of_spans: the disagreements of the mean-pooled spans.
+        states: the mean state of each span at one layer, ``[spans, d]``, if it was kept.
     """
 
     of_tokens: LayerProfile
-    of_spans: dict[Range, LayerProfile]
-    states: dict[Range, Tensor]
-    layer: int | None
-
-    @classmethod
-    def of(cls, profile: TokenProfile, ranges: Iterable[Range], layer: int | None) -> KeptProfile:
-        """Compare the states of a profile.
-
-        Args:
-            profile: the profile.
-            ranges: the spans.
-            layer: the layer whose states are kept.
-        """
-        wanted = list(dict.fromkeys(ranges))
-        return cls(
-            **{name: getattr(profile, name) for name in _LISTS},
-            of_tokens=profile.tokens,
-            of_spans={one: profile.span(*one) for one in wanted},
-            states={} if layer is None else {one: profile.mean_state(layer, *one) for one in wanted},
-            layer=layer,
-        )
+    ranges: dict[Range, int]
+    of_spans: LayerProfile
+    states: Tensor | None
 
     @property
     def tokens(self) -> LayerProfile:
@@ -229,42 +191,37 @@ class KeptProfile(TokenProfile):
 
     def span(self, start: int, end: int) -> LayerProfile:
         """The disagreements of a span, which must be one of those that were kept."""
-        return self.of_spans[start, end]
+        at = self.ranges[start, end]
+        return LayerProfile(*(values[:, at : at + 1].contiguous() for values in self.of_spans.arrays))
 
     def mean_state(self, layer: int, start: int, end: int) -> Tensor:
         """The mean state of a span that was kept, at the layer that was kept."""
-        assert layer == self.layer
-        return self.states[start, end]
-
-    def plain(self) -> dict[str, Any]:
-        """The profile as plain values."""
-        ranges = list(self.of_spans)
-        of_spans = zip(*(self.of_spans[one].arrays for one in ranges), strict=True)
-        return {
-            **{name: getattr(self, name) for name in _LISTS},
-            "ranges": ranges,
-            "of_tokens": [_plain(values) for values in self.of_tokens.arrays],
-            "of_spans": [_plain(torch.cat(same, dim=1)) for same in of_spans],
-            "states": _plain(torch.stack([self.states[one] for one in ranges])) if self.states else None,
-            "layer": self.layer,
-        }
+        assert self.states is not None
+        return self.states[self.ranges[start, end]]
 
     @classmethod
-    def from_plain(cls, values: dict[str, Any]) -> KeptProfile:
-        """The profile of plain values."""
-        ranges = [(start, end) for start, end in values["ranges"]]
-        of_spans = [_tensor(value) for value in values["of_spans"]]
-        states = None if values["states"] is None else _tensor(values["states"])
+    def read(cls, values: dict[str, Any]) -> KeptProfile:
+        """The profile of :func:`_plain_profile`."""
         return cls(
             **{name: values[name] for name in _LISTS},
             of_tokens=LayerProfile(*map(_tensor, values["of_tokens"])),
-            of_spans={
-                one: LayerProfile(*(values[:, at : at + 1].contiguous() for values in of_spans))
-                for at, one in enumerate(ranges)
-            },
-            states={} if states is None else {one: states[at] for at, one in enumerate(ranges)},
-            layer=values["layer"],
+            ranges={(start, end): at for at, (start, end) in enumerate(values["ranges"])},
+            of_spans=LayerProfile(*map(_tensor, values["of_spans"])),
+            states=None if values["states"] is None else _tensor(values["states"]),
         )
+
+
+def _plain_profile(profile: TokenProfile, ranges: Sequence[Range], layer: int | None) -> dict[str, Any]:
+    """The profile as plain values, with its spans and, if a layer is given, their mean states at this layer."""
+    of_spans = zip(*(profile.span(*ends).arrays for ends in ranges), strict=True)
+    states = None if layer is None else torch.stack([profile.mean_state(layer, *ends) for ends in ranges])
+    return {
+        **{name: getattr(profile, name) for name in _LISTS},
+        "ranges": ranges,
+        "of_tokens": [_plain(values) for values in profile.tokens.arrays],
+        "of_spans": [_plain(torch.cat(same, dim=1)) for same in of_spans],
+        "states": None if states is None else _plain(states),
+    }
 
 
 class ProfileCache:
@@ -298,41 +255,27 @@ class ProfileCache:
         settings = {**competing, "chat": chat, "without_source": without_source, "layer": layer}
         self._answers = AnswerCache(folder, "fed", engine, config, settings)
         self._layer = layer
-
-    @property
-    def file(self) -> Path:
-        """The file of the answers."""
-        return self._answers.file
+        self.file = self._answers.file
 
     def get(self, record: LabelledText) -> TeacherForced | None:
-        """An answer; `None` if it was not fed before.
-
-        Raises:
-            ConfigError: the file is required and cannot be read.
-        """
-        values = self._answers.get(identity(record))
+        """An answer; `None` if it was not fed before."""
+        values = self._answers.get(_identity(record))
         if values is None:
             return None
-        profiles = [KeptProfile.from_plain(value) for value in values["profiles"]]
-        first, *other = [TeacherForced(record, profile, values["ends"]) for profile in profiles]
+        first, *other = [TeacherForced(record, KeptProfile.read(value), values["ends"]) for value in values["profiles"]]
         return TeacherForced(record, first.profile, first.ends, *other)
 
     def add(self, forced: TeacherForced) -> None:
-        """Keep an answer, unless it is there.
-
-        Raises:
-            ConfigError: the file is required and cannot be written to.
-        """
-        if self._answers.get(identity(forced.record)) is not None:
+        """Keep an answer, unless it is there."""
+        if self._answers.get(_identity(forced.record)) is not None:
             return
-        ranges = [(0, len(forced.ends)), *span_ranges(forced.profile)]
-        found = [forced.profile, *([] if forced.without_source is None else [forced.without_source.profile])]
-        profiles = [KeptProfile.of(one, ranges, self._layer).plain() for one in found]
-        self._answers.add(identity(forced.record), {"ends": list(forced.ends), "profiles": profiles})
+        ranges = list(dict.fromkeys([(0, len(forced.ends)), *span_ranges(forced.profile)]))
+        both = [forced, *([] if forced.without_source is None else [forced.without_source])]
+        profiles = [_plain_profile(fed.profile, ranges, self._layer) for fed in both]
+        self._answers.add(_identity(forced.record), {"ends": list(forced.ends), "profiles": profiles})
 
 
-def identity(record: LabelledText) -> Sequence[str | None]:
-    """What identifies an answer in a cache."""
+def _identity(record: LabelledText) -> list[str | None]:
     return [record.prompt, record.question, record.text, record.source]
 
 

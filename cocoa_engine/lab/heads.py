@@ -6,6 +6,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from cocoa_engine.execution.backends.shared_cache import SharedTree
 from cocoa_engine.execution.forward.observed_attention import observed_attention
 from cocoa_engine.execution.forward.source_attention import Heads, SourceProbe
 from cocoa_engine.lab.cache import AnswerCache, CacheFolder, answered
-from cocoa_engine.lab.self_made import Passage, passages
+from cocoa_engine.lab.self_made import passages
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, ScoredHead, heads_of_model, keep, spread_heads_of
 from cocoa_engine.model.configs import attention_heads
 from cocoa_engine.model.generation_config import eos_token_ids
@@ -81,11 +82,6 @@ RECALLED = 0.5
 """A run counts if the ROUGE-1 recall of the needle in the answer is above this."""
 
 
-class HiddenNeedle(NamedTuple):
-    prompt: list[int]
-    needle: range  # its positions in the prompt
-
-
 def find_retrieval_heads(
     engine: CocoaEngine,
     lengths: Sequence[int] = LENGTHS,
@@ -126,16 +122,10 @@ def find_retrieval_heads(
     samples = 0
     for number, (length, depth, needle) in enumerate(runs):
         prompt = _prompt(engine, needle, length, depth)
-        values = None if known is None else known.get([prompt, needle.text])
-        if values is None:
-            run = HiddenNeedle(prompt, _positions(engine, prompt, needle.text))
-            scores, answer = _answered(engine, backend, run, num_heads)
-            if known is not None:
-                known.add([prompt, needle.text], {"scores": scores.tolist(), "answer": answer})
-        else:
-            scores, answer = torch.tensor(values["scores"], dtype=torch.float64), values["answer"]
-        if _recall(needle.text, answer) > RECALLED:
-            total += scores
+        identity, measure = [prompt, needle.text], partial(_answered, engine, prompt, needle.text)
+        values = measure() if known is None else known.get_or_measure(identity, measure)
+        if _recall(needle.text, values["answer"]) > RECALLED:
+            total += torch.tensor(values["scores"], dtype=torch.float64)
             samples += 1
         on_progress(number + 1, len(runs))
     if not samples:
@@ -143,22 +133,15 @@ def find_retrieval_heads(
             f"{engine.model_name} recalled none of {len(runs)} needles: it has no clear retrieval heads, or the texts "
             "are too long for it; try shorter ones (--lengths)."
         )
-    mean = (total / samples).tolist()
     heads = [
         ScoredHead(layer=layer, head=head, score=score)
-        for layer, row in enumerate(mean)
+        for layer, row in enumerate((total / samples).tolist())
         for head, score in enumerate(row)
     ]
     heads.sort(key=lambda head: (-head.score, head.layer, head.head))
     return RetrievalHeads(
         model_name=engine.model_name, num_layers=model.num_layers, num_heads=num_heads, samples=samples, heads=heads
     )
-
-
-def hide(engine: CocoaEngine, needle: Needle, length: int, depth: float) -> HiddenNeedle:
-    """A prompt of about ``length`` tokens that contains the needle, and the needle's positions."""
-    prompt = _prompt(engine, needle, length, depth)
-    return HiddenNeedle(prompt, _positions(engine, prompt, needle.text))
 
 
 def _prompt(engine: CocoaEngine, needle: Needle, length: int, depth: float) -> list[int]:
@@ -168,12 +151,7 @@ def _prompt(engine: CocoaEngine, needle: Needle, length: int, depth: float) -> l
     at = int(depth * len(hay))
     before, after = engine.decode(hay[:at]), engine.decode(hay[at:])
     question = f"{needle.question} Answer with the sentence of the text that says so, word for word."
-    text = f"{before} {needle.text} {after}\n\n{question}"
-    if engine.has_chat_template:
-        text = engine.render_chat([{"role": "user", "content": text}])
-        prompt = engine.encode(text, add_special_tokens=False)
-    else:
-        prompt = engine.encode(f"{text}\nAnswer:")
+    prompt = _encoded(engine, f"{before} {needle.text} {after}\n\n{question}")
     window = engine.context_window
     if window is not None and len(prompt) + 64 > window:
         raise PromptError(
@@ -218,7 +196,7 @@ def _most_attended(backend: Backend, tree: TokenTree, heads: Heads, length: int)
     seen: dict[int, Tensor] = {}
     if backend.masks_heads:
         assert isinstance(tree, SharedTree)
-        tree.probe = seen.__setitem__
+        tree.probe = _MostAttended(heads, seen)
         yield seen
         return
     model = backend.model
@@ -226,20 +204,20 @@ def _most_attended(backend: Backend, tree: TokenTree, heads: Heads, length: int)
         yield seen
 
 
-def _answered(engine: CocoaEngine, backend: Backend, run: HiddenNeedle, num_heads: int) -> tuple[Tensor, str]:
-    """Answer greedily. Returns the score of each head, ``[L, heads]``, and the answer's text."""
-    model = backend.model
+def _answered(engine: CocoaEngine, prompt: list[int], needle: str) -> dict[str, Any]:
+    """Answer greedily. Returns the ``scores`` of each head, ``[L, heads]``, and the ``answer``'s text."""
+    backend, model = engine.session.backend, engine.session.model
+    num_heads = attention_heads(model.config) or 0
     scores = torch.zeros(model.num_layers, num_heads, dtype=torch.float64)
     heads = [(layer, head) for layer in range(model.num_layers) for head in range(num_heads)]
-    prompt_ids = torch.tensor(run.prompt)
+    place, prompt_ids = _positions(engine, prompt, needle), torch.tensor(prompt)
     ends = eos_token_ids(model.model, engine.session.tokens)
-    reserve = 2 * len(run.needle) + 16
     spec = capture_spec(model, CocoaConfig())._replace(source_heads=())  # nothing but the heads is observed
-    with opened(backend, run.prompt[:-1], reserve, spec) as tree:
+    with opened(backend, prompt[:-1], 2 * len(place) + 16, spec) as tree:
         backend.prefill(tree)
-        token_id, answer = run.prompt[-1], list[int]()
-        while len(answer) < 2 * len(run.needle) + 8:
-            with _most_attended(backend, tree, heads, len(run.prompt) + len(answer)) as attended:
+        token_id, answer = prompt[-1], list[int]()
+        while len(answer) < 2 * len(place) + 8:
+            with _most_attended(backend, tree, heads, len(prompt) + len(answer)) as attended:
                 output = backend.step([(tree, [(token_id,)])])[0]
             tree.commit((token_id,))
             token_id = int(output.logits[0].argmax())
@@ -247,20 +225,16 @@ def _answered(engine: CocoaEngine, backend: Backend, run: HiddenNeedle, num_head
                 break
             answer.append(token_id)
             for layer, positions in attended.items():
-                inside = (positions >= run.needle.start) & (positions < run.needle.stop)
-                copied = prompt_ids[positions.clamp(max=len(run.prompt) - 1)] == token_id
-                scores[layer, : len(positions)] += (inside & copied) / len(run.needle)
-    return scores.clamp(max=1), engine.decode(answer)
+                inside = (positions >= place.start) & (positions < place.stop)
+                copied = prompt_ids[positions.clamp(max=len(prompt) - 1)] == token_id
+                scores[layer, : len(positions)] += (inside & copied) / len(place)
+    return {"scores": scores.clamp(max=1).tolist(), "answer": engine.decode(answer)}
 
 
 def _recall(expected: str, actual: str) -> float:
     """ROUGE-1 recall: the share of the expected words that occur in the actual text."""
-    words = Counter(_words(expected))
-    return sum((words & Counter(_words(actual))).values()) / sum(words.values())
-
-
-def _words(text: str) -> Iterator[str]:
-    return (word.strip(".,;:!?\"'()").lower() for word in text.split())
+    words, said = (Counter(word.strip(".,;:!?\"'()").lower() for word in text.split()) for text in (expected, actual))
+    return (words & said).total() / words.total()
 
 
 PROMPTS = 60
@@ -310,7 +284,9 @@ def with_reference(
             decore_heads=str(file), max_new_tokens=MAX_NEW_TOKENS, max_risk=None, method="cocoa-sig"
         )
         asked = [_encoded(engine, request) for request in islice(_requests(seed), prompts)]
-        known = None if cache is None else _cache(cache, engine, config)
+        # the file of the heads has another name each time, so the heads alone count
+        settings = config.model_dump(mode="json", exclude={"decore_heads"})
+        known = None if cache is None else AnswerCache(cache, "reference", engine, config, {"config": settings})
         done = 0
 
         def advance(count: int) -> None:
@@ -334,14 +310,8 @@ def with_reference(
 
 def _attention(answer: Generation) -> dict[str, Any]:
     """The source attention of the spans with letters or digits, as far as it is known."""
-    found = [span.source_attention for span in answer.spans if any(letter.isalnum() for letter in span.text)]
-    return {"source_attention": [value for value in found if value is not None]}
-
-
-def _cache(folder: CacheFolder, engine: CocoaEngine, config: CocoaConfig) -> AnswerCache:
-    """The cache of the answers. The file of the heads has another name each time, so the heads alone count."""
-    settings = config.model_dump(mode="json", exclude={"decore_heads"})
-    return AnswerCache(folder, "reference", engine, config, {"config": settings})
+    values = [span.source_attention for span in answer.spans if any(letter.isalnum() for letter in span.text)]
+    return {"source_attention": [value for value in values if value is not None]}
 
 
 def keep_reference(
@@ -378,13 +348,10 @@ def keep_reference(
 
 def _requests(seed: int) -> Iterator[str]:
     """Questions about passages, and requests to retell one, in turn."""
-    for number, passage in enumerate(passages(seed)):
-        yield _question(passage) if number % 2 else f"{passage.text}\n\nSummarise the text in two sentences."
-
-
-def _question(passage: Passage) -> str:
     task = "Answer the question from the passage, in one sentence."
-    return f"Passage: {passage.text}\n\n{task}\nQuestion: {passage.stated[0].question}"
+    for number, passage in enumerate(passages(seed)):
+        question = f"Passage: {passage.text}\n\n{task}\nQuestion: {passage.stated[0].question}"
+        yield question if number % 2 else f"{passage.text}\n\nSummarise the text in two sentences."
 
 
 def _encoded(engine: CocoaEngine, request: str) -> list[int]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from torch import Tensor
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import SpanLogProb, cocoa, cocoa_sig, con_mlds_of, f_mlds_of, length_penalty, middle_layers
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.lab.forced import TeacherForced, answer, spans, token_labels
+from cocoa_engine.lab.forced import Segment, TeacherForced, answer, spans, token_labels
 from cocoa_engine.model.hidden_states import FinalLayer
 from cocoa_engine.risk.features import MARGIN_CAP
 from cocoa_engine.scoring.text_profile import LayerProfile
@@ -22,26 +22,6 @@ Level = Literal["answer", "span", "character"]
 """What the signal study ranks."""
 
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """The statistics of one item; :class:`Items` describes them."""
-
-    hallucinated: float
-    supported: float
-    log_prob: float
-    tokens: float
-    min_log_prob: float
-    mean_entropy: float
-    mean_margin: float
-    first_entropy: float
-    first_margin: float
-    position: float
-    relative_position: float
-    candidates: float
-    spread: float
-    source_attention: float
 
 
 @dataclass(frozen=True)
@@ -104,106 +84,97 @@ class Items:
         return f_mlds_of((self.to_pre_norm if final == "pre_norm" else self.to_post_norm).T, window)
 
 
-class _Rows:
-    """Collects items."""
+_ARRAYS = [field.name for field in fields(Items) if field.type == "Floats"]
 
-    def __init__(self, level: Level) -> None:
-        self.level = level
-        self.groups: list[str] = []
-        self.answers: list[str] = []
-        self.statistics: list[Statistics] = []
-        self.layers: list[LayerProfile] = []
-        self.without_source: _Rows | None = None
+Range = tuple[int, int]
 
-    def add(
-        self,
-        forced: TeacherForced,
-        start: int,
-        end: int,
-        layers: LayerProfile | None,
-        hallucinated: int,
-        supported: int,
-    ) -> None:
-        profile = forced.profile
-        log_probs = profile.log_probs[start:end]
-        margins = [min(margin, MARGIN_CAP) for margin in profile.margins[start:end]]
-        source = profile.source_attention[start:end]
-        count = end - start
-        self.groups.append(forced.record.group)
-        self.answers.append(forced.record.id)
-        self.statistics.append(
-            Statistics(
-                hallucinated=hallucinated,
-                supported=supported,
-                log_prob=sum(log_probs),
-                tokens=count,
-                min_log_prob=min(log_probs),
-                mean_entropy=sum(profile.entropies[start:end]) / count,
-                mean_margin=sum(margins) / count,
-                first_entropy=profile.entropies[start],
-                first_margin=margins[0],
-                position=start,
-                relative_position=start / len(profile.token_ids),
-                candidates=profile.competing[start],
-                spread=profile.spreads[start],
-                source_attention=sum(source) / count if source else float("nan"),
-            )
-        )
-        if layers is not None:
-            self.layers.append(layers)
-        if forced.without_source is not None:
-            self.without_source = self.without_source or _Rows(self.level)
-            same = None if layers is None else forced.without_source.profile.span(start, end)
-            self.without_source.add(forced.without_source, start, end, same, hallucinated, supported)
 
-    def add_tokens(self, forced: TeacherForced) -> None:
-        """Add each token of an answer."""
-        for at, (hallucinated, supported) in enumerate(token_labels(forced)):
-            self.add(forced, at, at + 1, None, hallucinated, supported)
-        self.layers.append(forced.profile.tokens)
-        if forced.without_source is not None and self.without_source is not None:
-            self.without_source.layers.append(forced.without_source.profile.tokens)
+def _items(
+    level: Level, forced: TeacherForced, ranges: Sequence[Range], weights: Sequence[Range], layers: list[LayerProfile]
+) -> Items:
+    """The items of one answer.
 
-    def items(self) -> Items:
-        columns = {
-            field.name: np.array([getattr(statistic, field.name) for statistic in self.statistics], dtype=np.float64)
-            for field in fields(Statistics)
-        }
-        layers = self.layers
-        return Items(
-            level=self.level,
-            groups=self.groups,
-            answers=self.answers,
-            **columns,
-            consecutive=_stacked([layer.consecutive for layer in layers]),
-            to_pre_norm=_stacked([layer.to_pre_norm for layer in layers]),
-            to_post_norm=_stacked([layer.to_post_norm for layer in layers]),
-            without_source=None if self.without_source is None else self.without_source.items(),
-        )
+    Args:
+        level: the level of the items.
+        forced: the answer.
+        ranges: the tokens of each item, the end exclusive.
+        weights: the weight of each item as hallucinated and as supported.
+        layers: the disagreements of the items, in order.
+    """
+    profile, other = forced.profile, forced.without_source
+    count, first = len(profile.token_ids), [start for start, _ in ranges]
+    margins = np.minimum(profile.margins, MARGIN_CAP)
+    attention = profile.source_attention or [float("nan")] * count
+
+    def each(values: Any, of_part: Callable[[Any], Any] = np.mean) -> Floats:
+        return np.array([of_part(values[start:end]) for start, end in ranges], dtype=np.float64)
+
+    if other is not None:
+        same = [other.profile.tokens] if level == "character" else [other.profile.span(*ends) for ends in ranges]
+    return Items(
+        level=level,
+        groups=[forced.record.group] * len(ranges),
+        answers=[forced.record.id] * len(ranges),
+        hallucinated=np.array([weight for weight, _ in weights], dtype=np.float64),
+        supported=np.array([weight for _, weight in weights], dtype=np.float64),
+        log_prob=each(profile.log_probs, sum),
+        tokens=each(profile.token_ids, len),
+        min_log_prob=each(profile.log_probs, min),
+        mean_entropy=each(profile.entropies),
+        mean_margin=each(margins),
+        first_entropy=np.array(profile.entropies)[first],
+        first_margin=margins[first],
+        position=np.array(first, dtype=np.float64),
+        relative_position=np.array(first) / count,
+        candidates=np.array(profile.competing, dtype=np.float64)[first],
+        spread=np.array(profile.spreads)[first],
+        source_attention=each(attention),
+        consecutive=_stacked([layer.consecutive for layer in layers]),
+        to_pre_norm=_stacked([layer.to_pre_norm for layer in layers]),
+        to_post_norm=_stacked([layer.to_post_norm for layer in layers]),
+        without_source=None if other is None else _items(level, other, ranges, weights, same),
+    )
 
 
 def _stacked(profiles: Sequence[Tensor]) -> Floats:
     """``[L, items]`` of each profile, put together as ``[n, L]``."""
-    if not profiles:
-        return np.zeros((0, 0))
     return np.concatenate([profile.numpy().T for profile in profiles]).astype(np.float64)
+
+
+def _joined(level: Level, answers: Sequence[Items]) -> Items:
+    """The items of several answers."""
+    if not answers:
+        return Items(level, [], [], **dict.fromkeys(_ARRAYS, np.zeros((0, 0))))  # type: ignore[arg-type]
+    others = [items.without_source for items in answers if items.without_source is not None]
+    return Items(
+        level=level,
+        groups=[group for items in answers for group in items.groups],
+        answers=[answer for items in answers for answer in items.answers],
+        without_source=_joined(level, others) if others else None,
+        **{name: np.concatenate([getattr(items, name) for items in answers]) for name in _ARRAYS},
+    )
 
 
 def collect(answers: Iterable[TeacherForced]) -> dict[Level, Items]:
     """The items of every labelled level: answers labelled as a whole, spans, and characters."""
-    rows: dict[Level, _Rows] = {level: _Rows(level) for level in ("answer", "span", "character")}
+    found: dict[Level, list[Items]] = {"answer": [], "span": [], "character": []}
     for forced in answers:
+        segments: dict[Level, list[Segment]] = {"answer": [], "span": []}
         if forced.record.label is not None:
-            whole = answer(forced)
-            rows["answer"].add(forced, 0, whole.end, whole.layers, whole.hallucinated, whole.supported)
-        if forced.record.spans is None:
-            continue
-        for span in spans(forced):
-            # a span is hallucinated if any part of it is
-            label = int(span.hallucinated > 0)
-            rows["span"].add(forced, span.start, span.end, span.layers, label, 1 - label)
-        rows["character"].add_tokens(forced)
-    return {level: one.items() for level, one in rows.items()}
+            segments["answer"] = [answer(forced)]
+        if forced.record.spans is not None:
+            segments["span"] = list(spans(forced))
+            tokens = [(at, at + 1) for at in range(len(forced.ends))]
+            found["character"].append(
+                _items("character", forced, tokens, token_labels(forced), [forced.profile.tokens])
+            )
+        for level, parts in segments.items():
+            # an item is hallucinated if any part of it is
+            weights = [(int(part.hallucinated > 0), int(not part.hallucinated)) for part in parts]
+            ranges = [(part.start, part.end) for part in parts]
+            if parts:
+                found[level].append(_items(level, forced, ranges, weights, [part.layers for part in parts]))
+    return {level: _joined(level, items) for level, items in found.items()}
 
 
 @dataclass(frozen=True)
@@ -330,8 +301,3 @@ def pairs(items: Items) -> list[tuple[list[int], list[int]]]:
         by.setdefault(name, ([], []))[0 if items.supported[number] > 0 else 1].append(number)
     most = 1 if items.level == "answer" else None
     return [(good[:most], bad[:most]) for good, bad in by.values() if good and bad]
-
-
-def means(values: Floats, members: list[list[int]]) -> list[float]:
-    """The mean value of each set of items."""
-    return [float(np.mean(values[numbers])) for numbers in members]

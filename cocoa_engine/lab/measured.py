@@ -12,10 +12,10 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.speculation import preceding
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.lab.cache import AnswerCache, answered
-from cocoa_engine.lab.data import Question
 from cocoa_engine.lab.fit import Floats32, LabelledFeatures
 from cocoa_engine.lab.forced import Segment, TeacherForced, answer, spans
 from cocoa_engine.lab.indicators import Layers
+from cocoa_engine.lab.records import Question
 from cocoa_engine.methods import METHODS
 from cocoa_engine.model.prompts import Prompt
 from cocoa_engine.results import Generation
@@ -60,7 +60,7 @@ def labelled_features(
         states: also keep the mean hidden state of each span that a probe reads.
     """
     layers, branches = Layers.of(config, num_layers), METHODS[config.method].branches
-    found: dict[Level, Rows] = {level: Rows() for level in LEVELS}
+    rows: dict[Level, list[Row]] = {level: [] for level in LEVELS}
     read = probe_layer(num_layers)
     for forced in answers:
         group = forced.record.group
@@ -69,14 +69,13 @@ def labelled_features(
                 *_shared_features(answer(forced), layers),
                 *contested_features(forced.profile.margins),
                 math.log1p(len(forced.profile.prompt)),
-                *_source_features(forced, 0, len(forced.profile.token_ids)),
+                *source_features(forced.profile.source_attention),
             ]
-            found["answer"].add(features, forced.record.label, group)
-        if forced.record.spans is not None:
-            for segment in spans(forced):
-                state = forced.profile.mean_state(read, segment.start, segment.end).numpy() if states else None
-                found["span"].add(_span_features(segment, layers, branches), segment.hallucinated > 0, group, state)
-    return {level: rows.labelled(level) for level, rows in found.items() if rows.labels}
+            rows["answer"].append((features, forced.record.label, group, None))
+        for segment in spans(forced) if forced.record.spans is not None else ():
+            state = forced.profile.mean_state(read, segment.start, segment.end).numpy() if states else None
+            rows["span"].append((_span_features(segment, layers, branches), segment.hallucinated > 0, group, state))
+    return {level: _labelled(level, items) for level, items in rows.items() if items}
 
 
 def own_answers(
@@ -87,7 +86,7 @@ def own_answers(
     cache: AnswerCache | None = None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> LabelledFeatures:
-    """The features of a model's own answers to questions. An answer that contains no known answer is hallucinated.
+    """The features of a model's own answers to questions. An answer that is not right is hallucinated.
 
     Questions are asked as a chat if the model has a template, otherwise as text to continue.
 
@@ -97,6 +96,9 @@ def own_answers(
         config: the settings of the decodes.
         cache: answers to questions that were asked before.
         advance: called with the number of questions answered since the last call.
+
+    Raises:
+        CalibrationError: all answers are empty.
     """
     prompts = question_prompts(engine, questions)
     return labelled_answers(answered(engine, questions, prompts, config, answer_values, cache=cache, advance=advance))
@@ -108,21 +110,19 @@ def answer_values(generation: Generation) -> dict[str, Any]:
 
 
 def labelled_answers(answers: Iterable[tuple[Question, Mapping[str, Any]]]) -> LabelledFeatures:
-    """The features of answers to questions. An answer that contains no known answer is hallucinated.
+    """The features of answers to questions, as :func:`own_answers`.
 
     Args:
         answers: each question with the :func:`answer_values` of its answer. Empty answers are left out.
-
-    Raises:
-        CalibrationError: all answers are empty.
     """
-    rows = Rows()
-    for question, values in answers:
-        if values["features"] is not None:
-            rows.add(values["features"], not question.is_right(values["text"]), question.group)
-    if not rows.labels:
+    rows: list[Row] = [
+        (values["features"], not question.is_right(values["text"]), question.group, None)
+        for question, values in answers
+        if values["features"] is not None
+    ]
+    if not rows:
         raise CalibrationError("all answers of the model are empty, so nothing can be fitted or evaluated on them.")
-    return rows.labelled("answer")
+    return _labelled("answer", rows)
 
 
 def question_prompts(engine: CocoaEngine, questions: Sequence[Question]) -> list[Prompt]:
@@ -137,40 +137,27 @@ def request_prompt(engine: CocoaEngine, request: str) -> Prompt:
     return engine.encode_chat([{"role": "user", "content": request}])
 
 
-class Rows:
-    """Collects labelled features."""
+Row = tuple[list[float], bool, str, Floats32 | None]
+"""The features of an item, whether it is hallucinated, its group, and its mean hidden state for a probe."""
 
-    def __init__(self) -> None:
-        self.features: list[list[float]] = []
-        self.labels: list[bool] = []
-        self.groups: list[str] = []
-        self.states: list[Floats32] = []
 
-    def add(self, features: list[float], label: bool, group: str, state: Floats32 | None = None) -> None:
-        self.features.append(features)
-        self.labels.append(label)
-        self.groups.append(group)
-        if state is not None:
-            self.states.append(state)
-
-    def labelled(self, level: Level) -> LabelledFeatures:
-        """The items. Features that were measured for none of them are left out."""
-        features = np.array(self.features, dtype=np.float64)
-        missing = {PROBE_FEATURE}  # it is fitted later
-        columns = dict(zip(FEATURES[level], features.T, strict=True))
-        for name in SOURCE_FEATURES:
-            if name in columns and np.isnan(columns[name]).all():
-                missing.add(name)
-            elif name in columns:
-                columns[name][np.isnan(columns[name])] = 0.0  # a prompt of one token has no source
-        names = [name for name in FEATURES[level] if name not in missing]
-        return LabelledFeatures(
-            names,
-            np.stack([columns[name] for name in names], axis=1),
-            np.array(self.labels, dtype=bool),
-            self.groups,
-            np.stack(self.states) if self.states else None,
-        )
+def _labelled(level: Level, rows: Sequence[Row]) -> LabelledFeatures:
+    """The items. Features that were measured for none of them are left out."""
+    features, labels, groups, states = zip(*rows, strict=True)
+    columns = dict(zip(FEATURES[level], np.array(features, dtype=np.float64).T, strict=True))
+    columns.pop(PROBE_FEATURE, None)  # it is fitted later
+    for name in SOURCE_FEATURES:
+        if name in columns and np.isnan(columns[name]).all():
+            del columns[name]
+        elif name in columns:
+            columns[name] = np.nan_to_num(columns[name])  # a prompt of one token has no source
+    return LabelledFeatures(
+        list(columns),
+        np.stack(list(columns.values()), axis=1),
+        np.array(labels, dtype=bool),
+        list(groups),
+        np.stack(states) if states[0] is not None else None,
+    )
 
 
 def _span_features(segment: Segment, layers: Layers, branches: bool) -> list[float]:
@@ -181,13 +168,9 @@ def _span_features(segment: Segment, layers: Layers, branches: bool) -> list[flo
         *extreme_token_features(profile.token_ids[tokens], profile.entropies[tokens], profile.margins[tokens]),
         *((float(profile.competing[start]), profile.spreads[start]) if contested else (1.0, 0.0)),
         *preceding_features(preceding(profile.log_probs[:start], profile.entropies[:start], profile.copied[:start])),
-        _source_features(segment.forced, start, segment.end)[0],
+        source_features(profile.source_attention[tokens])[0],
         math.nan,
     ]
-
-
-def _source_features(forced: TeacherForced, start: int, end: int) -> list[float]:
-    return source_features(forced.profile.source_attention[start:end])
 
 
 def _shared_features(segment: Segment, layers: Layers) -> list[float]:

@@ -51,29 +51,43 @@ def caution(groups: int) -> str | None:
 class Ranked:
     """Sorted scores of n items, for computing AUROC and AUPRC under many weightings.
 
+    Items are compared only with items of their own stratum, if there are several. This is for risks of a
+    cross-validation, where each fold's risks come from a different fit. If a fold has more hallucinated items, its
+    model was fitted on fewer, so the AUROC over all folds together is too low (Airola et al., 2011, "An experimental
+    comparison of cross-validation techniques for estimating the area under the ROC curve").
+
     Args:
         scores: the scores, higher is riskier; ties count half.
         positive: the weight of each item as hallucinated.
         negative: the weight of each item as supported.
+        strata: the stratum of each item. Strata that lack a class are ignored.
 
     Raises:
-        DataError: a score is NaN, or one of the classes has no weight.
+        DataError: a score is NaN, or no stratum has both classes.
     """
 
-    def __init__(self, scores: ArrayLike, positive: ArrayLike, negative: ArrayLike) -> None:
-        values = np.asarray(scores, dtype=np.float64)
-        self._positive = np.asarray(positive, dtype=np.float64)
-        self._negative = np.asarray(negative, dtype=np.float64)
+    def __init__(
+        self, scores: ArrayLike, positive: ArrayLike, negative: ArrayLike, strata: ArrayLike | None = None
+    ) -> None:
+        values, self._positive, self._negative = (
+            np.asarray(column, dtype=np.float64) for column in (scores, positive, negative)
+        )
         if np.isnan(values).any():
             raise DataError("a score is NaN: it cannot be ranked.")
-        if not (self._positive.sum() > 0 and self._negative.sum() > 0):
+        stratum_of_item = np.zeros(len(values)) if strata is None else np.asarray(strata)
+        self._within = strata is not None
+        self._parts: list[tuple[NDArray[np.intp], NDArray[np.intp]]] = []
+        for stratum in np.unique(stratum_of_item):
+            members = np.flatnonzero(stratum_of_item == stratum)
+            if self._positive[members].any() and self._negative[members].any():
+                ordered = members[np.argsort(-values[members], kind="stable")]
+                ranked = values[ordered]  # and where each distinct score begins
+                self._parts.append((ordered, np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])))
+        if not self._parts:
             raise DataError("both hallucinated and supported items are needed to rank them.")
-        self._order = np.argsort(-values, kind="stable")
-        ranked = values[self._order]
-        self._starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])  # where each distinct score begins
 
     def auroc(self, weights: Floats | None = None) -> Floats:
-        """P(a hallucinated item scores higher than a supported one) + P(equal) / 2.
+        """P(a hallucinated item scores higher than a supported one) + P(equal) / 2, the mean over such pairs.
 
         Args:
             weights: how often each item was drawn in each of B samples, ``[B, n]``. `None` counts each item once.
@@ -81,79 +95,41 @@ class Ranked:
         Returns:
             ``[B]``, NaN for samples that lack a class.
         """
-        positive, negative = self._by_score(weights)
-        above = np.cumsum(positive, axis=1) - positive / 2  # hallucinated weight at or above each score, ties half
-        with np.errstate(invalid="ignore"):
-            result: Floats = (above * negative).sum(axis=1) / (positive.sum(axis=1) * negative.sum(axis=1))
-        return result
+
+        def of_part(positive: Floats, negative: Floats) -> tuple[Floats, Floats]:
+            above = np.cumsum(positive, axis=1) - positive / 2  # hallucinated weight at or above a score, ties half
+            return (above * negative).sum(axis=1), positive.sum(axis=1) * negative.sum(axis=1)
+
+        return self._mean(weights, of_part)
 
     def auprc(self, weights: Floats | None = None) -> Floats:
         """Average precision: the mean, over hallucinated items, of the precision at their score; see :meth:`auroc`."""
-        positive, negative = self._by_score(weights)
-        found, all_at_least = np.cumsum(positive, axis=1), np.cumsum(positive + negative, axis=1)
-        with np.errstate(invalid="ignore"):
-            precision = np.divide(found, all_at_least, out=np.zeros_like(found), where=all_at_least > 0)
-            result: Floats = (precision * positive).sum(axis=1) / positive.sum(axis=1)
-        return result
 
-    def _by_score(self, weights: Floats | None) -> tuple[Floats, Floats]:
-        """The weight of either class at each distinct score, from the highest, ``[B, scores]``."""
-        drawn = np.ones((1, len(self._order))) if weights is None else weights
-        drawn = drawn[:, self._order]
-        return (
-            np.add.reduceat(drawn * self._positive[self._order], self._starts, axis=1),
-            np.add.reduceat(drawn * self._negative[self._order], self._starts, axis=1),
-        )
+        def of_part(positive: Floats, negative: Floats) -> tuple[Floats, Floats]:
+            reached, all_at_least = np.cumsum(positive, axis=1), np.cumsum(positive + negative, axis=1)
+            precision = np.divide(reached, all_at_least, out=np.zeros_like(reached), where=all_at_least > 0)
+            both = negative.sum(axis=1) > 0 if self._within else 1.0
+            return (precision * positive).sum(axis=1) * both, positive.sum(axis=1) * both
 
+        return self._mean(weights, of_part)
 
-class RankedWithin:
-    """The same as :class:`Ranked`, but items are compared only with items of their own stratum.
+    def _mean(self, weights: Floats | None, of_part: Callable[[Floats, Floats], tuple[Floats, Floats]]) -> Floats:
+        """The sum over strata of what a measure counts, divided by how many it counts.
 
-    This is for risks of a cross-validation, where each fold's risks come from a different fit. If a fold has more
-    hallucinated items, its model was fitted on fewer, so the AUROC over all folds together is too low (Airola et al.,
-    2011, "An experimental comparison of cross-validation techniques for estimating the area under the ROC curve").
-
-    Args:
-        scores, positive, negative: see :class:`Ranked`.
-        strata: the stratum of each item. Strata that lack a class are ignored.
-
-    Raises:
-        DataError: a score is NaN, or no stratum has both classes.
-    """
-
-    def __init__(self, scores: ArrayLike, positive: ArrayLike, negative: ArrayLike, strata: ArrayLike) -> None:
-        columns = [np.asarray(column, dtype=np.float64) for column in (scores, positive, negative)]
-        _, self._positive, self._negative = columns
-        stratum_of_item = np.asarray(strata)
-        members = [np.flatnonzero(stratum_of_item == stratum) for stratum in np.unique(stratum_of_item)]
-        both = [at for at in members if self._positive[at].any() and self._negative[at].any()]
-        if not both:
-            raise DataError("no stratum has both hallucinated and supported items to rank.")
-        self._parts = [(at, Ranked(*(column[at] for column in columns))) for at in both]
-
-    def auroc(self, weights: Floats | None = None) -> Floats:
-        """The mean over pairs of a hallucinated and a supported item; see :meth:`Ranked.auroc`."""
-        return self._mean("auroc", weights, lambda positive, negative: positive * negative)
-
-    def auprc(self, weights: Floats | None = None) -> Floats:
-        """The mean over hallucinated items; see :meth:`Ranked.auprc`."""
-        return self._mean("auprc", weights, lambda positive, negative: positive * (negative > 0))
-
-    def _mean(self, measure: Measure, weights: Floats | None, count: Callable[[Floats, Floats], Floats]) -> Floats:
+        ``of_part`` gets the weight of either class at each distinct score, from the highest, ``[B, scores]``.
+        """
         drawn = np.ones((1, len(self._positive))) if weights is None else weights
-        total = found = np.zeros(len(drawn))
-        for at, ranked in self._parts:
-            of_part = drawn[:, at]
-            size = count(of_part @ self._positive[at], of_part @ self._negative[at])
-            total = total + size
-            found = found + size * np.nan_to_num(_measure(ranked, measure, of_part))
+        found = total = np.zeros(len(drawn))
+        for ordered, starts in self._parts:
+            of_items = drawn[:, ordered]
+            value, count = of_part(
+                np.add.reduceat(of_items * self._positive[ordered], starts, axis=1),
+                np.add.reduceat(of_items * self._negative[ordered], starts, axis=1),
+            )
+            found, total = found + value, total + count
         with np.errstate(invalid="ignore"):
             result: Floats = found / total
         return result
-
-
-def _measure(ranked: Ranked | RankedWithin, measure: Measure, weights: Floats | None = None) -> Floats:
-    return ranked.auroc(weights) if measure == "auroc" else ranked.auprc(weights)
 
 
 class Bootstrap:
@@ -173,23 +149,23 @@ class Bootstrap:
         random = np.random.default_rng(seed)
         self._counts = random.multinomial(len(names), np.full(len(names), 1 / len(names)), size=draws)
 
-    def samples(self, ranked: Ranked | RankedWithin, measure: Measure) -> Floats:
+    def samples(self, ranked: Ranked, measure: Measure) -> Floats:
         """``"auroc"`` or ``"auprc"`` of each draw, ``[draws]``; NaN if it lacks a class or there is one group only."""
         if self._counts.shape[1] < 2:
             return np.full(len(self._counts), np.nan)
         parts = []
         for start in range(0, len(self._counts), self._ROWS):
             weights = self._counts[start : start + self._ROWS][:, self._group_of_item].astype(np.float64)
-            parts.append(_measure(ranked, measure, weights))
+            parts.append(getattr(ranked, measure)(weights))
         return np.concatenate(parts)
 
-    def interval(self, ranked: Ranked | RankedWithin, measure: Measure) -> Interval:
+    def interval(self, ranked: Ranked, measure: Measure) -> Interval:
         """``"auroc"`` or ``"auprc"`` with its interval."""
-        return interval(float(_measure(ranked, measure)[0]), self.samples(ranked, measure))
+        return interval(float(getattr(ranked, measure)()[0]), self.samples(ranked, measure))
 
-    def difference(self, a: Ranked | RankedWithin, b: Ranked | RankedWithin, measure: Measure) -> Interval:
+    def difference(self, a: Ranked, b: Ranked, measure: Measure) -> Interval:
         """How much better ``a`` ranks than ``b``, with the interval over draws."""
-        estimate = float(_measure(a, measure)[0] - _measure(b, measure)[0])
+        estimate = float(getattr(a, measure)()[0] - getattr(b, measure)()[0])
         return interval(estimate, self.samples(a, measure) - self.samples(b, measure))
 
 

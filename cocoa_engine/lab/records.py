@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Protocol, TypeVar
+
+from pydantic import Field
 
 from cocoa_engine.errors import DataError
-from cocoa_engine.lab.files import as_object, field, plain_text, read_json_lines, read_parquet
+from cocoa_engine.lab.files import RowModel, parsed, read_json_lines, read_parquet
 from cocoa_engine.text_matching import normalized
 
 MAX_PARTS = 10_000
@@ -70,13 +72,7 @@ class LabelledText:
         return replace(self, **cut)
 
     def hallucinated_at(self, start: int, end: int) -> list[bool]:
-        """Whether each character of a range is in a hallucinated part.
-
-        Raises:
-            ValueError: only the whole answer is labelled.
-        """
-        if self.spans is None:
-            raise ValueError(f"only the whole answer {self.id} is labelled")
+        """Whether each character of a range is in a hallucinated part."""
         return [at < len(self._hallucinated) and self._hallucinated[at] for at in range(start, end)]
 
     @cached_property
@@ -199,6 +195,46 @@ class Question:
         return any(f" {normalized(known)} " in words for known in self.answers)
 
 
+class _Passage(RowModel):
+    text: str
+
+
+_Answers = Annotated[list[str], Field(min_length=1)]
+
+
+class _QuestionRow(RowModel):
+    question: str
+
+    def questions(self) -> list[Question]:
+        raise NotImplementedError
+
+
+class _OwnRow(_QuestionRow):
+    answers: _Answers
+    context: str | None = None
+    ctxs: list[_Passage] | None = None
+    """As NQ with gold passages has them: the first is the context."""
+    group: str | int | float | None = None
+
+    def questions(self) -> list[Question]:
+        context = self.ctxs[0].text if self.context is None and self.ctxs else self.context
+        group = self.question if self.group is None else str(self.group)
+        return [Question(self.question, context, tuple(self.answers), group)]
+
+
+class _SwapRow(_QuestionRow):
+    """A row of NQ-Swap: a question with its own passage, and with one in which the answer is swapped."""
+
+    org_context: str
+    org_answer: _Answers
+    sub_context: str
+    sub_answer: _Answers
+
+    def questions(self) -> list[Question]:
+        pairs = ((self.org_context, self.org_answer), (self.sub_context, self.sub_answer))
+        return [Question(self.question, context, tuple(answers), self.question) for context, answers in pairs]
+
+
 def read_questions(path: str | Path) -> list[Question]:
     """Read a file of questions. Repeated questions with the same context are read once.
 
@@ -207,45 +243,20 @@ def read_questions(path: str | Path) -> list[Question]:
         MissingExtraError: the file is parquet, and pyarrow is not installed.
     """
     path = Path(path)
+    swap = path.suffix == ".parquet"
+    kind: type[_QuestionRow] = _SwapRow if swap else _OwnRow
     questions: dict[tuple[str, str | None], Question] = {}
-    for where, question in _nq_swap(path) if path.suffix == ".parquet" else _json_lines(path):
-        if not question.text.strip() or not any(normalized(answer) for answer in question.answers):
-            raise DataError(f"{where}: the question is empty, or none of its answers contains a word.")
-        questions.setdefault((question.text, question.context), question)
+    swapped: set[str] = set()
+    for where, value in read_parquet(path) if swap else read_json_lines(path):
+        row = parsed(kind, value, where)
+        if row.question in swapped:  # the other rows swap in other answers
+            continue
+        for question in row.questions():
+            if not question.text.strip() or not any(normalized(answer) for answer in question.answers):
+                raise DataError(f"{where}: the question is empty, or none of its answers contains a word.")
+            questions.setdefault((question.text, question.context), question)
+        if swap:
+            swapped.add(row.question)
     if not questions:
         raise DataError(f"{path} has no questions.")
     return list(questions.values())
-
-
-def _json_lines(path: Path) -> Iterator[tuple[str, Question]]:
-    for where, row in read_json_lines(path):
-        text = field(row, "question", str, where)
-        group = plain_text(row.get("group", text), "group", where)
-        yield where, Question(text, _context(row, where), _strings(row, "answers", where), group)
-
-
-def _context(row: Mapping[str, Any], where: str) -> str | None:
-    """The passage: the field ``context``, or the text of the first of ``ctxs``, as NQ with gold passages has it."""
-    if row.get("context") is not None:
-        return field(row, "context", str, where)
-    passages = field(row, "ctxs", list, where) if row.get("ctxs") is not None else []
-    return field(as_object(passages[0], f"{where}, ctxs"), "text", str, f"{where}, ctxs") if passages else None
-
-
-def _nq_swap(path: Path) -> Iterator[tuple[str, Question]]:
-    """The first row of each question; the other rows swap in other answers."""
-    seen = set()
-    for where, row in read_parquet(path):
-        text = field(row, "question", str, where)
-        if text not in seen:
-            seen.add(text)
-            for kind in ("org", "sub"):
-                context = field(row, f"{kind}_context", str, where)
-                yield where, Question(text, context, _strings(row, f"{kind}_answer", where), text)
-
-
-def _strings(row: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
-    values: Sequence[Any] = field(row, name, list, where)
-    if not values or not all(isinstance(value, str) for value in values):
-        raise DataError(f"{where}: {name} must be a non-empty list of strings.")
-    return tuple(values)

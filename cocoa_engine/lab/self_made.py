@@ -6,6 +6,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import CalibrationError
-from cocoa_engine.lab.cache import AnswerCache, answered
+from cocoa_engine.lab.cache import AnswerCache
 from cocoa_engine.lab.data import LabelledSpan, LabelledText, Question
 from cocoa_engine.lab.fit import LabelledFeatures
-from cocoa_engine.lab.forced import KnownAnswers, force
-from cocoa_engine.lab.measured import Rows, answer_values, labelled_features, request_prompt
+from cocoa_engine.lab.forced import ProfileCache, force
+from cocoa_engine.lab.measured import labelled_features, own_answers
 from cocoa_engine.risk.features import Level
 
 if TYPE_CHECKING:
@@ -168,23 +169,23 @@ def planted_errors(count: int, seed: int = 0) -> list[LabelledText]:
         seed: seed of the passages and of the errors.
     """
     random = Random(seed)
-    return list(islice(_retellings(random, seed), count))
-
-
-def _retellings(random: Random, seed: int) -> Iterator[LabelledText]:
-    for number, passage in enumerate(passages(seed)):
+    records = []
+    for number, passage in enumerate(islice(passages(seed), count)):
         text, spans = _with_errors(passage, random)
         question = f"{passage.text}\n\nSummarise the text."
-        yield LabelledText(
-            id=str(number),
-            prompt=f"{question}\nSummary:",
-            text=text,
-            question=question,
-            label=None,
-            spans=tuple(spans),
-            group=f"planted {number}",
-            source=passage.text,
+        records.append(
+            LabelledText(
+                id=str(number),
+                prompt=f"{question}\nSummary:",
+                text=text,
+                question=question,
+                label=None,
+                spans=tuple(spans),
+                group=f"planted {number}",
+                source=passage.text,
+            )
         )
+    return records
 
 
 def _with_errors(passage: Passage, random: Random) -> tuple[str, list[LabelledSpan]]:
@@ -193,26 +194,16 @@ def _with_errors(passage: Passage, random: Random) -> tuple[str, list[LabelledSp
     text, spans = "", list[LabelledSpan]()
     for fact in random.sample(passage.stated, TOLD):
         drawn = random.random()
-        if drawn < MISSING:
-            told, value, wrong = missing.pop(), None, True
-        else:
-            told, wrong = fact, drawn < MISSING + FALSE
-            value = fact.false_value if wrong else None
-        before, shown, after = _cut_at(told, value)
-        start = len(text) + (1 if text else 0) + len(before)
-        text += (" " if text else "") + before + shown + after
+        told, wrong = (missing.pop(), True) if drawn < MISSING else (fact, drawn < MISSING + FALSE)
+        value = told.false_value if wrong and told is fact else told.answers[0]
+        before, _, after = told.retold.partition("{value}")
+        before, shown = (_capitalised(before), value) if before else ("", _capitalised(value))
+        text += " " if text else ""
+        start = len(text) + len(before)
+        text += before + shown + after
         if wrong:
             spans.append(LabelledSpan(start, start + len(shown)))
     return text, spans
-
-
-def _cut_at(fact: Fact, value: str | None) -> tuple[str, str, str]:
-    """A sentence for a fact: the text before its value, the value, and the text after it."""
-    before, _, after = fact.retold.partition("{value}")
-    shown = fact.answers[0] if value is None else value
-    if before:
-        return before[0].upper() + before[1:], shown, after
-    return before, shown[0].upper() + shown[1:], after
 
 
 QUESTIONS = 300
@@ -242,22 +233,25 @@ _TERM = re.compile(
 
 
 @dataclass(frozen=True)
-class MadeQuestion:
-    """A question about a passage.
+class MadeQuestion(Question):
+    """A question about a passage, which is its context.
 
     Attributes:
-        request: the whole prompt.
-        question: its known answers.
         answerable: whether the passage has the answer.
+        wording: the number of the wording in :data:`REQUESTS`, from 0; after the last one it begins again.
     """
 
-    request: str
-    question: Question
-    answerable: bool
+    answerable: bool = True
+    wording: int = 0
+
+    @property
+    def request(self) -> str:
+        """The whole prompt."""
+        return REQUESTS[self.wording % len(REQUESTS)].format(passage=self.context, question=self.text)
 
     def is_right(self, answer: str) -> bool:
         """Whether an answer is right: it has the known answer or, if the passage lacks it, declines."""
-        return self.question.is_right(answer) or (not self.answerable and declines(answer))
+        return super().is_right(answer) or (not self.answerable and declines(answer))
 
 
 def declines(answer: str) -> bool:
@@ -292,8 +286,8 @@ def made_questions(documents: Sequence[str] = (), count: int = QUESTIONS, seed: 
 def _invented(seed: int) -> Iterator[MadeQuestion]:
     for number, passage in enumerate(passages(seed)):
         for fact, answerable in ((passage.stated[0], True), (passage.stated[1], True), (passage.missing[0], False)):
-            question = Question(fact.question, passage.text, fact.answers, f"invented {number}")
-            yield MadeQuestion(_request(number, passage.text, fact.question), question, answerable)
+            group = f"invented {number}"
+            yield MadeQuestion(fact.question, passage.text, fact.answers, group, answerable, number)
 
 
 def _of_documents(documents: Sequence[str], seed: int) -> Iterator[MadeQuestion]:
@@ -303,12 +297,8 @@ def _of_documents(documents: Sequence[str], seed: int) -> Iterator[MadeQuestion]
     random.shuffle(parts)
     for number, sentences in enumerate(parts):
         text = " ".join(sentences)
-        known = [
-            (at, found.group())
-            for at, sentence in enumerate(sentences)
-            for found in _TERM.finditer(sentence)
-            if text.count(found.group()) == 1
-        ]
+        terms = [(at, match.group()) for at, sentence in enumerate(sentences) for match in _TERM.finditer(sentence)]
+        known = [(at, term) for at, term in terms if text.count(term) == 1]
         if not known or len(sentences) < 2:
             continue
         at, term = random.choice(known)
@@ -316,24 +306,19 @@ def _of_documents(documents: Sequence[str], seed: int) -> Iterator[MadeQuestion]
         asked = f'Which name, date or number belongs in the gap? "{cloze}"'
         without = " ".join(sentence for number, sentence in enumerate(sentences) if number != at)
         for passage, answerable in ((text, True), (without, False)):
-            question = Question(asked, passage, (term,), f"document {number}")
-            yield MadeQuestion(_request(number, passage, asked), question, answerable)
+            yield MadeQuestion(asked, passage, (term,), f"document {number}", answerable, number)
 
 
 def _parts(text: str) -> Iterator[list[str]]:
     """The sentences of a text, in parts of at most :data:`MAX_WORDS` words."""
     part: list[str] = []
     for sentence in re.split(r"(?<=[.!?])\s+", " ".join(text.split())):
-        if part and sum(len(one.split()) for one in part) + len(sentence.split()) > MAX_WORDS:
+        if part and len(" ".join([*part, sentence]).split()) > MAX_WORDS:
             yield part
             part = []
         part.append(sentence)
     if part:
         yield part
-
-
-def _request(number: int, passage: str, question: str) -> str:
-    return REQUESTS[number % len(REQUESTS)].format(passage=passage, question=question)
 
 
 def self_made_features(
@@ -344,7 +329,7 @@ def self_made_features(
     chat: bool = False,
     seed: int = 0,
     cache: AnswerCache | None = None,
-    known: KnownAnswers | None = None,
+    known: ProfileCache | None = None,
     advance: Callable[[int], None] = lambda count: None,
     feeding: Callable[[Sequence[LabelledText]], Iterable[LabelledText]] = iter,
 ) -> dict[Level, LabelledFeatures]:
@@ -361,12 +346,9 @@ def self_made_features(
         advance: called with the number of questions answered since the last call.
         feeding: yields the texts with planted errors, to show progress.
     """
-    rows = Rows()
-    prompts = [request_prompt(engine, one.request) for one in made]
-    for one, values in answered(engine, made, prompts, config, answer_values, cache=cache, advance=advance):
-        if values["features"] is not None:
-            rows.add(values["features"], not one.is_right(values["text"]), one.question.group)
+    found: dict[Level, LabelledFeatures] = {}
+    with suppress(CalibrationError):  # all answers are empty
+        found["answer"] = own_answers(engine, made, config, cache=cache, advance=advance)
     texts = planted_errors(len(made) // 2, seed)
     fed = force(engine, feeding(texts), config, chat=chat, cache=known)
-    found = labelled_features(fed, config, engine.num_layers)
-    return {**found, "answer": rows.labelled("answer")} if rows.labels else found
+    return {**labelled_features(fed, config, engine.num_layers), **found}

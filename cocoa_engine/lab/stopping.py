@@ -3,170 +3,78 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BeforeValidator, FiniteFloat
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ChatTemplateError, ConfigError, DataError
 from cocoa_engine.lab.cache import AnswerCache, answered
-from cocoa_engine.lab.files import field, plain_text, read_json_lines, read_text
+from cocoa_engine.lab.files import RowModel, parsed, read_json_lines, read_text
 from cocoa_engine.lab.records import Question
 from cocoa_engine.model.prompts import Prompt, chat_of
 from cocoa_engine.results import Generation
 from cocoa_engine.risk.policy import reaches
-from cocoa_engine.safe_text import short_repr
 from cocoa_engine.spans import RAW
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
 
+_Known = Annotated[list[str] | None, BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 
-class MeasuredSpan(NamedTuple):
-    """A span of an answer that was measured before.
 
-    Attributes:
-        text: its text.
-        risk: its risk; `None` if it was not measured.
-        flagged: whether the risk reaches its default threshold; `None` if that is not known.
-    """
-
-    text: str
+class _Span(RowModel):
+    text: str | int | float | None = "?"
     risk: float | None
     flagged: bool | None = None
-
-
-@dataclass(frozen=True)
-class MeasuredAnswer:
-    """An answer that was measured before.
-
-    Attributes:
-        text: its text.
-        spans: its spans.
-        answer_risk: the risk of the answer as a whole; `None` without a calibrator for answers.
-        risk_source: where the risks of spans come from; `None` if that is not known.
-        threshold: the default threshold of spans; `None` if it is not known.
-        answer_threshold: the default threshold of ``answer_risk``; `None` if it is not known.
-    """
-
-    text: str
-    spans: tuple[MeasuredSpan, ...]
-    answer_risk: float | None
     risk_source: str | None = None
-    threshold: float | None = None
-    answer_threshold: float | None = None
+
+    @property
+    def severity(self) -> float | None:
+        """The risk, infinite if it is not a finite number; `None` if it was not measured."""
+        if self.risk is None and self.flagged is False and self.risk_source == "source_attention":
+            return None
+        return _finite(self.risk)
 
 
-@dataclass(frozen=True)
-class OwnPrompt:
-    """One line: a request, or an answer that was measured before, with the known answers if there are any.
+class _Line(RowModel):
+    """A line: a prompt or a question, or an answer that was measured before, as ``cocoa ask --json`` prints it."""
 
-    Attributes:
-        request: the text that the model is asked.
-        measured: the answer that was measured before.
-        known: the known answers.
-        context: the passage of the request that the answer should come from.
-    """
-
-    request: str
-    measured: MeasuredAnswer | None
-    known: tuple[str, ...]
+    prompt: str | None = None
+    question: str | None = None
     context: str | None = None
+    text: str | None = None
+    answers: _Known = None
+    references: _Known = None
+    answer: _Known = None
+    spans: list[_Span] | None = None
+    answer_risk: float | None = None
+    risk_source: str | None = None
+    threshold: FiniteFloat | None = None
+    answer_threshold: FiniteFloat | None = None
 
-    def is_right(self, answer: str) -> bool | None:
-        """Whether an answer contains a known answer; `None` without known answers."""
-        return Question("", None, self.known, "").is_right(answer) if self.known else None
-
-
-def read_own_prompts(path: str | Path) -> list[OwnPrompt]:
-    """Read a file of prompts or of measured answers.
-
-    Raises:
-        DataError: the file cannot be read, is empty, or a line has another form.
-    """
-    path = Path(path)
-    if path.suffix.lower() == ".txt":
-        lines = [line.strip() for line in read_text(path).split("\n")]
-        found = [OwnPrompt(line, None, ()) for line in lines if line]
-    else:
-        found = [_read(row, where) for where, row in read_json_lines(path)]
-    if not found:
-        raise DataError(f"{path} has no prompts.")
-    return found
-
-
-def _read(row: Mapping[str, Any], where: str) -> OwnPrompt:
-    if "spans" in row:
-        return _measured(row, where)
-    known, context = _known(row.get("answers", row.get("answer")), where), None
-    if "prompt" in row:
-        request = field(row, "prompt", str, where)
-    elif "question" in row:
-        context = field(row, "context", str, where) if row.get("context") is not None else None
-        request = Question(field(row, "question", str, where), context, (), "").request
-    else:
-        raise DataError(f"{where}: a line has a prompt, a question, or the spans of a measured answer.")
-    if not request.strip():
-        raise DataError(f"{where}: the prompt is empty.")
-    return OwnPrompt(request, None, known, context if context is None or context.strip() else None)
-
-
-def _measured(row: Mapping[str, Any], where: str) -> OwnPrompt:
-    text = field(row, "text" if "text" in row else "answer", str, where)
-    given = row.get("answers", row.get("references", row.get("answer") if "text" in row else None))
-    spans = []
-    for span in field(row, "spans", list, where):
-        if not isinstance(span, Mapping) or "risk" not in span:
-            raise DataError(f"{where}: a span has no risk.")
-        flagged = span["flagged"] if isinstance(span.get("flagged"), bool) else None
-        spans.append(MeasuredSpan(plain_text(span.get("text", "?"), "text", where), _risk(span, where), flagged))
-    whole = row.get("answer_risk")
-    thresholds = [row.get(name) for name in ("threshold", "answer_threshold")]
-    sources = [row.get("risk_source"), *(span.get("risk_source") for span in row["spans"])]
-    source = next((one for one in sources if isinstance(one, str)), None)
-    measured = MeasuredAnswer(
-        text,
-        tuple(spans),
-        None if whole is None else _number(whole, where),
-        source,
-        *(None if threshold is None else _finite_number(threshold, where) for threshold in thresholds),
-    )
-    return OwnPrompt("", measured, _known(given, where))
-
-
-def _risk(span: Mapping[str, Any], where: str) -> float | None:
-    """The risk of a span; `None` if it was not measured. One that was measured but is not finite is flagged."""
-    unmeasured = span["risk"] is None and span.get("flagged") is False and span.get("risk_source") == "source_attention"
-    return None if unmeasured else _number(span["risk"], where)
-
-
-def _number(value: Any, where: str) -> float:
-    """A risk. ``None`` and the texts that stand for numbers that are not finite are NaN or infinite."""
-    try:
-        return float("nan" if value is None else value)
-    except (TypeError, ValueError, OverflowError):  # OverflowError: an integer of hundreds of digits
-        raise DataError(f"{where}: the risk or threshold {short_repr(value)} is not a number.") from None
-
-
-def _finite_number(value: Any, where: str) -> float:
-    number = _number(value, where)
-    if not math.isfinite(number):
-        raise DataError(f"{where}: the threshold {short_repr(value)} is not a finite number.")
-    return number
-
-
-def _known(value: Any, where: str) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    values = [value] if isinstance(value, str) else value
-    if not isinstance(values, list) or not all(isinstance(one, str) for one in values):
-        raise DataError(f"{where}: the known answers must be a text or a list of texts.")
-    return tuple(values)
-
-
-SHARES = (0.5, 0.25, 0.1, 0.05)
-"""The shares of answers that the suggested thresholds stop at most."""
+    def measured(self) -> Answer:
+        """The risks of the answer."""
+        spans = [span for span in self.spans or () if span.severity is not None and str(span.text).strip()]
+        risks = tuple(_finite(span.severity) for span in spans)
+        flagged = tuple(
+            bool(span.flagged) or math.isinf(risk)
+            for span, risk in zip(spans, risks, strict=True)
+            if span.flagged is not None
+        )
+        sources = (self.risk_source, *(span.risk_source for span in self.spans or ()))
+        return Answer(
+            spans=risks,
+            whole=None if self.answer_risk is None else _finite(self.answer_risk),
+            risk_source=next(filter(None, sources), None),
+            flagged=flagged if len(flagged) == len(risks) else None,
+            threshold=self.threshold,
+            whole_threshold=self.answer_threshold,
+        )
 
 
 @dataclass(frozen=True)
@@ -184,29 +92,68 @@ class Answer:
     """
 
     spans: tuple[float, ...]
-    whole: float | None
-    right: bool | None
+    whole: float | None = None
+    right: bool | None = None
     risk_source: str | None = None
     flagged: tuple[bool, ...] | None = None
     threshold: float | None = None
     whole_threshold: float | None = None
 
-    @classmethod
-    def of(cls, measured: MeasuredAnswer, right: bool | None) -> Answer:
-        """The risks of a measured answer."""
-        visible = [
-            (_finite(span.risk), span.flagged) for span in measured.spans if span.text.strip() and span.risk is not None
-        ]
-        known = [flagged or math.isinf(risk) for risk, flagged in visible if flagged is not None]
-        return cls(
-            tuple(risk for risk, _ in visible),
-            None if measured.answer_risk is None else _finite(measured.answer_risk),
-            right,
-            measured.risk_source,
-            tuple(known) if len(known) == len(visible) else None,
-            measured.threshold,
-            measured.answer_threshold,
-        )
+
+@dataclass(frozen=True)
+class OwnPrompt:
+    """One line of a file: a request, or an answer that was measured before.
+
+    Attributes:
+        request: the text that the model is asked.
+        known: the known answers, if there are any.
+        context: the passage of the request that the answer should come from.
+        measured: the risks of the answer that was measured before.
+    """
+
+    request: str
+    known: tuple[str, ...] = ()
+    context: str | None = None
+    measured: Answer | None = None
+
+    def is_right(self, answer: str) -> bool | None:
+        """Whether an answer contains a known answer; `None` without known answers."""
+        return Question("", None, self.known, "").is_right(answer) if self.known else None
+
+
+def read_own_prompts(path: str | Path) -> list[OwnPrompt]:
+    """Read a file of prompts or of measured answers.
+
+    Raises:
+        DataError: the file cannot be read, is empty, or a line has another form.
+    """
+    path = Path(path)
+    if path.suffix.lower() == ".txt":
+        prompts = [OwnPrompt(line.strip()) for line in read_text(path).split("\n") if line.strip()]
+    else:
+        prompts = [_read(parsed(_Line, value, where), where) for where, value in read_json_lines(path)]
+    if not prompts:
+        raise DataError(f"{path} has no prompts.")
+    return prompts
+
+
+def _read(line: _Line, where: str) -> OwnPrompt:
+    if line.spans is not None:
+        text = line.text if line.text is not None else " ".join(line.answer or ())
+        known = line.answers or line.references or (line.answer if line.text is not None else None)
+        asked = OwnPrompt("", tuple(known or ()))
+        return replace(asked, measured=replace(line.measured(), right=asked.is_right(text)))
+    context = line.context if line.context and line.context.strip() else None
+    request = line.prompt
+    if request is None and line.question is not None:
+        request = Question(line.question, line.context, (), "").request
+    if request is None or not request.strip():
+        raise DataError(f"{where}: a line has a prompt or a question that is not empty, or the spans of an answer.")
+    return OwnPrompt(request, tuple(line.answers or line.answer or ()), None if line.prompt is not None else context)
+
+
+SHARES = (0.5, 0.25, 0.1, 0.05)
+"""The shares of answers that the suggested thresholds stop at most."""
 
 
 @dataclass(frozen=True)
@@ -215,6 +162,11 @@ class Count:
 
     number: int
     of: int
+
+    @classmethod
+    def of_all(cls, chosen: Sequence[bool]) -> Count:
+        """How many of some items are chosen."""
+        return cls(sum(chosen), len(chosen))
 
     def __str__(self) -> str:
         return f"{self.number / self.of:.0%} ({self.number} of {self.of})" if self.of else "–"
@@ -236,10 +188,6 @@ class Row:
     spans: Count | None
     right_stopped: Count
     wrong_passed: Count
-
-    def record(self) -> dict[str, Any]:
-        """The row as plain values."""
-        return asdict(self)
 
 
 def measure(
@@ -273,10 +221,10 @@ def measure(
         engine.encode_chat(chat_of(prompt.request, system)) if chat else prompt.request for prompt in prompts
     ]
     source = _sources(engine, prompts, asked, config)
-    for one, values in answered(engine, prompts, asked, config, _values, source=source, cache=cache, advance=advance):
-        spans = tuple(MeasuredSpan(*span) for span in values["spans"])
-        measured = MeasuredAnswer(**{**values, "spans": spans})
-        yield Answer.of(measured, one.is_right(measured.text))
+    for prompt, values in answered(
+        engine, prompts, asked, config, _values, source=source, cache=cache, advance=advance
+    ):
+        yield replace(_Line.model_validate(values).measured(), right=prompt.is_right(values["text"]))
 
 
 def _sources(
@@ -286,22 +234,23 @@ def _sources(
 
     No prompt has one if the risks of spans would be of two kinds, which no threshold fits.
     """
-    found: list[list[str] | None] = []
-    for one, prompt in zip(prompts, asked, strict=True):
-        is_read = one.context is not None and one.context.strip() in (
-            engine.decode(prompt) if isinstance(prompt, list) else prompt
-        )
-        found.append([one.context] if one.context is not None and is_read else None)
+    sources: list[list[str] | None] = []
+    for line, prompt in zip(prompts, asked, strict=True):
+        read = engine.decode(prompt) if isinstance(prompt, list) else prompt
+        sources.append([line.context] if line.context is not None and line.context.strip() in read else None)
     calibrator = engine.calibrator_for(config)
-    of_one_kind = all(found) or (calibrator is not None and calibrator.span is not None)
-    return found if of_one_kind else [None] * len(found)
+    of_one_kind = all(sources) or (calibrator is not None and calibrator.span is not None)
+    return sources if of_one_kind else [None] * len(sources)
 
 
 def _values(generation: Generation) -> dict[str, Any]:
     """What a threshold is compared with, as plain values."""
     return {
         "text": generation.text,
-        "spans": [(span.text, span.risk, span.flagged) for span in generation.spans],
+        "spans": [
+            {"text": span.text, "risk": span.risk, "flagged": span.flagged, "risk_source": span.risk_source}
+            for span in generation.spans
+        ],
         "answer_risk": generation.answer_risk,
         "risk_source": generation.risk_source,
         "threshold": generation.threshold,
@@ -351,16 +300,20 @@ def by_span(answers: Sequence[Answer], thresholds: Sequence[float] = ()) -> list
     highest = [max(answer.spans, default=-math.inf) for answer in answers]
     spans = [risk for answer in answers for risk in answer.spans]
     return [
-        _row(threshold, answers, highest, Count(sum(risk >= threshold for risk in spans), len(spans)))
+        _row(threshold, answers, [risk >= threshold for risk in highest], [risk >= threshold for risk in spans])
         for threshold in thresholds or suggested(highest)
     ]
 
 
 def by_answer(answers: Sequence[Answer], thresholds: Sequence[float] = ()) -> list[Row]:
     """The same for the risk of whole answers; empty if they have none."""
-    known = [answer for answer in answers if answer.whole is not None]
-    risks = [one.whole for one in known if one.whole is not None]
-    return [_row(threshold, known, risks, None) for threshold in (thresholds or suggested(risks)) if known]
+    pairs = [(answer, answer.whole) for answer in answers if answer.whole is not None]
+    measured, risks = [answer for answer, _ in pairs], [risk for _, risk in pairs]
+    return [
+        _row(threshold, measured, [risk >= threshold for risk in risks])
+        for threshold in thresholds or suggested(risks)
+        if measured
+    ]
 
 
 def by_default(answers: Sequence[Answer]) -> tuple[Row | None, Row | None]:
@@ -371,50 +324,38 @@ def by_default(answers: Sequence[Answer]) -> tuple[Row | None, Row | None]:
     spans = whole = None
     flagged = [answer.flagged for answer in answers if answer.flagged is not None and answer.threshold is not None]
     if answers and len(flagged) == len(answers):
-        of_spans = Count(sum(map(sum, flagged)), sum(map(len, flagged)))
-        spans = _stopped(
-            _common(answer.threshold for answer in answers), answers, [any(one) for one in flagged], of_spans
-        )
-    known = [answer for answer in answers if answer.whole is not None]
-    if known and all(one.whole_threshold is not None for one in known):
-        stopped = [reaches(one.whole, one.whole_threshold) for one in known]
-        whole = _stopped(_common(one.whole_threshold for one in known), known, stopped, None)
+        of_spans = [flag for flags in flagged for flag in flags]
+        spans = _row(_common(answer.threshold for answer in answers), answers, list(map(any, flagged)), of_spans)
+    measured = [answer for answer in answers if answer.whole is not None]
+    if measured and all(answer.whole_threshold is not None for answer in measured):
+        stopped = [reaches(answer.whole, answer.whole_threshold) for answer in measured]
+        whole = _row(_common(answer.whole_threshold for answer in measured), measured, stopped)
     return spans, whole
 
 
 def _common(thresholds: Iterable[float | None]) -> float | None:
     """The only one of these thresholds; `None` if there are several."""
-    found = set(thresholds)
-    return found.pop() if len(found) == 1 else None
+    distinct = set(thresholds)
+    return distinct.pop() if len(distinct) == 1 else None
 
 
 def suggested(risks: Sequence[float]) -> list[float]:
     """The lowest thresholds, to four decimals, that stop at most :data:`SHARES` of the answers with these risks."""
-    found: dict[float, None] = {}
-    for share in SHARES:
-        for risk in sorted({one for one in risks if math.isfinite(one)}):
-            threshold = math.ceil(risk * 10_000) / 10_000
-            if sum(one >= threshold for one in risks) <= share * len(risks):
-                found[threshold] = None
-                break
-    return list(found)
+    ordered = sorted(risks)
+    thresholds = dict.fromkeys(math.ceil(risk * 10_000) / 10_000 for risk in ordered if math.isfinite(risk))
+    stopped = {threshold: len(ordered) - bisect_left(ordered, threshold) for threshold in thresholds}
+    lowest = [next((one for one in thresholds if stopped[one] <= share * len(risks)), None) for share in SHARES]
+    return [threshold for threshold in dict.fromkeys(lowest) if threshold is not None]
 
 
-def _row(threshold: float, answers: Sequence[Answer], risks: Sequence[float], spans: Count | None) -> Row:
-    return _stopped(threshold, answers, [risk >= threshold for risk in risks], spans)
+def _row(
+    threshold: float | None, answers: Sequence[Answer], stopped: Sequence[bool], spans: Sequence[bool] | None = None
+) -> Row:
+    right = [stop for answer, stop in zip(answers, stopped, strict=True) if answer.right is True]
+    wrong = [not stop for answer, stop in zip(answers, stopped, strict=True) if answer.right is False]
+    of_spans = None if spans is None else Count.of_all(spans)
+    return Row(threshold, Count.of_all(stopped), of_spans, Count.of_all(right), Count.of_all(wrong))
 
 
-def _stopped(threshold: float | None, answers: Sequence[Answer], stopped: Sequence[bool], spans: Count | None) -> Row:
-    right = [stop for one, stop in zip(answers, stopped, strict=True) if one.right is True]
-    wrong = [stop for one, stop in zip(answers, stopped, strict=True) if one.right is False]
-    return Row(
-        threshold,
-        Count(sum(stopped), len(stopped)),
-        spans,
-        Count(sum(right), len(right)),
-        Count(len(wrong) - sum(wrong), len(wrong)),
-    )
-
-
-def _finite(risk: float) -> float:
-    return risk if math.isfinite(risk) else math.inf
+def _finite(risk: float | None) -> float:
+    return risk if risk is not None and math.isfinite(risk) else math.inf

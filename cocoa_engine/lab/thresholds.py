@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple, get_args
+from typing import get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.risk.fitted import ReliabilityBin, Rule, Threshold
-
-
-class Reached(NamedTuple):
-    """Precision and recall of a threshold. The precision is `None` if nothing is flagged."""
-
-    precision: float | None
-    recall: float
 
 
 def require(rule: str, target: float) -> None:
@@ -28,20 +21,19 @@ def require(rule: str, target: float) -> None:
     if rule not in get_args(Rule):
         raise CalibrationError(f"a threshold is chosen by {', '.join(get_args(Rule))}, not by {rule!r}.")
     if not 0 < target <= 1 or (rule == "conformal" and target == 1):
-        what = (
-            "the share that may be missed must be above 0 and below 1"
-            if rule == "conformal"
-            else f"a {rule} is above 0 and at most 1"
-        )
-        raise CalibrationError(f"{what}, not {target:g}.")
+        ends = "the share that may be missed must be above 0 and below 1"
+        raise CalibrationError(f"{ends if rule == 'conformal' else f'a {rule} is above 0 and at most 1'}: {target:g}.")
 
 
-def reached(risks: ArrayLike, labels: ArrayLike, threshold: float) -> Reached:
-    """Precision and recall if every span whose risk is at least the threshold is flagged."""
+def reached(risks: ArrayLike, labels: ArrayLike, threshold: float) -> tuple[float | None, float]:
+    """Precision and recall if every span whose risk is at least the threshold is flagged.
+
+    The precision is `None` if nothing is flagged.
+    """
     flagged = np.asarray(risks, dtype=np.float64) >= threshold
     hallucinated = np.asarray(labels, dtype=bool)
     hits = int((flagged & hallucinated).sum())
-    return Reached(hits / int(flagged.sum()) if flagged.any() else None, hits / max(1, int(hallucinated.sum())))
+    return hits / int(flagged.sum()) if flagged.any() else None, hits / max(1, int(hallucinated.sum()))
 
 
 def for_precision(risks: ArrayLike, labels: ArrayLike, target: float) -> float:

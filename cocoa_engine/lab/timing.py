@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -130,12 +131,12 @@ def one_line(machine: Mapping[str, Any]) -> str:
 def _processor() -> str:
     """The processor's name, with its generation on x86-64: a virtual machine's name may leave that out."""
     cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    found = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    if "model name" not in found:
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    values = dict(re.findall(r"^(model name|cpu family|model)\s*: (.+)$", text, re.MULTILINE))
+    if "model name" not in values:
         return platform.processor() or platform.machine()
-    generation = [f"{name.removeprefix('cpu ')} {found[name]}" for name in ("cpu family", "model") if name in found]
-    return ", ".join([found["model name"], " ".join(generation)]) if generation else found["model name"]
+    generation = [f"{name.removeprefix('cpu ')} {values[name]}" for name in ("cpu family", "model") if name in values]
+    return ", ".join([values["model name"], *([" ".join(generation)] if generation else [])])
 
 
 def generate(
@@ -170,7 +171,5 @@ def generate(
 
 
 def _up_to_end(token_ids: list[int], eos: frozenset[int]) -> list[int]:
-    for number, token_id in enumerate(token_ids):
-        if token_id in eos:
-            return token_ids[: number + 1]
-    return token_ids
+    end = next((number for number, token_id in enumerate(token_ids, start=1) if token_id in eos), None)
+    return token_ids[:end]

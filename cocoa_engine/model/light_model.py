@@ -50,7 +50,6 @@ class LightModel(nn.Module):
     """
 
     build: Callable[[], PreTrainedModel]
-    model: Any
 
     def __init__(self, config: PreTrainedConfig, model_type: str, checked: str) -> None:
         super().__init__()
@@ -60,7 +59,7 @@ class LightModel(nn.Module):
         self.generation_config = GenerationConfig()
         self.checked = checked
         with torch.device("meta"):
-            self.model = _decoder(config, model_type)
+            self.model: Any = _decoder(config, model_type)
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.model.rotary_emb = _Rotary(config)
         self._built: list[PreTrainedModel] = []  # a list: torch would make the model a part of this one

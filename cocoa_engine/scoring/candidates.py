@@ -1,7 +1,7 @@
 """Candidate spans at the risk points of given texts.
 
 A text is fed to the model (teacher forcing). At each position where several tokens compete, branches are grown as in
-decoding. Branches of many positions and texts share forward passes, and tokens that they have in common are fed once.
+decoding. Branches of many positions share forward passes, and tokens that they have in common are fed once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cocoa_engine.execution.backends import Path, StepOutput, TokenTree
 from cocoa_engine.execution.session import Session
 from cocoa_engine.model.detokenizer import Detokenizer
 from cocoa_engine.model.generation_config import eos_token_ids
-from cocoa_engine.scoring.text_tree import groups, opened, prefixes
+from cocoa_engine.scoring.text_tree import opened, prefixes
 from cocoa_engine.spans import Candidate
 
 Known = dict[Path, TokenOutput]
@@ -83,35 +83,21 @@ class CandidateGrower:
             NonFiniteLogitsError: the model's logits are NaN or infinite.
             RequestCancelledError: the call was cancelled.
         """
-        ids = [list(text) for text in texts]
-        found: dict[int, list[list[Candidate]]] = {}
-        for group in groups(ids, self._width):
-            found.update(zip(group, self._grown(list(prompt), [tuple(ids[number]) for number in group]), strict=True))
-        return [found[number] for number in range(len(texts))]
+        return [self._grown(list(prompt), tuple(text)) for text in texts]
 
-    def _grown(self, prompt: list[int], texts: list[Path]) -> list[list[list[Candidate]]]:
-        """The candidates at each token of some texts. A text that is too long is processed and committed in pieces."""
-        width = self._width
-        tokens = sum(map(len, texts))
-        reserve = tokens + RESERVED_ROWS_PER_TOKEN * min(tokens, width)
+    def _grown(self, prompt: list[int], text: Path) -> list[list[Candidate]]:
+        """The candidates at each token of a text, which is processed and committed in pieces."""
+        reserve = len(text) + RESERVED_ROWS_PER_TOKEN * min(len(text), self._width)
         with opened(self._backend, prompt, reserve, self._capture) as tree:
-            if not tree.keeps_rest:
-                if len(texts) > 1:
-                    return [grown for text in texts for grown in self._grown(prompt, [text])]
-                width = 1
-            (longest,) = texts if len(texts) == 1 else ((),)
-            rounds = [[longest[start : start + width]] for start in range(0, len(longest), width)] or [texts]
-            grown: list[list[list[Candidate]]] = [[] for _ in texts]
+            width = self._width if tree.keeps_rest else 1
+            grown: list[list[Candidate]] = []
             before, committed = self._top(self._backend.prefill(tree)[None])[0], prompt
-            for parts in rounds:
+            for part in (text[start : start + width] for start in range(0, len(text), width)):
                 known: Known = {}
                 if tree.keeps_rest:  # the text first: its distributions say where branches start
-                    self._feed(tree, prefixes(map(list, parts)), known)
-                at = self._grow(tree, committed, parts, before, known)
-                for candidates, part in zip(grown, parts, strict=True):
-                    candidates += [at.get(part[:length], []) for length in range(len(part))]
-                if parts is not rounds[-1]:
-                    (part,) = parts
+                    self._feed(tree, prefixes([part]), known)
+                grown += self._grow(tree, committed, part, before, known)
+                if len(grown) < len(text):
                     if not tree.keeps_rest:
                         tree.drop_branches()
                         self._feed(tree, [part], known)
@@ -120,15 +106,15 @@ class CandidateGrower:
             return grown
 
     def _grow(
-        self, tree: TokenTree, committed: list[int], parts: Sequence[Path], before: NextTokens | None, known: Known
-    ) -> dict[Path, list[Candidate]]:
-        """The candidates after each prefix of the parts, by prefix. The parts follow the committed tokens.
+        self, tree: TokenTree, committed: list[int], part: Path, before: NextTokens | None, known: Known
+    ) -> list[list[Candidate]]:
+        """The candidates at each token of a part, which follows the committed tokens.
 
         Args:
-            before: the distribution before the parts.
+            before: the distribution before the part.
             known: the outputs of paths that were fed already. New outputs are added to it.
         """
-        bases = dict.fromkeys(part[:length] for part in parts for length in range(len(part)))
+        bases = [part[:length] for length in range(len(part))]
         begun = (self._begin(committed, base, known[base].next if base else before) for base in bases)
         growing = [one for one in begun if one is not None]
         found: dict[Path, list[Candidate]] = {}
@@ -142,7 +128,7 @@ class CandidateGrower:
                     growing.append(one._replace(paths=paths))
                 except StopIteration as done:
                     found[one.base] = one.decoder.score_candidates(done.value)
-        return found
+        return [found.get(base, []) for base in bases]
 
     def _begin(self, committed: list[int], base: Path, following: NextTokens | None) -> _Growing | None:
         """Start the branches after some tokens; `None` where only one token competes."""

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import cast
 
 import torch
 
 from cocoa_engine.arguments import given_or_new
 from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.decoding.branch import DecidedSpan, log_prob_and_score
+from cocoa_engine.decoding.branch import log_prob_and_score, span_score, with_source_attention
 from cocoa_engine.decoding.request import capture_spec
-from cocoa_engine.decoding.result_builder import make_span, source_heads_of, with_answer_risk
+from cocoa_engine.decoding.result_builder import complete_span, make_generation, token_ends
 from cocoa_engine.decoding.speculation import AnswerHistory
 from cocoa_engine.decoding.task import require_ability
 from cocoa_engine.equations import span_log_prob
@@ -21,7 +19,6 @@ from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.execution.backends import Backend
 from cocoa_engine.execution.session import Session
 from cocoa_engine.methods import METHODS, ContrastingMethod
-from cocoa_engine.model.detokenizer import Detokenizer
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.prompts import (
     ChatTokens,
@@ -35,12 +32,11 @@ from cocoa_engine.model.prompts import (
 )
 from cocoa_engine.process_exit import at_work
 from cocoa_engine.results import Generation
-from cocoa_engine.risk import RiskCalibrator
 from cocoa_engine.risk.policy import RiskMeasure, reaches
 from cocoa_engine.scoring.candidates import CandidateGrower
-from cocoa_engine.scoring.teacher_forcing import GivenText, ScoredText, score_divided, score_text, score_texts
-from cocoa_engine.scoring.text_tree import TextTree
-from cocoa_engine.spans import Candidate, Span, Usage
+from cocoa_engine.scoring.teacher_forcing import score_spans, score_texts
+from cocoa_engine.scoring.text_tree import fed
+from cocoa_engine.spans import Candidate, Span
 
 
 @at_work
@@ -61,205 +57,130 @@ def score(
         measure: says how risks are computed. It may run the model, and is called after everything was checked.
     """
     cancellation = given_or_new(cancellation, Cancellation, "cancellation")
+    texts = list(text) if is_many(text) else None
 
-    def scored() -> Generation | list[Generation]:
-        scorer = _Scorer(session, prompt, config, measure, source, cancellation)
-        if not divide:
-            return scorer.many(text) if is_many(text) else scorer.one(text)
-        if is_many(text):
-            return [scorer.divided(cast("str | Sequence[int]", one)) for one in text]
-        return scorer.divided(cast("str | Sequence[int]", text))
+    def scored() -> list[Generation]:
+        names = [""] if texts is None else [f" at index {number}" for number in range(len(texts))]
+        named = zip(names, [text] if texts is None else texts, strict=True)
+        alone = divide or texts is None
+        return _scored(session, prompt, dict(named), config, measure, source, alone, divide, cancellation)
 
-    return cancellation.run(scored)
+    generations = cancellation.run(scored)
+    return generations[0] if texts is None else generations
 
 
-class _Scorer:
-    """Scores texts after one prompt."""
+def _scored(
+    session: Session,
+    prompt: Prompt,
+    texts: dict[str, object],
+    config: CocoaConfig,
+    choose_measure: Callable[[], RiskMeasure],
+    source: Source | None,
+    alone: bool,
+    divide: bool,
+    cancellation: Cancellation,
+) -> list[Generation]:
+    """The scores of texts, by what messages call them; ``alone``: each is fed in a pass of its own.
 
-    def __init__(
-        self,
-        session: Session,
-        prompt: Prompt,
-        config: CocoaConfig,
-        measure: Callable[[], RiskMeasure],
-        source: Source | None,
-        cancellation: Cancellation,
-    ) -> None:
-        self._session, self._config, self._how = session, config, measure
-        self._cancellation = cancellation
-        capture_spec(session.model, config)  # checks that the settings fit the model
-        self._prompt = prompt
-        self._before = prompt_ids(session.model, session.tokens, prompt)
-        self._passages = passage_positions(session.tokens, prompt, self._before, source)
-
-    def one(self, text: str | Sequence[int] | Texts) -> Generation:
-        """A single text, in one forward pass."""
-        ids, shown = self._ids(text, "text to score")
-        self._choose_measure()
-        decided = score_text(
-            self._session.model, self._before, ids, self._config, self._plain, len(shown), *self._measured
+    Raises:
+        ConfigError: the settings do not fit the model as it runs, or the method cannot divide a text.
+        CalibrationError: the model as it runs cannot give what the calibrator needs.
+        PromptError: a text is empty, or does not fit the context window.
+    """
+    model, method = session.model, METHODS[config.method]
+    if divide and method.needs_own_passes:
+        raise ConfigError(
+            f"method={config.method!r} scores a text as one span; leave divide=True out, or use 'cocoa-sig'."
         )
-        (scored,) = self._by_method([ScoredText(decided, 1)])
-        return self._generation(shown, [scored.decided], scored.forward_passes)
-
-    def divided(self, text: str | Sequence[int]) -> Generation:
-        """A single text, divided at its risk points, in one forward pass.
-
-        Raises:
-            ConfigError: the method's score needs passes of its own.
-        """
-        method = self._config.method
-        if METHODS[method].needs_own_passes:
-            raise ConfigError(
-                f"method={method!r} scores a text as one span; leave divide=True out, or use 'cocoa-sig'."
-            )
-        ids, shown = self._ids(text, "text to score")
-        self._choose_measure()
-        spans = score_divided(self._session.model, self._before, ids, self._config, self._plain, *self._measured)
-        grown: Sequence[list[Candidate]] = [[] for _ in ids]
-        if self._calibrator is not None and self._calibrator.span is not None and METHODS[method].branches:
-            (grown,) = CandidateGrower(self._session, self._config, self._cancellation)(self._before, [ids])
-        candidates, start = [], 0
-        for span in spans:
-            candidates.append(grown[start])
-            start += len(span.token_ids)
-        return self._generation(shown, spans, 1, candidates)
-
-    def many(self, texts: str | Sequence[int] | Texts) -> list[Generation]:
-        """Several texts; the prompt is encoded once."""
-        given = [self._ids(text, f"text to score at index {number}") for number, text in enumerate(texts)]
-        self._choose_measure()
-        lengths = [GivenText(ids, len(shown)) for ids, shown in given]
-        backend, config = self._session.backend, self._config
-        scored = self._by_method(
-            score_texts(
-                backend,
-                self._before,
-                lengths,
-                config,
-                self._plain,
-                *self._measured,
-                cancellation=self._cancellation,
-            )
-        )
-        return [
-            self._generation(shown, [one.decided], one.forward_passes)
-            for (_, shown), one in zip(given, scored, strict=True)
-        ]
-
-    def _choose_measure(self) -> None:
-        """Choose how risks are computed, and what is captured for it.
-
-        Raises:
-            ConfigError: the model as it runs cannot give what the method needs.
-            CalibrationError: it cannot give what the calibrator needs.
-        """
-        session, config = self._session, self._config
-        self._cancellation.check()  # what follows runs the model
-        self._measure = self._how()
-        self._calibrator = calibrator = self._measure.calibrator
-        self._capture = capture_spec(session.model, config, calibrator)
-        if METHODS[config.method].needs_own_passes or (calibrator is not None and calibrator.heads):
-            require_ability(config.method, session.backend, self._capture, calibrator)
-
-    @property
-    def _measured(self) -> tuple[tuple[range, ...], RiskCalibrator | None]:
-        """What is measured in addition: the attention on the passages, and the calibrator's probe."""
-        return self._passages, self._calibrator
-
-    @property
-    def _plain(self) -> CaptureSpec:
-        """The capture spec for the model's own distribution, without what a contrasting method needs."""
-        return self._capture._replace(early=(), masked=())
-
-    def _ids(self, text: object, what: str) -> tuple[list[int], str]:
-        """Token ids of a text, and the text that the result reports.
-
-        Raises:
-            PromptError: the text is empty, or does not fit the context window.
-        """
-        model = self._session.model
-        ids, shown = text_ids(model, self._session.tokens, self._prompt, self._before, text, what)
-        method, window, count = self._config.method, model.context_window, len(self._before)
-        if METHODS[method].reads_back and window is not None and 2 * count + len(ids) > window:
+    capture_spec(model, config)  # checks that the settings fit the model
+    before = prompt_ids(model, session.tokens, prompt)
+    passages = passage_positions(session.tokens, prompt, before, source)
+    ids, shown = [], []
+    for name, text in texts.items():
+        token_ids, its_text = text_ids(model, session.tokens, prompt, before, text, f"text to score{name}")
+        window = model.context_window
+        if method.reads_back and window is not None and 2 * len(before) + len(token_ids) > window:
             raise PromptError(
-                f"the prompt ({count} tokens), which method={method!r} reads twice, and the text to score "
-                f"({len(ids)}) exceed the model's context window of {window}."
+                f"the prompt ({len(before)} tokens), which method={config.method!r} reads twice, and the text to score "
+                f"({len(token_ids)}) exceed the model's context window of {window}."
             )
-        return ids, shown
-
-    def _by_method(self, scored: list[ScoredText]) -> list[ScoredText]:
-        """The texts with the configured method's score. Some methods need more forward passes for it."""
-        if not METHODS[self._config.method].needs_own_passes:
-            return scored
-        backend, config = self._session.backend, self._config
-        return rescored(backend, self._before, scored, config, self._capture, self._cancellation)
-
-    def _generation(
-        self,
-        shown: str,
-        decided: Sequence[DecidedSpan],
-        forward_passes: int,
-        candidates: Sequence[list[Candidate]] = (),
-    ) -> Generation:
-        """The result of a text.
-
-        Args:
-            shown: the text.
-            decided: its spans.
-            forward_passes: the number of passes it took.
-            candidates: for each span, the candidates where it begins, if they were grown.
-        """
-        history = AnswerHistory(self._before)
-        token_ids = [token_id for span in decided for token_id in span.token_ids]
-        ends = self._ends(token_ids, shown)
-        spans: list[Span] = []
-        start = at = 0
-        for number, one in enumerate(decided):
-            copied, before = history.extend(one.token_ids, one.token_log_probs, one.token_entropies)
-            competing = candidates[number] if candidates else []
-            chosen = (index for index, other in enumerate(competing) if other.token_ids[:1] == one.token_ids[:1])
-            at += len(one.token_ids)
-            end = len(shown) if at == len(token_ids) else ends[at - 1]
-            measured = replace(
-                one,
-                token_copied=copied,
-                preceding=before,
-                token_ends=ends[at - len(one.token_ids) : at],
-                candidates=competing,
-                chosen=next(chosen, None),
-            ).for_calibrator(self._calibrator)
-            position = (start, end, shown[start:end])
-            spans.append(make_span(measured, position, self._config, self._measure, given=True))
-            start = end
-        generation = Generation(
-            text=shown,
-            token_ids=token_ids,
-            spans=spans,
+        ids.append(token_ids)
+        shown.append(its_text)
+    cancellation.check()  # what follows runs the model
+    measure = choose_measure()
+    calibrator = measure.calibrator
+    capture = capture_spec(model, config, calibrator)
+    if method.needs_own_passes or (calibrator is not None and calibrator.heads):
+        require_ability(config.method, session.backend, capture, calibrator)
+    plain = capture._replace(early=(), masked=())  # the model's own distribution
+    if alone:
+        spans = [
+            score_spans(model, before, text, None if divide else [len(text)], config, plain, passages, calibrator)
+            for text in ids
+        ]
+        passes = [1] * len(ids)
+    else:
+        more = (config, plain, passages, calibrator)
+        scored = score_texts(session.backend, before, ids, *more, cancellation=cancellation)
+        spans, passes = [[span] for span, _ in scored], [count for _, count in scored]
+    if method.needs_own_passes:
+        rescored = _rescored(session.backend, before, ids, config, capture, [one for (one,) in spans], cancellation)
+        spans = [
+            [span.model_copy(update={"score": value})] for (span,), (value, _) in zip(spans, rescored, strict=True)
+        ]
+        passes = [count + of_method for count, (_, of_method) in zip(passes, rescored, strict=True)]
+    grown: list[list[list[Candidate]]] = [[[]] * len(text) for text in ids]
+    if divide and calibrator is not None and calibrator.span is not None and method.branches:
+        grown = CandidateGrower(session, config, cancellation)(before, ids)
+    return [
+        make_generation(
+            _complete(session, before, of_text, its_text, rivals, config, measure),
+            config,
+            measure,
+            {"prompt_tokens": len(before), "forward_passes": count, "fed_tokens": len(token_ids)},
             finish_reason=None,
-            usage=Usage(
-                prompt_tokens=len(self._before),
-                completion_tokens=len(token_ids),
-                forward_passes=forward_passes,
-                fed_tokens=len(token_ids),
-            ),
-            config=self._config,
-            model_name=self._session.model_name,
-            threshold=self._measure.threshold_of(spans[0].risk_source),
-            source_heads=source_heads_of(spans, self._measure),
-            question_tokens=self._prompt.question_tokens if isinstance(self._prompt, ChatTokens) else None,
+            model_name=session.model_name,
+            question_tokens=prompt.question_tokens if isinstance(prompt, ChatTokens) else None,
         )
-        return with_answer_risk(generation, self._calibrator)
+        for token_ids, count, of_text, its_text, rivals in zip(ids, passes, spans, shown, grown, strict=True)
+    ]
 
-    def _ends(self, token_ids: Sequence[int], shown: str) -> list[int]:
-        """Where each token ends in the text. Some tokenizers drop the space that the text begins with."""
-        track = Detokenizer(self._session.tokens)
-        ends = []
-        for token_id in token_ids:
-            track.push(token_id)
-            ends.append(len(track.text))
-        dropped = shown[:1].isspace() and not track.text[:1].isspace()
-        return [min(end + dropped, len(shown)) for end in ends]
+
+def _complete(
+    session: Session,
+    before: list[int],
+    spans: Sequence[Span],
+    shown: str,
+    grown: Sequence[list[Candidate]],
+    config: CocoaConfig,
+    measure: RiskMeasure,
+) -> list[Span]:
+    """The spans of a text with their texts, their risks and what depends on the spans before them.
+
+    Args:
+        before: token ids of the prompt.
+        spans: the spans.
+        shown: the text.
+        grown: for each token, the candidates there, if they were grown.
+    """
+    history = AnswerHistory(before)
+    text, ends = token_ends(session.tokens, [token_id for span in spans for token_id in span.token_ids])
+    dropped = shown[:1].isspace() and not text[:1].isspace()  # some tokenizers drop the space that a text begins with
+    ends = [min(end + dropped, len(shown)) for end in ends]
+    complete: list[Span] = []
+    start = first = 0
+    for span in spans:
+        copied, preceding = history.extend(span.token_ids, span.token_log_probs, span.token_entropies)
+        after = first + len(span.token_ids)
+        end = len(shown) if after == len(ends) else ends[after - 1]
+        rivals = grown[first]
+        chosen = (index for index, rival in enumerate(rivals) if rival.token_ids[:1] == span.token_ids[:1])
+        values = {"token_copied": copied, "preceding": preceding, "token_ends": ends[first:after]}
+        values |= {"candidates": rivals, "chosen": next(chosen, None)}
+        measured = with_source_attention(span.model_copy(update=values), measure.calibrator)
+        complete.append(complete_span(measured, (start, end, shown[start:end]), config, measure))
+        start, first = end, after
+    return complete
 
 
 def rescore(span: Span, config: CocoaConfig) -> Span:
@@ -282,37 +203,34 @@ def rescore(span: Span, config: CocoaConfig) -> Span:
     return span.model_copy(update={"log_prob": log_prob, "score": score, "reaches_max_risk": limited})
 
 
-def rescored(
+def _rescored(
     backend: Backend,
     prompt: list[int],
-    scored: Sequence[ScoredText],
+    texts: Sequence[list[int]],
     config: CocoaConfig,
     capture: CaptureSpec,
-    cancellation: Cancellation | None = None,
-) -> list[ScoredText]:
-    """Replace the scores of texts by the configured method's, and add its forward passes to theirs.
+    spans: Sequence[Span],
+    cancellation: Cancellation,
+) -> list[tuple[float, int]]:
+    """The scores of texts by a method that needs passes of its own, and the number of these passes.
 
     A contrasting method scores the contrasts of the tokens. A method that reads back (Diver) scores the prompt again
     after the text, for the mutual information log p(prompt | prompt, text) - log p(prompt | prompt).
     """
     method = METHODS[config.method]
-    texts = [decided.token_ids for decided, _ in scored]
-    result = []
     if isinstance(method, ContrastingMethod):
-        found = _contrasts(backend, method, prompt, texts, config, capture, cancellation)
-        for (decided, passes), (contrasts, more) in zip(scored, found, strict=True):
-            score = span_log_prob(contrasts, config.span_log_prob)
-            result.append(ScoredText(replace(decided, score=score), passes + more))
-        return result
-    read_back = [GivenText([*text, *prompt], 0) for text in ([], *texts)]
-    without, *after = score_texts(backend, prompt, read_back, config, capture, cancellation=cancellation)
-    log_prob_without = sum(without.decided.token_log_probs)
-    for (decided, passes), read in zip(scored, after, strict=True):
-        pmi = sum(read.decided.token_log_probs[len(decided.token_ids) :]) - log_prob_without
-        _, score = log_prob_and_score(config, decided.token_log_probs, decided.con_mlds, decided.f_mlds, pmi=pmi)
-        more = max(read.forward_passes, without.forward_passes)  # usually the two are fed together
-        result.append(ScoredText(replace(decided, score=score), passes + more))
-    return result
+        contrasts = _contrasts(backend, method, prompt, texts, config, capture, cancellation)
+        return [(span_log_prob(values, config.span_log_prob), passes) for values, passes in contrasts]
+    read_back = [[*text, *prompt] for text in ([], *texts)]
+    (without, passes_without), *after = score_texts(
+        backend, prompt, read_back, config, capture, cancellation=cancellation
+    )
+    scores = []
+    for span, (read, passes) in zip(spans, after, strict=True):
+        pmi = sum(read.token_log_probs[len(span.token_ids) :]) - sum(without.token_log_probs)
+        score = span_score(config, span.log_prob, span.con_mlds, span.f_mlds, pmi)
+        scores.append((score, max(passes, passes_without)))  # usually the two are fed together
+    return scores
 
 
 def _contrasts(
@@ -322,27 +240,24 @@ def _contrasts(
     texts: Sequence[list[int]],
     config: CocoaConfig,
     capture: CaptureSpec,
-    cancellation: Cancellation | None,
+    cancellation: Cancellation,
 ) -> list[tuple[list[float], int]]:
     """The contrasts of each text's tokens, with no token excluded as implausible, and the forward passes they took.
 
     The prompt is prefilled once without its last token. That token is fed with every text, because its output is
     contrasted too.
     """
-    fed = [[prompt[-1], *text[:-1]] for text in texts]
+    inputs = [[prompt[-1], *text[:-1]] for text in texts]
     width = max(1, backend.paths_per_step // (1 + len(capture.early)))  # rows of logits for every layer
     contrasts: list[list[float]] = [[] for _ in texts]
     passes = [0] * len(texts)
-    with TextTree(backend, prompt[:-1], fed, capture, rows_per_step=width, cancellation=cancellation) as tree:
-        for group in tree.groups():
-            for step in group.steps():
-                assert step.output.others is not None
-                of_step = method.contrast(step.output.logits.float(), step.output.others, config)  # [W, V]
-                for number in group.numbers:
-                    if here := group.within(step, number):
-                        done = len(contrasts[number])
-                        rows = torch.tensor(here, device=of_step.device)
-                        targets = torch.tensor(texts[number][done : done + len(here)], device=of_step.device)
-                        contrasts[number] += of_step[rows, targets].tolist()
-                        passes[number] += group.passes(step, number)
-        return [(found, tree.prompt_passes + more) for found, more in zip(contrasts, passes, strict=True)]
+    with fed(backend, prompt[:-1], inputs, capture, rows_per_step=width, cancellation=cancellation) as steps:
+        for step in steps:
+            assert step.output.others is not None
+            of_step = method.contrast(step.output.logits.float(), step.output.others, config)  # [W, V]
+            for number, rows in step.rows.items():
+                done = len(contrasts[number])
+                targets = texts[number][done : done + len(rows)]
+                contrasts[number] += of_step[torch.tensor(rows), torch.tensor(targets)].tolist()
+                passes[number] += step.passes[number] + (0 if done else step.prompt_passes)
+    return list(zip(contrasts, passes, strict=True))

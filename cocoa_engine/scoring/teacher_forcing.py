@@ -1,9 +1,10 @@
-"""Feeding given texts after a prompt, alone or as branches."""
+"""Measures given texts after a prompt, alone or as branches of one tree, as spans."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
@@ -11,353 +12,178 @@ from torch import Tensor
 
 from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.decoding.branch import DecidedSpan, log_prob_and_score, mlds, passage_means
-from cocoa_engine.decoding.distributions import StateReader
-from cocoa_engine.decoding.next_tokens import TokenStatistics, most_probable, token_statistics
+from cocoa_engine.decoding.branch import NOT_PLACED, log_prob_and_score, mlds, passage_means
+from cocoa_engine.decoding.distributions import StateReader, passage_values, source_values
+from cocoa_engine.decoding.next_tokens import most_probable, token_statistics
 from cocoa_engine.equations import mean_pooled, mean_pooled_sum
 from cocoa_engine.errors import NonFiniteLogitsError
 from cocoa_engine.execution.backends import Backend
-from cocoa_engine.execution.backends.recompute import Recompute
-from cocoa_engine.execution.forward.observed_attention import observed_attention
-from cocoa_engine.execution.forward.source_attention import probe_of
-from cocoa_engine.model.hidden_states import CaptureSpec, capture
+from cocoa_engine.execution.backends.unshared import Recompute
+from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
+from cocoa_engine.process_exit import at_work
 from cocoa_engine.risk import RiskCalibrator
-from cocoa_engine.scoring.text_tree import TextGroup, TextTree
+from cocoa_engine.scoring.text_tree import Step, fed, fed_alone
+from cocoa_engine.spans import Span
+
+_CHUNK = 256  # rows of float32 logits held at once: 256 x 128k is 128 MiB
 
 
-class GivenText(NamedTuple):
-    """A text to score: its token ids, and its length in characters."""
+class TokenRow(NamedTuple):
+    """The measurements of one token, by the names of :class:`~cocoa_engine.spans.Measured`.
 
-    token_ids: list[int]
-    text_end: int
+    ``source`` is `None` where it was not measured, ``passages`` is empty without passages, and ``top``, the most
+    probable tokens, is empty unless they are asked for.
+    """
+
+    token_id: int
+    log_prob: float
+    entropy: float
+    margin: float
+    source: float | None
+    passages: Sequence[float]
+    top: list[tuple[int, float]]
 
 
-class ScoredText(NamedTuple):
-    """A text as one measured span, and the number of forward passes it took, including the prompt's."""
+def token_rows(step: Step, top_count: int = 0) -> list[TokenRow]:
+    """The measurements of each token of a step."""
+    assert step.logits is not None
+    rows: list[TokenRow] = []
+    source, passages = source_values(step.output), passage_values(step.output)
+    for start in range(0, len(step.token_ids), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        token_ids, predicting = step.token_ids[part], step.logits[step.parents[part]]
+        top = most_probable(predicting, top_count) if top_count else [[]] * len(token_ids)
+        columns = token_ids.tolist(), *token_statistics(predicting, token_ids), source[part], passages[part], top
+        rows += map(TokenRow._make, zip(*columns, strict=True))
+    return rows
 
-    decided: DecidedSpan
-    forward_passes: int
 
-
-class _Measured(NamedTuple):
-    """The measurements of one text."""
-
-    tokens: TokenStatistics
-    hidden: Tensor  # [captured layers + 1, d] float32: sums over the text's tokens
-    source: list[float]  # of each token; empty if it was not measured
-    passages: list[list[float]]  # of each token, by passage; empty without passages
-    top: list[list[tuple[int, float]]]  # of each token, the most probable ones; empty unless they are asked for
-    forward_passes: int
+def is_finite(rows: Iterable[TokenRow]) -> bool:
+    """Whether all tokens have a log-probability."""
+    return all(-math.inf < row.log_prob <= 0 for row in rows)
 
 
 def score_texts(
     backend: Backend,
     prompt: list[int],
-    texts: Sequence[GivenText],
+    texts: Sequence[list[int]],
     config: CocoaConfig,
     capture: CaptureSpec,
     passages: Sequence[range] = (),
     calibrator: RiskCalibrator | None = None,
     *,
     cancellation: Cancellation | None = None,
-) -> list[ScoredText]:
-    """Score each text as one span after ``prompt``, as :func:`.score_text` does for one text.
+) -> list[tuple[Span, int]]:
+    """Score each text as one span after ``prompt``, as :func:`score_spans` does for one text.
 
-    A forward pass over tokens of several texts counts for each of them.
+    Returns:
+        For each text its span, and the number of forward passes that it took, including the prompt's. A pass over
+        tokens of several texts counts for each of them.
 
     Raises:
-        NonFiniteLogitsError: a token's log-probability is NaN or infinite. The message names the text.
+        NonFiniteLogitsError: a token's log-probability is NaN or infinite. The message names the texts.
     """
     if isinstance(backend, Recompute):  # it caches no prompt: each text takes one pass by itself
         more = (config, capture, passages, calibrator)
-        return [ScoredText(_alone(backend, prompt, texts, number, *more), 1) for number in range(len(texts))]
-    reader = StateReader.of(capture, calibrator)
-    scored: dict[int, ScoredText] = {}
-    ids = [text.token_ids for text in texts]
-    with TextTree(backend, prompt, ids, capture, passages=passages, cancellation=cancellation) as tree:
-        for group in tree.groups():
-            measured = _measure(group, config.top_logprobs)
-            if not all(-float("inf") < value <= 0 for one in measured for value in one.tokens.log_probs):
-                _raise_of_first_bad(backend, prompt, texts, group.numbers, config, capture)
-            pooled = torch.stack([mean_pooled_sum(one.hidden, len(one.tokens.log_probs)) for one in measured], dim=1)
-            con, f = mlds(reader.of_mlds(pooled))
-            probe: Sequence[float | None] = reader.probe_scores(pooled) or [None] * len(measured)
-            for number, one, c, final, probed in zip(group.numbers, measured, con, f, probe, strict=True):
-                log_prob, score = log_prob_and_score(config, one.tokens.log_probs, c, final)
-                text = texts[number]
-                decided = DecidedSpan(
-                    text.token_ids,
-                    *one.tokens,
-                    log_prob,
-                    c,
-                    final,
-                    score,
-                    [],
-                    None,
-                    text.text_end,
-                    token_source_attention=one.source,
-                    passage_attention=passage_means(one.passages),
-                    probe=probed,
-                    top_log_probs=one.top or None,
-                )
-                scored[number] = ScoredText(decided, tree.prompt_passes + one.forward_passes)
-    return [scored[number] for number in range(len(texts))]
+        return [(score_spans(backend.model, prompt, text, [len(text)], *more)[0], 1) for text in texts]
+    rows: list[list[TokenRow]] = [[] for _ in texts]
+    hidden: list[Tensor | int] = [0] * len(texts)
+    passes = [0] * len(texts)
+    with fed(backend, prompt, texts, capture, passages=passages, cancellation=cancellation) as steps:
+        for step in steps:
+            of_step = token_rows(step, config.top_logprobs)
+            for number, own in step.rows.items():
+                rows[number] += [of_step[row] for row in own]
+                hidden[number] = hidden[number] + step.output.hidden[:, own].sum(dim=1)
+                passes[number] += step.passes[number]
+    if bad := [number for number, own in enumerate(rows) if not is_finite(own)]:
+        raise _non_finite(f"one of the texts to score at index {', '.join(map(str, bad))}")
+    pooled = [mean_pooled_sum(state, len(own)) for state, own in zip(hidden, rows, strict=True)]  # type: ignore[arg-type]
+    spans = _spans(rows, torch.stack(pooled, dim=1), config, StateReader.of(capture, calibrator))
+    return [(span, step.prompt_passes + own) for span, own in zip(spans, passes, strict=True)]
 
 
-def _measure(group: TextGroup, top_count: int) -> list[_Measured]:
-    """Feed a group of texts, and measure each of them."""
-    statistics = TokenStatistics([], [], [])
-    hidden: dict[int, Tensor] = {}
-    source: list[float] = []
-    passages: list[list[float]] = []
-    top: list[list[tuple[int, float]]] = []
-    passes = dict.fromkeys(group.numbers, 0)
-    for step in group.steps():
-        for values, more in zip(statistics, token_statistics(step.logits, step.token_ids, step.parents), strict=True):
-            values.extend(more)
-        if top_count:
-            top += most_probable(step.logits, step.parents, top_count)
-        if step.output.source is not None:
-            source += step.output.source.tolist()
-        if step.output.passages is not None:
-            passages += step.output.passages.tolist()
-        for number in group.numbers:
-            if here := group.within(step, number):
-                state = step.output.hidden[:, here].sum(dim=1)
-                hidden[number] = hidden[number] + state if number in hidden else state
-                passes[number] += group.passes(step, number)
-    return [
-        _Measured(
-            TokenStatistics(*([values[row] for row in group.rows[number]] for values in statistics)),
-            hidden[number],
-            [source[row] for row in group.rows[number]] if source else [],
-            [passages[row] for row in group.rows[number]] if passages else [],
-            [top[row] for row in group.rows[number]] if top else [],
-            passes[number],
-        )
-        for number in group.numbers
-    ]
-
-
-def _raise_of_first_bad(
-    backend: Backend,
-    prompt: list[int],
-    texts: Sequence[GivenText],
-    numbers: Sequence[int],
-    config: CocoaConfig,
-    capture: CaptureSpec,
-) -> None:
-    """Raise an error that names the text whose logits are not finite.
-
-    In a pass over several texts, a NaN of one text reaches all (attention multiplies it by 0), so each text is run
-    again by itself.
-    """
-    for number in sorted(numbers):
-        _alone(backend, prompt, texts, number, config, capture)
-    raise NonFiniteLogitsError(
-        f"the logits of the texts to score at {', '.join(map(str, sorted(numbers)))} are NaN or infinite when the "
-        "texts are fed together; load the model in float32 or bfloat16."
-    )
-
-
-def _alone(
-    backend: Backend,
-    prompt: list[int],
-    texts: Sequence[GivenText],
-    number: int,
-    config: CocoaConfig,
-    capture: CaptureSpec,
-    passages: Sequence[range] = (),
-    calibrator: RiskCalibrator | None = None,
-) -> DecidedSpan:
-    text = texts[number]
-    try:
-        return score_text(backend.model, prompt, text.token_ids, config, capture, text.text_end, passages, calibrator)
-    except NonFiniteLogitsError as error:
-        raise NonFiniteLogitsError(f"text to score at index {number}: {error}") from None
-
-
-_CHUNK = 256  # rows of float32 logits held at once: 256 x 128k is 128 MiB
-
-
-def score_text(
-    model: LanguageModel,
-    prompt: list[int],
-    text: list[int],
-    config: CocoaConfig,
-    spec: CaptureSpec,
-    text_end: int,
-    passages: Sequence[range] = (),
-    calibrator: RiskCalibrator | None = None,
-) -> DecidedSpan:
-    """Score ``text`` as one span after ``prompt``, by the model's own distribution; see :func:`score_spans`."""
-    return score_spans(model, prompt, [text], config, spec, [text_end], passages, calibrator)[0]
-
-
+@at_work
 def score_spans(
     model: LanguageModel,
     prompt: list[int],
-    spans: Sequence[list[int]],
+    text: list[int],
+    lengths: Sequence[int] | None,
     config: CocoaConfig,
     spec: CaptureSpec,
-    text_ends: Sequence[int],
     passages: Sequence[range] = (),
     calibrator: RiskCalibrator | None = None,
-) -> list[DecidedSpan]:
+) -> list[Span]:
     """Score consecutive spans of a text, each after ``prompt`` and the spans before it, in one forward pass.
+
+    The scores are those of the model's own distribution. The spans have no texts and risks yet.
 
     Args:
         model: the model.
         prompt: token ids.
-        spans: the token ids of each span, at least one.
+        text: token ids, at least one.
+        lengths: the number of tokens of each span. `None` divides the text at its risk points, as
+            :func:`cocoa_engine.lab.forced.spans` does: a span begins where several tokens compete by ``config.gamma``,
+            and before a token that is not the most probable one.
         config: the method and its settings.
         spec: the hidden states of the MLDS.
-        text_ends: for each span, the offset after its last character in the text.
         passages: the positions of passages of the prompt whose attention mass is measured.
         calibrator: its probe is measured, from the states that ``spec`` captures for it.
 
     Raises:
         NonFiniteLogitsError: a token's log-probability is NaN or infinite.
     """
-    text = [token_id for span in spans for token_id in span]
-    lengths = [len(span) for span in spans]
-    return _score(
-        model,
-        prompt,
-        text,
-        config,
-        spec,
-        divide=lambda *_: lengths,
-        text_ends=text_ends,
-        passages=passages,
-        calibrator=calibrator,
-    )
-
-
-def score_divided(
-    model: LanguageModel,
-    prompt: list[int],
-    text: list[int],
-    config: CocoaConfig,
-    spec: CaptureSpec,
-    passages: Sequence[range] = (),
-    calibrator: RiskCalibrator | None = None,
-) -> list[DecidedSpan]:
-    """Score a text divided at its risk points, in one forward pass; see :func:`score_spans`.
-
-    A span begins where several tokens compete by ``config.gamma``, and before a token that is not the most probable
-    one, as in :func:`cocoa_engine.lab.forced.spans`. The spans' ``text_end`` is their number of tokens.
-    """
-
-    def lengths(statistics: TokenStatistics, predicting: Tensor) -> list[int]:
-        is_best = (predicting.argmax(dim=1).cpu() == torch.tensor(text)).tolist()
-        competes = [margin <= -math.log(config.gamma) for margin in statistics.margins]
+    step = fed_alone(model, prompt, text, spec, passages)
+    rows = token_rows(step, config.top_logprobs)
+    if not is_finite(rows):
+        raise _non_finite("the text to score")
+    if lengths is None:
+        assert step.logits is not None
+        is_best = (step.logits[:-1].argmax(dim=1) == step.token_ids).tolist()
+        competes = [row.margin <= -math.log(config.gamma) for row in rows]
         starts = [at for at in range(len(text)) if at == 0 or competes[at] or not is_best[at]]
-        return [end - start for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
+        lengths = [end - start for start, end in pairwise([*starts, len(text)])]
+    pooled = [mean_pooled(state) for state in torch.split(step.output.hidden, list(lengths), dim=1)]
+    ranges = pairwise(accumulate(lengths, initial=0))
+    of_spans = [rows[start:end] for start, end in ranges]
+    return _spans(of_spans, torch.stack(pooled, dim=1), config, StateReader.of(spec, calibrator))
 
-    return _score(
-        model, prompt, text, config, spec, divide=lengths, text_ends=None, passages=passages, calibrator=calibrator
-    )
 
+def _spans(rows: Sequence[list[TokenRow]], pooled: Tensor, config: CocoaConfig, reader: StateReader) -> list[Span]:
+    """The spans of some tokens.
 
-def _score(
-    model: LanguageModel,
-    prompt: list[int],
-    text: list[int],
-    config: CocoaConfig,
-    spec: CaptureSpec,
-    *,
-    divide: Callable[[TokenStatistics, Tensor], list[int]],
-    text_ends: Sequence[int] | None,
-    passages: Sequence[range],
-    calibrator: RiskCalibrator | None,
-) -> list[DecidedSpan]:
-    """Score the spans of a text; ``divide`` returns their lengths from the statistics and the logits of the tokens."""
-    token_ids = torch.tensor([[*prompt, *text]], device=model.device)
-    inputs = {"use_cache": False} if "use_cache" in model.forward_parameters else {}
-    probe = probe_of(spec.source_heads, len(prompt), passages)
-    with (
-        model.exclusive(),
-        capture(model, spec, keep=slice(len(prompt), None)) as captured,
-        observed_attention(model, probe, len(text), len(prompt) + len(text)),
-    ):
-        logits = model.forward(token_ids, logits_to_keep=len(text) + 1, **inputs).logits[0]
-        predicting = logits[-len(text) - 1 : -1]  # [t, V]: each row predicts one token of the text
-        statistics = _in_chunks(predicting, torch.tensor(text, device=logits.device))
-        top = _most_probable_in_chunks(predicting, config.top_logprobs)
-        lengths = divide(statistics, predicting)
-        states = torch.split(captured.stacked(logits.device)[:, 0], lengths, dim=1)
-        pooled = torch.stack([mean_pooled(state) for state in states], dim=1)  # [captured layers + 1, B, d]
-        reader = StateReader.of(spec, calibrator)
-        con, f = mlds(reader.of_mlds(pooled))
-        scores = reader.probe_scores(pooled)
-    measured, of_passages = (None, None) if probe is None else (probe.mean(), probe.of_passages())
-    source = [] if measured is None else measured.tolist()
-    by_passage = [] if of_passages is None else of_passages.tolist()
-    if not all(-float("inf") < value <= 0 for value in statistics.log_probs):
-        position = len(prompt) + _first_bad(model, prompt, text)
-        raise NonFiniteLogitsError(
-            f"the logits for token {position} of the sequence (prompt included) are NaN or infinite; "
-            "check the weights, or load the model in float32 or bfloat16."
-        )
-    decided = []
-    start = 0
-    for number, length in enumerate(lengths):
-        rows = slice(start, start + length)
-        start += length
-        own = TokenStatistics(*(values[rows] for values in statistics))
-        log_prob, score = log_prob_and_score(config, own.log_probs, con[number], f[number])
-        decided.append(
-            DecidedSpan(
-                text[rows],
-                *own,
-                log_prob,
-                con[number],
-                f[number],
-                score,
-                [],
-                None,
-                start if text_ends is None else text_ends[number],
-                token_source_attention=source[rows],
-                passage_attention=passage_means(by_passage[rows]),
-                probe=None if scores is None else scores[number],
-                top_log_probs=top[rows] or None,
+    Args:
+        rows: for each of B spans, its tokens.
+        pooled: ``[captured layers + 1, B, d]``, the spans' mean states.
+    """
+    con, f = mlds(reader.of_mlds(pooled))
+    probe: Sequence[float | None] = reader.probe_scores(pooled) or [None] * len(rows)
+    spans = []
+    for own, own_con, own_f, probed in zip(rows, con, f, probe, strict=True):
+        log_prob, score = log_prob_and_score(config, [row.log_prob for row in own], own_con, own_f)
+        spans.append(
+            Span(
+                **NOT_PLACED,
+                kind="given",
+                token_ids=[row.token_id for row in own],
+                token_log_probs=[row.log_prob for row in own],
+                token_entropies=[row.entropy for row in own],
+                token_margins=[row.margin for row in own],
+                token_source_attention=[row.source for row in own if row.source is not None],
+                passage_attention=passage_means([row.passages for row in own]),
+                log_prob=log_prob,
+                con_mlds=own_con,
+                f_mlds=own_f,
+                score=score,
+                probe=probed,
+                top_log_probs=[row.top for row in own] if own[0].top else None,
             )
         )
-    return decided
+    return spans
 
 
-def _in_chunks(logits: Tensor, token_ids: Tensor) -> TokenStatistics:
-    """The statistics of each token under its row of ``logits`` ``[t, V]``."""
-    statistics = TokenStatistics([], [], [])
-    for start in range(0, len(token_ids), _CHUNK):
-        rows, ids = logits[start : start + _CHUNK], token_ids[start : start + _CHUNK]
-        of_chunk = token_statistics(rows, ids, torch.arange(len(ids), device=ids.device))
-        for values, more in zip(statistics, of_chunk, strict=True):
-            values.extend(more)
-    return statistics
-
-
-def _most_probable_in_chunks(logits: Tensor, count: int) -> list[list[tuple[int, float]]]:
-    """The most probable tokens of each row of ``logits`` ``[t, V]``; an empty list if none are asked for."""
-    if not count:
-        return []
-    chunks = [logits[start : start + _CHUNK] for start in range(0, len(logits), _CHUNK)]
-    return [row for chunk in chunks for row in most_probable(chunk, torch.arange(len(chunk)), count)]
-
-
-def _first_bad(model: LanguageModel, prompt: list[int], text: list[int]) -> int:
-    """The index of the first token of the text that is predicted by logits that are not finite.
-
-    In the pass over the whole text, a NaN also reaches earlier positions (attention multiplies it by 0). Prefixes are
-    therefore run by themselves, by bisection.
-    """
-    good, bad = -1, len(text) - 1
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        token_ids = torch.tensor([[*prompt, *text[:middle]]], device=model.device)
-        with model.exclusive():
-            finite = bool(model.forward(token_ids, logits_to_keep=1).logits[0, -1].isfinite().all())
-        good, bad = (middle, bad) if finite else (good, middle)
-    return bad
+def _non_finite(what: str) -> NonFiniteLogitsError:
+    return NonFiniteLogitsError(
+        f"the logits of {what} are NaN or infinite; check the weights, or load the model in float32 or bfloat16."
+    )

@@ -7,26 +7,27 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from itertools import repeat
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.decoding.next_tokens import token_statistics
 from cocoa_engine.decoding.request import capture_spec
+from cocoa_engine.decoding.result_builder import token_ends
 from cocoa_engine.decoding.speculation import AnswerHistory
 from cocoa_engine.equations import con_mlds_of, disagreement, f_mlds_of, mean_pooled
 from cocoa_engine.errors import ConfigError, NonFiniteLogitsError, PromptError, UnsupportedModelError
 from cocoa_engine.execution.session import Session
 from cocoa_engine.methods.retrieval_heads import source_heads
-from cocoa_engine.model.detokenizer import Detokenizer
 from cocoa_engine.model.hidden_states import CaptureSpec, FinalLayer, capture
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.prompts import Prompt, prompt_ids, text_ids
 from cocoa_engine.process_exit import at_work
 from cocoa_engine.results import Generation, LayerCurve
-from cocoa_engine.scoring.text_tree import Step, TextTree
+from cocoa_engine.scoring.teacher_forcing import TokenRow, is_finite, token_rows
+from cocoa_engine.scoring.text_tree import Step, fed, fed_alone
 from cocoa_engine.spans import Span
 
 
@@ -176,78 +177,62 @@ class Profiler:
         # layers before the final norm; _normed applies the norm
         heads = source_heads(self._config.decore_heads, model, self._heads)
         spec = CaptureSpec(0, model.num_layers, "pre_norm", source_heads=heads)
-        profiles: dict[int, TextProfile] = {}
-        with TextTree(self._session.backend, before, ids, spec) as tree:
-            for group in tree.groups():
-                columns = _Columns([], [], [], [], [], [])
-                states, source = [], []
-                for step in group.steps():
-                    for column, values in zip(columns, self._measured(step), strict=True):
-                        column.extend(values)
-                    states.append(step.output.hidden[:-1].cpu())
-                    source += [] if step.output.source is None else step.output.source.tolist()
-                fed = torch.cat(states, dim=1)  # [L + 1, P, d]
-                for number, rows in group.rows.items():
-                    own = _Columns(*([column[row] for row in rows] for column in columns))
-                    of_source = [source[row] for row in rows] if source else []
-                    profiles[number] = self._profile(before, ids[number], own, fed[:, rows], of_source)
-        return [profiles[number] for number in range(len(texts))]
+        rows: list[list[TokenRow]] = [[] for _ in ids]
+        competition: list[list[tuple[int, float, float]]] = [[] for _ in ids]
+        states: list[list[Tensor]] = [[] for _ in ids]
+        with fed(self._session.backend, before, ids, spec) as steps:
+            for step in steps:
+                of_step, competing = token_rows(step), self._competing(step)
+                hidden = step.output.hidden[:-1].cpu()
+                for number, own in step.rows.items():
+                    rows[number] += [of_step[row] for row in own]
+                    competition[number] += [competing[row] for row in own]
+                    states[number].append(hidden[:, own])
+        return [
+            self._profile(before, *of_text)
+            for of_text in zip(rows, competition, map(torch.cat, states, repeat(1)), strict=False)
+        ]
 
-    def _measured(self, step: Step) -> _Columns:
-        """The statistics of each token of a step."""
-        statistics = token_statistics(step.logits, step.token_ids, step.parents)
-        return _Columns(*statistics, *_competing(step, self._config.gamma, self._config.max_candidates))
+    def _competing(self, step: Step) -> list[tuple[int, float, float]]:
+        """The values ``competing``, ``spreads`` and ``gaps`` of :class:`TokenProfile` for each token of a step."""
+        assert step.logits is not None
+        logits = step.logits.float()[step.parents]
+        top = logits.topk(
+            min(self._config.max_candidates if self._config.gamma < 1 else 1, logits.shape[1]), dim=1
+        ).values
+        below = top[:, :1] - top  # [W, max_candidates], 0 first
+        competes = below <= -math.log(self._config.gamma)
+        spread = below.masked_fill(~competes, 0).amax(dim=1)
+        gaps = top[:, 0] - logits.gather(1, step.token_ids[:, None])[:, 0]
+        return list(zip(competes.sum(dim=1).tolist(), spread.tolist(), gaps.tolist(), strict=True))
 
     def _profile(
-        self, prompt: list[int], token_ids: list[int], columns: _Columns, states: Tensor, source: list[float]
+        self, prompt: list[int], rows: list[TokenRow], competition: list[tuple[int, float, float]], states: Tensor
     ) -> TextProfile:
-        if not all(-math.inf < value <= 0 for value in columns.log_probs):
+        if not is_finite(rows):
             raise NonFiniteLogitsError(
                 "the logits of a text are NaN or infinite; load the model in float32 or bfloat16."
             )
-        track = Detokenizer(self._session.tokens)
-        ends = []
-        for token_id in token_ids:
-            track.push(token_id)
-            ends.append(len(track.text))
+        token_ids, log_probs = [row.token_id for row in rows], [row.log_prob for row in rows]
+        entropies = [row.entropy for row in rows]
+        text, ends = token_ends(self._session.tokens, token_ids)
+        competing, spreads, gaps = map(list, zip(*competition, strict=True))
         return TextProfile(
             prompt=prompt,
             token_ids=token_ids,
-            log_probs=columns.log_probs,
-            entropies=columns.entropies,
-            margins=columns.margins,
-            competing=[int(count) for count in columns.competing],
-            spreads=columns.spreads,
-            gaps=columns.gaps,
-            copied=AnswerHistory(prompt).extend(token_ids, columns.log_probs, columns.entropies)[0],
-            text=track.text,
+            log_probs=log_probs,
+            entropies=entropies,
+            margins=[row.margin for row in rows],
+            competing=competing,
+            spreads=spreads,
+            gaps=gaps,
+            copied=AnswerHistory(prompt).extend(token_ids, log_probs, entropies)[0],
+            text=text,
             ends=ends,
             states=states,
             normed=_normed(self._norm, states[-1]),
-            source_attention=source,
+            source_attention=[row.source for row in rows if row.source is not None],
         )
-
-
-class _Columns(NamedTuple):
-    """Statistics of tokens, as the attributes of :class:`TokenProfile` of the same names."""
-
-    log_probs: list[float]
-    entropies: list[float]
-    margins: list[float]
-    competing: list[float]
-    spreads: list[float]
-    gaps: list[float]
-
-
-def _competing(step: Step, gamma: float, most: int) -> tuple[list[float], list[float], list[float]]:
-    """The values ``competing``, ``spreads`` and ``gaps`` of :class:`TokenProfile` for each token of a step."""
-    logits, rows = step.logits.float(), step.parents
-    top = logits.topk(min(most if gamma < 1 else 1, logits.shape[1]), dim=1).values
-    below = top[:, :1] - top  # [W, most], 0 first
-    competes = below <= -math.log(gamma)
-    spread = below.masked_fill(~competes, 0).amax(dim=1)
-    gaps = top[rows, 0] - logits[rows, step.token_ids]
-    return competes.sum(dim=1)[rows].tolist(), spread[rows].tolist(), gaps.tolist()
 
 
 @torch.no_grad()
@@ -308,30 +293,16 @@ def of_generation(session: Session, prompt: Prompt, generation: Generation, span
             "same prompt (for a chat, its messages, or the result of engine.encode_chat with the same template_kwargs)."
         )
     number %= len(spans)
-    earlier = [token_id for one in spans[:number] for token_id in one.token_ids]
-    return layer_curve(session.model, before + earlier, spans[number], generation.config)
-
-
-def layer_curve(model: LanguageModel, before: list[int], span: Span, config: CocoaConfig) -> LayerCurve:
-    """Feed a span once after the tokens before it, and compare its mean-pooled states layer by layer.
-
-    Args:
-        model: the model.
-        before: the tokens of the prompt and of earlier spans.
-        span: the span.
-        config: the settings; ``middle_layers`` and ``final_layer`` are used.
-    """
-    spec = capture_spec(model, config)
-    token_ids = torch.tensor([[*before, *span.token_ids]], device=model.device)
-    inputs = {"use_cache": False} if "use_cache" in model.forward_parameters else {}
+    earlier = [token_id for span in spans[:number] for token_id in span.token_ids]
+    model, config = session.model, generation.config
+    window = capture_spec(model, config)
     every = CaptureSpec(0, model.num_layers, config.final_layer)
-    with model.exclusive(), capture(model, every, keep=slice(len(before), None)) as captured:
-        model.forward(token_ids, logits_to_keep=1, **inputs)
-        layers = mean_pooled(captured.stacked(model.device)[:-1, 0])  # [L + 1, d]
+    step = fed_alone(model, before + earlier, spans[number].token_ids, every)
+    layers = mean_pooled(step.output.hidden[:-1])  # [L + 1, d]
     return LayerCurve(
-        text=span.text,
+        text=spans[number].text,
         consecutive=disagreement(layers[:-1], layers[1:]).tolist(),
         to_final=disagreement(layers[:-1], layers[-1].expand_as(layers[:-1])).tolist(),
-        middle_layers=(spec.first, spec.last),
+        middle_layers=(window.first, window.last),
         final_layer=config.final_layer,
     )

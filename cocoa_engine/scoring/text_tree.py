@@ -1,23 +1,25 @@
-"""Many texts fed as branches of one tree, after a prompt that is prefilled once.
+"""Given texts fed after a prompt: many as branches of one tree after a prompt that is prefilled once, or one alone.
 
-Tokens of a common prefix are fed once. Texts are fed in groups. A group is fed in steps, each with at most as many
-tokens as the backend feeds at once.
+In a tree, tokens of a common prefix are fed once. Texts are fed in groups. A group is fed in steps, each with at most
+as many tokens as the backend feeds at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
-from types import TracebackType
+from itertools import takewhile
 
 import torch
 from torch import Tensor
 
 from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.execution.backends import Backend, Path, StepOutput, TokenTree
-from cocoa_engine.model.hidden_states import CaptureSpec
+from cocoa_engine.execution.forward.observed_attention import observed_attention
+from cocoa_engine.execution.forward.source_attention import probe_of
+from cocoa_engine.model.hidden_states import CaptureSpec, capture
+from cocoa_engine.model.language_model import LanguageModel
 
 
 @contextmanager
@@ -40,90 +42,41 @@ def opened(
 
 @dataclass(frozen=True)
 class Step:
-    """W tokens of a group that were fed at once.
+    """W tokens that were fed at once.
 
     Attributes:
-        rows: the indices of the tokens among the group's distinct prefixes.
+        rows: for the index of each text with tokens in the step, the rows of these tokens in the output.
         output: the model's output for each token.
         token_ids: ``[W]``.
+        logits: ``[W + 1, V]``: before the step, then after each of its tokens; `None` after an empty prompt.
         parents: ``[W]``, the row of :attr:`logits` that predicts each token.
-        before: ``[V]``, the logits before the step's first path; `None` after an empty prompt.
-        forward_passes: the number of forward passes of the step.
+        passes: for the index of each text, the number of forward passes that fed its tokens.
+        prompt_passes: the number of forward passes of the prompt.
     """
 
-    rows: range
+    rows: dict[int, list[int]]
     output: StepOutput
     token_ids: Tensor
+    logits: Tensor | None
     parents: Tensor
-    before: Tensor | None
-    forward_passes: int
-
-    @cached_property
-    def logits(self) -> Tensor:
-        """``[W + 1, V]``: before the step, then after each of its tokens."""
-        assert self.before is not None
-        return torch.cat([self.before[None], self.output.logits])
+    passes: dict[int, int]
+    prompt_passes: int = 0
 
 
-class TextGroup:
-    """Texts that are fed together.
+@contextmanager
+def fed(
+    backend: Backend,
+    prompt: Sequence[int],
+    texts: Sequence[Sequence[int]],
+    capture: CaptureSpec,
+    *,
+    rows_per_step: int | None = None,
+    passages: Sequence[range] = (),
+    cancellation: Cancellation | None = None,
+) -> Iterator[Iterator[Step]]:
+    """Feed texts after a prompt: ``with fed(...) as steps: for step in steps: ...``.
 
-    Attributes:
-        numbers: the indices of the texts.
-        rows: for each index, the rows of the text's tokens among the group's distinct prefixes.
-    """
-
-    def __init__(
-        self,
-        backend: Backend,
-        tree: TokenTree,
-        texts: dict[int, list[int]],
-        first: Tensor | None,
-        rows_per_step: int,
-        cancellation: Cancellation,
-    ) -> None:
-        self._cancellation = cancellation
-        self._backend, self._tree, self._first, self._width = backend, tree, first, rows_per_step
-        self._paths = prefixes(texts.values())
-        self._ranks = {path: rank for rank, path in enumerate(self._paths)}
-        self.numbers = list(texts)
-        self.rows = {number: [self._ranks[path] for path in prefixes([text])] for number, text in texts.items()}
-
-    def steps(self) -> Iterator[Step]:
-        """Feed the group step by step."""
-        ranks, before = self._ranks, self._first
-        for start in range(0, len(self._paths), self._width):
-            fed = self._paths[start : start + self._width]
-            self._cancellation.check()
-            passes_before = self._tree.forward_passes
-            output = self._backend.step([(self._tree, fed)])[0]
-            # Only a group of one text takes several steps, so a step's first path extends the last path before it.
-            parents = [ranks[path[:-1]] - start + 1 if path[:-1] in ranks else 0 for path in fed]
-            device = output.logits.device
-            yield Step(
-                rows=range(start, start + len(fed)),
-                output=output,
-                token_ids=torch.tensor([path[-1] for path in fed]).to(device),
-                parents=torch.tensor(parents).to(device),
-                before=before,
-                forward_passes=self._tree.forward_passes - passes_before,
-            )
-            before = output.logits[-1]
-
-    def passes(self, step: Step, number: int) -> int:
-        """The number of a step's forward passes that fed tokens of one text.
-
-        A backend feeds a step in one pass, or each path in a pass of its own.
-        """
-        return min(step.forward_passes, len(self.within(step, number)))
-
-    def within(self, step: Step, number: int) -> list[int]:
-        """The rows of a step's output that belong to one text."""
-        return [row - step.rows.start for row in self.rows[number] if row in step.rows]
-
-
-class TextTree:
-    """Feeds texts after a prompt: ``with TextTree(...) as tree: for group in tree.groups(): ...``.
+    A text that does not fit a step has several, in order.
 
     Args:
         backend: the backend that runs the model.
@@ -133,74 +86,95 @@ class TextTree:
         rows_per_step: the maximum number of tokens in a step. Default: the backend's ``paths_per_step``.
         passages: the positions of passages of the prompt whose attention mass is measured.
         cancellation: ends the work.
-
-    Attributes:
-        prompt_passes: the number of forward passes of the prompt.
     """
+    width = rows_per_step or backend.paths_per_step
+    numbers = list(groups(texts, width))
+    reserve = max(len(prefixes(texts[number] for number in group)) for group in numbers)
+    with opened(backend, prompt, reserve, capture, passages) as tree:
 
-    def __init__(
-        self,
-        backend: Backend,
-        prompt: Sequence[int],
-        texts: Sequence[list[int]],
-        capture: CaptureSpec,
-        *,
-        rows_per_step: int | None = None,
-        passages: Sequence[range] = (),
-        cancellation: Cancellation | None = None,
-    ) -> None:
-        self._passages, self._cancellation = passages, cancellation or Cancellation()
-        self._backend, self._prompt, self._texts, self._capture = backend, prompt, texts, capture
-        self._width = rows_per_step or backend.paths_per_step
-        self._numbers = list(groups(texts, self._width))
-        self.prompt_passes = 0
+        def steps() -> Iterator[Step]:
+            first = backend.prefill(tree) if prompt else None
+            prompt_passes = tree.forward_passes
+            for group in numbers:
+                paths, before = prefixes(texts[number] for number in group), first
+                ranks = {path: rank for rank, path in enumerate(paths)}
+                of_texts = {number: [ranks[path] for path in prefixes([texts[number]])] for number in group}
+                for start in range(0, len(paths), width):
+                    part = paths[start : start + width]
+                    if cancellation is not None:
+                        cancellation.check()
+                    earlier = tree.forward_passes
+                    output = backend.step([(tree, part)])[0]
+                    passes = tree.forward_passes - earlier  # one for all paths, or one for each
+                    rows = {
+                        number: [rank - start for rank in own if start <= rank < start + width]
+                        for number, own in of_texts.items()
+                    }
+                    device = output.logits.device
+                    yield Step(
+                        rows=rows,
+                        output=output,
+                        token_ids=torch.tensor([path[-1] for path in part]).to(device),
+                        logits=None if before is None else torch.cat([before[None], output.logits]),
+                        # only a text alone takes several steps: the first path of one extends the last before it
+                        parents=torch.tensor([ranks.get(path[:-1], start - 1) - start + 1 for path in part]).to(device),
+                        passes={number: min(passes, len(own)) for number, own in rows.items()},
+                        prompt_passes=prompt_passes,
+                    )
+                    before = output.logits[-1]
+                tree.drop_branches()
 
-    def __enter__(self) -> TextTree:
-        reserve = max(len(prefixes(self._texts[number] for number in group)) for group in self._numbers)
-        with ExitStack() as stack:  # closes the tree if the prompt cannot be prefilled
-            self._tree = stack.enter_context(
-                opened(self._backend, self._prompt, reserve, self._capture, self._passages)
-            )
-            self._first = self._backend.prefill(self._tree) if self._prompt else None
-            self._stack = stack.pop_all()
-        self.prompt_passes = self._tree.forward_passes
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
-
-    def groups(self) -> Iterator[TextGroup]:
-        """Iterate over the groups. The tokens of a group are dropped when the next group is requested."""
-        for numbers in self._numbers:
-            texts = {number: self._texts[number] for number in numbers}
-            yield TextGroup(self._backend, self._tree, texts, self._first, self._width, self._cancellation)
-            self._tree.drop_branches()
+        yield steps()
 
 
-def groups(texts: Sequence[list[int]], limit: int) -> Iterator[list[int]]:
+def fed_alone(
+    model: LanguageModel, prompt: Sequence[int], text: Sequence[int], spec: CaptureSpec, passages: Sequence[range] = ()
+) -> Step:
+    """Feed a prompt and a text in one forward pass, without a cache.
+
+    Args:
+        model: the model.
+        prompt: token ids, at least one.
+        text: token ids, at least one.
+        spec: the hidden states of the text that are captured.
+        passages: the positions of passages of the prompt whose attention mass is measured.
+    """
+    token_ids = torch.tensor([[*prompt, *text]], device=model.device)
+    inputs = {"use_cache": False} if "use_cache" in model.forward_parameters else {}
+    probe = probe_of(spec.source_heads, len(prompt), passages)
+    with (
+        model.exclusive(),
+        capture(model, spec, keep=slice(len(prompt), None)) as captured,
+        observed_attention(model, probe, len(text), token_ids.shape[1]),
+    ):
+        logits = model.forward(token_ids, logits_to_keep=len(text) + 1, **inputs).logits[0, -len(text) - 1 :]
+        output = StepOutput(
+            logits[1:],
+            captured.stacked(logits.device)[:, 0],
+            masses=None if probe is None else probe.means(),
+        )
+    rows = torch.arange(len(text), device=logits.device)
+    return Step({0: rows.tolist()}, output, torch.tensor(text, device=logits.device), logits, rows, {0: 1})
+
+
+def groups(texts: Sequence[Sequence[int]], limit: int) -> Iterator[list[int]]:
     """Group texts by common prefixes, with at most ``limit`` distinct tokens in a group.
 
     A longer text is a group by itself. Yields the indices of each group's texts.
     """
     group: list[int] = []
     size = 0
-    for number in sorted(range(len(texts)), key=texts.__getitem__):
+    for number in sorted(range(len(texts)), key=lambda number: tuple(texts[number])):
         text = texts[number]
         # in sorted order, no earlier text shares a longer prefix than the one just before
-        new = len(text) - (_common_start(texts[group[-1]], text) if group else 0)
+        shared = takewhile(lambda pair: pair[0] == pair[1], zip(texts[group[-1]] if group else [], text, strict=False))
+        new = len(text) - len(list(shared))
         if group and size + new > limit:
             yield group
             group, size, new = [], 0, len(text)
         group.append(number)
         size += new
     yield group
-
-
-def _common_start(a: list[int], b: list[int]) -> int:
-    """The length of the common prefix."""
-    return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def prefixes(texts: Iterable[Sequence[int]]) -> list[Path]:

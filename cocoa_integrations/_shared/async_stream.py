@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from typing_extensions import Self
 
@@ -12,6 +12,7 @@ from cocoa_engine import Cancellation
 from cocoa_integrations._shared.workers import HasRuntime, in_worker
 
 Item = TypeVar("Item")
+_END = object()
 Item_co = TypeVar("Item_co", covariant=True)
 
 
@@ -30,12 +31,8 @@ class AsyncStream(Generic[Item]):
 
     The stream does no work between two steps, so an abandoned stream costs nothing. Use it as an async context manager,
     which closes the stream. A step that is running when the task is cancelled ends before the next layer of its
-    pass, provided the stream's own ``close`` or its cancellation stops it.
-
-    Args:
-        engine: the engine whose worker threads run the steps.
-        stream: the stream.
-        cancellation: ends what a step does outside of forward passes; by default, the end of the task that waits does.
+    pass, provided the stream's own ``close`` or its cancellation stops it. A cancellation ends what a step does outside
+    of forward passes; by default, the end of the task that waits does.
     """
 
     def __init__(
@@ -50,9 +47,9 @@ class AsyncStream(Generic[Item]):
 
     async def __anext__(self) -> Item:
         # StopIteration cannot be raised into a future, so the end of the stream is a value
-        step = partial(_next_or_end, self._stream)
-        item = await in_worker(self._engine, step if self._run is None else partial(self._run, step))
-        if isinstance(item, _End):
+        step = partial(next, self._stream, _END)
+        item: Any = await in_worker(self._engine, step if self._run is None else partial(self._run, step))
+        if item is _END:
             raise StopAsyncIteration
         return item
 
@@ -63,14 +60,3 @@ class AsyncStream(Generic[Item]):
         """Close the stream. Nothing is awaited, so this is safe while the task is being cancelled."""
         with suppress(ValueError):  # a worker thread is inside a generator, which cannot be closed from outside
             self._stream.close()
-
-
-class _End:
-    pass
-
-
-def _next_or_end(stream: ClosableIterator[Item]) -> Item | _End:
-    try:
-        return next(stream)
-    except StopIteration:
-        return _End()

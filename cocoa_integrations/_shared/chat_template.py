@@ -60,12 +60,7 @@ def template_options(source: ChatTemplateOptions) -> ChatTemplateOptions:
 def template_kwargs(
     options: ChatTemplateOptions, chat: Sequence[Mapping[str, Any]], engine: CocoaEngine
 ) -> dict[str, Any]:
-    """The arguments of the chat template for a conversation.
-
-    Raises:
-        ConfigError: the template has no variable ``enable_thinking``, and the option is given.
-        PromptError: the last message is to be continued, and is not an assistant's.
-    """
+    """The arguments of the chat template for a conversation."""
     kwargs = dict(options.chat_template_kwargs)
     if options.enable_thinking is not None:
         if engine.has_chat_template and not names(engine, "enable_thinking"):

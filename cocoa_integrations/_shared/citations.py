@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from pydantic import Field
 
@@ -66,30 +65,15 @@ class Citation(RangeReport):
     spans: list[int] = Field(description="Numbers of its spans.")
 
 
-@dataclass(frozen=True)
-class Citing:
-    """How citations are found.
-
-    Attributes:
-        by: what finds the source of a part. ``None``: attention, or lift where attention cannot find it.
-        lowest: the lowest value of a cited part, by what finds its source.
-    """
+class Citing(NamedTuple):
+    """What finds the source of a part, by default attention or else lift, and the lowest value of a cited part."""
 
     by: CitedBy | None
     lowest: Mapping[CitedBy, float]
 
 
 def citing(by: Any, min_lift: Any, min_attention: Any) -> Citing:
-    """Check how citations are found.
-
-    Args:
-        by: what finds the source of a part. With ``None`` and a lowest lift alone it is the lift.
-        min_lift: the lowest lift of a cited part, in nats; ``None``: :data:`MIN_LIFT`.
-        min_attention: the lowest attention of a cited part; ``None``: :data:`MIN_ATTENTION`.
-
-    Raises:
-        ConfigError: ``by`` is unknown, or a limit is not a finite number.
-    """
+    """Check how citations are found. With a lowest lift alone it is by lift; limits default to those above."""
     if by is not None and by not in get_args(CitedBy):
         raise ConfigError(f"by: {unknown([str(by)], get_args(CitedBy), what='value')}")
     lift = _finite_or("min_lift", min_lift, MIN_LIFT, "a finite number of nats")
@@ -208,11 +192,8 @@ def marker_edits(text: str, citations: Sequence[Citation]) -> list[Edit]:
 
     The sources of a clause stand together at its end, before the punctuation there: ``It is red [1][2].`` A clause is
     cited if a citation has one of its content words, or a part of one; in a clause without content words every word
-    counts. The markers of a block of code stand in the clause before it, or in a line before the block.
-
-    Args:
-        text: the text of the answer.
-        citations: the citations, with offsets in the text.
+    counts. The markers of a block of code stand in the clause before it, or in a line before the block. The citations
+    have offsets in the text.
     """
     parts = clauses(text)
     begins = [part.start for part in parts]
@@ -235,7 +216,7 @@ def marker_edits(text: str, citations: Sequence[Citation]) -> list[Edit]:
             place = (part.start, "{}\n") if before is None else (before, " {}")
             places.setdefault(place, set()).update(cited)
     return [
-        Edit(place, place, after=form.format("".join(f"[{source}]" for source in sorted(cited))))
+        Edit(start=place, end=place, after=form.format("".join(f"[{source}]" for source in sorted(cited))))
         for (place, form), cited in places.items()
     ]
 
@@ -244,11 +225,7 @@ def with_markers(text: EditedText, citations: Sequence[Citation], report: RiskRe
     """What markers after the citations make of a text. They replace those that it has.
 
     Each answer in the text has markers of its own; one that a program reads, see :func:`.is_machine_read`, has none.
-
-    Args:
-        text: the text.
-        citations: the citations, with offsets in its original.
-        report: the report of the text.
+    The citations have offsets in the original of the text.
     """
     begin, edits = text.begin, list[Edit]()
     whole: list[RangeReport] = [RangeReport(start=begin, end=begin + len(text.original))]
@@ -260,7 +237,7 @@ def with_markers(text: EditedText, citations: Sequence[Citation], report: RiskRe
             if part.start < citation.end and citation.start < part.end
         ]
         markers = [] if is_machine_read(answer, report) else marker_edits(answer, cited)
-        edits += [replace(edit, start=edit.start + part.start, end=edit.end + part.start) for edit in markers]
+        edits += [edit.with_values(start=edit.start + part.start, end=edit.end + part.start) for edit in markers]
     return text.changed(edits, with_markers=False)
 
 

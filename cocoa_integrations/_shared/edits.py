@@ -11,7 +11,6 @@ import json
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -23,54 +22,18 @@ Entry = TypeVar("Entry", bound=RangeReport)
 _LISTS = ("spans", "check", "claims", "sentences", "parts")
 """The lists of a report whose entries have offsets."""
 
-_KEPT = ("start", "end", "text", "was")
-"""The keys of an edit that are written also where they are empty."""
-
-
-@dataclass(frozen=True)
-class Edit:
-    """A change of a stretch of a text. A stretch without characters is a place at which a marker is inserted.
-
-    Attributes:
-        start: offset of the first character.
-        end: offset after the last one.
-        before: what is inserted before the stretch.
-        after: what is inserted after it.
-        text: what replaces the stretch; ``None``: it stays.
-        was: the text that was replaced; ``None`` if that is the whole answer.
-    """
-
-    start: int
-    end: int
-    before: str = ""
-    after: str = ""
-    text: str | None = None
-    was: str | None = None
-
-    def entry(self) -> EditReport:
-        """Its entry in a report."""
-        values = {key: value for key, value in asdict(self).items() if value is not None}
-        return EditReport(**{key: value for key, value in values.items() if value or key in _KEPT})
+Edit = EditReport
+"""A change of a stretch of a text. A stretch without characters is a place at which a marker is inserted."""
 
 
 class Mover(Protocol):
-    """Copies of entries with their offsets in a changed text.
-
-    It takes the entries, and what is added to their offsets to count from the first character that the offsets of spans
-    count from.
-    """
+    """Copies of entries with their offsets in a changed text; ``shift`` is from them to the offsets of spans."""
 
     def __call__(self, entries: Iterable[Entry], shift: int = 0) -> list[Entry]: ...
 
 
 class Change(NamedTuple):
-    """What a step makes of the text of an answer.
-
-    Attributes:
-        text: the changed text.
-        edits: all changes of the original text.
-        moved: moves the entries of its report.
-    """
+    """What a step makes of the text of an answer: the text, all changes of the original, and what moves entries."""
 
     text: str
     edits: Sequence[Edit]
@@ -89,7 +52,7 @@ class Change(NamedTuple):
                 for call in report.tool_calls
             ]
         if self.edits:
-            values["edits"] = [edit.entry() for edit in self.edits]
+            values["edits"] = list(self.edits)
         return report.with_values(**values)
 
 
@@ -111,7 +74,7 @@ def replacement(report: RiskReport, text: str) -> Change:
         ]
 
     size = sum(len(span.text or "") for span in report.spans)
-    return Change(text, [Edit(begin, max(begin, size), text=text)], moved)
+    return Change(text, [Edit(start=begin, end=max(begin, size), text=text)], moved)
 
 
 _FENCED = re.compile(r"```\w*\n(.*)\n```", re.DOTALL)
@@ -126,11 +89,8 @@ _CUT_OFF = frozenset(
 def is_machine_read(text: str, report: RiskReport) -> bool:
     """Whether a program reads an answer: JSON was asked for, or it is an object or an array of JSON.
 
-    Neither marks nor markers are inserted in such an answer, because it could not be parsed then.
-
-    Args:
-        text: the whole text of the answer. It may be one block of code.
-        report: its report.
+    Neither marks nor markers are inserted in such an answer, because it could not be parsed then. The text may be one
+    block of code.
     """
     fenced = _FENCED.fullmatch(text.strip())
     try:
@@ -188,7 +148,7 @@ class EditedText:
     def __init__(self, original: str, edits: Sequence[Edit] = (), begin: int = 0, *, replaced: bool = False) -> None:
         self.original, self.begin, self.replaced = original, begin, replaced
         self.edits = [
-            edit if edit.text is None else replace(edit, was=original[edit.start - begin : edit.end - begin])
+            edit if edit.text is None else edit.with_values(was=original[edit.start - begin : edit.end - begin])
             for edit in _combined(edits)
         ]
         self._pieces = _pieces(self.edits)
@@ -203,13 +163,8 @@ class EditedText:
 
     @classmethod
     def find(cls, text: str, report: RiskReport) -> EditedText | None:
-        """The text of an answer, as its report describes it; ``None`` if something else changed the text.
-
-        Args:
-            text: the text that is shown.
-            report: the ``cocoa_risk`` report.
-        """
-        begin, edits = report.begin, [Edit(**edit.to_dict()) for edit in report.edits]
+        """The text of an answer, as its report describes it; ``None`` if something else changed the text."""
+        begin, edits = report.begin, report.edits
         if is_replaced(report):
             return cls(text, (), begin, replaced=True) if text == edits[0].text else None
         parts, position = [], 0
@@ -231,11 +186,7 @@ class EditedText:
 
     @classmethod
     def of(cls, text: str, report: RiskReport) -> EditedText:
-        """Like :meth:`find`.
-
-        Raises:
-            ConfigError: something else changed the text.
-        """
+        """Like :meth:`find`; a text that something else changed is a ``ConfigError``."""
         edited = cls.find(text, report)
         if edited is None:
             raise ConfigError("the text differs from the text of its spans; mark an answer before changing its text")
@@ -245,9 +196,6 @@ class EditedText:
         """Copies of the spans of the answer that are shown, with the offsets that they have in the original.
 
         Text before the answer, such as a closing tag, is cut off their texts.
-
-        Args:
-            entries: the spans.
         """
         spans = []
         for span in [] if self.replaced else self.originals(entries):
@@ -258,12 +206,7 @@ class EditedText:
         return spans
 
     def changed(self, edits: Sequence[Edit], *, with_markers: bool = True) -> Change:
-        """What further changes make of the text.
-
-        Args:
-            edits: the changes, with offsets in the original.
-            with_markers: whether the markers that the text has stay.
-        """
+        """What further changes of the original make of the text; without ``with_markers`` the old markers go."""
         before = [edit for edit in self.edits if with_markers or edit.start < edit.end]
         new = EditedText(self.original, [*before, *edits], self.begin)
 
@@ -273,12 +216,7 @@ class EditedText:
         return Change(new.text, new.edits, moved)
 
     def placed(self, entries: Iterable[Entry], shift: int = 0) -> list[Entry]:
-        """Copies of entries with their offsets in the shown text.
-
-        Args:
-            entries: objects with offsets in the original.
-            shift: what is subtracted from the offsets.
-        """
+        """Copies of entries, of the original, with their offsets in the shown text, less ``shift``."""
         places = ((self._place(entry.start, entry.end), entry) for entry in entries)
         return [entry.with_values(start=start - shift, end=end - shift) for (start, end), entry in places]
 
@@ -286,11 +224,7 @@ class EditedText:
         """Copies of entries with the offsets that they have in the original.
 
         A marked entry is shown without the white space at its ends, and one in a replaced stretch as all of it. Its
-        text, and the end of the entry before it, tell where it was.
-
-        Args:
-            entries: objects with offsets in the shown text.
-            shift: what is added to their offsets.
+        text, and the end of the entry before it, tell where it was. ``shift`` is added to their offsets.
         """
         originals = []
         before = 0
@@ -369,25 +303,27 @@ def _combined(edits: Sequence[Edit]) -> list[Edit]:
         replaced = [old for old in replaced if not (edit.start <= old.start and old.end <= edit.end)]
         start = max((old.end for old in replaced if old.start < edit.start), default=edit.start)
         end = min((old.start for old in replaced if old.start > edit.start), default=edit.end)
-        replaced.append(replace(edit, start=max(start, edit.start), end=min(end, edit.end)))
-    marks: dict[tuple[str, str], list[Edit]] = {}
+        replaced.append(edit.with_values(start=max(start, edit.start), end=min(end, edit.end)))
+    marks: dict[tuple[str | None, str | None], list[Edit]] = {}
     for edit in edits:
         if edit.text is None and edit.start < edit.end:
             start = min([edit.start, *(one.start for one in replaced if one.start < edit.start < one.end)])
             end = max([edit.end, *(one.end for one in replaced if one.start < edit.end < one.end)])
             around = [(one.start, one.end) for one in replaced if one.start <= start and end <= one.end]
             if around in ([], [(start, end)]):
-                marks.setdefault((edit.before, edit.after), []).append(replace(edit, start=start, end=end))
+                marks.setdefault((edit.before, edit.after), []).append(edit.with_values(start=start, end=end))
     stretches = [*replaced, *(mark for of_form in marks.values() for mark in _united(of_form))]
     markers: dict[tuple[int, str], set[int]] = {}
     for edit in edits:
         if edit.start == edit.end:
-            place, form = edit.start, "{}\n" if edit.after.endswith("\n") else " {}"
+            marker = edit.after or ""
+            place, form = edit.start, "{}\n" if marker.endswith("\n") else " {}"
             while inside := [one.end for one in stretches if one.start < place < one.end]:
                 place, form = max(inside), " {}"
-            markers.setdefault((place, form), set()).update(map(int, re.findall(r"\d+", edit.after)))
+            markers.setdefault((place, form), set()).update(map(int, re.findall(r"\d+", marker)))
     groups = {key: "".join(f"[{source}]" for source in sorted(sources)) for key, sources in markers.items()}
-    return [*stretches, *(Edit(place, place, after=form.format(group)) for (place, form), group in groups.items())]
+    markers_of = groups.items()
+    return [*stretches, *(Edit(start=at, end=at, after=form.format(group)) for (at, form), group in markers_of)]
 
 
 def _united(marks: Sequence[Edit]) -> list[Edit]:
@@ -396,7 +332,7 @@ def _united(marks: Sequence[Edit]) -> list[Edit]:
     for mark in sorted(marks, key=lambda one: one.start):
         if united and mark.start < united[-1].end:
             last = united.pop()
-            mark = replace(last, end=max(last.end, mark.end))
+            mark = last.with_values(end=max(last.end, mark.end))
         united.append(mark)
     return united
 
@@ -407,10 +343,10 @@ def _pieces(edits: Sequence[Edit]) -> list[_Piece]:
     for number, edit in enumerate(edits):
         start, end = edit.start, edit.end
         if start == end:
-            keyed.append(((end, 1, number, 0), _Piece(end, end, edit.after)))
+            keyed.append(((end, 1, number, 0), _Piece(end, end, edit.after or "")))
         elif edit.text is not None:
             keyed.append(((start, 3, 0, 0), _Piece(start, end, edit.text, was=edit.was or "")))
         else:
-            keyed.append(((start, 2, -end, -number), _Piece(start, start, edit.before, opens=edit)))
-            keyed.append(((end, 0, -start, number), _Piece(end, end, edit.after, closes=edit)))
+            keyed.append(((start, 2, -end, -number), _Piece(start, start, edit.before or "", opens=edit)))
+            keyed.append(((end, 0, -start, number), _Piece(end, end, edit.after or "", closes=edit)))
     return [piece for _, piece in sorted(keyed, key=lambda one: one[0])]

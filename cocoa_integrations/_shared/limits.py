@@ -33,11 +33,7 @@ ABSTENTION = "I don't know."
 
 
 def require_known(name: str, value: Any, known: Any) -> None:
-    """Refuse a value that a ``Literal`` does not have.
-
-    Raises:
-        ConfigError: the value is unknown. The message names the closest one.
-    """
+    """Refuse a value that a ``Literal`` does not have, and name the closest one."""
     if value not in get_args(known):
         raise ConfigError(unknown([str(value)], get_args(known), what=name))
 
@@ -54,11 +50,6 @@ def measured_units(spans: Sequence[SpanReport], metric: Metric, unit: UnitLevel)
     The value of a claim is the highest of its spans, that of a sentence the mean of its three highest claims. In an
     answer without claims the sentences take their place. A visible span whose value is not a finite number counts in
     every unit. Where a span of the report has no text, the spans take the place of claims and sentences.
-
-    Args:
-        spans: the spans of a report.
-        metric: the value.
-        unit: ``span``, ``claim`` or ``sentence``.
     """
     text = None
     if unit != "span":
@@ -75,15 +66,7 @@ def highest(spans: Sequence[SpanReport], metric: Metric, unit: UnitLevel = "span
 
 
 def kind_of(metric: str, report: RiskReport) -> tuple[str, str | None]:
-    """What a value of a report is. Values of different kinds have no order: neither of them is riskier.
-
-    Args:
-        metric: the value: a metric of spans, ``answer_risk``, or the ``max_risk`` or ``mean_risk`` of a report.
-        report: the report.
-
-    Returns:
-        The metric, and the ``risk_source`` of a risk of spans. Other metrics mean the same whatever the source is.
-    """
+    """The metric, and for a risk of spans its ``risk_source``: values of different kinds have no order."""
     return metric, report.risk_source if metric in ("risk", "max_risk", "mean_risk") else None
 
 
@@ -119,14 +102,15 @@ class Limit:
         if self.metric == "answer_risk" and self.unit != "span":
             raise ConfigError(f"answer_risk is the risk of the answer as a whole; leave unit={self.unit!r} out")
         require_known("metric", self.metric, GateMetric)
+        in_unit_interval = self.metric in ("risk", "answer_risk")
         if self.threshold is None:
-            if not self._in_unit_interval:
+            if not in_unit_interval:
                 raise ConfigError(f"metric={self.metric!r} has no default threshold; give one")
             return
         is_number = isinstance(self.threshold, (int, float)) and not isinstance(self.threshold, bool)
         if not is_number or not math.isfinite(self.threshold):
             raise ConfigError(f"threshold takes a finite number, not {self.threshold!r}")
-        if self._in_unit_interval and not 0 <= self.threshold <= 1:
+        if in_unit_interval and not 0 <= self.threshold <= 1:
             raise ConfigError(
                 f"{self.metric} is in [0, 1], so a threshold of {self.threshold:g} has no meaning; leave it out for "
                 "the measured default, or give metric='f_mlds' to compare the raw MLDS"
@@ -145,12 +129,8 @@ class Limit:
     def risky(self, spans: Sequence[SpanReport], report: RiskReport | None = None) -> list[tuple[Risky, float]]:
         """The spans, claims or sentences that reach the threshold, each with its value.
 
-        There are none if the metric is that of whole answers. Without a metric they are the spans that reach their own
-        default threshold.
-
-        Args:
-            spans: the spans of a report.
-            report: the report of the answer, whose default threshold applies to claims and sentences.
+        There are none if the metric is that of whole answers. Without a threshold they are the spans that reach their
+        own, or the claims and sentences that reach that of the report.
         """
         if self.metric == "answer_risk":
             return []
@@ -159,40 +139,27 @@ class Limit:
             if report is None:
                 return []
             threshold = self.threshold_for(report)
-        return [
-            (part, value)
-            for part, value in measured_units(spans, self._metric_of_spans, self.unit)
-            if (reaches(value, threshold) if threshold is not None else _is_flagged(part, value))
-        ]
+        measured = measured_units(spans, self._metric_of_spans, self.unit)
+        if threshold is not None:
+            return [(part, value) for part, value in measured if reaches(value, threshold)]
+        return [(part, value) for part, value in measured if part.flagged or math.isinf(value)]  # type: ignore[union-attr]
 
     def reached(self, report: RiskReport) -> bool:
-        """Whether an answer is too risky.
-
-        Raises:
-            ConfigError: the report has no such risk, no default threshold, or a risk on another scale.
-        """
+        """Whether an answer is too risky."""
         threshold = self.threshold_for(report)
         if self.metric_for(report) == "answer_risk":
             return reaches(self.value(report), threshold)
         return bool(self.risky(report.spans, report))
 
     def value(self, report: RiskReport) -> float:
-        """The value of an answer: its risk as a whole, or the highest value of its spans.
-
-        Raises:
-            ConfigError: the report has no risk of the answer as a whole.
-        """
+        """The value of an answer: its risk as a whole, or the highest value of its spans."""
         if self.metric_for(report) != "answer_risk":
             return highest(report.spans, self._metric_of_spans, self.unit)
         self._require_answer_risk(report)
         return severity(report.answer_risk)
 
     def threshold_for(self, report: RiskReport) -> float:
-        """The threshold that applies to an answer.
-
-        Raises:
-            ConfigError: there is no default, or the risks of the answer are on another scale.
-        """
+        """The threshold that applies to an answer; it must be on the scale of the answer's risks."""
         source, metric = report.risk_source, self.metric_for(report)
         if metric == "answer_risk":
             self._require_answer_risk(report)
@@ -249,10 +216,6 @@ class Limit:
         )
 
     @property
-    def _in_unit_interval(self) -> bool:
-        return self.metric in ("risk", "answer_risk")
-
-    @property
     def _metric_of_spans(self) -> Metric:
         """The value of a span that is compared where the answer has none as a whole."""
         return "risk" if self.metric is None or self.metric == "answer_risk" else self.metric
@@ -261,14 +224,6 @@ class Limit:
         """What marks around the risky spans, claims or sentences make of the text of an answer.
 
         An answer that a program reads, see :func:`.is_machine_read`, is redacted, and not marked otherwise.
-
-        Args:
-            text: the text that is shown.
-            report: its report.
-            mark: as for :meth:`mark_edits`.
-
-        Raises:
-            ConfigError: something else than a step of ours changed the text.
         """
         edited, answers = EditedText.of(text, report), list[list[SpanReport]]()
         for span in edited.spans(report.spans):
@@ -289,13 +244,9 @@ class Limit:
         """The changes that mark each risky span, claim or sentence, in the order of the text.
 
         A mark is in one clause and holds whole words, see :func:`.marked_stretches`. Marks that touch are one, with the
-        highest of their values. Code is redacted, and not marked otherwise. The offsets are those of the spans.
-
-        Args:
-            spans: the spans that are shown, from :meth:`.EditedText.spans`.
-            mark: how to mark them. One whose result does not have the text redacts it.
-            report: as for :meth:`risky`.
-            before: text before the spans, such as the line that opens a block of code.
+        highest of their values. One whose result does not have the text redacts it. Code is redacted, and not marked
+        otherwise. The offsets are those of the spans, which :meth:`.EditedText.spans` gives; ``before`` is text before
+        them, such as the line that opens a block of code.
         """
         risky = self.risky(spans, report)
         begin, text = spans[0].start - len(before) if spans else 0, before + _text_of(spans)
@@ -314,10 +265,6 @@ def _text_of(spans: Sequence[SpanReport]) -> str:
     return "".join(span.text or "" for span in spans)
 
 
-def _is_flagged(part: Risky, value: float) -> bool:
-    return isinstance(part, SpanReport) and (part.flagged or math.isinf(value))
-
-
 def _marked(part: Risky, value: float, mark: Mark) -> Edit:
     text = part.text or ""
     core, end = text.strip(), part.end - len(text) + len(text.rstrip())
@@ -329,8 +276,9 @@ def _marked(part: Risky, value: float, mark: Mark) -> Edit:
         marked = str(mark(core, part))
         before, after = _around(core, marked)
     if f"{before}{core}{after}" == marked:
-        return Edit(end - len(core), end, before, after)
-    return Edit(end - len(core), end, text=marked)
+        around = {name: value for name, value in (("before", before), ("after", after)) if value}
+        return Edit(start=end - len(core), end=end, **around)
+    return Edit(start=end - len(core), end=end, text=marked)
 
 
 def _around(text: str, marked: str) -> tuple[str, str]:
@@ -344,17 +292,7 @@ def _around(text: str, marked: str) -> tuple[str, str]:
 
 
 def require_reaction(on_risk: str, known: Any, mark: Mark, answer: str) -> None:
-    """Check what happens to answers that are too risky.
-
-    Args:
-        on_risk: the name of the action.
-        known: the names that are allowed, as a ``Literal``.
-        mark: how a risky part is marked.
-        answer: the text that replaces an answer.
-
-    Raises:
-        ConfigError: the action is unknown, the mark is not valid, or the answer is no text.
-    """
+    """Check what happens to answers that are too risky: an action that ``known`` has, a mark, and another text."""
     require_known("on_risk", on_risk, known)
     if not isinstance(answer, str):
         raise ConfigError(f"answer takes a text, not a {type(answer).__name__}")

@@ -17,17 +17,9 @@ from cocoa_integrations._shared.settings import FIELD_SYNONYMS
 
 
 def checked_option(name: str, value: Any, *, what: str) -> Any:
-    """The value of a loading option that is set after construction, validated.
+    """The value of a loading option that is set after construction of ``what``, validated.
 
     ``None`` is the default of the option, except for ``device_map``, where it is the CPU.
-
-    Args:
-        name: the option.
-        value: its new value.
-        what: the class of the adapter, for the message.
-
-    Raises:
-        ConfigError: the value is not valid.
     """
     if value is None and name != "device_map":
         return default_of(name)
@@ -41,19 +33,10 @@ MODEL_NAMES = ("model", "model_name")
 """The names of the option that names the model. Every adapter takes both."""
 
 
-def one_model_name(options: dict[str, Any], *, field: str = "model_name", **more: Any) -> str:
-    """Give the name of the model the name of its field, in place. A path becomes text.
+def one_model_name(options: dict[str, Any], **more: Any) -> str:
+    """Give the model's name the name of its field, in place, and return that under which it was given, for messages.
 
-    Args:
-        options: the options of an adapter, which may have it under each of :data:`MODEL_NAMES`.
-        field: the name of the field.
-        more: the same option under further names.
-
-    Returns:
-        The name under which it was given, for messages.
-
-    Raises:
-        ConfigError: it is given twice and differs, is empty, or is neither text nor a path.
+    ``more`` are further names of the option. A path becomes text.
     """
     given = {name: options.pop(name, None) for name in MODEL_NAMES} | more
     names: dict[str, str] = {}
@@ -71,8 +54,8 @@ def one_model_name(options: dict[str, Any], *, field: str = "model_name", **more
         listed = " and ".join(f"{name}={value!r}" for name, value in names.items())
         raise ConfigError(f"{' and '.join(names)} are the same option, given as {listed}; give one of them")
     if names:
-        options[field] = next(iter(names.values()))
-    return next(iter(names), field)
+        options["model_name"] = next(iter(names.values()))
+    return next(iter(names), "model_name")
 
 
 def with_field_names(update: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -81,25 +64,13 @@ def with_field_names(update: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def refuse_beside(given: str, names: Sequence[str]) -> None:
-    """Refuse options that have no effect together with another one.
-
-    Args:
-        given: the option that makes them ineffective.
-        names: the ineffective options that were given.
-
-    Raises:
-        ConfigError: there is such an option.
-    """
+    """Refuse options, if there are any, that have no effect together with a given one."""
     if names:
         raise ConfigError(f"{given}= is given, so {', '.join(names)} would have no effect; give one or the other.")
 
 
 def require_picklable(fields: Mapping[str, Any], *, what: str) -> None:
-    """Refuse to pickle an adapter that has an option which cannot be pickled.
-
-    Raises:
-        UnsupportedFeatureError: there is such an option. The message names it.
-    """
+    """Refuse to pickle an adapter that has an option which cannot be pickled."""
     for name, value in fields.items():
         try:
             pickle.dumps(value)

@@ -40,11 +40,6 @@ class LazyEngine:
         self._default = None if calibrator == "auto" else _lazy_engine({**arguments, "calibrator": "auto"}, weights)
 
     @property
-    def loaded(self) -> CocoaEngine | None:
-        """The engine, or ``None`` if it is not loaded yet."""
-        return self._engine
-
-    @property
     def runtime(self) -> Runtime:
         """How the engine runs its model."""
         return self._arguments.get("runtime") or Runtime()
@@ -62,11 +57,7 @@ class LazyEngine:
         return digest
 
     def get(self) -> CocoaEngine:
-        """The engine; loads it on the first call.
-
-        Raises:
-            ModelLoadError: the model cannot be loaded. The next call tries again.
-        """
+        """The engine. It is loaded by the first call that succeeds."""
         with self._lock:
             if self._engine is None:
                 calibrator = self._arguments.get("calibrator", "auto")
@@ -86,12 +77,7 @@ class LazyEngine:
 
 
 class _Weights:
-    """A model and its tokenizer, given or loaded when they are first needed.
-
-    Args:
-        arguments: keyword arguments of ``CocoaEngine.from_pretrained``, without ``runtime`` and ``calibrator``.
-        model, tokenizer: the given ones. With a model, ``model_name`` is only a label.
-    """
+    """A model and its tokenizer, given or loaded when they are first needed. The name of a given model is a label."""
 
     def __init__(
         self, arguments: dict[str, Any], model: PreTrainedModel | None, tokenizer: PreTrainedTokenizerBase | None
@@ -158,12 +144,8 @@ def lazy_engine(
 ) -> LazyEngine:
     """An engine for ``CocoaEngine.from_pretrained(**arguments)``, shared by all callers with equal arguments.
 
-    The engine is freed when the last of these callers is. The weights are shared by callers that differ only in
-    ``runtime`` or ``calibrator``.
-
-    Args:
-        arguments: keyword arguments of ``CocoaEngine.from_pretrained``.
-        model, tokenizer: a loaded model and a loaded tokenizer, used instead of those that the arguments name.
+    The engine is freed when the last of these callers is. A loaded ``model`` and ``tokenizer`` are used instead of
+    those that the arguments name.
     """
     by_name = {name: value for name, value in arguments.items() if name not in ("runtime", "calibrator")}
     with _shared_lock:

@@ -49,9 +49,7 @@ class TokenLogprobs:
                 if self._lists_special:
                     entries.append({**self._named(token_id, log_prob), "top_logprobs": top})
             elif text or not piece:
-                entries.append(
-                    {"token": text, "logprob": _plain(log_prob), "bytes": list(text.encode()), "top_logprobs": top}
-                )
+                entries.append({**_entry(text, log_prob), "top_logprobs": top})
         return entries
 
     def of_answer(self, spans: Iterable[Span]) -> list[dict[str, Any]]:
@@ -59,20 +57,14 @@ class TokenLogprobs:
         return [entry for span in spans for entry in self.of(span)]
 
     def token(self, token_id: int, log_prob: float | None, top: Sequence[tuple[int, float]] = ()) -> dict[str, Any]:
-        """The entry of the next token of a text that is not divided into spans, such as a prompt.
-
-        Args:
-            token_id: the token.
-            log_prob: its log-probability, if it is known.
-            top: the most probable tokens at its position, with their log-probabilities.
-        """
+        """The entry of the next token of a text that is not divided into spans, such as a prompt."""
         rivals = [self._rival(*each) for each in top]
         before = len(self._track.text)
         self._track.push(token_id)
         piece = self._track.text[before:]
         if not piece and token_id in self._special:
             return {**self._named(token_id, log_prob), "top_logprobs": rivals}
-        return {"token": piece, "logprob": _known(log_prob), "bytes": list(piece.encode()), "top_logprobs": rivals}
+        return {**_entry(piece, log_prob), "top_logprobs": rivals}
 
     def _rival(self, token_id: int, log_prob: float) -> dict[str, Any]:
         """The entry of a token that could have come next."""
@@ -81,18 +73,14 @@ class TokenLogprobs:
         track = self._track.fork()
         before = len(track.text)
         track.push(token_id)
-        text = track.text[before:]
-        return {"token": text, "logprob": _plain(log_prob), "bytes": list(text.encode())}
+        return _entry(track.text[before:], log_prob)
 
     def _named(self, token_id: int, log_prob: float | None) -> dict[str, Any]:
         """The entry of a special token."""
-        name = self._engine.tokenizer.convert_ids_to_tokens(token_id)
-        return {"token": name, "logprob": _known(log_prob), "bytes": None}
+        return {**_entry(self._engine.tokenizer.convert_ids_to_tokens(token_id), log_prob), "bytes": None}
 
 
-def _known(log_prob: float | None) -> float | None:
-    return None if log_prob is None else _plain(log_prob)
-
-
-def _plain(log_prob: float) -> float:
-    return log_prob if math.isfinite(log_prob) else UNLIKELY
+def _entry(text: str, log_prob: float | None) -> dict[str, Any]:
+    if log_prob is not None and not math.isfinite(log_prob):
+        log_prob = UNLIKELY
+    return {"token": text, "logprob": log_prob, "bytes": list(text.encode())}

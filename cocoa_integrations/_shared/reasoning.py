@@ -48,13 +48,7 @@ class Split:
 
 
 def split_generation(generation: Generation, engine: CocoaEngine, *, inside: bool = False) -> Split:
-    """Split a complete answer.
-
-    Args:
-        generation: the answer.
-        engine: the engine that answered.
-        inside: whether its prompt ends inside the reasoning.
-    """
+    """Split a complete answer, whose prompt may end ``inside`` the reasoning."""
     splitter = ReasoningSplitter(engine, inside=inside)
     for span in generation.spans:
         splitter.add(span)
@@ -82,14 +76,8 @@ class ReasoningSplitter:
 
     The reasoning begins with the generated text if the prompt ends inside it, and otherwise at a ``<think>`` that the
     model writes before any other visible text. It ends at ``</think>``. Both tags may be text, or special tokens, which
-    decoding removes. The tags and the whitespace around the reasoning belong to neither part.
-
-    Args:
-        engine: the engine that answers.
-        inside: whether the prompt ends inside the reasoning.
-
-    Attributes:
-        text: the generated text so far.
+    decoding removes. The tags and the whitespace around the reasoning belong to neither part. ``text`` is the generated
+    text so far.
     """
 
     def __init__(self, engine: CocoaEngine, *, inside: bool = False) -> None:

@@ -25,14 +25,7 @@ def split_settings(options: Mapping[str, Any], method: str | None = None) -> tup
     """Split keyword arguments into decode settings, with synonyms resolved, and the rest.
 
     A setting that is ``None`` is dropped, unless ``None`` is its default. If the current method is given, ``top_k``
-    and ``top_p`` belong to the rest unless the method samples tokens.
-
-    Args:
-        options: the keyword arguments.
-        method: the current decoding method; the arguments may name another.
-
-    Raises:
-        ConfigError: a setting is given under two names with different values.
+    and ``top_p`` belong to the rest unless that method, or the one that the arguments name, samples tokens.
     """
     used = METHODS.get(str(options.get("method") or method))
     refused = () if method is None or (used is not None and used.samples) else OF_SAMPLING
@@ -52,16 +45,7 @@ def split_settings(options: Mapping[str, Any], method: str | None = None) -> tup
 
 
 def refuse_unknown(options: Iterable[str], known: Iterable[str], *, what: str) -> None:
-    """Refuse unknown option names.
-
-    Args:
-        options: the given names.
-        known: the known names, in addition to the decode settings and their synonyms.
-        what: what the options were given to, for the message.
-
-    Raises:
-        ConfigError: an option is unknown. The message names it and the closest known one.
-    """
+    """Refuse names that are neither known options nor settings, and name the closest known one."""
     names = sorted({*known, *CocoaConfig.model_fields, *SYNONYMS})
     if not_known := [name for name in options if name not in names]:
         raise ConfigError(f"{what}: {unknown(not_known, names, what='option')}")
@@ -93,11 +77,7 @@ def fields_of(source: DecodeSettings | CocoaConfig) -> dict[str, Any]:
 
 
 def config_of(adapter: DecodeSettings) -> CocoaConfig:
-    """The decode settings of an adapter, validated. With a model at a server, those that are ``None`` are not set.
-
-    Raises:
-        ConfigError: a setting is out of range.
-    """
+    """The decode settings of an adapter, validated. With a model at a server, those that are ``None`` are not set."""
     fields = fields_of(adapter)
     if getattr(adapter, "base_url", None) is not None:
         fields = {name: value for name, value in fields.items() if value is not None}
@@ -105,20 +85,12 @@ def config_of(adapter: DecodeSettings) -> CocoaConfig:
 
 
 def updated(config: CocoaConfig, settings: Mapping[str, Any]) -> CocoaConfig:
-    """A copy with some settings changed. What was not set in the config is not set in the copy, either.
-
-    Raises:
-        ConfigError: a setting is unknown or out of range.
-    """
+    """A copy with some settings changed. What was not set in the config is not set in the copy, either."""
     return CocoaConfig(**{**{name: getattr(config, name) for name in config.model_fields_set}, **settings})
 
 
 def set_config(adapter: DecodeSettings, config: CocoaConfig) -> None:
-    """Set all decode settings of an adapter.
-
-    Raises:
-        ConfigError: ``config`` is not a :class:`~cocoa_engine.CocoaConfig`.
-    """
+    """Set all decode settings of an adapter."""
     if not isinstance(config, CocoaConfig):
         raise ConfigError(f"config takes a CocoaConfig, not {type(config).__name__}")
     for name in CocoaConfig.model_fields:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import Field
@@ -45,32 +44,25 @@ class Try(ReportEntry):
     chosen: bool = Field(description="Whether this answer was returned.")
 
 
-@dataclass(frozen=True, kw_only=True)
 class RetryPlan:
-    """What the attempts at an answer are, from the options of a retry.
+    """What the attempts at an answer are, checked.
+
+    Args:
+        alpha: that of the first attempt.
+        retriever: the retriever of the first attempt.
+        top_k: how many documents it returns; ``None`` if that cannot be changed.
+        has_second: whether a second retriever adds documents to those of further attempts.
+        is_same: whether a call with some settings is the same as one without them. It refuses unknown settings.
+        threshold, max_tries, settings, alphas, top_k_growth, measure, on_risk, mark, answer: the options of a retry.
 
     Attributes:
         steps: the settings that each attempt changes, the first one none.
         growth: the factor by which the number of documents grows with each attempt.
         limit: the value from which a risk is too high.
-        measure: the risk to compare; `None`: that of the answer where the report has one, and otherwise the highest of
-            the spans.
-        on_risk: what happens to the answer if every attempt is too risky.
-        mark: how a risky span is marked.
-        answer: the text that replaces an answer.
     """
 
-    steps: list[Mapping[str, Any]]
-    growth: float
-    limit: Limit
-    measure: Measure | None
-    on_risk: OnRisk
-    mark: Mark
-    answer: str
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         *,
         alpha: float,
         retriever: Any,
@@ -86,20 +78,7 @@ class RetryPlan:
         on_risk: OnRisk,
         mark: Mark,
         answer: str,
-    ) -> RetryPlan:
-        """Check the options.
-
-        Args:
-            alpha: that of the first attempt.
-            retriever: the retriever of the first attempt.
-            top_k: how many documents it returns; ``None`` if that cannot be changed.
-            has_second: whether a second retriever adds documents to those of further attempts.
-            is_same: whether a call with some settings is the same as one without them. It refuses unknown settings.
-            threshold, max_tries, settings, alphas, top_k_growth, measure, on_risk, mark, answer: the options.
-
-        Raises:
-            ConfigError: an option is out of range or contradicts another, or every attempt would be the same.
-        """
+    ) -> None:
         if isinstance(max_tries, bool) or not isinstance(max_tries, int) or max_tries < 1:
             raise ConfigError(f"max_tries must be a whole number, at least 1 (got {max_tries!r}).")
         if measure is not None:
@@ -107,29 +86,22 @@ class RetryPlan:
         if measure == "mean_risk" and threshold is None:
             raise ConfigError("measure='mean_risk' has no default threshold; give one.")
         require_reaction(on_risk, OnRisk, mark, answer)
-        growth = _growth_of(top_k_growth, has_second=has_second)
-        if growth > 1 and max_tries > 1 and top_k is None:
+        self.measure, self.on_risk, self.mark, self.answer = measure, on_risk, mark, answer
+        metric: GateMetric | None = None if measure is None else "answer_risk" if measure == "answer_risk" else "risk"
+        self.limit = Limit(threshold, metric)
+        self.growth = _growth_of(top_k_growth, has_second=has_second)
+        if self.growth > 1 and max_tries > 1 and top_k is None:
             raise ConfigError(
                 f"a {type(retriever).__name__} has no number of documents to increase (similarity_top_k, or k); give a "
                 "second_retriever, or top_k_growth=1 to change only the settings."
             )
-        steps: list[Mapping[str, Any]] = [{}, *_settings_of(alpha, settings, alphas, max_tries)]
-        same = [is_same(step) for step in steps]
-        if max_tries > 1 and growth == 1 and not has_second and all(same):
+        self.steps: list[Mapping[str, Any]] = [{}, *_settings_of(alpha, settings, alphas, max_tries)]
+        same = [is_same(step) for step in self.steps]
+        if max_tries > 1 and self.growth == 1 and not has_second and all(same):
             raise ConfigError(
                 "every attempt would be the same: the settings do not change and nothing more is retrieved. Give "
                 "settings, a top_k_growth above 1 or a second_retriever."
             )
-        metric: GateMetric | None = None if measure is None else "answer_risk" if measure == "answer_risk" else "risk"
-        return cls(
-            steps=steps,
-            growth=growth,
-            limit=Limit(threshold, metric),
-            measure=measure,
-            on_risk=on_risk,
-            mark=mark,
-            answer=answer,
-        )
 
     @property
     def limit_of_spans(self) -> Limit:
@@ -144,11 +116,7 @@ class RetryPlan:
 
 
 class Tries(Generic[AnswerT]):
-    """The answers of the attempts so far.
-
-    Args:
-        plan: the plan of the attempts.
-    """
+    """The answers of the attempts so far."""
 
     def __init__(self, plan: RetryPlan) -> None:
         self._plan = plan
@@ -185,12 +153,7 @@ class Tries(Generic[AnswerT]):
         return self._answers[number][0], self._history
 
     def gate(self) -> GateReport | None:
-        """What is done to the best answer, as the ``gate`` of its report; ``None`` if it is returned as it is.
-
-        Raises:
-            HallucinationRiskError: every attempt is too risky, and ``on_risk`` is ``raise``, or a gate raised it for
-                the best answer, and ``on_risk`` is not ``abstain``.
-        """
+        """What is done to the best answer, as the ``gate`` of its report; ``None`` if it is returned as it is."""
         if self._passed is not None:
             return None
         number, on_risk = self._best(), self._plan.on_risk

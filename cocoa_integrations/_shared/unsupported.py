@@ -62,12 +62,7 @@ def is_without_effect(name: str, value: Any) -> bool:
 
 
 def refused(options: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
-    """The message that refuses options.
-
-    Args:
-        options: the refused options.
-        reasons: for each of them, what to do instead.
-    """
+    """The message that refuses options; ``reasons`` says for each of them what to do instead."""
     by_reason: dict[str, list[str]] = {}
     for name, value in options.items():
         by_reason.setdefault(reasons[name], []).append(f"{name}={value!r}")
@@ -76,15 +71,7 @@ def refused(options: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
 
 
 def refuse_unsupported(options: Mapping[str, Any], *, what: str) -> dict[str, Any]:
-    """The options without those of other models, which are refused unless they have no effect.
-
-    Args:
-        options: the options that were given.
-        what: what they were given to, for the message.
-
-    Raises:
-        ConfigError: there are such options. The message names each of them, and what to give instead.
-    """
+    """The options without those of other models, which are refused unless they have no effect."""
     foreign = {name: value for name, value in options.items() if name in INSTEAD or name in WITHOUT_EFFECT}
     if effective := {name: value for name, value in foreign.items() if not is_without_effect(name, value)}:
         reasons = {name: INSTEAD.get(name, "the key-value cache is always used") for name in effective}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -156,60 +155,3 @@ class Answer:
     def invalid_calls(self) -> list[Call]:
         """The calls that were cut off, cannot be parsed, do not fit or are not allowed."""
         return [call for call in self.calls if call.error is not None]
-
-
-class AnswerStream(Protocol):
-    """An answer while it is decoded: for each decided span, the pieces that can be shown.
-
-    A span can have no piece yet, until it is known whether the answer begins with reasoning.
-    """
-
-    @property
-    def answer(self) -> Answer:
-        """The whole answer, once the stream has been read to its end."""
-
-    def open(self) -> object:
-        """Check the call, if that has not been done. Nothing is decoded."""
-
-    def __iter__(self) -> AnswerStream: ...
-
-    def __next__(self) -> list[Piece]: ...
-
-    def close(self) -> None:
-        """Stop the work."""
-
-
-class AsyncAnswerStream(Protocol):
-    """See :class:`AnswerStream`."""
-
-    @property
-    def answer(self) -> Answer:
-        """The whole answer, once the stream has been read to its end."""
-
-    def __aiter__(self) -> AsyncIterator[list[Piece]]: ...
-
-
-class ChatService(Protocol):
-    """A model that answers, in this process or at a server.
-
-    Errors of a model in this process are those of :class:`~cocoa_engine.CocoaEngine`. Errors of a server are those of
-    the package ``openai``.
-    """
-
-    def answer(self, call: ChatCall, on_piece: Callable[[Piece], None] | None = None) -> Answer:
-        """The whole answer to a call; ``on_piece`` is told of each span, as soon as that is decided if it can be."""
-
-    def answers(self, calls: Sequence[ChatCall], batch_size: int | None = None) -> list[Answer]:
-        """The answers to several prompts, decoded together; ``batch_size`` at a time."""
-
-    def stream(self, call: ChatCall) -> AnswerStream:
-        """The answer to a call, span by span. Nothing is decoded before the first one is asked for."""
-
-    async def aanswer(self, call: ChatCall, on_piece: Callable[[Piece], None] | None = None) -> Answer:
-        """See :meth:`answer`. Cancelling the task ends the work."""
-
-    async def aanswers(self, calls: Sequence[ChatCall], batch_size: int | None = None) -> list[Answer]:
-        """See :meth:`answers`."""
-
-    def astream(self, call: ChatCall) -> AbstractAsyncContextManager[AsyncAnswerStream]:
-        """See :meth:`stream`. Leaving the context ends the work."""

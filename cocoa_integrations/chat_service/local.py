@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any, TypeVar
 
 import torch
@@ -42,7 +42,7 @@ RETRY_PAUSE = 0.5
 
 
 class LocalChat:
-    """A :class:`.ChatService` of a model in this process.
+    """A chat service of a model in this process.
 
     Args:
         engine: the engine, or what will load it.
@@ -64,34 +64,34 @@ class LocalChat:
         return self._engine.get() if isinstance(self._engine, LazyEngine) else self._engine
 
     def answer(self, call: ChatCall, on_piece: Callable[[Piece], None] | None = None) -> Answer:
-        """See :meth:`.ChatService.answer`."""
+        """The whole answer to a call; ``on_piece`` is told of each span, as soon as that is decided if it can be."""
         if on_piece is None:
             return self._retrying(self._prepared(call).answer)
-        stream = self.stream(call)
-        try:
-            for pieces in stream:
-                for piece in pieces:
-                    on_piece(piece)
-        finally:
-            stream.close()
+        with closing(self.stream(call)) as stream:
+            for piece in chain.from_iterable(stream):
+                on_piece(piece)
         return stream.answer
 
     def answers(self, calls: Sequence[ChatCall], batch_size: int | None = None) -> list[Answer]:
-        """See :meth:`.ChatService.answers`. All calls have the prompt of a text and the other options of the first."""
+        """The answers to several prompts, decoded together; ``batch_size`` at a time.
+
+        All calls have the prompt of a text and the other options of the first.
+        """
         for call in calls:
             _require_text(call)
         first, engine = calls[0], self.engine
         prompts: list[Any] = [call.prompt for call in calls]
         options = PreparedCall(engine, first).options
         decode = partial(engine.generate_batch, prompts, config=first.config, batch_size=batch_size, **options)
-        return [PreparedCall(engine, call).made(one) for call, one in zip(calls, self._retrying(decode), strict=True)]
+        generations = self._retrying(decode)
+        return [PreparedCall(engine, call).made(each) for call, each in zip(calls, generations, strict=True)]
 
     def stream(self, call: ChatCall) -> LocalStream:
-        """See :meth:`.ChatService.stream`."""
+        """The answer to a call, span by span. Nothing is decoded before the first one is asked for."""
         return LocalStream(lambda: self._prepared(call), retrying=self._retrying)
 
     async def aanswer(self, call: ChatCall, on_piece: Callable[[Piece], None] | None = None) -> Answer:
-        """See :meth:`.ChatService.aanswer`."""
+        """See :meth:`answer`. Cancelling the task ends the work."""
         if on_piece is None:
             with _cancelled_at_end() as cancellation:
                 return await in_worker(self._engine, self.answer, replace(call, cancellation=cancellation))
@@ -102,20 +102,19 @@ class LocalChat:
         return stream.answer
 
     async def aanswers(self, calls: Sequence[ChatCall], batch_size: int | None = None) -> list[Answer]:
-        """See :meth:`.ChatService.aanswers`."""
+        """See :meth:`answers`."""
         with _cancelled_at_end() as cancellation:
             calls = [replace(call, cancellation=cancellation) for call in calls]
             return await in_worker(self._engine, self.answers, calls, batch_size)
 
     def astream(self, call: ChatCall) -> AsyncLocalStream:
-        """See :meth:`.ChatService.astream`."""
+        """See :meth:`stream`. Leaving the context ends the work."""
         cancellation = Cancellation()
         return AsyncLocalStream(self._engine, self.stream(replace(call, cancellation=cancellation)), cancellation)
 
     def prompt_ids(self, call: ChatCall) -> list[int]:
         """The token ids of the prompt of a call."""
-        prepared = PreparedCall(self.engine, replace(call, source=None))
-        return prepared.token_ids
+        return PreparedCall(self.engine, replace(call, source=None)).token_ids
 
     def prompt_text(self, call: ChatCall) -> str:
         """The text of the prompt of a conversation."""
@@ -139,10 +138,6 @@ class LocalChat:
 
 class PreparedCall:
     """A call whose prompt is rendered, for one or several answers. The grammar is compiled when it is first needed.
-
-    Args:
-        engine: the engine that answers.
-        call: the call.
 
     Attributes:
         plan: the tools, the grammar and the parser.
@@ -172,17 +167,18 @@ class PreparedCall:
         """Whether answers are divided into reasoning, calls and text."""
         return self.call.messages is not None or self.call.splits_reasoning
 
+    # not `cached_property`: up to Python 3.11 it lets one call at a time compute
+
     @property
     def token_ids(self) -> list[int]:
         """The token ids of the prompt."""
         if self._ids is None:
-            self._ids = self._encoded()
+            if self.call.messages is not None:
+                self._ids = self.engine.encode_chat(self.messages, **self.template_kwargs)
+            else:
+                prompt = self.call.prompt
+                self._ids = self.engine.encode(prompt) if isinstance(prompt, str) else prompt
         return self._ids
-
-    def _encoded(self) -> list[int]:
-        if self.call.messages is not None:
-            return self.engine.encode_chat(self.messages, **self.template_kwargs)
-        return self.engine.encode(self.call.prompt) if isinstance(self.call.prompt, str) else self.call.prompt
 
     @property
     def options(self) -> dict[str, Any]:
@@ -201,43 +197,41 @@ class PreparedCall:
         }
 
     def answer(self, config: CocoaConfig | None = None) -> Answer:
-        """A whole answer.
-
-        Args:
-            config: its settings; by default those of the call.
-        """
+        """A whole answer; ``config`` are its settings, by default those of the call."""
         timeline = Timeline()
         ask = self.engine.generate if self._as_ids else self.engine.chat
-        generation = ask(*self._prompt, timeline=timeline, **self._decoding(config))
-        return self.made(generation, timeline)
+        return self.made(ask(*self._prompt, timeline=timeline, **self._decoding(config)), timeline)
 
     def open(self, config: CocoaConfig | None = None, timeline: Timeline | None = None) -> SpanStream:
         """The spans of an answer, which are decoded as they are read; see :meth:`answer`."""
         ask = self.engine.stream if self._as_ids else self.engine.stream_chat
         return ask(*self._prompt, timeline=timeline, **self._decoding(config))
 
-    def made(self, generation: Generation, timeline: Timeline | None = None) -> Answer:
+    def made(
+        self,
+        generation: Generation,
+        timeline: Timeline | None = None,
+        reading: Reading | None = None,
+        growing: GrowingAnswer | None = None,
+    ) -> Answer:
         """The answer that a generation is.
+
+        Args:
+            generation: the generation.
+            timeline: the phases of the call.
+            reading: the generated text, if it has been parsed.
+            growing: what was streamed of the answer; it has the ids of its calls and the entries of its tokens.
 
         Raises:
             IncompleteAnswerError: its JSON or a call does not fit the schema, and must.
         """
-        split = self.split(generation)
-        reading = self.plan.read(generation.text, start=split.answer_start)
-        logprobs = self.tokens().of_answer(generation.spans) if self.call.logprobs else None
-        return self.finished(generation, split, reading, [new_id() for _ in reading.calls], logprobs, timeline)
-
-    def finished(
-        self,
-        generation: Generation,
-        split: Split,
-        reading: Reading,
-        ids: Sequence[str],
-        logprobs: list[Token] | None,
-        timeline: Timeline | None,
-    ) -> Answer:
-        """The answer of the parts of a generation; ``ids`` are those of its calls."""
-        text = generation.text
+        # a prompt that is no chat's has no reasoning
+        split = self.plan.split(generation) if self.is_chat else Split("", 0, None, generation)
+        text, logprobs = generation.text, None
+        reading = reading or self.plan.read(text, start=split.answer_start)
+        ids = [new_id() for _ in reading.calls] if growing is None else growing.ids
+        if self.call.logprobs:
+            logprobs = self.tokens().of_answer(generation.spans) if growing is None else growing.logprobs
         calls = [
             replace(call, id=call_id, text=text[slice(*call.offsets)])
             for call_id, call in zip(ids, reading.calls, strict=True)
@@ -257,10 +251,6 @@ class PreparedCall:
             split=split,
             timeline=timeline,
         )
-
-    def split(self, generation: Generation) -> Split:
-        """The reasoning and the answer; a prompt that is no chat's has no reasoning."""
-        return self.plan.split(generation) if self.is_chat else Split("", 0, None, generation)
 
     def tokens(self) -> TokenLogprobs:
         """Lists the tokens of an answer."""
@@ -302,9 +292,10 @@ class PreparedCall:
 
 
 class LocalStream:
-    """A :class:`.AnswerStream` of a model in this process.
+    """An answer while it is decoded: for each decided span, the pieces that can be shown.
 
-    Iterating decodes, in the thread that iterates.
+    A span can have no piece yet, until it is known whether the answer begins with reasoning. Iterating decodes, in the
+    thread that iterates.
 
     Args:
         prepare: makes the prepared call.
@@ -344,7 +335,7 @@ class LocalStream:
         """The number of prompt tokens read so far, and the length of the prompt; ``None`` before it is known."""
         return None if self._spans is None else self._spans.prompt_progress
 
-    def __iter__(self) -> LocalStream:
+    def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> list[Piece]:
@@ -361,14 +352,11 @@ class LocalStream:
         prepared = self.open()
         tokens = prepared.tokens() if prepared.call.logprobs else None
         growing = GrowingAnswer(prepared.plan, splits=prepared.is_chat, entry_of=prepared.entry, tokens=tokens)
-
-        begun = False
+        opened = self._spans
 
         def first_span() -> tuple[SpanStream, Span | None]:
-            nonlocal begun
-            if begun or self._spans is None:  # it ran out of memory
-                self._spans = prepared.open(self._config, self._timeline)
-            begun = True
+            nonlocal opened
+            self._spans, opened = opened or prepared.open(self._config, self._timeline), None  # it ran out of memory
             return self._spans, next(self._spans, None)
 
         spans, span = self._retrying(first_span)
@@ -380,13 +368,11 @@ class LocalStream:
         held, rest, reading = growing.finish()
         if held:
             yield held
-        split = prepared.split(spans.generation)
-        answer = prepared.finished(spans.generation, split, reading, growing.ids, growing.logprobs, self._timeline)
-        self._answer = replace(answer, rest=rest)
+        self._answer = replace(prepared.made(spans.generation, self._timeline, reading, growing), rest=rest)
 
 
 class AsyncLocalStream(AsyncStream[list[Piece]]):
-    """A :class:`.LocalStream` whose steps run in worker threads of the engine."""
+    """A :class:`LocalStream` whose steps run in worker threads of the engine."""
 
     def __init__(self, engine: CocoaEngine | LazyEngine, stream: LocalStream, cancellation: Cancellation) -> None:
         super().__init__(engine, stream)
@@ -512,12 +498,9 @@ class GrowingAnswer:
 
 
 class TimeLimit:
-    """A stopping criterion that raises an error when the time limit is exceeded. The engine calls it after every step.
+    """A stopping criterion that raises an error after some ``seconds``. The engine calls it after every step.
 
     If it stopped the answer instead, a truncated answer would look like a complete one, and no fallback would run.
-
-    Args:
-        seconds: the time limit, from the construction of this object.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -538,11 +521,7 @@ class TimeLimit:
 
 
 def _require_text(call: ChatCall) -> None:
-    """Refuse a prompt that cannot be encoded before a model is loaded.
-
-    Raises:
-        PromptError: the prompt is empty, or has a lone surrogate.
-    """
+    """Refuse a prompt that is empty or has a lone surrogate, before a model is loaded."""
     if call.messages is None and not call.prompt:
         raise PromptError("the prompt is empty; give some text.")
     if isinstance(call.prompt, str):

@@ -10,9 +10,8 @@ from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import UnsupportedFeatureError
 from cocoa_engine.model.load_options import LoadOptions
 from cocoa_integrations._shared.loading import LazyEngine
-from cocoa_integrations.chat_service.answer import ChatService
 from cocoa_integrations.chat_service.local import LocalChat
-from cocoa_integrations.chat_service.remote import remote_chat
+from cocoa_integrations.chat_service.remote import RemoteChat, remote_chat
 
 
 class ServiceOptions(LoadOptions):
@@ -62,7 +61,7 @@ class ServiceOptions(LoadOptions):
                 "this process, without base_url"
             )
 
-    def service_of(self, engine: CocoaEngine | LazyEngine | None) -> ChatService:
+    def service_of(self, engine: CocoaEngine | LazyEngine | None) -> LocalChat | RemoteChat:
         """What answers the calls; ``engine`` does, if the model is in this process."""
         if self.base_url is None:
             assert engine is not None

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import lru_cache
+from json import JSONDecodeError
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
 from cocoa_engine import CocoaConfig
 from cocoa_engine.errors import ConfigError, DataError, GenerationTimeoutError
-from cocoa_engine.forks import call_in_child
 from cocoa_engine.optional import need
 from cocoa_engine.safe_text import short_repr
 from cocoa_integrations._shared.citations import MOST_PASSAGES
 from cocoa_integrations.chat_service.answer import Answer, ChatCall, Piece
 from cocoa_integrations.chat_service.wire import (
     Choice,
+    Chunk,
+    Completion,
     Models,
-    Response,
     SentUsage,
-    Whole,
-    clear_errors,
     read_report,
     received,
     usage_of,
@@ -36,7 +36,7 @@ from cocoa_integrations.chat_service.wire import (
 from cocoa_integrations.tool_calling import Call, CallDelta, invalid_call_text, object_of
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI, OpenAI
+    from openai import AsyncOpenAI, BadRequestError, OpenAI
 
 DEFAULT_MODEL = "cocoa"
 """A server answers to every name, unless it was given names."""
@@ -52,7 +52,7 @@ _AT_ONCE = 8
 
 
 class RemoteChat:
-    """A :class:`.ChatService` of a server. Create it with :func:`remote_chat`, so that connections are shared.
+    """A chat service of a server. Create it with :func:`remote_chat`, so that connections are shared.
 
     Args:
         base_url: the address of the server's API, such as ``http://127.0.0.1:8000/v1``.
@@ -75,7 +75,7 @@ class RemoteChat:
         model: str | None = None,
         timeout: float | None = None,
         max_retries: int = 2,
-        headers: Mapping[str, str] | None = None,
+        headers: tuple[tuple[str, str], ...] = (),
     ) -> None:
         openai = need("openai", extra="remote", what="a model behind a server")
         if not re.match(r"https?://[^/\s]", base_url):
@@ -87,44 +87,40 @@ class RemoteChat:
             "base_url": base_url,
             "api_key": api_key or NO_KEY,
             "max_retries": max_retries,
-            "default_headers": {**without, **(headers or {})},
+            "default_headers": {**without, **dict(headers)},
             **({} if timeout is None else {"timeout": timeout}),
         }
         self._openai = openai
+        self._process = os.getpid()
         self._sync_client: Any = None
         self._clients: weakref.WeakKeyDictionary[Any, AsyncOpenAI] = weakref.WeakKeyDictionary()
 
     def answer(self, call: ChatCall, on_piece: Callable[[Piece], None] | None = None) -> Answer:
-        """See :meth:`.ChatService.answer`."""
+        """The whole answer to a call; ``on_piece`` is told of each span at its end."""
         request = _Request(call, self.model, stream=False)
         with self._clear_errors():
-            sent = self._asked(request, self._client.post)
-        return _told(request.answer(sent), on_piece)
+            sent = self._asked(request)
+        return request.answer(sent, on_piece)
 
     def answers(self, calls: Sequence[ChatCall], batch_size: int | None = None) -> list[Answer]:
-        """See :meth:`.ChatService.answers`."""
+        """The answers to several calls, of which ``batch_size`` are sent at the same time."""
         with ThreadPoolExecutor(min(len(calls), batch_size or _AT_ONCE)) as pool:
             asked = [pool.submit(copy_context().run, self.answer, call) for call in calls]
             return [future.result() for future in asked]
 
-    @contextmanager
-    def _streamed(self, request: _Request) -> Iterator[Any]:
-        with self._clear_errors(), self._asked(request, self._client.post) as events:
-            yield events
-
     def stream(self, call: ChatCall) -> RemoteStream:
-        """See :meth:`.ChatService.stream`."""
-        return RemoteStream(_Request(call, self.model, stream=True), self._streamed)
+        """The answer to a call, span by span. The request is sent when the first one is asked for."""
+        return RemoteStream(self, _Request(call, self.model, stream=True))
 
     async def aanswer(self, call: ChatCall, on_piece: Callable[[Piece], None] | None = None) -> Answer:
-        """See :meth:`.ChatService.aanswer`."""
+        """See :meth:`answer`. Cancelling the task ends the work."""
         request = _Request(call, self.model, stream=False)
         with self._clear_errors():
             sent = await self._aasked(request)
-        return _told(request.answer(sent), on_piece)
+        return request.answer(sent, on_piece)
 
     async def aanswers(self, calls: Sequence[ChatCall], batch_size: int | None = None) -> list[Answer]:
-        """See :meth:`.ChatService.aanswers`."""
+        """See :meth:`answers`."""
         room = asyncio.Semaphore(batch_size or _AT_ONCE)
 
         async def answered(call: ChatCall) -> Answer:
@@ -134,7 +130,7 @@ class RemoteChat:
         return await asyncio.gather(*map(answered, calls))
 
     def astream(self, call: ChatCall) -> AsyncRemoteStream:
-        """See :meth:`.ChatService.astream`."""
+        """See :meth:`stream`. Leaving the context ends the work."""
         return AsyncRemoteStream(self, _Request(call, self.model, stream=True))
 
     def context_window(self) -> int | None:
@@ -145,8 +141,8 @@ class RemoteChat:
 
     @property
     def _client(self) -> OpenAI:
+        self._forget_after_fork()
         if self._sync_client is None:
-            _open.add(self)
             self._sync_client = self._openai.OpenAI(**self._options)
         client: OpenAI = self._sync_client
         return client
@@ -154,68 +150,45 @@ class RemoteChat:
     @property
     def _async_client(self) -> AsyncOpenAI:
         """The client of this event loop, in which its connections live."""
+        self._forget_after_fork()
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
-            _open.add(self)
             self._clients[loop] = self._openai.AsyncOpenAI(**self._options)
         return self._clients[loop]
 
-    def _forget_clients(self) -> None:
+    def _forget_after_fork(self) -> None:
         """Connections are not shared with a forked process."""
-        self._sync_client = None
-        self._clients.clear()
+        if self._process != os.getpid():
+            self._process, self._sync_client = os.getpid(), None
+            self._clients.clear()
 
-    def _asked(self, request: _Request, post: Callable[..., Any]) -> Any:
+    def _asked(self, request: _Request) -> Any:
         try:
-            return post(**request.arguments(self._openai.Stream))
+            return self._client.post(**request.arguments(self._openai.Stream))
         except self._openai.BadRequestError as error:
-            if not request.can_do_without(error.param):
-                raise
-            return post(**request.arguments(self._openai.Stream))
+            request.do_without(error)
+        return self._client.post(**request.arguments(self._openai.Stream))
 
     async def _aasked(self, request: _Request) -> Any:
-        post = self._async_client.post
+        client = self._async_client
         try:
-            return await post(**request.arguments(self._openai.AsyncStream))
+            return await client.post(**request.arguments(self._openai.AsyncStream))
         except self._openai.BadRequestError as error:
-            if not request.can_do_without(error.param):
-                raise
-            return await post(**request.arguments(self._openai.AsyncStream))
+            request.do_without(error)
+        return await client.post(**request.arguments(self._openai.AsyncStream))
 
     @contextmanager
     def _clear_errors(self) -> Iterator[None]:
         try:
-            with clear_errors():
-                yield
+            yield
+        except (JSONDecodeError, UnicodeDecodeError, RecursionError):
+            raise DataError("the server's answer is no JSON") from None
         except self._openai.APITimeoutError as error:
             raise GenerationTimeoutError(f"the server did not answer in time; raise timeout ({error})") from error
 
 
-_open: weakref.WeakSet[RemoteChat] = weakref.WeakSet()
-
-
-def _forget_clients() -> None:
-    for service in tuple(_open):
-        service._forget_clients()
-
-
-call_in_child(_forget_clients)
-
-
-@lru_cache(maxsize=64)
-def remote_chat(
-    base_url: str,
-    *,
-    api_key: str | None,
-    model: str | None,
-    timeout: float | None,
-    max_retries: int,
-    headers: tuple[tuple[str, str], ...] = (),
-) -> RemoteChat:
-    """The service of a server, shared by all callers with the same options, as are its connections."""
-    return RemoteChat(
-        base_url, api_key=api_key, model=model, timeout=timeout, max_retries=max_retries, headers=dict(headers)
-    )
+remote_chat = lru_cache(maxsize=64)(RemoteChat)
+"""The service of a server, shared by all callers with the same options, as are its connections."""
 
 
 def sent_settings(config: CocoaConfig) -> dict[str, Any]:
@@ -230,11 +203,11 @@ def sent_settings(config: CocoaConfig) -> dict[str, Any]:
 
 
 class RemoteStream:
-    """An :class:`.AnswerStream` of a server. The request is sent when the first piece is asked for."""
+    """An answer of a server while it is decoded; see :class:`.LocalStream`."""
 
-    def __init__(self, request: _Request, opened: Callable[[_Request], Any]) -> None:
+    def __init__(self, service: RemoteChat, request: _Request) -> None:
         self._request = request
-        self._steps = self._read(opened)
+        self._steps = self._read(service)
 
     @property
     def answer(self) -> Answer:
@@ -244,7 +217,7 @@ class RemoteStream:
     def open(self) -> None:
         """Nothing is done before the first piece is asked for."""
 
-    def __iter__(self) -> RemoteStream:
+    def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> list[Piece]:
@@ -254,8 +227,8 @@ class RemoteStream:
         """Close the connection, which ends the work of the server."""
         self._steps.close()
 
-    def _read(self, opened: Callable[[_Request], Any]) -> Any:
-        with opened(self._request) as events:
+    def _read(self, service: RemoteChat) -> Generator[list[Piece], None, None]:
+        with service._clear_errors(), service._asked(self._request) as events:
             for event in events:
                 yield self._request.pieces(event)
 
@@ -292,46 +265,51 @@ class _Request:
 
     def __init__(self, call: ChatCall, model: str, *, stream: bool) -> None:
         self._call, self._stream = call, stream
-        self._source: list[str] | None = None
         self._finds = hasattr(call.source, "source")
         self._top = call.config.top_logprobs
         self.path = "/completions" if call.messages is None else "/chat/completions"
         self.body = self._body(model)
-        self._text = self._reasoning = self._content = ""
+        self._reasoning = self._content = ""
         self._calls: list[Call] = []
         self._tokens: list[dict[str, Any]] = []
         self._last: Choice | None = None
         self._model: str | None = None
-        self._usage: SentUsage | None = None
+        self._usage = SentUsage()
 
     def arguments(self, stream_cls: Any) -> dict[str, Any]:
         """The arguments of the client's ``post``."""
         stream = {"stream": True, "stream_cls": stream_cls[object]} if self._stream else {}
         return {"path": self.path, "cast_to": object, "body": self.body, **stream}
 
-    def can_do_without(self, param: str | None) -> bool:
+    def do_without(self, error: BadRequestError) -> None:
         """Leave out passages that the server does not find, if they were found in the prompt and not named by the user.
 
         The chat template of the server can change or drop the text of a message.
+
+        Raises:
+            BadRequestError: the error is another one.
         """
         source: Any = self._call.source
-        if not self._finds or param not in ("cocoa.source", "source") or "source" not in self.body["cocoa"]:
-            return False
+        if not self._finds or error.param not in ("cocoa.source", "source") or "source" not in self.body["cocoa"]:
+            raise error
         source.forget()
         del self.body["cocoa"]["source"]
-        return True
 
-    def answer(self, sent: Any) -> Answer:
+    def answer(self, sent: Any, on_piece: Callable[[Piece], None] | None) -> Answer:
         """The whole answer of a response."""
-        response = received(sent, Whole)
+        response = received(sent, Completion)
         choice = response.choices[0]
-        self._model, self._usage = response.model, response.usage
+        self._model, self._usage = response.model, response.usage or self._usage
         self._grow(choice)
-        return self._answer(choice, Piece())
+        answer = self._answer(choice, Piece())
+        if on_piece is not None:
+            for entry in answer.spans:
+                on_piece(Piece(entry))
+        return answer
 
     def pieces(self, sent: Any) -> list[Piece]:
         """What a chunk adds."""
-        chunk = received(sent, Response)
+        chunk = received(sent, Chunk)
         self._model = chunk.model or self._model
         self._usage = chunk.usage or self._usage
         pieces: list[Piece] = []
@@ -435,13 +413,6 @@ class _Request:
         if any(not isinstance(passage, str) for passage in source or ()):
             raise ConfigError("source takes texts where the model is at a server, not ranges of the prompt")
         return list(source or ())
-
-
-def _told(answer: Answer, on_piece: Callable[[Piece], None] | None) -> Answer:
-    if on_piece is not None:
-        for entry in answer.spans:
-            on_piece(Piece(entry))
-    return answer
 
 
 def _errors(choice: Choice) -> dict[str, str]:

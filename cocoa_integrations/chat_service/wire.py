@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from json import JSONDecodeError
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -59,7 +57,7 @@ class SentCall(_Sent):
     function: Function = Function()
 
 
-class Message(_Sent):
+class AnswerMessage(_Sent):
     """The message of an answer, or what a chunk adds to it."""
 
     content: str | None = None
@@ -94,10 +92,10 @@ class LogProbs(_Sent):
 
 
 class Choice(_Sent):
-    """An answer, or what a chunk adds to it."""
+    """An answer, or what a chunk adds to it. In a completion, ``text`` stands for the message."""
 
-    message: Message | None = None
-    delta: Message | None = None
+    message: AnswerMessage | None = None
+    delta: AnswerMessage | None = None
     text: str | None = None
     logprobs: LogProbs | None = None
     finish_reason: str | None = None
@@ -105,10 +103,15 @@ class Choice(_Sent):
     cocoa_risk: Report | None = None
 
     @property
-    def added(self) -> Message:
+    def added(self) -> AnswerMessage:
         """The message or the delta. The text of a completion is its content."""
-        of_text = Message.model_construct(content=self.text, cocoa_spans=self.cocoa_spans, cocoa_risk=self.cocoa_risk)
-        return self.message or self.delta or of_text
+        return (
+            self.message
+            or self.delta
+            or AnswerMessage.model_construct(
+                content=self.text, cocoa_spans=self.cocoa_spans, cocoa_risk=self.cocoa_risk
+            )
+        )
 
     def tokens(self, top: int) -> list[dict[str, Any]]:
         """The entries of the tokens as a chat has them, with the ``top`` most probable ones at each position.
@@ -130,36 +133,53 @@ class Choice(_Sent):
 class PromptDetails(_Sent):
     """What the prompt tokens are."""
 
-    cached_tokens: Count | None = None
+    cached_tokens: Count = 0
 
 
 class CompletionDetails(_Sent):
-    """What the new tokens are."""
+    """What the new tokens are, and the highest risk of all answers."""
 
     reasoning_tokens: Count | None = None
+    cocoa_max_risk: float | None = None
 
 
 class SentUsage(_Sent):
     """The token counts of an answer."""
 
-    prompt_tokens: Count | None = None
-    completion_tokens: Count | None = None
-    prompt_tokens_details: PromptDetails | None = None
-    completion_tokens_details: CompletionDetails | None = None
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
+    prompt_tokens_details: PromptDetails = PromptDetails()
+    completion_tokens_details: CompletionDetails = CompletionDetails()
 
 
-class Response(_Sent):
-    """An answer, or a chunk of one."""
+class Chunk(_Sent):
+    """A part of an answer that is streamed."""
 
     model: str | None = None
     choices: list[Choice]
     usage: SentUsage | None = None
 
 
-class Whole(Response):
+class Completion(Chunk):
     """An answer in one piece."""
 
     choices: Annotated[list[Choice], Field(min_length=1)]
+
+
+class Score(_Sent):
+    """The risk of a given text."""
+
+    index: Count
+    text: str
+    cocoa_risk: Report
+
+
+class Scores(_Sent):
+    """The risk of given texts."""
+
+    model: str | None = None
+    data: list[Score]
+    usage: SentUsage
 
 
 class _Model(_Sent):
@@ -189,38 +209,22 @@ def received(sent: Any, kind: type[Kind]) -> Kind:
         raise DataError(f"{_FOREIGN}: {explain(error)}") from None
 
 
-@contextmanager
-def clear_errors() -> Iterator[None]:
-    """Raise one error for everything that is no JSON.
-
-    Raises:
-        DataError: instead of the errors of parsers.
-    """
-    try:
-        yield
-    except (JSONDecodeError, UnicodeDecodeError, RecursionError):
-        raise DataError("the server's answer is no JSON") from None
-
-
 def read_report(sent: RiskReport) -> RiskReport:
     """The report of a server as a model in this process has it."""
     spans = [span.without("index") for span in sent.spans]
     return sent.without("finish_reason", "verdict").with_values(spans=spans)
 
 
-def usage_of(sent: SentUsage | None, report: RiskReport | None) -> tuple[Usage, int | None]:
+def usage_of(sent: SentUsage, report: RiskReport | None) -> tuple[Usage, int | None]:
     """The token counts, and that of the reasoning if there is any."""
-    sent = sent or SentUsage()
-    cached = None if sent.prompt_tokens_details is None else sent.prompt_tokens_details.cached_tokens
-    details = sent.completion_tokens_details
     usage = Usage(
-        prompt_tokens=sent.prompt_tokens or 0,
-        completion_tokens=sent.completion_tokens or 0,
+        prompt_tokens=sent.prompt_tokens,
+        completion_tokens=sent.completion_tokens,
         risk_points=0 if report is None else sum(span.kind == "risk_point" for span in report.spans),
-        cached_tokens=cached or 0,
+        cached_tokens=sent.prompt_tokens_details.cached_tokens,
     )
     reasons = report is not None and report.reasoning is not None
-    return usage, details.reasoning_tokens if reasons and details is not None else None
+    return usage, sent.completion_tokens_details.reasoning_tokens if reasons else None
 
 
 def _ranked(log_probs: Mapping[str, float]) -> list[tuple[str, float]]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from cocoa_engine.errors import DataError
+from cocoa_engine.lab.files import RowModel, parsed
 from cocoa_engine.optional import need
 from cocoa_integrations.evaluation.files import find_file, read_records
+from cocoa_integrations.evaluation.tasks import Id, Text
 
 _TRUE = ("1", "true", "yes", "correct")
 _FALSE = ("0", "false", "no", "wrong", "incorrect")
@@ -20,6 +22,11 @@ _NAMES = {"info": "informativeness"}
 
 AnswerKey = tuple[str, str]  # an arm and the id of a sample
 Labels = dict[str, dict[AnswerKey, bool]]
+
+
+class _Labels(RowModel, extra="allow"):
+    arm: Text
+    id: Id
 
 
 def read_labels(file: Path, answers: Container[AnswerKey], criteria: Sequence[str]) -> dict[str, Labels]:
@@ -42,23 +49,24 @@ def read_labels(file: Path, answers: Container[AnswerKey], criteria: Sequence[st
     _kappa_score()
     people: dict[str, Labels] = {}
     first: dict[AnswerKey, str] = {}
-    for record in read_records(find_file(file)):
-        key = record.text("arm"), record.identity("id")
+    for where, value in read_records(find_file(file)):
+        row = parsed(_Labels, value, where)
+        key = row.arm, row.id
         if key not in answers:
-            raise DataError(f"{record.where}: the run has no sample {key[1]!r} of the arm {key[0]!r}")
+            raise DataError(f"{where}: the run has no sample {row.id!r} of the arm {row.arm!r}")
         if key in first:
-            raise DataError(f"{record.where}: the answer {key[1]!r} of {key[0]!r} already has labels in {first[key]}")
-        first[key] = record.where
-        for name in record.values.keys() - {"arm", "id"}:
-            if label := str(record.values[name] or "").strip().lower():
+            raise DataError(f"{where}: the answer {row.id!r} of {row.arm!r} already has labels in {first[key]}")
+        first[key] = where
+        for name, cell in (row.model_extra or {}).items():
+            if label := str(cell or "").strip().lower():
                 if label not in (*_TRUE, *_FALSE):
-                    raise DataError(f"{record.where}: the label {label!r} of {name!r} is neither true nor false")
+                    raise DataError(f"{where}: the label {label!r} of {name!r} is neither true nor false")
                 person, _, criterion = map(str.strip, name.partition(":"))
                 if (criterion := criterion or criteria[0]) not in criteria or not person:
-                    raise DataError(f"{record.where}: the column {name!r}; answers are judged by {', '.join(criteria)}")
+                    raise DataError(f"{where}: the column {name!r}; answers are judged by {', '.join(criteria)}")
                 labels = people.setdefault(criterion, {}).setdefault(person, {})
                 if key in labels:
-                    raise DataError(f"{record.where}: two columns contain the labels of {person!r} about {criterion}")
+                    raise DataError(f"{where}: two columns contain the labels of {person!r} about {criterion}")
                 labels[key] = label in _TRUE
     if not people:
         raise DataError(f"{file} contains no labels: give a column for each annotator")
@@ -115,9 +123,8 @@ def _kappa(first: Mapping[AnswerKey, bool], second: Mapping[AnswerKey, bool]) ->
     return {"kappa": None if math.isnan(kappa) else kappa, "pairs": len(both)}
 
 
-def _kappa_score() -> Callable[..., float]:
-    score: Callable[..., float] = need("sklearn.metrics", extra="eval", what="Cohen's kappa").cohen_kappa_score
-    return score
+def _kappa_score() -> Any:
+    return need("sklearn.metrics", extra="eval", what="Cohen's kappa").cohen_kappa_score
 
 
 def _mean(kappas: Mapping[str, Mapping[str, Any]]) -> float | None:

@@ -12,10 +12,11 @@ import typer
 from cocoa_engine.cli.info import declared_options, load_engine
 from cocoa_engine.cli.labelled import short_name
 from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, Runner, with_options
-from cocoa_engine.cli.output import on_interrupt
+from cocoa_engine.cli.output import on_interrupt, output
 from cocoa_engine.cli.progress import Progress, Stage
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError, MissingExtraError, safe_cause
+from cocoa_engine.lab.tables import show
 from cocoa_engine.model.embedded import MODEL_NAME
 from cocoa_engine.optional import need
 
@@ -66,7 +67,7 @@ def evaluate(
 ) -> None:
     """Evaluate decoding methods on a benchmark's data file, with a table like those of the paper."""
     from cocoa_integrations.evaluation.harness import evaluate as run
-    from cocoa_integrations.evaluation.table import choose_model, report, show
+    from cocoa_integrations.evaluation.table import choose_model, report
     from cocoa_integrations.evaluation.tasks import describe_data, find_task, load_samples, make_arms
 
     progress = Progress("eval")
@@ -101,7 +102,7 @@ def evaluate(
             begin=stage.at,
             advance=stage.advance,
         )
-    show(report(chosen, results, paper_model), as_markdown=markdown)
+    show(report(chosen, results, paper_model), output(no_color=False), as_markdown=markdown)
 
 
 def _identity(calibrator: Path) -> str:
@@ -164,7 +165,6 @@ def judge(
 ) -> None:
     """Judge the answers of an evaluation with an LLM and the paper's prompts. Stored verdicts are reused."""
     from cocoa_integrations.evaluation.judge import factscore_report, factscore_run, judge_run, judged_report
-    from cocoa_integrations.evaluation.table import show
 
     if factscore and labels is not None:
         raise ConfigError("--labels is for judged answers, not for --factscore")
@@ -191,7 +191,7 @@ def judge(
         else:
             results = judge_run(folder, model, labels=labels, paper_model=paper_model, **told)
             shown = judged_report(results, paper_model)
-    show(shown, as_markdown=markdown)
+    show(shown, output(no_color=False), as_markdown=markdown)
 
 
 def chat_model(name: str) -> BaseChatModel:

@@ -11,18 +11,17 @@ from json import dumps, loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from cocoa_engine import CocoaConfig, __version__
 from cocoa_engine.errors import ConfigError, DataError
-from cocoa_engine.lab.files import read_json
-from cocoa_engine.messages import explain
+from cocoa_engine.lab.files import parsed, read_json
 from cocoa_engine.optional import need
 from cocoa_engine.output_files import LOCK, locked, write_file
 from cocoa_integrations.evaluation.files import fingerprint, json_lines, read_lines
 from cocoa_integrations.evaluation.generated_code import require_confinement
 from cocoa_integrations.evaluation.metrics import rejected, statistics
-from cocoa_integrations.evaluation.table import Report, markdown, report
+from cocoa_integrations.evaluation.table import report
 from cocoa_integrations.evaluation.tasks import Arm, EvalTask, Sample
 
 if TYPE_CHECKING:
@@ -115,10 +114,7 @@ def finished_run(path: Path) -> Iterator[tuple[dict[str, Any], Rows]]:
         raise ConfigError(f"{path} contains no run: it has no {SETTINGS}; name the --out folder of a `cocoa eval`")
     with locked(path):
         settings = _read_settings(path / SETTINGS)
-        try:
-            _Run.model_validate(settings)
-        except ValidationError as error:
-            raise DataError(f"{path / SETTINGS} does not contain the settings of a run: {explain(error)}") from None
+        parsed(_Run, settings, f"{path / SETTINGS} does not contain the settings of a run")
         rows = _read_rows(path / SAMPLES)
         if not rows:
             raise DataError(f"{path} has no answers yet: its {SAMPLES} is empty; run `cocoa eval` first")
@@ -156,10 +152,7 @@ def _differences(there: Mapping[str, Any], now: Mapping[str, Any], prefix: str =
 
 
 def _read_settings(file: Path) -> dict[str, Any]:
-    try:
-        there = read_json(file)
-    except DataError as error:
-        raise DataError(f"{error} Name another folder") from error
+    there = read_json(file)
     if not isinstance(there, dict):
         raise DataError(f"{file} does not contain the settings of a run; name another folder")
     return there
@@ -167,11 +160,7 @@ def _read_settings(file: Path) -> dict[str, Any]:
 
 def _read_rows(file: Path) -> Rows:
     rows: Rows = {}
-    for number, row in enumerate(read_lines(file), start=1):
-        try:
-            _Row.model_validate(row)
-        except ValidationError:
-            raise DataError(f"{file}, line {number}: not a row of a run; the file was changed") from None
+    for number, row in enumerate(read_lines(file, _Row), start=1):
         if (key := (row["arm"], row["id"])) in rows:
             raise DataError(f"{file}, line {number}: {key[0]}, sample {key[1]!r}, occurs twice; it was changed")
         rows[key] = row
@@ -246,13 +235,19 @@ def evaluate(
         "task": task.name,
         "model": dict(model),
         "decoding": shared.model_dump(mode="json", exclude={"method", "metric", "alpha"}),
-        "decore_heads": _heads(arms, shared),
+        "decore_heads": _digest(shared.decore_heads) if any(arm.method == "decore" for arm in arms) else None,
         "data": None if data is None else dict(data),
         "limit": limit,
     }
     out = Path(out)
     with new_run(out, settings) as rows:
-        _require_same_samples(out, rows, samples)
+        digests = {sample.id: sample.digest for sample in samples}
+        for (_, key), row in rows.items():
+            if digests.get(key) != row["sample"]:
+                raise ConfigError(
+                    f"{out} contains a run on other samples ({key!r} differs): the data, its order or the prompts "
+                    "have changed. Name another folder"
+                )
         ordered = [(str(arm), sample.id) for arm in arms for sample in samples]
         missing = {arm: [sample for sample in samples if (str(arm), sample.id) not in rows] for arm in arms}
         requests = [sum(map(task.requests, some)) for some in (samples, *missing.values())]
@@ -275,18 +270,14 @@ def evaluate(
     return results
 
 
-def summarise(
-    rows: Iterable[Row],
-    measure: Callable[[list[Row]], tuple[dict[str, int], dict[str, dict[str, float]], dict[str, float | None]]],
-) -> list[dict[str, Any]]:
-    """For each arm its settings, counts of its answers, and the statistics of every metric.
+Measured = tuple[dict[str, int], dict[str, dict[str, float]], dict[str, float | None]]
+"""Of the rows of an arm: further counts, the values of each metric by sample, and further means."""
 
-    Args:
-        rows: the rows of all arms.
-        measure: returns of the rows of an arm further counts, the values of each metric by sample, and further means.
+Measure = Callable[[list[Row]], Measured]
 
-    See :func:`~cocoa_integrations.evaluation.metrics.statistics`.
-    """
+
+def summarise(rows: Iterable[Row], measure: Measure) -> list[dict[str, Any]]:
+    """For each arm its settings, counts of its answers, and the statistics of every metric."""
     rows = list(rows)
     summary: list[dict[str, Any]] = []
     first: dict[str, dict[str, float]] = {}
@@ -304,17 +295,13 @@ def summarise(
     return summary
 
 
-def write_results(
-    folder: Path, name: str, results: Mapping[str, Any], shown: Report, *, table: str | None = None
-) -> None:
+def write_results(folder: Path, name: str, results: Mapping[str, Any], shown: str, *, table: str | None = None) -> None:
     """Write results to ``NAME.json`` in the folder of a run, and their tables to ``NAME.md`` or ``TABLE.md``."""
     write_file(folder / f"{name}.json", dumps(results, indent=2, ensure_ascii=False) + "\n")
-    write_file(folder / f"{table or name}.md", markdown(shown))
+    write_file(folder / f"{table or name}.md", shown)
 
 
-def _measured(
-    task: EvalTask, rows: Sequence[Row]
-) -> tuple[dict[str, int], dict[str, dict[str, float]], dict[str, float | None]]:
+def _measured(task: EvalTask, rows: Sequence[Row]) -> Measured:
     values = {column.metric: {row["id"]: row["metrics"][column.metric] for row in rows} for column in task.columns}
     return {"rejected": sum(rejected(row["answer"]) == 1 for row in rows)}, values, {}
 
@@ -326,26 +313,9 @@ def shared_settings(task: EvalTask, config: CocoaConfig) -> CocoaConfig:
     return config.replace(max_new_tokens=length, stop=tuple(dict.fromkeys((*task.until, *config.stop))))
 
 
-def _heads(arms: Sequence[Arm], config: CocoaConfig) -> str | None:
-    """The digest of DeCoRe's file of heads, if an arm uses it."""
-    if config.decore_heads is None or all(arm.method != "decore" for arm in arms):
-        return None
+def _digest(heads: str | None) -> str | None:
+    """The digest of DeCoRe's file of heads."""
     try:
-        return fingerprint(Path(config.decore_heads))
+        return None if heads is None else fingerprint(Path(heads))
     except OSError as error:
-        raise ConfigError(f"decore_heads: {config.decore_heads} cannot be read ({error})") from None
-
-
-def _require_same_samples(out: Path, rows: Rows, samples: Sequence[Sample]) -> None:
-    """Check that the rows of a folder are of these samples.
-
-    Raises:
-        ConfigError: they are not.
-    """
-    now = {sample.id: sample.digest for sample in samples}
-    for (_, key), row in rows.items():
-        if now.get(key) != row["sample"]:
-            raise ConfigError(
-                f"{out} contains a run on other samples ({key!r} differs): the data, its order or the prompts "
-                "have changed. Name another folder"
-            )
+        raise ConfigError(f"decore_heads: {heads} cannot be read ({error})") from None

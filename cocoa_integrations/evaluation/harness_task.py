@@ -115,7 +115,7 @@ def _config(task: EvalTask) -> dict[str, Any]:
 
 
 class ArmTask(CocoaTask):
-    """A task with given samples, whose requests are answered with spans.
+    """A task with given samples, whose requests :class:`ArmModel` answers with more than texts and scores.
 
     Args:
         task: the task.
@@ -138,13 +138,6 @@ class ArmTask(CocoaTask):
         """Build the requests, without the harness's progress bar: `cocoa eval` has its own."""
         with redirect_stderr(StringIO()):
             super().build_all_requests(**options)
-
-    def construct_requests(self, doc: Any, ctx: str, **options: Any) -> Any:
-        """The requests for one document, which ask :class:`ArmModel` for more than texts and scores."""
-        requests = super().construct_requests(doc, ctx, **options)
-        for request in requests if isinstance(requests, list) else [requests]:
-            request.request_type = "span" if self.cocoa_task.multiple_choice else "generation"
-        return requests
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, float]:
         """The metrics of an answer, or of the scores of the choices."""
@@ -177,7 +170,7 @@ class ArmModel(LM):
         config: the settings of the arm. It is set before each run.
     """
 
-    loglikelihood = loglikelihood_rolling = generate_until = None  # not requested
+    loglikelihood = loglikelihood_rolling = None  # not requested
     config: CocoaConfig
 
     def __init__(self, engine: CocoaEngine | Engines, advance: Callable[[int], object]) -> None:
@@ -185,12 +178,12 @@ class ArmModel(LM):
         self._engine, self._advance = engine, advance
         self._known: dict[tuple[str, ...], Span] = {}
 
-    def generation(self, requests: Sequence[Instance]) -> list[Generation]:
-        """The answer to each request."""
+    def generate_until(self, requests: Sequence[Instance]) -> list[Any]:
+        """The answer to each request, which only :class:`ArmTask` can read."""
         return self._answer("generations", requests)
 
-    def span(self, requests: Sequence[Instance]) -> list[Span]:
-        """The span of each choice. Arms that need the same statistics share the forward passes."""
+    def span_score(self, requests: Sequence[Instance]) -> list[Span]:
+        """The span of each choice, likewise. Arms that need the same statistics share the forward passes."""
         family = self.config.method if METHODS[self.config.method].needs_own_passes else ""
         keys = [(family, *request.args) for request in requests]
         missing = [number for number, key in enumerate(keys) if key not in self._known]
@@ -238,42 +231,35 @@ def run_arm(
     tasks = {"tasks": {name: ArmTask(task, name, samples, config)}}
     options: Any = {"bootstrap_iters": 0, "confirm_run_unsafe_code": confirm_run_unsafe_code}
     logged = lm_eval.evaluate(lm, tasks, **options)["samples"][name]
-    return [_row(task, arm, *pair) for pair in zip(samples, logged, strict=True)]
+    return [
+        {
+            "arm": str(arm),
+            "id": sample.id,
+            **arm._asdict(),
+            "sample": sample.digest,
+            **sample.model_dump(include={"question", "references", "incorrect", "context"}),
+            **(_choices if task.multiple_choice else _generated)(task, sample, row["filtered_resps"]),
+            "metrics": {column.metric: float(row[column.metric]) for column in task.columns},
+        }
+        for sample, row in zip(samples, logged, strict=True)
+    ]
 
 
-def _row(task: EvalTask, arm: Arm, sample: Sample, logged: Mapping[str, Any]) -> dict[str, Any]:
-    """The row of a sample that the harness has logged."""
-    responses = logged["filtered_resps"]
-    if task.multiple_choice:
-        best = max(responses, key=lambda span: span.score)
-        details: dict[str, Any] = {
-            "answer": best.text.strip(),
-            "choices": [
-                {
-                    "text": span.text,
-                    "correct": number < len(sample.references),
-                    "score": span.score,
-                    "spans": _as_json([span]),
-                }
-                for number, span in enumerate(responses)
-            ],
-        }
-    else:
-        (generation,) = responses
-        details = {
-            "answer": task.answer(generation.text),
-            "finish_reason": generation.finish_reason,
-            "usage": generation.usage.model_dump(mode="json"),
-            "spans": _as_json(generation.spans),
-        }
+def _choices(task: EvalTask, sample: Sample, spans: Sequence[Span]) -> dict[str, Any]:
+    choices = [
+        {"text": span.text, "correct": number < len(sample.references), "score": span.score, "spans": _as_json([span])}
+        for number, span in enumerate(spans)
+    ]
+    return {"answer": max(spans, key=lambda span: span.score).text.strip(), "choices": choices}
+
+
+def _generated(task: EvalTask, sample: Sample, generations: Sequence[Generation]) -> dict[str, Any]:
+    (generation,) = generations
     return {
-        "arm": str(arm),
-        "id": sample.id,
-        **arm._asdict(),
-        "sample": sample.digest,
-        **sample.model_dump(include={"question", "references", "incorrect", "context"}),
-        **details,
-        "metrics": {column.metric: float(logged[column.metric]) for column in task.columns},
+        "answer": task.answer(generation.text),
+        "finish_reason": generation.finish_reason,
+        "usage": generation.usage.model_dump(mode="json"),
+        "spans": _as_json(generation.spans),
     }
 
 

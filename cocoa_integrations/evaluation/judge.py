@@ -15,21 +15,31 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from hashlib import sha256
-from itertools import islice
 from json import dumps
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cocoa_engine.errors import ConfigError, DataError
+from pydantic import StrictInt
+
+from cocoa_engine.errors import ConfigError
+from cocoa_engine.lab.files import RowModel
 from cocoa_integrations.evaluation.agreement import agreement, in_words, read_labels
 from cocoa_integrations.evaluation.files import append_lines, read_lines
-from cocoa_integrations.evaluation.harness import Row, finished_run, summarise, write_results
+from cocoa_integrations.evaluation.harness import (
+    Measure,
+    Measured,
+    Row,
+    Rows,
+    finished_run,
+    summarise,
+    write_results,
+)
 from cocoa_integrations.evaluation.prompts import CHECK, QUESTIONS, SPLIT, facts_of, yes_or_no
-from cocoa_integrations.evaluation.table import Report, report
+from cocoa_integrations.evaluation.table import report
 from cocoa_integrations.evaluation.tasks import TASKS, Column
 
 if TYPE_CHECKING:
@@ -67,12 +77,14 @@ class Asked(NamedTuple):
     verdict: Callable[[str], Any]
 
 
-class _Reply(NamedTuple):
-    """The text of a reply or an error message, and the numbers of tokens if the provider reports them."""
+_Reply = tuple[str | None, str | None, dict[str, int] | None]
+"""The text of a reply or an error message, and the numbers of tokens if the provider reports them."""
 
-    text: str | None
-    error: str | None
-    tokens: dict[str, int] | None = None
+
+class _Line(RowModel):
+    judge: str
+    key: str
+    tokens: dict[str, StrictInt] | None = None
 
 
 class Judge:
@@ -130,7 +142,7 @@ class Judge:
         Raises:
             DataError: the file was changed after it was written.
         """
-        verdicts = self._verdicts_of(read_replies(file))
+        verdicts = self._verdicts_of(read_lines(file, _Line))
         remaining = {asked.key: asked for asked in prompts if asked.key not in verdicts}
         begin(len(remaining))
         for lines in self.replies(list(remaining.values())):
@@ -139,28 +151,25 @@ class Judge:
             advance(1)
         return verdicts
 
-    def cost(self, file: Path) -> dict[str, int]:
-        """The number of stored calls, of those that failed, and of the tokens that the provider reported."""
-        own = [line for line in read_replies(file) if line["judge"] == self.name]
+    def results(self, file: Path, settings: Mapping[str, Any], rows: Rows, measure: Measure) -> dict[str, Any]:
+        """The results of a run, and their cost: the calls, those that failed, and the tokens, as far as reported."""
+        own = [line for line in read_lines(file, _Line) if line["judge"] == self.name]
         tokens = {name: sum((line.get("tokens") or {}).get(name, 0) for line in own) for name in TOKENS}
-        return {"calls": len(own), "without_verdict": sum(line.get("verdict") is None for line in own), **tokens}
+        return {
+            "settings": settings,
+            "judge": self.name,
+            "samples": len({key for _, key in rows}),
+            "arms": summarise(rows.values(), measure),
+            "cost": {"calls": len(own), "without_verdict": sum(line.get("verdict") is None for line in own), **tokens},
+        }
 
     def replies(self, asked: Sequence[Asked]) -> Iterator[list[dict[str, Any]]]:
         """The lines about each prompt, one for each attempt, as soon as the prompt is completed."""
-        stopped = threading.Event()  # set on Ctrl-C, so that outstanding replies are not awaited
+        stopped = threading.Event()  # set on Ctrl-C: outstanding replies are not awaited, and no more prompts are sent
         with ThreadPoolExecutor(self._concurrency) as pool:
-
-            def submit(count: int) -> set[Future[list[dict[str, Any]]]]:
-                return {pool.submit(self._ask, prompt, stopped) for prompt in islice(waiting, count)}
-
-            waiting = iter(asked)
-            running = submit(self._concurrency)
             try:
-                while running:
-                    done, running = wait(running, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        yield future.result()
-                    running |= submit(len(done))
+                for future in as_completed([pool.submit(self._ask, prompt, stopped) for prompt in asked]):
+                    yield future.result()
             finally:
                 stopped.set()
 
@@ -190,36 +199,21 @@ class Judge:
                 usage: Any = message.usage_metadata
                 counts = usage if isinstance(usage, Mapping) else {}  # some providers' are wrong; the reply counts
                 tokens = {name: counts[name] for name in TOKENS if type(counts.get(name)) is int}
-                replies.put(_Reply(text, None, tokens or None))
+                replies.put((text, None, tokens or None))
             except Exception as error:  # the errors of providers have no common base
                 described = f"{type(error).__name__}: {error}"
-                replies.put(_Reply(None, described.encode("utf-8", "backslashreplace").decode()))
+                replies.put((None, described.encode("utf-8", "backslashreplace").decode(), None))
 
         threading.Thread(target=ask, daemon=True).start()
         deadline = time.monotonic() + self._timeout
         while (remaining := deadline - time.monotonic()) > 0 and not stopped.is_set():
             with contextlib.suppress(Empty):
                 return replies.get(timeout=min(remaining, 0.5))
-        return _Reply(None, f"no reply within {self._timeout:g} s")
+        return None, f"no reply within {self._timeout:g} s", None
 
     def _verdicts_of(self, lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         own = [line for line in lines if line["judge"] == self.name]
         return {line["key"]: line["verdict"] for line in own if line.get("verdict") is not None}
-
-
-def read_replies(file: Path) -> list[dict[str, Any]]:
-    """The stored replies of judges; none if there is no file.
-
-    Raises:
-        DataError: the file was changed after it was written.
-    """
-    lines = read_lines(file)
-    for number, line in enumerate(lines, start=1):
-        tokens = line.get("tokens") or {}
-        known = isinstance(tokens, dict) and all(isinstance(value, int) for value in tokens.values())
-        if not (known and isinstance(line.get("judge"), str) and isinstance(line.get("key"), str)):
-            raise DataError(f"{file}, line {number}: not the reply of a judge; the file was changed")
-    return lines
 
 
 def judge_run(
@@ -254,7 +248,7 @@ def judge_run(
     asking, folder = Judge(judge, **options), Path(folder)
     file = folder / "judgements.jsonl"
     with finished_run(folder) as (settings, rows):
-        task = str(settings.get("task"))
+        task = str(settings["task"])
         if task not in QUESTIONS:
             raise ConfigError(f"{task} needs no judge; the tasks with a judge are {', '.join(QUESTIONS)}")
         if task in ("nq", "nq_swap") and not all(row["context"] for row in rows.values()):
@@ -269,13 +263,7 @@ def judge_run(
         }
         verdicts = asking.verdicts(file, asked.values(), begin, advance)
         judged = {answer: verdicts.get(prompt.key) for answer, prompt in asked.items()}
-        results: dict[str, Any] = {
-            "settings": settings,
-            "judge": asking.name,
-            "samples": len({key for _, key in rows}),
-            "arms": summarise(rows.values(), lambda own: _judged(own, criteria, judged)),
-            "cost": asking.cost(file),
-        }
+        results = asking.results(file, settings, rows, lambda own: _judged(own, criteria, judged))
         if people:
             results["agreement"] = {
                 criterion: agreement({answer: judged.get((*answer, criterion)) for answer in rows}, labelled)
@@ -287,7 +275,7 @@ def judge_run(
 
 def _judged(
     rows: Sequence[Row], criteria: Sequence[str], judged: Mapping[tuple[str, str, str], bool | None]
-) -> tuple[dict[str, int], dict[str, dict[str, float]], dict[str, float | None]]:
+) -> Measured:
     """The number of answers of an arm without a verdict, the values of each sample, and further means."""
     verdicts = {name: {row["id"]: judged.get((row["arm"], row["id"], name)) for row in rows} for name in criteria}
     means: dict[str, float | None] = {"truth_and_info": None, "truth_and_info_kept": None}
@@ -304,19 +292,17 @@ def _judged(
     return {"unjudged": unjudged}, values, means
 
 
-def judged_report(results: Mapping[str, Any], paper_model: str | None = None) -> Report:
-    """The tables and notes of the result of :func:`judge_run`."""
+def judged_report(results: Mapping[str, Any], paper_model: str | None = None) -> str:
+    """The tables and notes of the result of :func:`judge_run`, as Markdown."""
     task = str(results["settings"]["task"])
-    made = report(replace(TASKS[task], columns=COLUMNS.get(task, (TRUTH,))), results, paper_model)
-    unjudged = sum(arm["unjudged"] for arm in results["arms"])
-    made.notes.append(
+    notes = [
         f"Judge: {results['judge']}. Answers without a verdict, which count as neither true nor informative: "
-        f"{unjudged}."
-    )
-    made.notes.append(_cost_in_words(results["cost"]))
+        f"{sum(arm['unjudged'] for arm in results['arms'])}.",
+        _cost_in_words(results["cost"]),
+    ]
     for criterion, agreed in results.get("agreement", {}).items():
-        made.notes.extend(["", in_words(agreed, criterion).rstrip("\n")])
-    return made
+        notes += ["", in_words(agreed, criterion).rstrip("\n")]
+    return report(replace(TASKS[task], columns=COLUMNS.get(task, (TRUTH,))), results, paper_model, notes)
 
 
 def factscore_run(
@@ -356,7 +342,7 @@ def factscore_run(
     asking, folder = Judge(judge, **options), Path(folder)
     file = folder / "factscore.jsonl"
     with finished_run(folder) as (settings, rows):
-        task = str(settings.get("task"))
+        task = str(settings["task"])
         if task not in SUMMARY_TASKS:
             raise ConfigError(f"FActScore is measured for {' and '.join(SUMMARY_TASKS)}, not for {task}")
         splits = {
@@ -376,21 +362,15 @@ def factscore_run(
         prompts = [check for of_answer in checks.values() for check in of_answer]
         verdicts = asking.verdicts(file, prompts, begin, advance)
         supported = {answer: [verdicts.get(check.key) for check in each] for answer, each in checks.items()}
-        results: dict[str, Any] = {
-            "settings": settings,
-            "judge": asking.name,
-            "gamma": gamma,
-            "samples": len({key for _, key in rows}),
-            "arms": summarise(rows.values(), lambda own: _factscored(own, supported, gamma)),
-            "cost": asking.cost(file),
-        }
+        results = asking.results(file, settings, rows, lambda own: _factscored(own, supported, gamma))
+        results["gamma"] = gamma
         write_results(folder, "factscore", results, factscore_report(results))
     return results
 
 
 def _factscored(
     rows: Sequence[Row], supported: Mapping[tuple[str, str], Sequence[bool | None]], gamma: float | None
-) -> tuple[dict[str, int], dict[str, dict[str, float]], dict[str, float | None]]:
+) -> Measured:
     """The numbers of summaries of an arm without a score, and the score and the number of facts of the others."""
     verdicts = {row["id"]: supported.get((row["arm"], row["id"])) for row in rows}
     judged = {key: [fact is True for fact in each] for key, each in verdicts.items() if each and None not in each}
@@ -413,17 +393,16 @@ def factscore(supported: Sequence[bool], gamma: float | None = None) -> float:
     return share if gamma is None or len(supported) > gamma else share * math.exp(1 - gamma / len(supported))
 
 
-def factscore_report(results: Mapping[str, Any]) -> Report:
-    """The tables and notes of the result of :func:`factscore_run`."""
-    made = report(replace(TASKS[str(results["settings"]["task"])], columns=FACT_COLUMNS), results)
+def factscore_report(results: Mapping[str, Any]) -> str:
+    """The tables and notes of the result of :func:`factscore_run`, as Markdown."""
     gamma = results["gamma"]
     penalty = "without length penalty" if gamma is None else f"with the length penalty of gamma = {gamma:g}"
-    made.notes.append(f"Judge: {results['judge']}. FActScore {penalty}.")
+    notes = [f"Judge: {results['judge']}. FActScore {penalty}."]
     for kind, words in (("without_facts", "empty or without a fact"), ("unjudged", "without all verdicts")):
         if count := sum(arm[kind] for arm in results["arms"]):
-            made.notes.append(f"Summaries {words}, which are left out of the means: {count} across all arms.")
-    made.notes.append(_cost_in_words(results["cost"]))
-    return made
+            notes.append(f"Summaries {words}, which are left out of the means: {count} across all arms.")
+    notes.append(_cost_in_words(results["cost"]))
+    return report(replace(TASKS[str(results["settings"]["task"])], columns=FACT_COLUMNS), results, notes=notes)
 
 
 def _cost_in_words(spent: Mapping[str, int]) -> str:

@@ -6,9 +6,10 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cocoa_engine.lab.ranking import FEW_GROUPS, Interval, interval
 from cocoa_engine.optional import need
@@ -83,15 +84,6 @@ DRAWS = 2000
 _AT_ONCE = 100  # draws in memory at once
 
 
-class Difference(TypedDict):
-    """A mean paired difference with its 95 % bootstrap interval over samples, which is ``None`` for a single sample."""
-
-    estimate: float
-    low: float | None
-    high: float | None
-    samples: int
-
-
 def statistics(values: Mapping[str, float], first: Mapping[str, float] | None = None) -> dict[str, Any]:
     """The statistics of one metric of one method.
 
@@ -113,16 +105,15 @@ def statistics(values: Mapping[str, float], first: Mapping[str, float] | None = 
     return result
 
 
-def _difference(differences: np.ndarray[Any, np.dtype[np.float64]]) -> Difference:
+def _difference(differences: NDArray[np.float64]) -> dict[str, Any]:
+    """The mean paired difference with its 95 % bootstrap interval, which is ``None`` for a single sample."""
     count = len(differences)
-    estimate = float(differences.mean())
-    if count < 2:
-        return {"estimate": estimate, "low": None, "high": None, "samples": count}
-    random = np.random.default_rng(0)
-    shares = np.full(count, 1 / count)
-    means = [random.multinomial(count, shares, size=_AT_ONCE) @ differences / count for _ in range(DRAWS // _AT_ONCE)]
-    bounds: Interval = interval(estimate, np.concatenate(means))
-    return {"estimate": estimate, "low": bounds.low, "high": bounds.high, "samples": count}
+    bounds = Interval(float(differences.mean()), None, None)
+    if count > 1:
+        random, shares = np.random.default_rng(0), np.full(count, 1 / count)
+        draws = [random.multinomial(count, shares, size=_AT_ONCE) for _ in range(DRAWS // _AT_ONCE)]
+        bounds = interval(bounds.estimate, np.concatenate([drawn @ differences / count for drawn in draws]))
+    return {**bounds._asdict(), "samples": count}
 
 
 def beyond_noise(difference: Mapping[str, Any]) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from string import Template
 from typing import Any
@@ -279,26 +280,23 @@ def _of_json(field: str, favourable: str, unfavourable: str) -> Callable[[str], 
     known = {favourable.lower(): True, unfavourable.lower(): False}
 
     def verdict(reply: str) -> bool | None:
-        said = [str(value[field]).strip().lower() for value in _objects(reply) if field in value]
-        found = {known.get(word) for word in said}
-        return found.pop() if len(found) == 1 else None
+        objects = _values(_TRAILING_COMMA.sub(r"\1", reply), "{")  # the examples in the prompts have trailing commas
+        verdicts = {known.get(str(value[field]).strip().lower()) for value in objects if field in value}
+        return verdicts.pop() if len(verdicts) == 1 else None
 
     return verdict
 
 
-def _objects(reply: str) -> Iterator[dict[str, Any]]:
-    """The JSON objects in a reply, with or without text and Markdown around them."""
-    text = _TRAILING_COMMA.sub(r"\1", reply)  # the examples in the prompts have trailing commas
+def _values(reply: str, opening: str) -> Iterator[Any]:
+    """The JSON values in a reply that begin with a bracket, with or without text and Markdown around them."""
     decoder = json.JSONDecoder()
-    start = text.find("{")
+    start = reply.find(opening)
     while start >= 0:
-        try:
-            value, end = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError):
-            end = start + 1
-        else:
+        end = start + 1
+        with suppress(ValueError, RecursionError):
+            value, end = decoder.raw_decode(reply, start)
             yield value
-        start = text.find("{", end)
+        start = reply.find(opening, end)
 
 
 def yes_or_no(reply: str) -> bool | None:
@@ -322,13 +320,7 @@ QUESTIONS: Mapping[str, tuple[Question, ...]] = {
 
 def facts_of(reply: str) -> list[str] | None:
     """The facts in a reply: its first JSON array of texts, with or without text around it."""
-    start = reply.find("[")
-    while start >= 0:
-        try:
-            value, _ = json.JSONDecoder().raw_decode(reply, start)
-        except (ValueError, RecursionError):
-            value = None
-        if isinstance(value, list) and all(isinstance(fact, str) and fact.strip() for fact in value):
+    for value in _values(reply, "["):
+        if all(isinstance(fact, str) and fact.strip() for fact in value):
             return list(dict.fromkeys(fact.strip() for fact in value))
-        start = reply.find("[", start + 1)
     return None

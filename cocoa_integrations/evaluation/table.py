@@ -17,119 +17,19 @@ from __future__ import annotations
 
 import csv
 import re
-import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
-
-from rich.console import Console, Group, RenderableType
-from rich.table import Table as RichTable
-from rich.text import Text
+from typing import Any
 
 from cocoa_engine import CocoaConfig
-from cocoa_engine.cli.output import output
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.lab.ranking import FEW_GROUPS
+from cocoa_engine.lab.ranking import FEW_GROUPS, Interval
+from cocoa_engine.lab.tables import inline, table
 from cocoa_engine.messages import unknown
 from cocoa_engine.safe_text import safe, short_repr
 from cocoa_integrations.evaluation.metrics import beyond_noise
 from cocoa_integrations.evaluation.tasks import Arm, Column, EvalTask
-
-
-class Cell(NamedTuple):
-    """The text of a cell, and whether it is emphasised."""
-
-    text: str
-    bold: bool = False
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table. The first ``left`` columns are texts, the others are numbers.
-
-    Attributes:
-        caption: a line above the table, if any.
-    """
-
-    headings: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-    caption: str | None = None
-    left: int = 2
-
-
-@dataclass(frozen=True)
-class Report:
-    """A title, tables and notes."""
-
-    name: str
-    description: str
-    tables: Sequence[Table]
-    notes: list[str] = field(default_factory=list)
-
-
-def markdown(report: Report) -> str:
-    """The report as Markdown."""
-    return "\n".join(_lines(report)) + "\n"
-
-
-def _lines(report: Report) -> Iterator[str]:
-    yield f"**{_cell(report.name)}**, {_cell(report.description)}"
-    for table in report.tables:
-        if table.caption:
-            yield from ("", _cell(table.caption))
-        yield ""
-        yield _line(table.headings)
-        yield _line(["---"] * table.left + ["---:"] * (len(table.headings) - table.left))
-        for row in table.rows:
-            yield _line([f"**{cell.text}**" if cell.bold else cell.text for cell in row])
-    yield ""
-    yield from map(safe, report.notes)
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(map(_cell, cells))} |"
-
-
-def _cell(text: str) -> str:
-    """A text in one line, which neither ends a cell nor begins HTML."""
-    return " ".join(safe(text).split()).replace("|", "\\|").replace("<", "\\<")
-
-
-def _text(text: str, style: str = "") -> Text:
-    return Text(safe(text), style)
-
-
-def show(report: Report, *, as_markdown: bool = False) -> None:
-    """Print a report on stdout: drawn on a terminal, otherwise, or if asked for, as Markdown."""
-    console = output(no_color=False)
-    if as_markdown or not sys.stdout.isatty():
-        print(markdown(report), end="")
-    else:
-        draw(report, console)
-
-
-_UNLIMITED = 10_000
-
-
-def draw(report: Report, console: Console) -> None:
-    """Draw a report on a console, with nothing cut off. Emphasised cells also have an asterisk, for output without
-    colour."""
-    parts: list[RenderableType] = [Text.assemble((safe(report.name), "bold"), f", {safe(report.description)}")]
-    for table in report.tables:
-        drawn = RichTable(title=_text(table.caption) if table.caption else None, title_justify="left", title_style="")
-        for number, heading in enumerate(table.headings):
-            justify: Literal["left", "right"] = "left" if number < table.left else "right"
-            drawn.add_column(_text(heading), justify=justify, overflow="fold")
-        for row in table.rows:
-            drawn.add_row(*(_text(f"{cell.text}*", "bold green") if cell.bold else _text(cell.text) for cell in row))
-        unlimited = console.options.update_width(_UNLIMITED)
-        if console.measure(drawn, options=unlimited).minimum > console.width:  # words would be cut
-            drawn.padding = 0
-        parts.append(drawn)
-    console.print(Group(*parts, *map(_text, report.notes)))
-
 
 NUM_LAYERS = {"CodeLlama-7b": 32, "Llama-3-8b": 32, "Mistral-7b": 32}
 NUM_LAYERS |= {"Qwen-2.5-7b": 28, "Qwen-2.5-14b": 48, "Qwen-2.5-32b": 64}
@@ -206,8 +106,10 @@ _NONE = "–"
 _LEFT_OUT = {"middle_layers", "max_new_tokens", "stop", "seed", "decore_heads"}  # noted elsewhere, or set by the task
 
 
-def report(task: EvalTask, results: Mapping[str, Any], paper_model: str | None = None) -> Report:
-    """The table of means, the table of differences to the first method, and notes.
+def report(
+    task: EvalTask, results: Mapping[str, Any], paper_model: str | None = None, notes: Iterable[str] = ()
+) -> str:
+    """The table of means, the table of differences to the first method, and notes, as Markdown.
 
     A value is bold if it is better than that of the first method beyond noise: the 95 % interval of the paired
     difference excludes 0.
@@ -216,6 +118,7 @@ def report(task: EvalTask, results: Mapping[str, Any], paper_model: str | None =
         task: the task.
         results: the result of :func:`~cocoa_integrations.evaluation.harness.evaluate`.
         paper_model: a model of the paper. Default: the most similar one.
+        notes: further lines.
 
     Raises:
         ConfigError: the paper has no results of this model for the task.
@@ -229,36 +132,38 @@ def report(task: EvalTask, results: Mapping[str, Any], paper_model: str | None =
     compared = [column for column in task.columns if any(column.metric in row for row in paper)]
     counted = [] if task.multiple_choice else [kind for kind in ("empty", "rejected") if kind in measured[0]]
 
-    labels = [[Cell(_NAMES.get(arm.method, arm.method)), Cell(arm.mode)] for arm in arms]
+    labels = [[_NAMES.get(arm.method, arm.method), arm.mode] for arm in arms]
     headings = ["Decoding method", "Mode", *map(_heading, task.columns)]
     columns = [[_mean(column, arm["metrics"][column.metric]) for arm in measured] for column in task.columns]
-    columns += [[Cell(_shown(column, row.get(column.metric))) for row in paper] for column in compared]
-    columns += [[Cell(str(arm[kind])) for arm in measured] for kind in counted]
-    means = Table(
-        [*headings, *(f"paper: {_heading(column)}" for column in compared), *map(str.capitalize, counted)],
-        [[*label, *cells] for label, *cells in zip(labels, *columns, strict=True)],
-    )
-    tables, notes = [means], []
+    columns += [[_shown(column, row.get(column.metric)) for row in paper] for column in compared]
+    columns += [[str(arm[kind]) for arm in measured] for kind in counted]
+    lines = [
+        f"**{inline(task.name)}**, {inline(name)}, {results['samples']} samples",
+        "",
+        *table(
+            [*headings, *(f"paper: {_heading(column)}" for column in compared), *map(str.capitalize, counted)],
+            [[*label, *cells] for label, *cells in zip(labels, *columns, strict=True)],
+            left=2,
+        ),
+        "",
+    ]
     if any("difference" in arm["metrics"][column.metric] for arm in measured for column in task.columns):
-        tables.append(
-            Table(
-                headings,
-                [
-                    [*label, *(_difference(column, arm["metrics"][column.metric]) for column in task.columns)]
-                    for label, arm in zip(labels[1:], measured[1:], strict=True)
-                ],
-                f"Difference to {labels[0][0].text}, with its 95 % interval (paired bootstrap over samples):",
-            )
-        )
-        notes.append(
-            "Bold (* on a terminal): better than the first method beyond noise, which means that the interval of the "
-            f"difference excludes 0, over at least {FEW_GROUPS} samples. ± is the standard error."
-        )
-    notes.append("↑ more is better, ↓ less is better.")
+        differences = [
+            [*label, *(_difference(column, arm["metrics"][column.metric]) for column in task.columns)]
+            for label, arm in zip(labels[1:], measured[1:], strict=True)
+        ]
+        lines += [
+            f"Difference to {labels[0][0]}, with its 95 % interval (paired bootstrap over samples):",
+            "",
+            *table(headings, differences, left=2),
+            "",
+            "Bold: better than the first method beyond noise, which means that the interval of the difference excludes "
+            f"0, over at least {FEW_GROUPS} samples. ± is the standard error.",
+        ]
+    lines.append("↑ more is better, ↓ less is better.")
     if model and compared:
-        notes.append(f"The paper's results are those of {model} on the paper's samples.")
-    notes += _settings(decoding, arms, model)
-    return Report(task.name, f"{name}, {results['samples']} samples", tables, notes)
+        lines.append(f"The paper's results are those of {model} on the paper's samples.")
+    return "\n".join([*lines, *map(safe, [*_settings(decoding, arms, model), *notes])]) + "\n"
 
 
 def _settings(decoding: Mapping[str, Any], arms: Sequence[Arm], model: str | None) -> Iterator[str]:
@@ -287,31 +192,29 @@ def _heading(column: Column) -> str:
     return f"{column.heading} {'↑' if column.better == 'more' else '↓'}"
 
 
-def _mean(column: Column, statistics: Mapping[str, Any]) -> Cell:
+def _mean(column: Column, statistics: Mapping[str, Any]) -> str:
     """The mean of a metric, with its standard error if it is known."""
     mean, error, difference = (statistics.get(name) for name in ("mean", "standard_error", "difference"))
     shown = _shown(column, None if mean is None else mean * column.scale)
     if error is not None:
         shown += f" ± {_shown(column, error * column.scale)}"
-    return Cell(shown, difference is not None and _is_better(column, difference))
+    return _bold(column, difference, shown)
 
 
-def _difference(column: Column, statistics: Mapping[str, Any]) -> Cell:
+def _difference(column: Column, statistics: Mapping[str, Any]) -> str:
     """The paired difference of a metric to the first method, with its interval."""
     difference = statistics.get("difference")
     if difference is None:
-        return Cell(_NONE)
-    estimate, low, high = (
-        None if difference[name] is None else f"{difference[name] * column.scale:+.{column.decimals}f}"
-        for name in ("estimate", "low", "high")
-    )
-    shown = str(estimate) if low is None else f"{estimate} ({low} – {high})"
-    return Cell(shown, _is_better(column, difference))
+        return _NONE
+    scaled: Any = [None if difference[name] is None else difference[name] * column.scale for name in Interval._fields]
+    return _bold(column, difference, Interval(*scaled).shown(f"+.{column.decimals}f"))
 
 
-def _is_better(column: Column, difference: Mapping[str, Any]) -> bool:
-    """Whether a difference is an improvement beyond noise."""
-    return beyond_noise(difference) and (difference["estimate"] > 0) == (column.better == "more")
+def _bold(column: Column, difference: Mapping[str, Any] | None, shown: str) -> str:
+    """A value, bold if the difference is an improvement beyond noise."""
+    if difference is None or not beyond_noise(difference):
+        return shown
+    return f"**{shown}**" if (difference["estimate"] > 0) == (column.better == "more") else shown
 
 
 def _shown(column: Column, value: float | None) -> str:

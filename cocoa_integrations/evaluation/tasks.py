@@ -8,15 +8,24 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    AliasChoices,
+    AliasPath,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+)
 
 from cocoa_engine import METHODS, CocoaConfig
 from cocoa_engine.errors import ConfigError, DataError
+from cocoa_engine.lab.files import RowModel, parsed
 from cocoa_engine.messages import unknown
 from cocoa_integrations.evaluation import metrics, prompts
-from cocoa_integrations.evaluation.files import Record, find_file, fingerprint, read_records
+from cocoa_integrations.evaluation.files import find_file, fingerprint, read_records
 from cocoa_integrations.evaluation.generated_code import code_of, passes
 
 
@@ -94,6 +103,47 @@ class Sample(BaseModel):
         return [f" {answer}" for answer in (*self.references, *self.incorrect)]
 
 
+Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+Id = Annotated[Text, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
+
+
+def _texts(value: Any, separator: str | None = None) -> Any:
+    """A list of texts from one text: itself, or the parts that are not empty."""
+    if not isinstance(value, str):
+        return value
+    return [value] if separator is None else [part for part in value.split(separator) if part.strip()]
+
+
+Texts = Annotated[list[Text], BeforeValidator(_texts), Field(min_length=1)]
+"""A list of texts, or one text."""
+
+_Setup = Annotated[list[Text], BeforeValidator(lambda value: _texts(value or []))]
+_Parts = Annotated[list[Text], BeforeValidator(partial(_texts, separator=";")), Field(min_length=1)]
+
+
+class _Row(RowModel):
+    """A record of a task's data. Text in its columns is stripped, and is not empty."""
+
+    id: Id | None = None
+    question: Text
+    context: Text | None = None
+    references: Texts
+
+    def prompt(self) -> str:
+        """The prompt of the model."""
+        raise NotImplementedError
+
+    def sample(self, number: str) -> Sample:
+        """The sample; ``number`` is the id of a record that has none."""
+        return Sample(
+            id=self.id or number,
+            question=self.question,
+            prompt=self.prompt(),
+            references=self.references,
+            context=self.context or "",
+        )
+
+
 @dataclass(frozen=True)
 class Column:
     """A metric, and how a table shows its mean.
@@ -115,7 +165,7 @@ class EvalTask:
     """One task.
 
     Attributes:
-        read: converts a record to a sample. The second argument is the id of a record that has none.
+        row: a record of its data.
         columns: the metrics, in the order of the table.
         measure: returns the metrics of an answer, or for multiple choice, of the scores of the choices.
         multiple_choice: whether given answers are scored. Otherwise an answer is generated.
@@ -128,7 +178,7 @@ class EvalTask:
     """
 
     name: str
-    read: Callable[[Record, str], Sample]
+    row: type[_Row]
     columns: tuple[Column, ...]
     measure: Callable[..., dict[str, float]]
     multiple_choice: bool = False
@@ -162,24 +212,23 @@ def find_task(name: str) -> EvalTask:
 # --- TruthfulQA
 
 
-def _truthfulqa(record: Record, number: str) -> Sample:
-    question = record.text("Question", "question")
-    best = record.text("Best Answer", "best_answer")
-    correct = record.texts("Correct Answers", "correct_answers", separator=";")
-    incorrect = record.texts("Incorrect Answers", "incorrect_answers", separator=";")
-    # as in TruthfulQA: every answer ends with a full stop, and the best one is one of the correct ones
-    closed = dict.fromkeys(_closed(answer) for answer in (best, *correct))
-    return Sample(
-        id=number,
-        question=question,
-        prompt=prompts.truthfulqa(question),
-        references=list(closed),
-        incorrect=list(dict.fromkeys(map(_closed, incorrect))),
-    )
+class _TruthfulQA(_Row):
+    question: Text = Field(validation_alias=AliasChoices("Question", "question"))
+    best: Text = Field(validation_alias=AliasChoices("Best Answer", "best_answer"))
+    references: _Parts = Field(validation_alias=AliasChoices("Correct Answers", "correct_answers"))
+    incorrect: _Parts = Field(validation_alias=AliasChoices("Incorrect Answers", "incorrect_answers"))
+
+    def prompt(self) -> str:
+        return prompts.truthfulqa(self.question)
+
+    def sample(self, number: str) -> Sample:
+        # as in TruthfulQA: every answer ends with a full stop, and the best one is one of the correct ones
+        answers = {"references": _closed(self.best, *self.references), "incorrect": _closed(*self.incorrect)}
+        return super().sample(number).model_copy(update=answers)
 
 
-def _closed(answer: str) -> str:
-    return answer if answer.endswith(".") else f"{answer}."
+def _closed(*answers: str) -> list[str]:
+    return list(dict.fromkeys(answer if answer.endswith(".") else f"{answer}." for answer in answers))
 
 
 def _measure_choices(sample: Sample, scores: Sequence[float]) -> dict[str, float]:
@@ -199,40 +248,17 @@ def _measure_truthfulqa(sample: Sample, answer: str) -> dict[str, float]:
 # --- Natural Questions
 
 
-def _nq(record: Record, number: str) -> Sample:
-    question = record.text("question")
-    context = None
-    if "ctxs" in record.values:
-        passages = record.values["ctxs"]
-        if not isinstance(passages, list) or not passages or not isinstance(passages[0], dict):
-            raise DataError(f"{record.where}: 'ctxs' must be a list of passages, not an empty one")
-        context = Record(f"{record.where}, 'ctxs'", passages[0]).text("text")
-    elif "context" in record.values:
-        context = record.text("context")
-    references = _one_or_more(record, "answers", "answer")
-    prompt = prompts.natural_questions(question, context)
-    key = _own_id(record, number)
-    return Sample(id=key, question=question, prompt=prompt, references=references, context=context or "")
+class _NQ(_Row):
+    context: Text | None = Field(None, validation_alias=AliasChoices(AliasPath("ctxs", 0, "text"), "context"))
+    references: Texts = Field(validation_alias=AliasChoices("answers", "answer"))
+
+    def prompt(self) -> str:
+        return prompts.natural_questions(self.question, self.context)
 
 
-def _nq_swap(record: Record, number: str) -> Sample:
-    question = record.text("question")
-    context = record.text("sub_context")
-    prompt = prompts.natural_questions(question, context)
-    references = _one_or_more(record, "sub_answer")
-    key = _own_id(record, number)
-    return Sample(id=key, question=question, prompt=prompt, references=references, context=context)
-
-
-def _own_id(record: Record, number: str) -> str:
-    """The id of a record, for data sets that are published both with and without ids."""
-    return record.identity("id") if "id" in record.values else number
-
-
-def _one_or_more(record: Record, *names: str) -> list[str]:
-    """A list of texts. A column with a single text gives a list of one."""
-    value = next((record.values[name] for name in names if name in record.values), None)
-    return [record.text(*names)] if isinstance(value, str) else record.texts(*names)
+class _NQSwap(_NQ):
+    context: Text = Field(validation_alias="sub_context")
+    references: Texts = Field(validation_alias="sub_answer")
 
 
 def _measure_short_answer(sample: Sample, answer: str) -> dict[str, float]:
@@ -245,15 +271,22 @@ def _measure_short_answer(sample: Sample, answer: str) -> dict[str, float]:
 # --- summaries
 
 
-def _summary(column: str, prompt: Callable[[str], str], record: Record, number: str) -> Sample:
-    source = record.text(column)
-    return Sample(
-        id=record.identity("id"),
-        question=source,
-        prompt=prompt(source),
-        references=[record.text("summary")],
-        context=source,
-    )
+class _SAMSum(_Row):
+    id: Id
+    question: Text = Field(validation_alias="dialogue")
+    context: Text = Field(validation_alias=AliasChoices("dialogue"))  # mypy knows no two fields of one name
+    references: Texts = Field(validation_alias="summary")
+
+    def prompt(self) -> str:
+        return prompts.samsum(self.question)
+
+
+class _XSum(_SAMSum):
+    question: Text = Field(validation_alias="document")
+    context: Text = Field(validation_alias=AliasChoices("document"))  # mypy knows no two fields of one name
+
+    def prompt(self) -> str:
+        return prompts.xsum(self.question)
 
 
 def _measure_summary(sample: Sample, answer: str) -> dict[str, float]:
@@ -263,17 +296,20 @@ def _measure_summary(sample: Sample, answer: str) -> dict[str, float]:
 # --- code
 
 
-def _mbpp(record: Record, number: str) -> Sample:
-    task, tests = record.text("prompt", "text"), record.texts("test_list")
-    before = next((name for name in ("test_imports", "test_setup_code") if record.values.get(name)), None)
-    setup = [] if before is None else _one_or_more(record, before)
-    return Sample(
-        id=record.identity("task_id"),
-        question=task,
-        prompt=prompts.mbpp(task, tests),
-        references=[record.text("code")],
-        tests=[*setup, *tests],
-    )
+class _MBPP(_Row):
+    id: Id = Field(validation_alias="task_id")
+    question: Text = Field(validation_alias=AliasChoices("prompt", "text"))
+    references: Texts = Field(validation_alias="code")
+    test_list: Texts
+    test_imports: _Setup = Field(default_factory=list)
+    test_setup_code: _Setup = Field(default_factory=list)
+
+    def prompt(self) -> str:
+        return prompts.mbpp(self.question, self.test_list)
+
+    def sample(self, number: str) -> Sample:
+        tests = [*(self.test_imports or self.test_setup_code), *self.test_list]
+        return super().sample(number).model_copy(update={"tests": tests})
 
 
 def _measure_code(sample: Sample, answer: str, *, confirm_run_unsafe_code: bool = False) -> dict[str, float]:
@@ -284,48 +320,40 @@ def _measure_code(sample: Sample, answer: str, *, confirm_run_unsafe_code: bool 
 # --- arithmetic
 
 
-def _gsm8k(record: Record, number: str) -> Sample:
-    question, answer = record.text("question"), record.text("answer")
-    if metrics.last_number(answer) is None:
-        raise DataError(f"{record.where}: 'answer' contains no number")
-    key = _own_id(record, number)
-    return Sample(id=key, question=question, prompt=prompts.gsm8k(question), references=[answer])
+class _GSM8K(_Row):
+    references: Annotated[list[Annotated[Text, Field(pattern=r"\d")]], BeforeValidator(_texts)] = Field(
+        validation_alias="answer"
+    )
+
+    def prompt(self) -> str:
+        return prompts.gsm8k(self.question)
 
 
 def _measure_number(sample: Sample, answer: str) -> dict[str, float]:
     return {"accuracy": metrics.same_number(answer, sample.references[0])}
 
 
-_NQ = (Column("em", "EM (%)"), Column("f1", "F1", scale=1, decimals=4))
-_TRUTHFULQA = (
+_NQ_COLUMNS = (Column("em", "EM (%)"), Column("f1", "F1", scale=1, decimals=4))
+_TRUTHFULQA_COLUMNS = (
     Column("rejected", "Rej. rate (%)", better="less"),
     Column("rouge_l_acc", "ROUGE-L closer to true (%)"),
 )
 _ROUGE = (Column("rouge_l", "ROUGE-L", scale=1, decimals=4),)
 
 _NEXT_QUESTION = ("\nQuestion:", "\nContext:")
-_LINE, _PARAGRAPH = "\n", "\n\n"
+_PARAGRAPH = "\n\n"
 
 
-def _summary_task(name: str, column: str, prompt: Callable[[str], str], *, until: str) -> EvalTask:
-    return EvalTask(
-        name,
-        partial(_summary, column, prompt),
-        _ROUGE,
-        _measure_summary,
-        until=(until,),
-        max_new_tokens=64,
-        ends_at=_PARAGRAPH,
-    )
-
+_SHORT: Any = {"columns": _NQ_COLUMNS, "measure": _measure_short_answer, "until": _NEXT_QUESTION, "max_new_tokens": 32}
+_SUMMARY: Any = {"columns": _ROUGE, "measure": _measure_summary, "ends_at": _PARAGRAPH, "max_new_tokens": 64}
 
 TASKS: Mapping[str, EvalTask] = {
     task.name: task
     for task in (
         EvalTask(
             "truthfulqa_gen",
-            _truthfulqa,
-            _TRUTHFULQA,
+            _TruthfulQA,
+            _TRUTHFULQA_COLUMNS,
             _measure_truthfulqa,
             until=("\nQuestion:",),
             ends_at=_PARAGRAPH,
@@ -333,20 +361,18 @@ TASKS: Mapping[str, EvalTask] = {
         ),
         EvalTask(
             "truthfulqa_mc",
-            _truthfulqa,
+            _TruthfulQA,
             (Column("mc1", "MC1 (%)"), Column("mc2", "MC2 (%)"), Column("mc3", "MC3 (%)")),
             _measure_choices,
             multiple_choice=True,
         ),
-        EvalTask("nq", _nq, _NQ, _measure_short_answer, until=_NEXT_QUESTION, ends_at=_LINE, max_new_tokens=32),
-        EvalTask(
-            "nq_swap", _nq_swap, _NQ, _measure_short_answer, until=_NEXT_QUESTION, ends_at=_LINE, max_new_tokens=32
-        ),
-        _summary_task("samsum", "dialogue", prompts.samsum, until="\nDialogue:"),
-        _summary_task("xsum", "document", prompts.xsum, until="\nDocument:"),
+        EvalTask("nq", _NQ, ends_at="\n", **_SHORT),
+        EvalTask("nq_swap", _NQSwap, ends_at="\n", **_SHORT),
+        EvalTask("samsum", _SAMSum, until=("\nDialogue:",), **_SUMMARY),
+        EvalTask("xsum", _XSum, until=("\nDocument:",), **_SUMMARY),
         EvalTask(
             "mbpp",
-            _mbpp,
+            _MBPP,
             (Column("pass_at_1", "Pass@1", scale=1, decimals=4),),
             _measure_code,
             until=("[/PYTHON]",),
@@ -355,7 +381,7 @@ TASKS: Mapping[str, EvalTask] = {
         ),
         EvalTask(
             "gsm8k",
-            _gsm8k,
+            _GSM8K,
             (Column("accuracy", "Accuracy (%)"),),
             _measure_number,
             until=("\nQuestion:",),
@@ -380,14 +406,14 @@ def load_samples(task: str, path: str | Path, *, limit: int | None = None, shuff
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"limit must be at least 1 (got {limit})")
-    read = find_task(task).read
+    row = find_task(task).row
     samples: list[Sample] = []
     first: dict[str, str] = {}
-    for number, record in enumerate(read_records(find_file(path))):
-        sample = read(record, str(number))
+    for number, (where, value) in enumerate(read_records(find_file(path))):
+        sample = parsed(row, value, where).sample(str(number))
         if sample.id in first:
-            raise DataError(f"{record.where}: the id {sample.id!r} is already used by {first[sample.id]}")
-        first[sample.id] = record.where
+            raise DataError(f"{where}: the id {sample.id!r} is already used by {first[sample.id]}")
+        first[sample.id] = where
         samples.append(sample)
     if shuffle is not None:
         random.Random(shuffle).shuffle(samples)

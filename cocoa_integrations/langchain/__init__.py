@@ -53,15 +53,8 @@ __all__ = [
     "with_risk_retry",
 ]
 
-_LAZY = {
-    "RiskMiddleware": "agents",
-    "RiskyToolCalls": "agents",
-    "ToolRiskMiddleware": "agents",
-}
-"""Names that need the package langchain, with their modules."""
-
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(import_module(f"cocoa_integrations.langchain.{_LAZY[name]}"), name)
+    if name in ("RiskMiddleware", "RiskyToolCalls", "ToolRiskMiddleware"):  # they need the package langchain
+        return getattr(import_module("cocoa_integrations.langchain.agents"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from operator import add
 from typing import Annotated, Any, Literal
 
@@ -17,7 +16,7 @@ need("langchain.agents", extra="agents", what=__name__)
 
 from langchain.agents.middleware import AgentMiddleware, AgentState, ExtendedModelResponse, ModelRequest, ModelResponse
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, ToolCall, ToolMessage, message_to_dict, messages_from_dict
+from langchain_core.messages import AIMessage, BaseMessage, ToolCall, ToolMessage
 from langgraph.constants import TAG_NOSTREAM
 from langgraph.func import task
 from langgraph.prebuilt.tool_node import ToolCallRequest
@@ -28,13 +27,13 @@ from typing_extensions import NotRequired, TypedDict
 from cocoa_engine import UnitLevel
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.model.embedded import MODEL_NAME
-from cocoa_engine.report import Metric, ReportEntry, RiskReport, RiskSummary, SpanReport, ValueReport, finite
+from cocoa_engine.report import Metric, ReportEntry, RiskReport, RiskSummary, SpanReport, finite
 from cocoa_integrations._shared.limits import ABSTENTION, MARK, GateMetric, Limit, Mark, reaches, require_known
 from cocoa_integrations._shared.settings import refuse_unknown
-from cocoa_integrations.langchain.answers import find_risk, get_risk, replaced
+from cocoa_integrations.langchain import answers
 from cocoa_integrations.langchain.composed import Composed
 from cocoa_integrations.langchain.gates import OnRisk as GateAction
-from cocoa_integrations.langchain.gates import RiskGate, limit_of
+from cocoa_integrations.langchain.gates import limit_of, risk_gate
 from cocoa_integrations.langchain.options import FRAMEWORK, PER_CALL, TOOL_DETAILS, TOOLS
 from cocoa_integrations.tool_calling import ROOT
 
@@ -69,18 +68,7 @@ class ReviewRequest(TypedDict):
 
 
 class RiskState(AgentState[Any]):
-    """The state of an agent with the risk of the answers of its model.
-
-    ``cocoa_risks`` has one entry for each model call of the agent, in order:
-
-    - ``report``: the ``cocoa_risk`` report of the chosen answer; ``None`` if its model does not measure risk. If the
-      report is compact, the lists that the message has (``spans``, ``tool_calls``, ``fields``) are left out;
-    - ``value``: the value that was compared, by default ``answer_risk`` where the report has one, and otherwise the
-      highest risk of its spans; ``None`` without a report, or if it is not a finite number;
-    - ``action``: ``none`` if the answer is below the threshold, otherwise ``keep``, ``mark`` or ``abstain``, or what a
-      person decided: ``accept``, ``edit`` or ``abstain``;
-    - ``attempts``: the value of each attempt, including the first, in order.
-    """
+    """The state of an agent: ``cocoa_risks`` has one :class:`AgentRisk` for each call of its model, as a dict."""
 
     cocoa_risks: NotRequired[Annotated[list[dict[str, Any]], add]]
 
@@ -107,33 +95,30 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
     """Checks the risk of every answer of an agent's model, retries risky answers, and acts on the remaining risk.
 
     An answer is too risky if its risk, or that of one of its spans, reaches the threshold. The models and settings of
-    ``retry_with`` are then tried in turn until an answer is below the threshold. If none is, the least risky answer is
-    chosen among those whose value is of the same kind as that of the first one that was measured, and ``on_risk``
-    determines what happens to it. Values are of one kind if the metric is the same and, for ``risk``, the
-    ``risk_source`` of the reports too: the risks of a calibrator and of the source attention have no order. A
-    ``threshold`` that is given applies to the answers of all models; leave it out where ``retry_with`` has models whose
-    risk has another source, and each answer is compared with its own default. The state of the agent records every
-    call; see :class:`RiskState`.
+    ``retry_with`` are then tried in turn until an answer is below the threshold. If none is, ``on_risk`` determines
+    what happens to the least risky answer of those with the same metric, and for ``risk`` the same ``risk_source``, as
+    the first that was measured: others have no order. A ``threshold`` that is given applies to the answers of all
+    models. Leave it out where the risk of their answers has different sources, and each is compared with its own
+    default. The state of the agent has an :class:`AgentRisk` for every call of its model in ``cocoa_risks``.
 
     **Streams.** With ``on_risk="keep"`` and no ``retry_with``, the chunks of the model are streamed as usual. Otherwise
     ``stream_mode="messages"`` yields the chosen answer in one piece, and nothing of the rejected ones.
     ``astream_events`` and callbacks receive every attempt as it runs.
 
     **Review.** With ``on_risk="interrupt"`` the agent stops at a risky answer, and a person decides. This needs a
-    checkpointer. The value of the interrupt has the answer, its risky spans and its report, as plain values; see
+    checkpointer, and in an async agent Python 3.11. The value of the interrupt is a
     :class:`~cocoa_integrations.langchain.agents.ReviewRequest`. Until the decision, the answer is neither in the state
     nor in a stream of messages. Resume with ``Command(resume={"type": "accept"})``, with ``{"type": "edit", "text":
     ...}``, which replaces the text and keeps tool calls, or with ``{"type": "abstain"}``. After another value, the
-    agent stops again, with an ``error``. The model is not called again: its answer is in the checkpoint. In an async
-    agent this needs Python 3.11: only there does LangGraph set the context of async nodes.
+    agent stops again, with an ``error``. The model is not called again.
 
     Args:
         threshold: as in :func:`~cocoa_integrations.langchain.risk_gate`.
         metric: the value to compare, as in ``risk_gate``.
         unit: what is compared: ``span``, ``claim`` or ``sentence``, as in ``risk_gate``.
         retry_with: what to try in turn: a chat model, or settings for a call of the agent's own model
-            (``{"alpha": 6.0, "max_candidates": 16}``), or a list of these. Repeating the same greedy decoding would
-            give the same answer. The answer of a model that does not measure risk is accepted.
+            (``{"alpha": 6.0, "max_candidates": 16}``), or a list of these. The answer of a model that does not measure
+            risk is accepted.
         on_risk: ``keep`` the answer, with its risk in the state; ``raise`` a ``HallucinationRiskError``; ``mark`` the
             risky spans in the text; ``abstain``: reply with ``answer``, without tool calls and structured response,
             and end the agent; or ``interrupt``, and let a person decide.
@@ -167,10 +152,9 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
         self.tools = []
         require_known("on_risk", on_risk, OnRisk)
         self.limit = limit_of(threshold, metric, unit, on_risk)
-        action: GateAction = "raise" if on_risk == "keep" else "abstain" if on_risk == "interrupt" else on_risk
-        gate = RiskGate(threshold, metric=metric, unit=unit, on_risk=action, mark=mark, answer=answer)
+        action: GateAction = "abstain" if on_risk == "keep" or on_risk == "interrupt" else on_risk
+        self.gate = risk_gate(threshold, metric=metric, unit=unit, on_risk=action, mark=mark, answer=answer)
         self.on_risk = on_risk
-        self.gate = None if on_risk == "keep" else gate
         self.retries = list(retry_with) if isinstance(retry_with, Sequence) else [retry_with]
         for retry in self.retries:
             if not isinstance(retry, (BaseChatModel, Composed, Mapping)):
@@ -193,42 +177,33 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
     ) -> ExtendedModelResponse[Any]:
         """Check one model call, with retries."""
 
-        def choose() -> Chosen:
-            trial = _Trial(self.limit)
+        def risk_answer() -> Chosen:
+            attempts = _Attempts(self.limit)
             for attempt in self._requests(request):
-                if trial.accept(handler(attempt)):
+                if attempts.accept(handler(attempt)):
                     break
-            return trial.chosen()
+            return attempts.chosen
 
         if self.on_risk != "interrupt":
-            return self._response(choose())
-
-        @task  # its result is in the checkpoint, so that the model is not called again after the decision
-        def risk_answer() -> dict[str, Any]:
-            return choose().to_plain()
-
-        return self._reviewed(Chosen.from_plain(risk_answer().result()))
+            return self._response(risk_answer())
+        # the result of a task is in the checkpoint, so that the model is not called again after the decision
+        return self._response(task(risk_answer)().result())
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> ExtendedModelResponse[Any]:
         """See :meth:`wrap_model_call`."""
 
-        async def choose() -> Chosen:
-            trial = _Trial(self.limit)
+        async def risk_answer() -> Chosen:
+            attempts = _Attempts(self.limit)
             for attempt in self._requests(request):
-                if trial.accept(await handler(attempt)):
+                if attempts.accept(await handler(attempt)):
                     break
-            return trial.chosen()
+            return attempts.chosen
 
         if self.on_risk != "interrupt":
-            return self._response(await choose())
-
-        @task
-        async def risk_answer() -> dict[str, Any]:
-            return (await choose()).to_plain()
-
-        return self._reviewed(Chosen.from_plain(await risk_answer()))
+            return self._response(await risk_answer())
+        return self._response(await task(risk_answer)())
 
     def _requests(self, request: ModelRequest[Any]) -> Iterator[ModelRequest[Any]]:
         """The original request, then the retries."""
@@ -242,7 +217,7 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
 
     def _without_streaming(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
         """The request with a model that does not stream to the user, unless every answer is kept as it is."""
-        if self.gate is None and not self.retries:
+        if self.on_risk == "keep" and not self.retries:
             return request
         model: Any = request.model
         if isinstance(model, Composed):
@@ -251,94 +226,51 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
         return request.override(model=model.model_copy(update={"tags": [*(model.tags or ()), TAG_NOSTREAM]}))
 
     def _response(self, chosen: Chosen) -> ExtendedModelResponse[Any]:
-        """The chosen answer, after the action on its risk, and the update of the state."""
-        if not chosen.risky(self.limit):
-            return chosen.response("none")
-        if self.gate is None:
-            return chosen.response("keep")
-        return chosen.response(self.on_risk, replaced=self.gate.passed(chosen.message))
-
-    def _reviewed(self, chosen: Chosen) -> ExtendedModelResponse[Any]:
-        """The chosen answer, after the decision of a person if it is risky. Only here does a run stop and go on."""
-        if chosen.report is None or not chosen.risky(self.limit):
-            return chosen.response("none")
-        decision = review(chosen, chosen.report, self.limit)
-        assert self.gate is not None
-        if decision["type"] == "accept":
-            return chosen.response("accept")
-        if decision["type"] == "abstain":
-            return chosen.response("abstain", replaced=self.gate.passed(chosen.message))
-        edited = replaced(chosen.message, decision["text"])
-        return chosen.response("edit", replaced=self.gate.with_gate_entry(edited, "edit"))
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """The answer that is left after all attempts, and the value of each attempt."""
-
-    model_response: ModelResponse[Any]
-    report: RiskReport | None
-    value: float | None
-    attempts: list[float | None]
-
-    @property
-    def message(self) -> AIMessage:
-        """The message of the model; further results belong to structured output."""
-        return next(message for message in self.model_response.result if isinstance(message, AIMessage))
-
-    def risky(self, limit: Limit) -> bool:
-        """Whether the answer is too risky. An answer without a report is not."""
-        return self.report is not None and limit.reached(self.report)
-
-    def to_plain(self) -> dict[str, Any]:
-        """A form for checkpoints: plain values, besides the object of a structured answer."""
-        return {
-            "messages": [message_to_dict(message) for message in self.model_response.result],
-            "structured_response": self.model_response.structured_response,
-            "report": None if self.report is None else self.report.to_dict(),
-            "value": self.value,
-            "attempts": self.attempts,
-        }
-
-    @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> Chosen:
-        """The answer of :meth:`to_plain`."""
-        messages: list[Any] = messages_from_dict(plain["messages"])
-        report = None if plain["report"] is None else RiskReport.from_wire(plain["report"])
-        return cls(ModelResponse(messages, plain["structured_response"]), report, plain["value"], plain["attempts"])
-
-    def response(self, action: str, replaced: AIMessage | None = None) -> ExtendedModelResponse[Any]:
-        """The answer, and the update of the state.
-
-        Args:
-            action: what was done about the risk.
-            replaced: a message that takes the place of the answer. It gets a new id.
-        """
-        report: RiskSummary | None = self.report
-        if self.report is not None and self.report.is_compact:  # the message, which is in the state too, has its lists
-            report = self.report.summary
-        entry = AgentRisk(report=report, value=self.value, action=action, attempts=self.attempts)
+        """The chosen answer, after what is done about its risk, and the update of the state."""
+        messages, structured, attempts = chosen
+        message = _answer_in(messages)
+        report, action, replacement = answers.find_risk(message), "none", None
+        if report is not None and self.limit.reached(report):
+            action = self.on_risk
+            if action == "interrupt":  # only here does a run stop and go on
+                decision = review(message, report, self.limit, is_structured=structured is not None)
+                action = decision["type"]
+            if action == "edit":
+                edited = answers.replaced(message, decision["text"])
+                replacement = self.gate.with_gate_entry(edited, "edit")
+            elif action not in ("keep", "accept"):
+                replacement = self.gate.passed(message)
+        # the lists of a compact report are in the message, which is in the state too
+        summary = report.summary if report is not None and report.is_compact else report
+        value = None if report is None else finite(self.limit.value(report))
+        entry = AgentRisk(report=summary, value=value, action=action, attempts=attempts)
         update: dict[str, Any] = {"cocoa_risks": [entry.to_dict()]}
-        response = self.model_response
-        if replaced is not None:
+        if replacement is not None:
             # a new id, because a different message was streamed under the old one
-            replaced = replaced.model_copy(update={"id": None})
-            if action == "abstain":
-                response = ModelResponse(result=[replaced])  # without results of the dropped tool calls
-                update["jump_to"] = "end"  # an agent with a response format would retry until it gets one
-            else:
-                result = [replaced if one is self.message else one for one in response.result]
-                response = ModelResponse(result=result, structured_response=response.structured_response)
+            replacement = replacement.model_copy(update={"id": None})
+            messages = [replacement if each is message else each for each in messages]
+        if action == "abstain":
+            messages, structured = [replacement], None  # without results of the dropped tool calls
+            update["jump_to"] = "end"  # an agent with a response format would retry until it gets one
+        response = ModelResponse(result=messages, structured_response=structured)
         return ExtendedModelResponse(model_response=response, command=Command(update=update))
 
 
-def review(chosen: Chosen, report: RiskReport, limit: Limit) -> Mapping[str, Any]:
+Chosen = tuple[list[Any], Any, list[float | None]]
+"""The messages and the structured response of the chosen answer, and the value of each attempt."""
+
+
+def _answer_in(messages: Sequence[BaseMessage]) -> AIMessage:
+    """The message of the model; further results belong to structured output."""
+    return next(message for message in messages if isinstance(message, AIMessage))
+
+
+def review(message: AIMessage, report: RiskReport, limit: Limit, *, is_structured: bool) -> Mapping[str, Any]:
     """Stop the run until a person has decided what becomes of a risky answer.
 
     Returns:
         The decision: ``type``, and the ``text`` of an edit.
     """
-    is_structured = chosen.model_response.structured_response is not None
     decisions: list[DecisionType] = ["accept", "abstain"] if is_structured else ["accept", "edit", "abstain"]
     risky = [
         part.to_dict() if isinstance(part, SpanReport) else {**part.model_dump(), "value": value}
@@ -346,13 +278,13 @@ def review(chosen: Chosen, report: RiskReport, limit: Limit) -> Mapping[str, Any
     ]
     request = ReviewRequest(
         type="risky_answer",
-        answer=chosen.message.text,
-        tool_calls=[{key: call[key] for key in ("name", "args", "id")} for call in chosen.message.tool_calls],
+        answer=message.text,
+        tool_calls=[{key: call[key] for key in ("name", "args", "id")} for call in message.tool_calls],
         spans=risky,
         report=report.to_dict(),
         metric=limit.metric_for(report),
         threshold=limit.threshold_for(report),
-        value=chosen.value,
+        value=finite(limit.value(report)),
         decisions=decisions,
     )
     decision = interrupt(request)
@@ -364,52 +296,46 @@ def review(chosen: Chosen, report: RiskReport, limit: Limit) -> Mapping[str, Any
 
 def _error(decision: Any, decisions: list[DecisionType]) -> str | None:
     kind = decision.get("type") if isinstance(decision, Mapping) else None
-    if kind not in decisions:
-        forms = {
-            "accept": '{"type": "accept"}',
-            "edit": '{"type": "edit", "text": ...}',
-            "abstain": '{"type": "abstain"}',
-        }
-        return f"resume with {' or '.join(forms[known] for known in decisions)}, not {decision!r}"
-    if kind == "edit" and not isinstance(decision.get("text"), str):
-        return f'an edit needs the new answer: {{"type": "edit", "text": ...}}, not {decision!r}'
-    return None
+    if kind in decisions and (kind != "edit" or isinstance(decision.get("text"), str)):
+        return None
+    text = {"edit": ', "text": ...'}
+    forms = [f'{{"type": "{each}"{text.get(each, "")}}}' for each in decisions]
+    return f"resume with {' or '.join(forms)}, not {decision!r}"
 
 
-class _Trial:
-    """The attempts at one answer."""
+class _Attempts:
+    """The attempts at one answer, of which the first that passes, or else the least risky one, is chosen."""
 
     def __init__(self, limit: Limit) -> None:
         self._limit = limit
         self._values: list[float | None] = []
         self._kind: tuple[str, str | None] | None = None  # of the values that are ranked
         self._lowest = math.inf
-        self._best: tuple[ModelResponse[Any], RiskReport | None] | None = None
+        self._best: ModelResponse[Any] | None = None
 
     def accept(self, response: ModelResponse[Any]) -> bool:
         """Add an attempt, and return whether it is below the threshold."""
-        message = next(message for message in response.result if isinstance(message, AIMessage))
+        message = _answer_in(response.result)
         # the agent's own model must measure risk; a fallback model need not
-        report = find_risk(message) if self._values else get_risk(message)
-        value = None if report is None else self._limit.value(report)
+        report = answers.find_risk(message) if self._values else answers.get_risk(message)
+        value = None if report is None else finite(self._limit.value(report))
         passes = report is None or not self._limit.reached(report)
         self._values.append(value)
-        kind = None if report is None or finite(value) is None else self._limit.kind_for(report)
+        kind = None if report is None or value is None else self._limit.kind_for(report)
         self._kind = self._kind or kind
         # neither of two values of different kinds is below the other
-        is_lower = kind is not None and kind == self._kind and value is not None and value < self._lowest
+        is_lower = value is not None and kind == self._kind and value < self._lowest
         if passes or self._best is None or is_lower:
-            self._best = (response, report)
+            self._best = response
         if is_lower and value is not None:
             self._lowest = value
         return passes
 
+    @property
     def chosen(self) -> Chosen:
-        """The answer that passes, or else the least risky one."""
+        """The chosen answer."""
         assert self._best is not None
-        response, report = self._best
-        value = None if report is None else finite(self._limit.value(report))
-        return Chosen(response, report, value, [finite(value) for value in self._values])
+        return self._best.result, self._best.structured_response, self._values
 
 
 ARGUMENT_THRESHOLD = 0.2
@@ -467,9 +393,10 @@ class RiskyToolCalls:
         if report is None:
             return {}
         threshold = self.threshold_for(report)
+        arguments = next((each.arguments for each in report.tool_calls if each.id == call["id"]), {})
         values = {
             name: measured.value(self._metric)
-            for name, measured in _arguments_in(report, call["id"]).items()
+            for name, measured in arguments.items()
             # the paths of values inside arguments count only if they are asked for
             if (not name.startswith(ROOT) if self.arguments is None else name in self.arguments)
         }
@@ -576,10 +503,5 @@ def _report_of(state: Any, call_id: str | None) -> RiskReport | None:
     messages = state["messages"] if isinstance(state, dict) else getattr(state, "messages", state)
     for message in reversed(list(messages)):
         if isinstance(message, AIMessage) and any(call["id"] == call_id for call in message.tool_calls):
-            return find_risk(message)
+            return answers.find_risk(message)
     return None
-
-
-def _arguments_in(report: RiskReport, call_id: str | None) -> dict[str, ValueReport]:
-    """The risk of each argument of a call."""
-    return {call.id: call.arguments for call in report.tool_calls}.get(call_id or "", {})

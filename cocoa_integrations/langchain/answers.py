@@ -35,11 +35,7 @@ def get_risk(answer: Answer) -> RiskReport:
     """The risk report of a complete answer. In a chain use ``RunnableLambda(get_risk)``.
 
     The spans of a compact report are completed with what can be derived; ``score`` and ``chosen`` of spans and the list
-    of all ``claims`` are only in a full report. (In scripts without spaces, claims end where tokens end; a compact
-    report has no tokens.) See ``risk_metadata`` of the models.
-
-    Args:
-        answer: see :data:`Answer`.
+    of all ``claims`` are only in a full report. See ``risk_metadata`` of the models.
 
     Example:
         >>> report = get_risk(chain.invoke({"question": "Who wrote Dune?"}))
@@ -65,11 +61,7 @@ def get_risk(answer: Answer) -> RiskReport:
 
 
 def find_risk(answer: Any) -> RiskReport | None:
-    """The risk report of an answer, or ``None``.
-
-    Raises:
-        DataError: the metadata of the answer holds something else than a report.
-    """
+    """The risk report of an answer, or ``None``."""
     if isinstance(answer, ChatGeneration):
         answer = answer.message
     if isinstance(answer, EngineGeneration):
@@ -101,13 +93,12 @@ def get_spans(answer: Answer) -> list[SpanReport]:
 
 
 def max_risk(answer: Answer, metric: Metric = "risk", *, unit: UnitLevel = "span") -> float:
-    """The highest value of any span, claim or sentence of a complete answer, for conditions such as those of
-    ``RunnableBranch``.
+    """The highest value of any span, claim or sentence of a complete answer, such as for a ``RunnableBranch``.
 
     Spans that contain only whitespace do not count. They do count in ``max_risk`` of the report.
 
     Args:
-        answer: see :data:`Answer`.
+        answer: a complete answer.
         metric: ``risk`` (``risk_source`` of the report says what it is), ``con_mlds``, ``f_mlds``, or
             ``self_information`` (-log p of the span, in nats).
         unit: ``span``; ``claim``, which leaves out punctuation and function words; or ``sentence``, whose value is the
@@ -153,15 +144,7 @@ def field_risks(message: BaseMessage) -> dict[str, ValueReport]:
 
 
 def require_message(answer: Any, name: str) -> AIMessage:
-    """The answer of the chat of a chain.
-
-    Args:
-        answer: the answer.
-        name: the function that made the chain.
-
-    Raises:
-        ConfigError: it is no message.
-    """
+    """The answer of the chat in the chain that the function ``name`` made; a ``ConfigError`` if it is no message."""
     if not isinstance(answer, AIMessage):
         raise ConfigError(
             f"{name} needs a chat that returns messages, and this one returns a {type(answer).__name__}; put a parser "
@@ -222,22 +205,19 @@ def text_and_risk(text: str, report: RiskReport | None = None) -> AddableDict:
 
 
 class _Chunks:
-    """Parses the chunks of one stream."""
-
     def __init__(self, parser: RiskOutputParser) -> None:
         self._parser = parser
         self._last: BaseMessage | None = None
         self._reported = False
-        self._text = self._reasoning = ""
+        self._texts = ("", "")
 
     def parsed(self, chunk: str | BaseMessage) -> AddableDict:
         if isinstance(chunk, str):
             self._parser.parse(chunk)
         self._last = chunk
-        text, reasoning = _texts_of(chunk)  # a compact report leaves out the texts of the whole answer
-        self._text, self._reasoning = self._text + text, self._reasoning + reasoning
+        self._texts = _added(self._texts, chunk)  # a compact report leaves out the texts of the whole answer
         wire = chunk.response_metadata.get(RISK_KEY)
-        report = None if wire is None else RiskReport.from_wire(wire).expanded(self._text, self._reasoning)
+        report = None if wire is None else RiskReport.from_wire(wire).expanded(*self._texts)
         self._reported |= report is not None
         return text_and_risk(chunk.text, report)
 
@@ -254,11 +234,6 @@ def calls_tools(answer: Any) -> bool:
     return isinstance(message, AIMessage) and bool(message.tool_calls or message.invalid_tool_calls)
 
 
-def text_of(answer: Any) -> str:
-    """The text of an answer."""
-    return answer["text"] if isinstance(answer, Mapping) else answer.text
-
-
 def with_text(answer: Any, text: str) -> Any:
     """A copy with a different text."""
     if isinstance(answer, ChatGeneration):
@@ -269,19 +244,14 @@ def with_text(answer: Any, text: str) -> Any:
         return {**answer, "text": text}
     if isinstance(answer.content, str):
         return answer.model_copy(update={"content": text})
-    first = next((block for block in answer.content if _is_text(block) and isinstance(block, dict)), {"type": "text"})
-    others = [block for block in answer.content if not _is_text(block)]
-    reasoning = [block for block in others if _is_reasoning(block)]
-    rest = [block for block in others if not _is_reasoning(block)]
-    return answer.model_copy(update={"content": [*reasoning, {**first, "text": text}, *rest]})
+    first = next((block for block in answer.content if isinstance(block, dict) and _kind(block) == "text"), {})
+    reasoning = [block for block in answer.content if _kind(block) == "reasoning"]
+    rest = [block for block in answer.content if _kind(block) not in ("text", "reasoning")]
+    return answer.model_copy(update={"content": [*reasoning, {"type": "text", **first, "text": text}, *rest]})
 
 
-def _is_text(block: Any) -> bool:
-    return isinstance(block, str) or block.get("type") == "text"
-
-
-def _is_reasoning(block: Any) -> bool:
-    return isinstance(block, dict) and block.get("type") == "reasoning"
+def _kind(block: str | dict[str, Any]) -> Any:
+    return "text" if isinstance(block, str) else block.get("type")
 
 
 def without_tool_calls(answer: Any) -> Any:
@@ -292,7 +262,7 @@ def without_tool_calls(answer: Any) -> Any:
         return answer
     content = answer.content
     if not isinstance(content, str):
-        content = [block for block in content if _is_text(block) or _is_reasoning(block)]
+        content = [block for block in content if _kind(block) in ("text", "reasoning")]
     calls: dict[str, list[Any]] = {"tool_calls": [], "invalid_tool_calls": []}
     if isinstance(answer, AIMessageChunk):
         calls["tool_call_chunks"] = []
@@ -300,13 +270,7 @@ def without_tool_calls(answer: Any) -> Any:
 
 
 def with_report(answer: Any, report: RiskReport, change: Change | None = None) -> Any:
-    """A copy with a different report, in the detail that the report has.
-
-    Args:
-        answer: the answer, whose text is that of the report.
-        report: the report.
-        change: what moved the offsets in it. The spans and citations of the answer are moved, too.
-    """
+    """A copy with a different report, in the detail that it has. Spans and citations move as ``change`` says."""
     if isinstance(answer, ChatGeneration):
         message = with_report(answer.message, report, change)
         return type(answer)(message=message, generation_info=answer.generation_info)
@@ -362,13 +326,15 @@ def _texts_of(answer: BaseMessage | Generation) -> tuple[str, str]:
     return answer.text, reasoning_of(answer) if isinstance(answer, BaseMessage) else ""
 
 
+def _added(texts: tuple[str, str], chunk: BaseMessage) -> tuple[str, str]:
+    text, reasoning = _texts_of(chunk)
+    return texts[0] + text, texts[1] + reasoning
+
+
 def reduced_result(result: LLMResult, detail: Detail, *, logprobs: bool) -> LLMResult:
     """A result whose answers have the given detail. The given result is not changed: callbacks keep it.
 
-    Args:
-        result: the result with full metadata.
-        detail: the level of detail.
-        logprobs: whether the answers keep their log-probabilities, which belong to the full metadata otherwise.
+    Without ``logprobs``, log-probabilities belong to the full metadata.
     """
     if detail == "full":
         return result
@@ -377,26 +343,18 @@ def reduced_result(result: LLMResult, detail: Detail, *, logprobs: bool) -> LLMR
 
 
 def _reduced(answer: Any, detail: Detail, logprobs: bool) -> Any:
-    if isinstance(answer, ChatGeneration) and isinstance(answer.message, AIMessage):
-        message = reduced_message(answer.message, detail, logprobs=logprobs)
+    if isinstance(answer, ChatGeneration):
+        message: Any = answer.message
+        message = reduced_message(message, detail, logprobs=logprobs)
         return type(answer)(message=message, generation_info=answer.generation_info)
-    if isinstance(answer, Generation) and not isinstance(answer, ChatGeneration):
-        info = _reduced_metadata(answer.generation_info or {}, detail, logprobs, answer.text)
-        return answer.model_copy(update={"generation_info": info})
-    return answer
+    info = _reduced_metadata(answer.generation_info or {}, detail, logprobs, answer.text)
+    return answer.model_copy(update={"generation_info": info})
 
 
 def reduced_message(
     message: Message, detail: Detail, *, logprobs: bool, texts: tuple[str, str] | None = None
 ) -> Message:
-    """A message with the given detail; see :func:`reduced_result`.
-
-    Args:
-        message: the message, or a chunk.
-        detail: the level of detail.
-        logprobs: whether it keeps its log-probabilities.
-        texts: the text and the reasoning of the whole answer, if the message is a chunk.
-    """
+    """A message with the given detail; for a chunk, ``texts`` are the text and the reasoning of the answer so far."""
     kwargs = {key: value for key, value in message.additional_kwargs.items() if key != SPANS_KEY}
     metadata = _reduced_metadata(message.response_metadata, detail, logprobs, *(texts or _texts_of(message)))
     return message.model_copy(update={"additional_kwargs": kwargs, "response_metadata": metadata})
@@ -413,20 +371,15 @@ def _reduced_metadata(
 
 
 class ReducedStream:
-    """Reduces the chunks of one stream. A compact stream has its report in the last chunk, and no spans before.
-
-    Args:
-        detail: the level of detail.
-        logprobs: whether the last chunk keeps the log-probabilities.
-    """
+    """Reduces the chunks of one stream. A compact stream has its report in the last chunk, and no spans before."""
 
     def __init__(self, detail: Detail, *, logprobs: bool) -> None:
-        self._detail = detail
-        self._logprobs = logprobs
-        self._text = self._reasoning = ""
+        self._detail, self._logprobs = detail, logprobs
+        self._texts = ("", "")
 
     def next(self, chunk: AIMessageChunk) -> AIMessageChunk:
         """The next chunk with the detail of the stream."""
-        text, reasoning = _texts_of(chunk)
-        self._text, self._reasoning = self._text + text, self._reasoning + reasoning
-        return reduced_message(chunk, self._detail, logprobs=self._logprobs, texts=(self._text, self._reasoning))
+        if self._detail == "full":
+            return chunk
+        self._texts = _added(self._texts, chunk)
+        return reduced_message(chunk, self._detail, logprobs=self._logprobs, texts=self._texts)

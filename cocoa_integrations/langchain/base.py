@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models.base import BaseLanguageModel, LangSmithParams
-from langchain_core.runnables import RunnableConfig
+from langchain_core.language_models.base import BaseLanguageModel, LangSmithParams, LanguageModelInput
+from langchain_core.outputs import LLMResult
+from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list
 from langchain_core.runnables.utils import AnyConfigurableField
 from pydantic import ValidationError, model_validator
@@ -20,26 +21,18 @@ from cocoa_engine import CocoaConfig, CocoaEngine, __version__
 from cocoa_engine.errors import ConfigError, UnsupportedFeatureError
 from cocoa_engine.messages import explain
 from cocoa_engine.model.load_options import changed_options
-from cocoa_engine.report import require_detail
+from cocoa_engine.report import Detail, require_detail
+from cocoa_integrations._shared import settings as decode_settings
 from cocoa_integrations._shared.load_options import one_model_name, refuse_beside, with_field_names
 from cocoa_integrations._shared.loading import settings_digest
-from cocoa_integrations._shared.settings import (
-    FIELD_SYNONYMS,
-    config_of,
-    fields_of,
-    refuse_unknown,
-    set_config,
-    split_settings,
-    updated,
-)
+from cocoa_integrations._shared.settings import FIELD_SYNONYMS, config_of, fields_of, refuse_unknown, split_settings
 from cocoa_integrations._shared.unsupported import refuse_unsupported
-from cocoa_integrations._shared.workers import in_worker
-from cocoa_integrations.chat_service import Answer, ChatCall, Piece
+from cocoa_integrations.chat_service import ChatCall
 from cocoa_integrations.chat_service.remote import sent_settings
+from cocoa_integrations.langchain.answers import reduced_result
 from cocoa_integrations.langchain.composed import Composable
 from cocoa_integrations.langchain.options import (
     FRAMEWORK,
-    INSTEAD,
     TOOL_DETAILS,
     TOOLS,
     CallOptions,
@@ -48,19 +41,6 @@ from cocoa_integrations.langchain.options import (
     without_unset,
 )
 from cocoa_integrations.tracing import RiskTrace
-
-Result = TypeVar("Result")
-Parameters = ParamSpec("Parameters")
-
-
-class Writer(Protocol):
-    """Makes the chunks of one streamed answer."""
-
-    def chunk(self, piece: Piece) -> Any:
-        """The chunk of a piece."""
-
-    def last(self, answer: Answer) -> Any:
-        """The chunk that ends the answer, with its report."""
 
 
 class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
@@ -95,9 +75,12 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
     else:
         model = property(lambda self: self.model_name, lambda self, name: setattr(self, "model_name", name))
         max_tokens = property(lambda self: self.max_new_tokens, lambda self, n: setattr(self, "max_new_tokens", n))
-        config = property(config_of, set_config)
+        config = property(config_of, decode_settings.set_config)
 
     _ls_model_type: ClassVar[Literal["chat", "llm"]]
+    _detail: ClassVar[Detail]
+    """The default of ``risk_metadata`` for what is not a stream."""
+    _batches_prompts: ClassVar[bool]
     _call_options: ClassVar[type[CallOptions]] = CallOptions
     _tool_options: ClassVar[frozenset[str]] = frozenset()
     """The names of the options that ask for tools, for error messages."""
@@ -109,23 +92,16 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
             base = engine.config if isinstance(engine, CocoaEngine) else CocoaConfig()
         if not isinstance(base, CocoaConfig):
             raise ConfigError(f"config takes a CocoaConfig, not {type(base).__name__}")
-        settings, rest = split_settings(options, base.method)
-        rest = refuse_unsupported(without_unset(type(self), rest), what=what)
-        if not_here := INSTEAD.keys() & rest.keys():
-            hints = "; ".join(f"instead of {name} {INSTEAD[name]}" for name in sorted(not_here))
-            raise ConfigError(f"{what}: {hints}")
-        if isinstance(rest.get("metadata"), str):
-            raise ConfigError(f"{what}: metadata is LangChain's; the option is named risk_metadata")
-        refuse_unknown(rest, [*type(self).model_fields, "model", "config"], what=what)
-        require_detail(rest.get("risk_metadata"))
-        rest.pop("config", None)
-        named = one_model_name(rest)
+        require_detail(options.get("risk_metadata"))
+        rest = {name: value for name, value in options.items() if name != "config"}
+        settings, rest, named = _divided(rest, type(self), base.method, type(self).model_fields, what=what)
         changed = [named if name == "model_name" else name for name in changed_options(rest)]
         if isinstance(engine, CocoaEngine):
             refuse_beside("engine", [*changed, *([] if url is None else ["base_url"])])
         if url is not None:
             refuse_beside("base_url", [name for name in changed if name != named])
-            config = updated(base, {name: value for name, value in settings.items() if value is not None})
+            settings = {name: value for name, value in settings.items() if value is not None}
+            config = decode_settings.updated(base, settings)
             sent_settings(config)  # refuses those of the server's machine
             fields = {**dict.fromkeys(CocoaConfig.model_fields), **fields_of(config)}
         else:
@@ -160,11 +136,7 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
         return super().model_copy(update=with_field_names(update), deep=deep)
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
-        """The model with the options of one call applied.
-
-        Raises:
-            ConfigError: an option is unknown or out of range.
-        """
+        """The model with the options of one call applied."""
         return self._for_call(None, options)[0]
 
     def get_token_ids(self, text: str) -> list[int]:
@@ -214,10 +186,6 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
         """The model with the options of one call applied, and the options that belong to LangChain.
 
         LangChain's cache for text models uses only the model as its key, not the options of a call.
-
-        Raises:
-            ConfigError: an option is unknown or out of range, or names another model.
-            UnsupportedFeatureError: a text model is asked for tools or structured output.
         """
         for detail in (self.risk_metadata, options.get("risk_metadata")):  # the former may be set after construction
             require_detail(detail)
@@ -225,26 +193,21 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
             _ = self._engine_or_lazy  # of the current options; the copy of this call shares it
         called, what = self._with_tools(options), type(self).__name__
         framework = {name: value for name, value in options.items() if name in FRAMEWORK}
-        others = FRAMEWORK | TOOLS | TOOL_DETAILS
-        own = {name: value for name, value in options.items() if name not in others}
-        before = config_of(self)
-        settings, rest = split_settings(own, before.method)
-        rest = refuse_unsupported(without_unset(self._call_options, rest), what=f"a call of {what}")
-        one_model_name(rest)
-        update: dict[str, Any] = {}
+        own = {name: value for name, value in options.items() if name not in FRAMEWORK | TOOLS | TOOL_DETAILS}
+        before, kind, update = config_of(self), self._call_options, dict[str, Any]()
+        known = {*kind.model_fields, "model_name", *self._tool_options}
+        settings, rest, _ = _divided(own, kind, before.method, known, what=f"a call of {what}")
         if (name := rest.pop("model_name", None)) not in (None, self._name):
             if not self.is_remote:
                 raise ConfigError(
                     f"a call of {what} cannot change the model from {self._name!r} to {name!r}; make another {what}"
                 )
             update["model_name"] = name
-        known = self._call_options.model_fields.keys() | self._tool_options
-        refuse_unknown(rest, known, what=f"a call of {what}")
         if self.is_remote:
             settings = {name: value for name, value in settings.items() if value is not None}
-        config = updated(before, {**settings, **({} if stop is None else {"stop": stop})})
+        config = decode_settings.updated(before, {**settings, **({} if stop is None else {"stop": stop})})
         try:
-            checked = self._call_options(**rest)
+            checked = kind(**rest)
         except ValidationError as error:
             raise ConfigError(f"a call of {what}: {explain(error)}") from None
         update |= {name: getattr(checked, name) for name in rest}
@@ -269,11 +232,7 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
         )
 
     def _with_tools(self, options: Mapping[str, Any]) -> Self:
-        """The model with the tools and the response format that the options of a call ask for.
-
-        Raises:
-            UnsupportedFeatureError: this is a text model, which supports neither.
-        """
+        """The model with the tools and the response format that the options of a call ask for: none for text."""
         if asked := [name for name in sorted(TOOLS) if options.get(name)]:
             raise UnsupportedFeatureError(
                 f"{type(self).__name__} does not call tools or enforce a schema ({', '.join(asked)}); use ChatCocoa"
@@ -285,8 +244,8 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
         """What the service is asked for by a prompt, or by messages."""
 
     @abstractmethod
-    def _writer(self) -> Writer:
-        """Makes the chunks of an answer."""
+    def _writer(self) -> Any:
+        """Makes the chunks of an answer: ``chunk`` that of a piece, and ``last`` that which ends the answer."""
 
     def _stream(
         self,
@@ -332,15 +291,69 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
             trace.record(stream.answer)
             yield await told(writer.last(stream.answer))
 
+    def batch(
+        self,
+        inputs: list[LanguageModelInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[Any]:
+        """As in LangChain. ``max_concurrency`` defaults to the batch size of the engine.
+
+        A text model decodes the prompts as one call, and with ``return_exceptions=True`` as calls of their own, so that
+        one that fails does not affect the others.
+        """
+        if self._batches_prompts and not return_exceptions:
+            return super().batch(inputs, config, **kwargs)
+        configs = self._with_concurrency(config, len(inputs))
+        return Runnable.batch(self, inputs, configs, return_exceptions=return_exceptions, **kwargs)
+
+    async def abatch(
+        self,
+        inputs: list[LanguageModelInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[Any]:
+        """See :meth:`batch`."""
+        if self._batches_prompts and not return_exceptions:
+            return await super().abatch(inputs, config, **kwargs)
+        configs = self._with_concurrency(config, len(inputs))
+        return await Runnable.abatch(self, inputs, configs, return_exceptions=return_exceptions, **kwargs)
+
     def _with_concurrency(
-        self, config: RunnableConfig | list[RunnableConfig] | None, count: int, batch_size: int | None = None
+        self, config: RunnableConfig | list[RunnableConfig] | None, count: int
     ) -> list[RunnableConfig]:
         """The configs of a batch, with ``max_concurrency`` where it is not set: by default the engine's batch size."""
-        batch_size = batch_size or (8 if self.is_remote else self._engine_or_lazy.runtime.max_batch_size)
+        batch_size = 8 if self.is_remote else self._engine_or_lazy.runtime.max_batch_size
+        batch_size = getattr(self, "batch_size", None) or batch_size
         return [
             {**each, "max_concurrency": each.get("max_concurrency") or batch_size}
             for each in get_config_list(config, count)
         ]
+
+    def generate(
+        self, prompts: list[Any], stop: list[str] | None = None, callbacks: Any = None, **kwargs: Any
+    ) -> LLMResult:
+        """As in LangChain. The options of the call are applied to the model first, so caches and traces see them."""
+        model, framework = self._for_call(stop, kwargs)
+        inner: Any = super(CocoaModel, model)
+        return model._returned(inner.generate(prompts, list(model.stop or ()) or None, callbacks, **framework))
+
+    async def agenerate(
+        self, prompts: list[Any], stop: list[str] | None = None, callbacks: Any = None, **kwargs: Any
+    ) -> LLMResult:
+        """See :meth:`generate`."""
+        model, framework = self._for_call(stop, kwargs)
+        inner: Any = super(CocoaModel, model)
+        stops = list(model.stop or ()) or None
+        return model._returned(await inner.agenerate(prompts, stops, callbacks, **framework))
+
+    def _returned(self, result: LLMResult) -> LLMResult:
+        """The result with the detail that the answers of a call have."""
+        return reduced_result(result, self.risk_metadata or self._detail, logprobs=self._keeps_logprobs)
 
     @property
     def _keeps_logprobs(self) -> bool:
@@ -353,8 +366,12 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
         return self._keeps_logprobs if self.is_remote else self.logprobs is not False
 
 
-async def in_worker_of(
-    model: CocoaModel, call: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
-) -> Result:
-    """Run a function in a worker thread of the engine of a model."""
-    return await in_worker(model._engine_or_lazy, call, *args, **kwargs)
+def _divided(
+    options: Mapping[str, Any], kind: type[CallOptions], method: str, known: Iterable[str], *, what: str
+) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """The decode settings among options, the other ones, and the name under which the model was given."""
+    settings, rest = split_settings(options, method)
+    rest = refuse_unsupported(without_unset(kind, rest), what=what)
+    named = one_model_name(rest)
+    refuse_unknown(rest, known, what=what)
+    return settings, rest, named

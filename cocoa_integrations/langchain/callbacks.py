@@ -124,11 +124,7 @@ def get_risk_callback(*, max_reports: int | None = MAX_REPORTS) -> Iterator[Risk
 
 
 def _leave(handler: RiskCallbackHandler) -> None:
-    """Remove a handler from this context.
-
-    Not ``reset(token)``: a block may be left in a different context than it was entered in (async fixtures), or before
-    a block inside it (generators).
-    """
+    """Remove a handler from this context, which may be another than it was set in (async fixtures, generators)."""
     inner = _current.get()
     if inner is handler:
         _current.set(handler._outer)
@@ -205,9 +201,7 @@ class RiskScores(BaseCallbackHandler):
         self._sender.submit(int).result()  # it comes after them in the queue
 
     def _send(self, run_id: UUID, trace_id: UUID | None, report: RiskReport) -> None:
-        client = self._client
-        if client is None and langsmith_utils.tracing_is_enabled() is True:
-            client = get_cached_client()
+        client = self._client or (get_cached_client() if langsmith_utils.tracing_is_enabled() is True else None)
         if client is None:
             return
         if not self._room.acquire(blocking=False):

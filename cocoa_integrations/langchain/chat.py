@@ -7,11 +7,11 @@ from contextlib import aclosing, closing
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun, Callbacks
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, ToolMessage
-from langchain_core.outputs import ChatGeneration, ChatResult, LLMResult
+from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.tools import BaseTool
 from pydantic import PrivateAttr, model_validator
@@ -19,23 +19,15 @@ from typing_extensions import Self
 
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
+from cocoa_engine.report import Detail
 from cocoa_integrations._shared.chat_template import given_options, template_options
-from cocoa_integrations._shared.workers import in_worker
 from cocoa_integrations.chat_service import Answer, ChatCall, LocalChat
-from cocoa_integrations.langchain.answers import ReducedStream, reduced_result
+from cocoa_integrations.langchain import structured
+from cocoa_integrations.langchain.answers import ReducedStream
 from cocoa_integrations.langchain.base import CocoaModel
 from cocoa_integrations.langchain.messages import MessageWriter, answer_message, answer_metadata, to_chat, to_entries
 from cocoa_integrations.langchain.options import PER_CALL, TOOL_DETAILS, TOOLS, ChatCallOptions
-from cocoa_integrations.langchain.structured import (
-    TITLE,
-    as_tool,
-    json_parser,
-    json_schema_of,
-    openai_tool,
-    structured,
-    tool_parser,
-    tool_request,
-)
+from cocoa_integrations.langchain.structured import ArgumentsParser, WholeJsonParser
 from cocoa_integrations.tool_calling import ToolRequest
 from cocoa_integrations.tracing import RiskTrace
 
@@ -49,31 +41,28 @@ STRUCTURED_METHODS = ("json_schema", "function_calling", "json_mode")
 class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[misc]
     """A chat model, decoded with CoCoA-SIG, that reports the risk of every span of its answers.
 
-    The model is in this process, or at a server (``cocoa serve``) whose address is ``base_url``.
+    The model is in this process, or at a server (``cocoa serve``) whose address is ``base_url``. Messages are formatted
+    with the chat template of the tokenizer. The options are described in :class:`CocoaModel`.
 
-    Messages are formatted with the chat template of the tokenizer. An answer has its report in
-    ``response_metadata["cocoa_risk"]``: a compact one, unless ``risk_metadata="full"``. In a stream, each chunk has the
-    span it adds in ``additional_kwargs["cocoa_spans"]``, and the last chunk has the full report. See
-    :func:`~cocoa_integrations.langchain.get_risk`. The options are described in :class:`CocoaModel`.
+    An answer has its report in ``response_metadata["cocoa_risk"]``: a compact one, unless ``risk_metadata="full"``. In
+    a stream, each chunk has the span it adds in ``additional_kwargs["cocoa_spans"]``, and the last chunk has the full
+    report. See :func:`~cocoa_integrations.langchain.get_risk`.
 
     Tools are described by the chat template if it supports tools, and otherwise in the system message in the format of
     Hermes and Qwen. A tool call that ``tool_choice`` or ``strict=True`` asks for, and an answer with a schema, are
-    constrained to their JSON schema token by token; this needs the extra ``tools``. The offsets of spans and arguments
-    refer to the generated text, which is the concatenation of the span texts. It contains the tool calls, while
-    ``content`` does not. ``response_metadata["cocoa_risk"]["tool_calls"]`` has the risk of every argument; see
-    :func:`~cocoa_integrations.langchain.argument_risks`.
+    constrained to their JSON schema token by token; this needs the extra ``tools``. ``cocoa_risk["tool_calls"]`` has
+    the risk of every argument; see :func:`~cocoa_integrations.langchain.argument_risks`. All offsets refer to the
+    generated text, which contains the tool calls, while ``content`` does not.
 
-    A tool call that was cut off or cannot be parsed is in ``invalid_tool_calls``. The ``error`` of its entry in
-    ``cocoa_risk["tool_calls"]`` gives the reason, also in a stream, where LangChain sets the ``error`` of the invalid
-    call to ``None``. The last chunk of such a call ends with an unmatched bracket (``{"name"]``). Without it, LangChain
-    would complete the truncated JSON and list the call as valid.
+    A tool call that was cut off or cannot be parsed is in ``invalid_tool_calls``. Its entry in
+    ``cocoa_risk["tool_calls"]`` has the reason as ``error``, also in a stream, where LangChain has none. The last chunk
+    of such a call ends with an unmatched bracket (``{"name"]``), so that LangChain does not complete it.
 
-    The reasoning of a model, its text between ``<think>`` and ``</think>``, is a content block
-    ``{"type": "reasoning", "reasoning": ...}`` before that of the text. ``message.text`` is the answer only, no tool is
-    called before ``</think>``, and risk reports and gates count the answer: the reasoning has its own values in
-    ``cocoa_risk["reasoning"]``. Spans then have a ``part``, ``"reasoning"`` or ``"answer"``. ``enable_thinking`` and
-    ``chat_template_kwargs`` control the chat template, and with ``continue_final_message=True`` the model continues the
-    last message, which must be an ``AIMessage``.
+    The reasoning of a model, its text between ``<think>`` and ``</think>``, is a content block ``{"type": "reasoning",
+    "reasoning": ...}`` before that of the text. No tool is called in it, and risk reports and gates count the answer:
+    the reasoning has its own values in ``cocoa_risk["reasoning"]``, and spans have a ``part``, ``"reasoning"`` or
+    ``"answer"``. ``enable_thinking`` and ``chat_template_kwargs`` control the chat template, and with
+    ``continue_final_message=True`` the model continues the last message, which must be an ``AIMessage``.
 
     Example:
         >>> chat = ChatCocoa(device_map="auto", alpha=2.5, max_tokens=256)  # or model="Qwen/Qwen2.5-7B-Instruct"
@@ -88,6 +77,8 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
     agents can use models that are too small to decide when to call a tool."""
 
     _ls_model_type = "chat"
+    _detail = "compact"
+    _batches_prompts = False
     _call_options = ChatCallOptions
     _tool_options = TOOLS | TOOL_DETAILS
 
@@ -141,7 +132,7 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
         if self.is_remote or not messages:
             return sum(len(self.get_token_ids(message.text)) for message in messages)
         options = template_options(self).model_copy(update={"continue_final_message": False})
-        request = self._tool_request if tools is None else tool_request({"tools": tools})
+        request = self._tool_request if tools is None else structured.tool_request({"tools": tools})
         call = ChatCall(messages=to_entries(messages), tools=request, template=options)
         return len(LocalChat(self.load()).prompt_ids(call))
 
@@ -153,67 +144,14 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
         return {**super()._identifying_params, **tools, **given_options(self), **source}
 
     def _with_tools(self, options: Mapping[str, Any]) -> Self:
-        if legacy := [name for name in ("functions", "function_call") if options.get(name)]:
-            raise ConfigError(f"instead of {' and '.join(legacy)} give tools and tool_choice")
         if not any(options.get(name) is not None for name in TOOLS | TOOL_DETAILS):
             return self
         copy = self.model_copy()
-        copy._tool_request = tool_request(options)
+        copy._tool_request = structured.tool_request(options)
         copy._initial_request = None
         if options.get("tools") and options.get("tool_choice") is None and self.initial_tool_choice is not None:
-            copy._initial_request = tool_request({**options, "tool_choice": self.initial_tool_choice})
+            copy._initial_request = structured.tool_request({**options, "tool_choice": self.initial_tool_choice})
         return copy
-
-    def batch(
-        self,
-        inputs: list[LanguageModelInput],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any,
-    ) -> list[AIMessage]:
-        """As in LangChain. ``max_concurrency`` defaults to the batch size of the engine."""
-        configs = self._with_concurrency(config, len(inputs))
-        return super().batch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
-
-    async def abatch(
-        self,
-        inputs: list[LanguageModelInput],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any,
-    ) -> list[AIMessage]:
-        """See :meth:`batch`."""
-        configs = self._with_concurrency(config, len(inputs))
-        return await super().abatch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
-
-    def generate(
-        self,
-        messages: list[list[BaseMessage]],
-        stop: list[str] | None = None,
-        callbacks: Callbacks = None,
-        **kwargs: Any,
-    ) -> LLMResult:
-        """As in LangChain. The options of the call are applied to the model first, so caches and traces see them."""
-        model, framework = self._for_call(stop, kwargs)
-        stops = list(model.stop or ()) or None
-        result = super(ChatCocoa, model).generate(messages, stops, callbacks, **framework)
-        return model._returned(result)
-
-    async def agenerate(
-        self,
-        messages: list[list[BaseMessage]],
-        stop: list[str] | None = None,
-        callbacks: Callbacks = None,
-        **kwargs: Any,
-    ) -> LLMResult:
-        """See :meth:`generate`."""
-        model, framework = self._for_call(stop, kwargs)
-        result = await super(ChatCocoa, model).agenerate(
-            messages, list(model.stop or ()) or None, callbacks, **framework
-        )
-        return model._returned(result)
 
     def stream(
         self,
@@ -230,8 +168,7 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
         reduced = self._reduced_stream(kwargs)
         kwargs["risk_metadata"] = "full"  # reduced below; LangChain may call invoke instead
         with closing(super().stream(input, config, stop=stop, **kwargs)) as chunks:  # type: ignore[type-var]
-            for chunk in chunks:
-                yield reduced.next(chunk) if reduced else chunk
+            yield from map(reduced.next, chunks)
 
     async def astream(
         self,
@@ -246,19 +183,13 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
         kwargs["risk_metadata"] = "full"
         async with aclosing(super().astream(input, config, stop=stop, **kwargs)) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
-                yield reduced.next(chunk) if reduced else chunk
+                yield reduced.next(chunk)
 
-    def _returned(self, result: LLMResult) -> LLMResult:
-        """The result with the detail that the messages of a call have."""
-        return reduced_result(result, self.risk_metadata or "compact", logprobs=self._keeps_logprobs)
-
-    def _reduced_stream(self, options: Mapping[str, Any]) -> ReducedStream | None:
-        """Reduces the chunks of a stream with these options; ``None`` if they have full metadata."""
-        detail = options.get("risk_metadata", self.risk_metadata)
-        if detail in (None, "full"):
-            return None
-        model = self._for_call(None, options)[0]
-        return ReducedStream(model.risk_metadata or "full", logprobs=model._keeps_logprobs)
+    def _reduced_stream(self, options: Mapping[str, Any]) -> ReducedStream:
+        """Reduces the chunks of a stream with these options."""
+        detail: Detail = options.get("risk_metadata", self.risk_metadata) or "full"
+        model = self if detail == "full" else self._for_call(None, options)[0]
+        return ReducedStream(detail, logprobs=model._keeps_logprobs)
 
     def _generate(
         self,
@@ -317,12 +248,6 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
             return "\n".join(entry["content"] for entry in request.messages or ())
         return LocalChat(self.load()).prompt_text(request)
 
-    async def aprompt_text(self, given: LanguageModelInput) -> str:
-        """See :meth:`prompt_text`; without blocking the event loop."""
-        if self.is_remote:
-            return self.prompt_text(given)
-        return await in_worker(self._engine_or_lazy, self.prompt_text, given)
-
     def calls_like(self, other: ChatCocoa) -> bool:
         """Whether calls of both models have the same options and tools."""
         return self._tool_request == other._tool_request and all(
@@ -359,7 +284,7 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
         self.with_options({"tools": tools, **given})  # reports errors now rather than at the first call
         if not tools and not given.keys() - details.keys():
             return self
-        return self.bind(tools=[openai_tool(tool, strict=strict) for tool in tools], **given)
+        return self.bind(tools=[structured.openai_tool(tool, strict=strict) for tool in tools], **given)
 
     def with_structured_output(
         self,
@@ -394,12 +319,14 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
             raise ConfigError(f"with_structured_output: {unknown([method], STRUCTURED_METHODS, what='method')}")
         if schema is None and method != "json_mode":
             raise ConfigError(f"with_structured_output: method={method!r} takes a schema")
-        json_schema = None if schema is None else json_schema_of(schema)
-        traced = {"kwargs": {"method": method}, "schema": {"title": TITLE, **(json_schema or {})}}
+        json_schema = None if schema is None else structured.json_schema_of(schema)
+        traced = {"kwargs": {"method": method}, "schema": {"title": structured.TITLE, **(json_schema or {})}}
         options = {**kwargs, "ls_structured_output_format": traced}
         if method == "function_calling":
-            model = self.bind_tools([as_tool(schema)], tool_choice="any", **options)
-            return structured(model, tool_parser(schema), include_raw=include_raw)
+            tool, read = structured.as_tool(schema), structured.reader(schema)
+            parser: Any = ArgumentsParser(key_name=tool["function"]["name"], first_tool_only=True, read=read)
+            model = self.bind_tools([tool], tool_choice="any", **options)
+            return structured.with_parser(model, parser, include_raw=include_raw)
         enforced = {"schema": json_schema, "strict": False}  # the parser validates what no grammar enforces
         if json_schema is None:
             response_format: dict[str, Any] = {"type": "json_object"}
@@ -409,4 +336,5 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
             response_format = {"type": "json_schema", "json_schema": enforced}
         self.with_options({**kwargs, "response_format": response_format})
         model = self.bind(response_format=response_format, **options)
-        return structured(model, json_parser(schema, json_schema), include_raw=include_raw)
+        parser = WholeJsonParser(read=structured.reader(schema), json_schema=json_schema)
+        return structured.with_parser(model, parser, include_raw=include_raw)

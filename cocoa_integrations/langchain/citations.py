@@ -9,41 +9,19 @@ from typing import Any
 from langchain_core.documents import Document
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import Runnable
 
 from cocoa_engine import context_lift_of_text
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.logs import safe_logger
-from cocoa_integrations._shared.citations import (
-    CANNOT_ATTEND,
-    CITATIONS_KEY,
-    MOST_PASSAGES,
-    NOT_FOUND,
-    NOT_SEEN,
-    VALUES,
-    CitedBy,
-    citations_of,
-    citing,
-    find_in,
-    lift_in_nats,
-    spread,
-    with_lifts,
-    with_markers,
-)
+from cocoa_integrations._shared import citations as shared
+from cocoa_integrations._shared.citations import CITATIONS_KEY, CitedBy
 from cocoa_integrations._shared.edits import EditedText
 from cocoa_integrations._shared.settings import config_of
 from cocoa_integrations.langchain.answers import get_risk, get_spans, require_message, with_change, with_spans
-from cocoa_integrations.langchain.base import in_worker_of
 from cocoa_integrations.langchain.chat import ChatCocoa
 from cocoa_integrations.langchain.composed import called_model
-from cocoa_integrations.langchain.retrieval import (
-    Call,
-    Calls,
-    chain_of,
-    invocation,
-    join_documents,
-    prompt_text_of,
-)
+from cocoa_integrations.langchain.retrieval import Asker, chain_of, join_documents
 
 logger = safe_logger(__name__)
 
@@ -79,9 +57,8 @@ def with_citations(
     ``source_lifts`` or ``source_attentions``, by document. All offsets refer to the text with markers. If the model
     reasoned, its reasoning is not cited, and the offsets of spans count from the beginning of the generated text.
 
-    A low lift does not mean that no document supports a part. If two documents say the same, leaving out one of them
-    changes little, and neither may be cited. A high lift shows that the text depends on the document, not that it is
-    true.
+    If two documents say the same, leaving out one of them changes little, and neither may be cited. A high lift shows
+    that the text depends on the document, not that it is true.
 
     An input that has a message under ``"answer"``, as from ``with_risk_retry(..., return_documents=True)``, is cited as
     it is, and the model is not asked. Gates, marks and citations can follow each other in any order.
@@ -109,99 +86,82 @@ def with_citations(
     """
     if not isinstance(called_model(chat), ChatCocoa):
         raise ConfigError(f"with_citations takes a ChatCocoa, not a {type(chat).__name__}. {AFTER_A_RETRY}")
-    cite = citing(by, min_lift, min_attention)
+    cite = shared.citing(by, min_lift, min_attention)
     if cite.by == "lift" and called_model(chat).is_remote:
         raise ConfigError("by='lift' feeds the answer again, which needs a model in this process; give by='attention'.")
-
-    def documents_of(values: Mapping[str, Any]) -> Sequence[Document]:
-        documents = values.get(context) if isinstance(values, Mapping) else None
-        if not isinstance(documents, Sequence) or not all(isinstance(one, Document) for one in documents):
-            raise ConfigError(f"the input needs a list of documents under {context!r}.")
-        return documents
 
     def filled(values: Mapping[str, Any], left_out: Document | None = None) -> dict[str, Any]:
         """The values of the prompt, with all documents but one."""
         return {**values, context: format_documents([one for one in values[context] if one is not left_out])}
 
     def chosen(called: ChatCocoa, message: AIMessage, documents: Sequence[Document], in_prompt: list[int]) -> CitedBy:
-        """What finds the sources of an answer.
-
-        Raises:
-            ConfigError: attention was asked for, and cannot be measured.
-        """
+        """What finds the sources of an answer."""
         spans = get_spans(message)
         seen = not (in_prompt and spans) or any(span.passage_attention for span in spans)
         if cite.by == "attention" and not seen:
-            raise ConfigError(CANNOT_ATTEND)
+            raise ConfigError(shared.CANNOT_ATTEND)
         if cite.by is not None:
             return cite.by
         missing = any(one.page_content.strip() for number, one in enumerate(documents) if number not in in_prompt)
         if not seen or missing:
-            why = NOT_FOUND if seen else NOT_SEEN
+            why = shared.NOT_FOUND if seen else shared.NOT_SEEN
             if not called.is_remote:
                 logger.warning("citations are by lift, because %s", why)
                 return "lift"
             logger.warning("some sources are not cited, because %s", why)
         return "attention"
 
-    def measured(
-        called: ChatCocoa,
-        message: AIMessage,
-        prompts: Sequence[Any],
-        documents: Sequence[Document],
-        in_prompt: Sequence[int],
-        by: CitedBy,
-    ) -> AIMessage:
-        spans = get_spans(message)
-        lifts: list[list[float | None]] = [[None] * len(documents) for _ in spans]
-        if by == "attention":
-            lifts = [spread(span.passage_attention, in_prompt, len(documents)) for span in spans]
-        elif any(span.text for span in spans):
-            engine, config = called.load(), config_of(called)
-            full, *without_sources = (called.prompt_ids(one) for one in prompts)
-            texts = [span.text or "" for span in spans]
-            columns = [context_lift_of_text(engine, texts, full, without, config) for without in without_sources]
-            lifts = [[lift_in_nats(column[number]) for column in columns] for number in range(len(spans))]
-        return cited(message, lifts, documents, lowest=cite.lowest[by], by=by, markers=markers)
-
-    def calls(
-        prompt: Runnable[Any, Any],
-        chat: ChatCocoa,
-        values: Mapping[str, Any],
-        config: RunnableConfig,
-        options: Mapping[str, Any],
-    ) -> Calls:
-        documents, called = documents_of(values), called_model(chat, config, options)
-        texts = [one.page_content for one in documents]
-        full = yield invocation(prompt, filled(values), config)
+    async def calls(prompt: Any, chat: Any, values: Any, asker: Asker, options: Mapping[str, Any]) -> AIMessage:
+        documents = values.get(context) if isinstance(values, Mapping) else None
+        if not isinstance(documents, Sequence) or not all(isinstance(each, Document) for each in documents):
+            raise ConfigError(f"the input needs a list of documents under {context!r}.")
+        called = called_model(chat, asker.config, options)
+        texts = [document.page_content for document in documents]
+        full = await asker.ask(prompt, filled(values))
         in_prompt: list[int] = []
         if cite.by != "lift":
-            most = MOST_PASSAGES if called.is_remote else None
-            in_prompt = find_in((yield prompt_text_of(called, full)), texts)[:most]
+            most = shared.MOST_PASSAGES if called.is_remote else None
+            in_prompt = shared.find_in(await asker.run(called, partial(called.prompt_text, full)), texts)[:most]
         message = values.get("answer")
         if isinstance(message, AIMessage):
             in_prompt = in_prompt if len(in_prompt) == len(texts) else []  # else its passages are not known
         else:
             attended = {} if cite.by == "lift" else {"source": [texts[number].strip() for number in in_prompt]}
             try:
-                message = yield invocation(chat, full, config, **options, **attended)
+                message = await asker.ask(chat, full, **options, **attended)
             except Exception as error:
                 # a server's chat template can change or drop the text of a message
                 if cite.by is not None or getattr(error, "param", None) not in ("cocoa.source", "source"):
                     raise
-                in_prompt, message = [], (yield invocation(chat, full, config, **options, source=[]))
+                in_prompt, message = [], await asker.ask(chat, full, **options, source=[])
         message = require_message(message, "with_citations")
         if any(len(span.passage_attention or in_prompt) != len(in_prompt) for span in get_spans(message)):
             in_prompt = []  # it was written with other passages
         how = chosen(called, message, documents, in_prompt)
-        prompts = [full]
-        for one in documents if how == "lift" else ():
-            prompts.append((yield invocation(prompt, filled(values, one), config)))
-        measure = partial(measured, called, message, prompts, documents, in_prompt, how)
-        return (yield Call(measure, partial(in_worker_of, called, measure))) if how == "lift" else measure()
+        if how == "attention":
+            spans = get_spans(message)
+            measured = [shared.spread(span.passage_attention, in_prompt, len(documents)) for span in spans]
+        else:
+            without_each = [await asker.ask(prompt, filled(values, document)) for document in documents]
+            measured = await asker.run(called, partial(_lifts, called, message, full, without_each))
+        return cited(message, measured, documents, lowest=cite.lowest[how], by=how, markers=markers)
 
     chain: Runnable[Mapping[str, Any], AIMessage] = chain_of("with_citations", calls, prompt, chat)
     return chain
+
+
+def _lifts(
+    chat: ChatCocoa, message: AIMessage, full: LanguageModelInput, without_each: Sequence[LanguageModelInput]
+) -> list[list[float | None]]:
+    """The lift of each span of an answer, by document."""
+    texts = [span.text or "" for span in get_spans(message)]
+    if not any(texts):
+        return [[None] * len(without_each) for _ in texts]
+    engine, config, full_ids = chat.load(), config_of(chat), chat.prompt_ids(full)
+    columns = [
+        context_lift_of_text(engine, texts, full_ids, chat.prompt_ids(without), config) for without in without_each
+    ]
+    return [[shared.lift_in_nats(column[number]) for column in columns] for number in range(len(texts))]
 
 
 def cited(
@@ -213,22 +173,13 @@ def cited(
     by: CitedBy,
     markers: bool = True,
 ) -> AIMessage:
-    """A copy of an answer that cites documents.
-
-    Args:
-        message: the answer.
-        values: for each span, the lift or the attention by each document.
-        documents: the documents.
-        lowest: the lowest value of a cited part.
-        by: what the values are.
-        markers: whether the text gets the markers.
-    """
+    """A copy of an answer that cites documents; ``values`` are the lift or the attention of each span, by document."""
     report, spans = get_risk(message), get_spans(message)
     edited = EditedText.find(message.text, report)
     # in a message with tool calls, which the text lacks, offsets are those in the generated text
     text = edited or EditedText("".join(span.text or "" for span in spans))
     shown = text.spans(spans)
-    citations, sourced = citations_of(shown, [values[span.span] for span in shown], lowest, by)
+    citations, sourced = shared.citations_of(shown, [values[span.span] for span in shown], lowest, by)
     citations = [
         citation.with_values(
             id=documents[citation.source - 1].id,
@@ -239,13 +190,13 @@ def cited(
     ]
     sources = {span.span: span.source for span in sourced}
     spans = [
-        span.with_values(source=sources.get(span.span), **{VALUES[by]: list(of_span)})
+        span.with_values(source=sources.get(span.span), **{shared.VALUES[by]: list(of_span)})
         for span, of_span in zip(spans, values, strict=True)
     ]
     message = with_spans(message, report, spans)
     placed = [citation.to_dict() for citation in text.placed(citations, text.begin)]
     message = message.model_copy(update={"response_metadata": {**message.response_metadata, CITATIONS_KEY: placed}})
-    return with_change(message, with_markers(text, citations, report)) if markers and edited else message
+    return with_change(message, shared.with_markers(text, citations, report)) if markers and edited else message
 
 
 def context_lift(
@@ -283,7 +234,7 @@ def context_lift(
     engine = chat.load()
     with_context, without_context = chat.prompt_ids(prompt), chat.prompt_ids(prompt_without_context)
     lifts = context_lift_of_text(engine, texts, with_context, without_context, config_of(chat))
-    return with_spans(message, report, with_lifts(spans, lifts))
+    return with_spans(message, report, shared.with_lifts(spans, lifts))
 
 
 def with_context_lift(
@@ -314,22 +265,15 @@ def with_context_lift(
         raise ConfigError(f"with_context_lift takes a ChatCocoa in this process, not a {type(chat).__name__}.")
     names = (context,) if isinstance(context, str) else tuple(context)
 
-    def calls(
-        prompt: Runnable[Any, Any],
-        chat: ChatCocoa,
-        values: Mapping[str, Any],
-        config: RunnableConfig,
-        options: Mapping[str, Any],
-    ) -> Calls:
+    async def calls(prompt: Any, chat: Any, values: Any, asker: Asker, options: Mapping[str, Any]) -> AIMessage:
         missing = [name for name in names if not isinstance(values, Mapping) or name not in values]
         if missing:
             raise ConfigError(f"the input has no {', '.join(missing)}, which should hold the context.")
-        full = yield invocation(prompt, values, config)
-        without_source = yield invocation(prompt, {**values, **dict.fromkeys(names, empty)}, config)
-        called = called_model(chat, config, options)
-        message = require_message((yield invocation(chat, full, config, **options)), "with_context_lift")
-        measure = partial(context_lift, called, message, full, without_source)
-        return (yield Call(measure, partial(in_worker_of, called, measure)))
+        full = await asker.ask(prompt, values)
+        without_source = await asker.ask(prompt, {**values, **dict.fromkeys(names, empty)})
+        called = called_model(chat, asker.config, options)
+        message = require_message(await asker.ask(chat, full, **options), "with_context_lift")
+        return await asker.run(called, partial(context_lift, called, message, full, without_source))
 
     chain: Runnable[Mapping[str, Any], AIMessage] = chain_of("with_context_lift", calls, prompt, chat)
     return chain

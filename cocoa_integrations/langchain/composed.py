@@ -5,12 +5,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Set
 from contextlib import aclosing, closing
-from typing import Any
+from typing import Any, ClassVar
 
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import BaseLLM
 from langchain_core.language_models.base import LanguageModelInput
-from langchain_core.outputs import Generation, LLMResult
+from langchain_core.outputs import LLMResult
 from langchain_core.runnables import (
     Runnable,
     RunnableBinding,
@@ -19,18 +18,16 @@ from langchain_core.runnables import (
     RunnableWithFallbacks,
     ensure_config,
 )
-from langchain_core.runnables.base import RunnableBindingBase
+from langchain_core.runnables.base import RunnableBindingBase, RunnableSerializable
 from langchain_core.runnables.config import merge_configs
-from langchain_core.runnables.configurable import (
-    DynamicRunnable,
-    RunnableConfigurableAlternatives,
-)
+from langchain_core.runnables.configurable import DynamicRunnable, RunnableConfigurableAlternatives
 from langchain_core.runnables.configurable import RunnableConfigurableFields as _Fields
 from typing_extensions import Self
 
-from cocoa_engine.report import RiskReport, require_detail
+from cocoa_engine.report import require_detail
 from cocoa_integrations._shared.settings import FIELD_SYNONYMS
 from cocoa_integrations.langchain.answers import get_risk, text_and_risk
+from cocoa_integrations.langchain.callbacks import RiskCallbackHandler
 
 BUILDERS = frozenset({"bind_tools", "with_structured_output", "with_risk"})
 """The methods of a model that make a runnable of it."""
@@ -46,16 +43,17 @@ SUPERSEDES: Mapping[str, frozenset[str]] = {
 """The options that a method, or a method of structured output, sets itself."""
 
 
+def _composed(method: Callable[..., Any]) -> Any:
+    """A method of LangChain's whose result is :class:`Composed`."""
+    return lambda model, *args, **kwargs: Composed(bound=method(model, *args, **kwargs))
+
+
 class Composable(Runnable[Any, Any]):
     """Base of the models. LangChain's methods that wrap a model return a :class:`Composed` one."""
 
     @abstractmethod
     def with_options(self, options: Mapping[str, Any]) -> Self:
-        """The model with the options of one call applied.
-
-        Raises:
-            ConfigError: an option is unknown or out of range.
-        """
+        """The model with the options of one call applied."""
 
     def bind(self, **kwargs: Any) -> Any:
         """The model with options of every call."""
@@ -65,33 +63,13 @@ class Composable(Runnable[Any, Any]):
         """As in LangChain. ``max_tokens`` and ``model`` are accepted for ``max_new_tokens`` and ``model_name``."""
         return Composed(bound=super().configurable_fields(**kwargs))  # type: ignore[misc]
 
-    def with_config(self, *args: Any, **kwargs: Any) -> Any:
-        """As in LangChain."""
-        return self.bind().with_config(*args, **kwargs)
-
-    def with_listeners(self, **kwargs: Any) -> Any:
-        """As in LangChain."""
-        return self.bind().with_listeners(**kwargs)
-
-    def with_alisteners(self, **kwargs: Any) -> Any:
-        """As in LangChain."""
-        return self.bind().with_alisteners(**kwargs)
-
-    def with_types(self, *args: Any, **kwargs: Any) -> Any:
-        """As in LangChain."""
-        return self.bind().with_types(*args, **kwargs)
-
-    def with_retry(self, **kwargs: Any) -> Any:
-        """As in LangChain."""
-        return self.bind().with_retry(**kwargs)
-
-    def with_fallbacks(self, *args: Any, **kwargs: Any) -> Any:
-        """As in LangChain."""
-        return self.bind().with_fallbacks(*args, **kwargs)
-
-    def configurable_alternatives(self, *args: Any, **kwargs: Any) -> Any:
-        """As in LangChain."""
-        return self.bind().configurable_alternatives(*args, **kwargs)
+    with_config = _composed(Runnable.with_config)
+    with_listeners = _composed(Runnable.with_listeners)
+    with_alisteners = _composed(Runnable.with_alisteners)
+    with_types = _composed(Runnable.with_types)
+    with_retry = _composed(Runnable.with_retry)
+    with_fallbacks = _composed(Runnable.with_fallbacks)
+    configurable_alternatives = _composed(RunnableSerializable.configurable_alternatives)
 
 
 class Composed(RunnableBinding[Any, Any]):  # type: ignore[no-redef]
@@ -107,21 +85,10 @@ class Composed(RunnableBinding[Any, Any]):  # type: ignore[no-redef]
         before = {name: value for name, value in self.kwargs.items() if _setting(name) not in given}
         return self.model_copy(update={"kwargs": {**before, **kwargs}})
 
-    def with_alisteners(self, **kwargs: Any) -> Any:
-        """As in LangChain."""
-        return Composed(bound=super().with_alisteners(**kwargs))
-
-    def with_retry(self, **kwargs: Any) -> Any:
-        """As in LangChain."""
-        return Composed(bound=super(RunnableBinding, self).with_retry(**kwargs))
-
-    def with_fallbacks(self, *args: Any, **kwargs: Any) -> Any:
-        """As in LangChain."""
-        return Composed(bound=super().with_fallbacks(*args, **kwargs))
-
-    def configurable_alternatives(self, *args: Any, **kwargs: Any) -> Any:
-        """As in LangChain."""
-        return Composed(bound=super().configurable_alternatives(*args, **kwargs))
+    with_alisteners: ClassVar[Any] = _composed(Runnable.with_alisteners)
+    with_retry: ClassVar[Any] = _composed(Runnable.with_retry)
+    with_fallbacks: ClassVar[Any] = _composed(Runnable.with_fallbacks)
+    configurable_alternatives: ClassVar[Any] = _composed(RunnableSerializable.configurable_alternatives)
 
     def configurable_fields(self, **kwargs: Any) -> Any:
         """As of the model. An option of the same name that was bound before is the value of the field by default."""
@@ -156,12 +123,9 @@ def called_model(runnable: Any, config: RunnableConfig | None = None, options: M
     if isinstance(runnable, DynamicRunnable):
         prepared, config = runnable.prepare(config)
         return called_model(prepared, config, options)
-    if isinstance(runnable, RunnableWithFallbacks):
-        return called_model(runnable.runnable, config, options)
-    if isinstance(runnable, RunnableSequence):
-        return called_model(runnable.first, config, options)
-    if isinstance(runnable, LLMWithRisk):
-        return called_model(runnable.llm, config, options)
+    for kind, name in ((RunnableWithFallbacks, "runnable"), (RunnableSequence, "first"), (LLMWithRisk, "llm")):
+        if isinstance(runnable, kind):
+            return called_model(getattr(runnable, name), config, options)
     return runnable.with_options(options) if options and isinstance(runnable, Composable) else runnable
 
 
@@ -173,13 +137,9 @@ def _rebuilt(
     *,
     changes_fields: bool = False,
 ) -> Any:
-    """The runnable with each model in it changed.
+    """The runnable with each model in it changed, or each model with configurable fields.
 
-    Args:
-        change: makes a runnable of a model and of the superseded options that were bound to it.
-        superseded: the options that the change replaces.
-        bound: those that are bound outside of the runnable.
-        changes_fields: whether the change takes a model with configurable fields, too.
+    ``change`` takes a model and the options bound to it that it replaces, which are those named in ``superseded``.
     """
 
     def inner(each: Any) -> Any:
@@ -214,11 +174,7 @@ def _setting(name: str) -> str:
 
 
 class LLMWithRisk(Runnable[LanguageModelInput, dict[str, Any]]):
-    """The runnable that :meth:`CocoaLLM.with_risk` returns; it is described there.
-
-    Args:
-        llm: the model that answers.
-    """
+    """The runnable that :meth:`CocoaLLM.with_risk` returns; it is described there."""
 
     # `invoke` of LangChain's models calls `_convert_input`, which has no public name. `generate_prompt` takes its
     # result and, unlike `invoke`, returns the report.
@@ -228,74 +184,56 @@ class LLMWithRisk(Runnable[LanguageModelInput, dict[str, Any]]):
 
     def invoke(self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any) -> dict[str, Any]:
         """The text and the report of the answer."""
-        (llm, config), kwargs = self._prepared(config), _with_report(kwargs)
-        return _only_answer(llm.generate_prompt([llm._convert_input(input)], **_of_run(config), **kwargs))
+        llm, prompt, options = self._asked(input, config, kwargs)
+        return _answer_of(llm.generate_prompt([prompt], **options))
 
     async def ainvoke(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         """See :meth:`invoke`."""
-        (llm, config), kwargs = self._prepared(config), _with_report(kwargs)
-        return _only_answer(await llm.agenerate_prompt([llm._convert_input(input)], **_of_run(config), **kwargs))
+        llm, prompt, options = self._asked(input, config, kwargs)
+        return _answer_of(await llm.agenerate_prompt([prompt], **options))
 
     def stream(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> Iterator[dict[str, Any]]:
         """One ``{"text": ...}`` per span, then one chunk with the report."""
-        answer, kwargs = _ReportHandler(), _with_report(kwargs)
-        with closing(self.llm.stream(input, answer.added_to(config), **kwargs)) as texts:  # type: ignore[type-var]
+        seen, kwargs = RiskCallbackHandler(), _with_report(kwargs)
+        with closing(self.llm.stream(input, _with_handler(config, seen), **kwargs)) as texts:  # type: ignore[type-var]
             for text in texts:
                 yield text_and_risk(text)
-        yield text_and_risk("", answer.report)
+        yield text_and_risk("", seen.reports[-1].without("run_id"))
 
     async def astream(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[dict[str, Any]]:
         """See :meth:`stream`."""
-        answer, kwargs = _ReportHandler(), _with_report(kwargs)
-        async with aclosing(self.llm.astream(input, answer.added_to(config), **kwargs)) as texts:  # type: ignore[type-var]
+        seen, kwargs = RiskCallbackHandler(), _with_report(kwargs)
+        async with aclosing(self.llm.astream(input, _with_handler(config, seen), **kwargs)) as texts:  # type: ignore[type-var]
             async for text in texts:
                 yield text_and_risk(text)
-        yield text_and_risk("", answer.report)
+        yield text_and_risk("", seen.reports[-1].without("run_id"))
 
-    def _prepared(self, config: RunnableConfig | None) -> tuple[Any, RunnableConfig | None]:
-        """The model that a config chooses, and the config for it."""
-        return self.llm.prepare(config) if isinstance(self.llm, _Fields) else (self.llm, config)
-
-
-class _ReportHandler(BaseCallbackHandler):
-    """Receives the report of a streamed answer, of which LangChain returns only the text."""
-
-    run_inline = True
-    report: RiskReport
-
-    def added_to(self, config: RunnableConfig | None) -> RunnableConfig:
-        return merge_configs(ensure_config(config), {"callbacks": [self]})
-
-    def on_llm_end(self, response: LLMResult, **kwargs: Any) -> None:
-        self.report = get_risk(_only(response))
+    def _asked(self, given: LanguageModelInput, config: Any, options: dict[str, Any]) -> tuple[Any, Any, Any]:
+        """The model that a config chooses, the prompt, and the options of the call."""
+        llm: Any = self.llm
+        if isinstance(llm, _Fields):
+            llm, config = llm.prepare(config)
+        config = ensure_config(config)
+        of_run = {name: config.get(name) for name in ("callbacks", "tags", "metadata", "run_name", "run_id")}
+        return llm, llm._convert_input(given), {**of_run, **_with_report(options)}
 
 
-def _only(result: LLMResult) -> Generation:
+def _with_handler(config: RunnableConfig | None, handler: RiskCallbackHandler) -> RunnableConfig:
+    return merge_configs(ensure_config(config), {"callbacks": [handler]})
+
+
+def _answer_of(result: LLMResult) -> dict[str, Any]:
     [[answer]] = result.generations
-    return answer
-
-
-def _only_answer(result: LLMResult) -> dict[str, Any]:
-    return dict(text_and_risk(_only(result).text, get_risk(_only(result))))
+    return dict(text_and_risk(answer.text, get_risk(answer)))
 
 
 def _with_report(options: dict[str, Any]) -> dict[str, Any]:
-    """The options of a call whose report is full, whatever ``risk_metadata`` is.
-
-    Raises:
-        ConfigError: its value is unknown.
-    """
+    """The options of a call whose report is full, whatever ``risk_metadata`` is."""
     require_detail(options.get("risk_metadata"))
     return {**options, "risk_metadata": None}
-
-
-def _of_run(config: RunnableConfig | None) -> dict[str, Any]:
-    """The entries of a config that LangChain's models take as arguments."""
-    config = ensure_config(config)
-    return {name: config.get(name) for name in ("callbacks", "tags", "metadata", "run_name", "run_id")}

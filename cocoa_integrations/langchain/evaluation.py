@@ -77,12 +77,12 @@ def risk_evaluator(
 
 
 def _value(values: Mapping[str, Any], key: str | None, keys: tuple[str, ...], what: str) -> Any:
-    found = key if key is not None else next((one for one in keys if one in values), None)
-    if found is None and len(values) == 1:
-        found = next(iter(values))
-    if found is None or found not in values:
+    given = next((name for name in keys if name in values), None) if key is None else key
+    if given is None and len(values) == 1:
+        [given] = values
+    if given is None or given not in values:
         raise ConfigError(f"no {what} found under {', '.join(map(repr, values)) or 'no key'}; name its key: {what}=.")
-    return values[found]
+    return values[given]
 
 
 def _text(value: Any) -> str:
@@ -99,7 +99,8 @@ def _text(value: Any) -> str:
 
 
 def _contexts(values: Mapping[str, Any], key: str | None) -> list[str]:
-    found = key if key is not None else next((one for one in CONTEXT_KEYS if one in values), None)
-    given = None if found is None else _value(values, found, CONTEXT_KEYS, "context")
-    texts = [given] if isinstance(given, str) else list(given or ())
-    return [one.page_content if isinstance(one, Document) else _text(one) for one in texts]
+    if key is None and values.keys().isdisjoint(CONTEXT_KEYS):
+        return []
+    given = _value(values, key, CONTEXT_KEYS, "context")
+    contexts = [given] if isinstance(given, str) else list(given or ())
+    return [context.page_content if isinstance(context, Document) else _text(context) for context in contexts]

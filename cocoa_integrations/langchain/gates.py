@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
 from langchain_core.messages import AIMessageChunk, BaseMessage
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import RunnableConfig, RunnableGenerator
 
 from cocoa_engine import Generation as EngineGeneration
 from cocoa_engine import UnitLevel
@@ -15,18 +15,7 @@ from cocoa_engine.report import SPANS_KEY, RiskReport, SpanReport
 from cocoa_engine.risk import is_unspaced, open_block, open_inline
 from cocoa_integrations._shared.edits import Change, Edit, EditedText, is_machine_read, is_replaced, may_become_json
 from cocoa_integrations._shared.limits import ABSTENTION, MARK, GateMetric, Limit, Mark, require_reaction
-from cocoa_integrations.langchain.answers import (
-    calls_tools,
-    find_risk,
-    get_risk,
-    get_spans,
-    replaced,
-    text_of,
-    with_change,
-    with_report,
-    with_text,
-    without_tool_calls,
-)
+from cocoa_integrations.langchain import answers
 
 OnRisk = Literal["raise", "mark", "abstain"]
 A = TypeVar("A")
@@ -83,40 +72,24 @@ def risk_gate(
     Raises:
         ConfigError: an option is invalid. A call raises it if the answer has no report, or was interrupted.
     """
-    return RiskGate(threshold, metric=metric, unit=unit, on_risk=on_risk, mark=mark, answer=answer)
+    require_reaction(on_risk, OnRisk, mark, answer)
+    if on_risk == "mark" and metric == "answer_risk":
+        raise ConfigError("on_risk='mark' marks spans, and answer_risk is that of the answer as a whole")
+    return RiskGate(limit_of(threshold, metric, unit, on_risk), on_risk, mark, answer)
 
 
-class RiskGate(Runnable[Any, Any]):
+class RiskGate(RunnableGenerator[Any, Any]):
     """The runnable that :func:`risk_gate` returns; its options are described there."""
 
-    def __init__(
-        self,
-        threshold: float | None = None,
-        *,
-        metric: GateMetric | None = None,
-        unit: UnitLevel = "span",
-        on_risk: OnRisk = "raise",
-        mark: Mark = MARK,
-        answer: str = ABSTENTION,
-    ) -> None:
-        self.limit = limit_of(threshold, metric, unit, on_risk)
-        require_reaction(on_risk, OnRisk, mark, answer)
-        if on_risk == "mark" and metric == "answer_risk":
-            raise ConfigError("on_risk='mark' marks spans, and answer_risk is that of the answer as a whole")
-        self.on_risk = on_risk
-        self.mark = mark
-        self.answer = answer
+    def __init__(self, limit: Limit, on_risk: OnRisk, mark: Mark, answer: str) -> None:
+        super().__init__(self._chunks, self._achunks, name="RiskGate")
+        self.limit, self.on_risk, self.mark, self.answer = limit, on_risk, mark, answer
 
     def passed(self, answer: A) -> A:
-        """Apply the gate to a complete answer. The given answer is not changed.
-
-        Raises:
-            HallucinationRiskError: the answer is too risky, and ``on_risk`` is ``raise``.
-            ConfigError: the answer has no report.
-        """
+        """Apply the gate to a complete answer. The given answer is not changed."""
         if isinstance(answer, EngineGeneration):
             raise ConfigError("a gate takes LangChain answers; for a Generation of the engine use max_risk()")
-        report = get_risk(answer)  # type: ignore[arg-type]
+        report = answers.get_risk(answer)  # type: ignore[arg-type]
         if not self.limit.reached(report):
             return answer
         if self.on_risk == "raise":
@@ -124,8 +97,8 @@ class RiskGate(Runnable[Any, Any]):
             error.answer = self.with_gate_entry(answer)
             raise error
         if self.on_risk == "abstain":
-            return self.with_gate_entry(replaced(without_tool_calls(answer), self.answer))
-        return self.with_gate_entry(answer) if calls_tools(answer) else self._marked(answer, report)
+            return self.with_gate_entry(answers.replaced(answers.without_tool_calls(answer), self.answer))
+        return self.with_gate_entry(answer) if answers.calls_tools(answer) else self._marked(answer, report)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """Apply the gate to a complete answer; see :meth:`passed`."""
@@ -138,17 +111,6 @@ class RiskGate(Runnable[Any, Any]):
             return self.passed(answer)
 
         return await self._acall_with_config(apassed, input, config)
-
-    def transform(self, input: Iterator[Any], config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
-        """Apply the gate to a stream."""
-        yield from self._transform_stream_with_config(input, self._chunks, config)
-
-    async def atransform(
-        self, input: AsyncIterator[Any], config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AsyncIterator[Any]:
-        """See :meth:`transform`."""
-        async for chunk in self._atransform_stream_with_config(input, self._achunks, config):
-            yield chunk
 
     def _chunks(self, input: Iterator[Any]) -> Iterator[Any]:
         stream = _Stream(self)
@@ -168,13 +130,16 @@ class RiskGate(Runnable[Any, Any]):
         """An answer with marks around its risky spans, claims or sentences."""
         if is_replaced(report):  # by a gate before
             return answer
-        return self.with_gate_entry(with_change(answer, self.limit.with_marks(text_of(answer), report, self.mark)))
+        given: Any = answer
+        text = given["text"] if isinstance(answer, Mapping) else given.text
+        change = self.limit.with_marks(text, report, self.mark)
+        return self.with_gate_entry(answers.with_change(answer, change))
 
     def with_gate_entry(self, answer: A, action: str | None = None) -> A:
         """The answer with an entry in its report about the action; by default that of the gate."""
-        report = get_risk(answer)  # type: ignore[arg-type]
+        report = answers.get_risk(answer)  # type: ignore[arg-type]
         gate = self.limit.gate(report, action or self.on_risk)
-        return with_report(answer, report.with_values(gate=gate))
+        return answers.with_report(answer, report.with_values(gate=gate))
 
 
 def limit_of(threshold: float | None, metric: GateMetric | None, unit: UnitLevel, on_risk: str) -> Limit:
@@ -215,20 +180,20 @@ class _Stream:
             text, spans = self._taken(is_last=True)
             if text:
                 yield _with_chunk_spans(AIMessageChunk(content=text, id=self._last.id), spans)
-            get_risk(self._last)  # raises an error that explains what is missing
+            answers.get_risk(self._last)  # raises an error that explains what is missing
 
     def _continues(self, chunk: Any) -> bool:
         """Whether the text of a chunk is that of its spans. Where a tool call may begin it is not: it is delayed."""
         if not isinstance(chunk, BaseMessage):
             return False
-        spans, text = get_spans(chunk), chunk.text
+        spans, text = answers.get_spans(chunk), chunk.text
         written = "".join(span.text or "" for span in spans if not span.is_reasoning)
         if self._text or not any(span.part for span in spans):
             return written == text
         return written.endswith(text) and written.removesuffix(text).rstrip()[-1:] in ("", ">")  # after a closing tag
 
     def _marked(self, chunk: BaseMessage) -> BaseMessage:
-        self._last, spans, text, report = chunk, get_spans(chunk), chunk.text, find_risk(chunk)
+        self._last, spans, text, report = chunk, answers.get_spans(chunk), chunk.text, answers.find_risk(chunk)
         if text and not self._text:
             self._begin = spans[-1].end - len(text)
         self._text += text
@@ -238,13 +203,13 @@ class _Stream:
             is_json = report is not None and not self._passed and is_machine_read(self._text, report)
             shown, moved = self._taken(is_last=report is not None, is_json=is_json)
             if shown != text:
-                chunk = with_text(chunk, shown)
+                chunk = answers.with_text(chunk, shown)
             if moved != spans:
                 chunk = _with_chunk_spans(chunk, moved)
         if report is None:
             return chunk
         self._reported = True
-        return self._with_gate_entry(with_report(chunk, self._marks(report).of_report(report)))
+        return self._with_gate_entry(answers.with_report(chunk, self._marks(report).of_report(report)))
 
     def _taken(self, *, is_last: bool, is_json: bool = False) -> tuple[str, list[SpanReport]]:
         """The text and the spans that can be passed on. A word, a mark or JSON that may go on is kept back."""
@@ -296,18 +261,18 @@ class _Stream:
 
     def _rest(self, chunk: BaseMessage) -> BaseMessage:
         """The chunk that follows the text that was passed on."""
-        report = get_risk(chunk)
-        if calls_tools(chunk):
+        report = answers.get_risk(chunk)
+        if answers.calls_tools(chunk):
             rest, spans = self._taken(is_last=True)
             change = self._marks(report)
-            chunk = self._with_gate_entry(with_report(chunk, change.of_report(report), change))
-            chunk = _with_chunk_spans(chunk, [*spans, *get_spans(chunk)]) if spans else chunk
-            return with_text(chunk, rest + chunk.text) if rest else chunk
+            chunk = self._with_gate_entry(answers.with_report(chunk, change.of_report(report), change))
+            chunk = _with_chunk_spans(chunk, [*spans, *answers.get_spans(chunk)]) if spans else chunk
+            return answers.with_text(chunk, rest + chunk.text) if rest else chunk
         if self._pending:
-            chunk = _with_chunk_spans(chunk, [*self._pending, *get_spans(chunk)])
+            chunk = _with_chunk_spans(chunk, [*self._pending, *answers.get_spans(chunk)])
         change = self._gate.limit.with_marks(self._text + chunk.text, report, self._gate.mark)
         shown = self._passed + sum(map(_growth, self._edits))
-        return self._with_gate_entry(with_text(with_change(chunk, change), change.text[shown:]))
+        return self._with_gate_entry(answers.with_text(answers.with_change(chunk, change), change.text[shown:]))
 
     def _marks(self, report: RiskReport) -> Change:
         """What the marks change in the generated text."""
@@ -315,7 +280,7 @@ class _Stream:
         return EditedText(generated[self._begin :], (), self._begin).changed(self._edits)
 
     def _with_gate_entry(self, chunk: BaseMessage) -> BaseMessage:
-        return self._gate.with_gate_entry(chunk) if self._gate.limit.reached(get_risk(chunk)) else chunk
+        return self._gate.with_gate_entry(chunk) if self._gate.limit.reached(answers.get_risk(chunk)) else chunk
 
 
 def _with_chunk_spans(chunk: BaseMessage, spans: list[SpanReport]) -> BaseMessage:
@@ -326,4 +291,4 @@ def _with_chunk_spans(chunk: BaseMessage, spans: list[SpanReport]) -> BaseMessag
 def _growth(edit: Edit) -> int:
     """The number of characters by which a change makes a text longer."""
     replaced = 0 if edit.text is None else len(edit.text) - (edit.end - edit.start)
-    return len(edit.before) + len(edit.after) + replaced
+    return len(edit.before or "") + len(edit.after or "") + replaced

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun, Callbacks
-from langchain_core.language_models import LanguageModelInput
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models.llms import BaseLLM
 from langchain_core.outputs import Generation as TextGeneration
 from langchain_core.outputs import GenerationChunk, LLMResult
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.utils import add
 from pydantic import Field
 from typing_extensions import Self
 
 from cocoa_engine.errors import UnsupportedFeatureError
 from cocoa_engine.report import SPANS_KEY
 from cocoa_integrations.chat_service import Answer, ChatCall, Piece
-from cocoa_integrations.langchain.answers import reduced_result
 from cocoa_integrations.langchain.base import CocoaModel
 from cocoa_integrations.langchain.composed import LLMWithRisk
 from cocoa_integrations.langchain.messages import answer_metadata, span_entries, usage_metadata
@@ -45,6 +43,8 @@ class CocoaLLM(CocoaModel, BaseLLM):
     """Maximum number of prompts of a call that are decoded together. ``None``: ``Runtime.max_batch_size``."""
 
     _ls_model_type = "llm"
+    _detail = "full"
+    _batches_prompts = True
 
     @property
     def _llm_type(self) -> str:
@@ -81,67 +81,6 @@ class CocoaLLM(CocoaModel, BaseLLM):
             "CocoaLLM does not enforce a schema; use ChatCocoa, or logits_processor=engine.constrain(json_schema=...)"
         )
 
-    def batch(
-        self,
-        inputs: list[LanguageModelInput],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any,
-    ) -> list[str]:
-        """As in LangChain. With ``return_exceptions=True``, the error of a prompt is returned in its position.
-
-        The prompts are then decoded together as calls of their own, so that one that fails does not affect the others.
-        """
-        if not return_exceptions:
-            return super().batch(inputs, config, **kwargs)
-        configs = self._with_concurrency(config, len(inputs), self.batch_size)
-        return Runnable.batch(self, inputs, configs, return_exceptions=True, **kwargs)
-
-    async def abatch(
-        self,
-        inputs: list[LanguageModelInput],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any,
-    ) -> list[str]:
-        """See :meth:`batch`."""
-        if not return_exceptions:
-            return await super().abatch(inputs, config, **kwargs)
-        configs = self._with_concurrency(config, len(inputs), self.batch_size)
-        return await Runnable.abatch(self, inputs, configs, return_exceptions=True, **kwargs)
-
-    def generate(
-        self,
-        prompts: list[str],
-        stop: list[str] | None = None,
-        callbacks: Callbacks | list[Callbacks] | None = None,
-        **kwargs: Any,
-    ) -> LLMResult:
-        """As in LangChain. The options of the call are applied to the model first, so caches and traces see them."""
-        model, framework = self._for_call(stop, kwargs)
-        stops = list(model.stop or ()) or None
-        result = super(CocoaLLM, model).generate(prompts, stops, callbacks, **framework)
-        return model._returned(result)
-
-    async def agenerate(
-        self,
-        prompts: list[str],
-        stop: list[str] | None = None,
-        callbacks: Callbacks | list[Callbacks] | None = None,
-        **kwargs: Any,
-    ) -> LLMResult:
-        """See :meth:`generate`."""
-        model, framework = self._for_call(stop, kwargs)
-        stops = list(model.stop or ()) or None
-        result = await super(CocoaLLM, model).agenerate(prompts, stops, callbacks, **framework)
-        return model._returned(result)
-
-    def _returned(self, result: LLMResult) -> LLMResult:
-        """The result with the detail that the answers of a call have."""
-        return reduced_result(result, self.risk_metadata or "full", logprobs=self._keeps_logprobs)
-
     def _generate(
         self,
         prompts: list[str],
@@ -151,7 +90,8 @@ class CocoaLLM(CocoaModel, BaseLLM):
     ) -> LLMResult:
         model, framework = self._for_call(stop, kwargs)
         if model._streams(prompts, framework):
-            return model._result([_sum(model._stream(prompts[0], run_manager=run_manager))])
+            whole: Any = add(model._stream(prompts[0], run_manager=run_manager))
+            return model._result([(whole.text, whole.generation_info)])
         # A batch has one run manager, whose events do not identify the answer they belong to, so none are sent.
         trace, requests = RiskTrace(), [model._request(prompt) for prompt in prompts]
         return model._made(model.service.answers(requests, model.batch_size), trace)
@@ -165,7 +105,8 @@ class CocoaLLM(CocoaModel, BaseLLM):
     ) -> LLMResult:
         model, framework = self._for_call(stop, kwargs)
         if model._streams(prompts, framework):
-            return model._result([_sum([chunk async for chunk in model._astream(prompts[0], None, run_manager)])])
+            whole: Any = add([chunk async for chunk in model._astream(prompts[0], None, run_manager)])
+            return model._result([(whole.text, whole.generation_info)])
         trace, requests = RiskTrace(), [model._request(prompt) for prompt in prompts]
         return model._made(await model.service.aanswers(requests, model.batch_size), trace)
 
@@ -179,26 +120,27 @@ class CocoaLLM(CocoaModel, BaseLLM):
         return _TextWriter(usage=self.stream_usage)
 
     def _made(self, answers: Sequence[Answer], trace: RiskTrace) -> LLMResult:
-        made = []
         for answer in answers:
             trace.record(answer)
-            information = {SPANS_KEY: span_entries(answer), **_info(answer)}
-            made.append(TextGeneration(text=answer.text, generation_info=information))
-        return self._result(made)
+        return self._result([(answer.text, {SPANS_KEY: span_entries(answer), **_info(answer)}) for answer in answers])
 
-    def _result(self, answers: list[TextGeneration]) -> LLMResult:
-        names = [name for answer in answers if (name := (answer.generation_info or {}).get("model_name"))]
-        return LLMResult(
-            generations=[[answer] for answer in answers],
-            llm_output={"model_name": names[0] if names else self._name, "token_usage": _total_usage(answers)},
-        )
+    def _result(self, answers: Sequence[tuple[str, dict[str, Any]]]) -> LLMResult:
+        """The result of the texts of answers and their information."""
+        usage = [info["usage_metadata"] for _, info in answers if "usage_metadata" in info]
+        keys = {"prompt_tokens": "input_tokens", "completion_tokens": "output_tokens", "total_tokens": "total_tokens"}
+        output = {
+            "model_name": next((info["model_name"] for _, info in answers if info.get("model_name")), self._name),
+            "token_usage": {name: sum(counts[key] for counts in usage) for name, key in keys.items()},
+        }
+        generations = [[TextGeneration(text=text, generation_info=info)] for text, info in answers]
+        return LLMResult(generations=generations, llm_output=output)
 
 
 class _TextWriter:
     """Makes the chunks of one streamed answer."""
 
     def __init__(self, *, usage: bool) -> None:
-        self._usage = usage
+        self._left_out = set[str]() if usage else {"usage_metadata"}
 
     def chunk(self, piece: Piece) -> GenerationChunk:
         """The chunk of a piece."""
@@ -207,26 +149,9 @@ class _TextWriter:
 
     def last(self, answer: Answer) -> GenerationChunk:
         """The chunk that ends the answer, with its report."""
-        information = _info(answer)
-        if not self._usage:
-            del information["usage_metadata"]
+        information = {key: value for key, value in _info(answer).items() if key not in self._left_out}
         return GenerationChunk(text="", generation_info=information)
 
 
 def _info(answer: Answer) -> dict[str, Any]:
     return {**answer_metadata(answer), "usage_metadata": usage_metadata(answer)}
-
-
-def _sum(chunks: Iterable[GenerationChunk]) -> TextGeneration:
-    """The sum of streamed chunks."""
-    total = GenerationChunk(text="")
-    for chunk in chunks:
-        total += chunk
-    return TextGeneration(text=total.text, generation_info=total.generation_info)
-
-
-def _total_usage(answers: list[TextGeneration]) -> dict[str, int]:
-    """Token counts of a batch, under LangChain's names for text models."""
-    usage = [counts for answer in answers if (counts := (answer.generation_info or {}).get("usage_metadata"))]
-    names = {"prompt_tokens": "input_tokens", "completion_tokens": "output_tokens", "total_tokens": "total_tokens"}
-    return {name: sum(counts[key] for counts in usage) for name, key in names.items()}

@@ -68,12 +68,10 @@ def to_entries(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
 
 def _entry(message: BaseMessage, called: Mapping[str | None, str]) -> dict[str, Any]:
     entry: dict[str, Any] = {"role": _role(message), "content": _text(message)}
-    if message.name:
-        entry["name"] = message.name
+    if name := message.name or called.get(getattr(message, "tool_call_id", None)):
+        entry["name"] = name
     if isinstance(message, ToolMessage):
         entry["tool_call_id"] = message.tool_call_id
-        if not message.name and message.tool_call_id in called:
-            entry["name"] = called[message.tool_call_id]
     elif isinstance(message, AIMessage):
         if message.tool_calls:
             entry["tool_calls"] = [
@@ -133,17 +131,6 @@ def message_content(reasoning: str, text: str) -> str | list[str | dict[str, Any
     return [{"type": "reasoning", "reasoning": reasoning}, *([{"type": "text", "text": text}] if text else [])]
 
 
-def chunk_content(reasoning: str, text: str) -> list[str | dict[str, Any]]:
-    """The content of a chunk of an answer with reasoning. LangChain adds the blocks of chunks by their ``index``."""
-    # not a number: with output_version="v1" the parts of tool calls are blocks too, with their own numbers
-    blocks: list[str | dict[str, Any]] = []
-    if reasoning:
-        blocks.append({"type": "reasoning", "reasoning": reasoning, "index": "lc_rsn_0"})
-    if text:
-        blocks.append({"type": "text", "text": text, "index": "lc_txt_0"})
-    return blocks
-
-
 def answer_message(answer: Answer, metadata: dict[str, Any]) -> AIMessage:
     """The message of a whole answer."""
     calls = [tool_call(name=call.name or "", args=call.arguments or {}, id=call.id) for call in answer.valid_calls]
@@ -188,13 +175,7 @@ def usage_metadata(answer: Answer) -> UsageMetadata:
 
 
 class MessageWriter:
-    """Makes the chunks of one streamed answer.
-
-    Args:
-        blocks: whether the content of chunks is a list of blocks from the beginning. Otherwise it is from the first
-            reasoning on.
-        usage: whether the last chunk has the token counts.
-    """
+    """Makes the chunks of one streamed answer, whose content is a list of blocks from the first reasoning on."""
 
     def __init__(self, *, blocks: bool, usage: bool) -> None:
         self._blocks, self._usage = blocks, usage
@@ -203,8 +184,11 @@ class MessageWriter:
     def chunk(self, piece: Piece, **last: Any) -> ChatGenerationChunk:
         """The chunk of a piece."""
         self._blocks = self._blocks or bool(piece.reasoning)
+        # LangChain adds blocks by their index; with output_version="v1" the parts of tool calls have numbers
+        parts = (("reasoning", piece.reasoning, "lc_rsn_0"), ("text", piece.content, "lc_txt_0"))
+        blocks: Any = [{"type": kind, kind: text, "index": index} for kind, text, index in parts if text]
         message = AIMessageChunk(
-            content=chunk_content(piece.reasoning, piece.content) if self._blocks else piece.content,
+            content=blocks if self._blocks else piece.content,
             tool_call_chunks=[self._call(delta) for delta in piece.calls],
             additional_kwargs={} if piece.entry is None else {SPANS_KEY: [piece.entry.to_dict()]},
             **last,
@@ -225,16 +209,13 @@ class MessageWriter:
 
 
 def invalid_ending(written: str) -> str:
-    """An ending that makes truncated arguments invalid for LangChain, which would otherwise complete them.
+    """An ending, such as an unmatched bracket, of truncated arguments that LangChain would otherwise complete."""
 
-    ``parse_partial_json`` fails on an unmatched bracket, and LangChain then lists the call as invalid.
-    """
+    def is_completed(args: str) -> bool:
+        try:
+            return not args or isinstance(parse_partial_json(args), dict)
+        except ValueError:
+            return False
+
     endings = ("", "]", "}", '"]', '"}', '""]', '""}')
-    return next((ending for ending in endings if not _can_be_completed(written + ending)), "")
-
-
-def _can_be_completed(args: str) -> bool:
-    try:
-        return not args or isinstance(parse_partial_json(args), dict)
-    except ValueError:
-        return False
+    return next((ending for ending in endings if not is_completed(written + ending)), "")

@@ -8,7 +8,6 @@ from uuid import uuid4
 from weakref import WeakKeyDictionary
 
 from pydantic import ConfigDict, Field, PrivateAttr, field_validator
-from pydantic.fields import FieldInfo
 from typing_extensions import Self
 
 from cocoa_engine import CocoaEngine
@@ -20,6 +19,7 @@ from cocoa_integrations._shared.chat_template import ChatTemplateOptions
 from cocoa_integrations._shared.load_options import checked_option, one_model_name, refuse_beside, require_picklable
 from cocoa_integrations._shared.loading import LazyEngine, lazy_engine
 from cocoa_integrations._shared.settings import FIELD_SYNONYMS, DecodeSettings
+from cocoa_integrations._shared.workers import in_worker
 from cocoa_integrations.chat_service import ChatService
 from cocoa_integrations.chat_service.options import ServiceOptions
 from cocoa_integrations.chat_service.remote import DEFAULT_MODEL
@@ -27,18 +27,11 @@ from cocoa_integrations.chat_service.remote import DEFAULT_MODEL
 FRAMEWORK = frozenset({"tags", "metadata", "run_name", "run_id", "stream", "ls_structured_output_format"})
 """Keyword arguments of a call that belong to LangChain."""
 
-TOOLS = frozenset({"tools", "tool_choice", "functions", "function_call", "response_format"})
+TOOLS = frozenset({"tools", "tool_choice", "response_format"})
 """Keyword arguments of a call that ask for tools or structured output."""
 
 TOOL_DETAILS = frozenset({"strict", "parallel_tool_calls"})
 """Keyword arguments that control how tools are called. They have no effect without tools."""
-
-INSTEAD = {
-    "model_id": "give model, or use from_model_id",
-    "pipeline_kwargs": "give the decode settings themselves, e.g. max_new_tokens=64",
-    "pipeline": "give engine=CocoaEngine(pipeline.model, pipeline.tokenizer), or model and its loading options",
-}
-"""Options of LangChain's other local models, and what to pass instead."""
 
 
 class CallOptions(DecodeSettings):
@@ -94,22 +87,14 @@ PER_CALL = frozenset(ChatCallOptions.model_fields)
 
 def without_unset(kind: type[CallOptions], options: Mapping[str, Any]) -> dict[str, Any]:
     """The options without those that are ``None``. They are kept if ``None`` is a valid value of the option."""
-    fields = kind.model_fields
-    return {
-        name: value
-        for name, value in options.items()
-        # None is a value of device_map (the CPU), though not its default
-        if value is not None or name not in fields or name == "device_map" or default_of(fields[name]) is None
+    # None is a value of device_map (the CPU), though not its default
+    set_by_default = {
+        name
+        for name, field in kind.model_fields.items()
+        if name != "device_map" and field.get_default(call_default_factory=True) is not None
     }
+    return {name: value for name, value in options.items() if value is not None or name not in set_by_default}
 
-
-def default_of(field: FieldInfo) -> Any:
-    """The default of a field."""
-    return field.get_default(call_default_factory=True)
-
-
-SHARED_BY_COPIES = ("engine", "cache", "callbacks", "rate_limiter")
-"""Fields that a deep copy shares: a model with its weights, and objects with locks or connections."""
 
 _engine_ids: WeakKeyDictionary[CocoaEngine, str] = WeakKeyDictionary()
 
@@ -134,7 +119,7 @@ class ModelOptions(ServiceOptions):
     _lazy: LazyEngine | None = PrivateAttr(default=None)
 
     def model_post_init(self, context: Any, /) -> None:
-        """Call those of the other base classes too. pydantic defines one for private attributes that does not."""
+        """Call those of the other base classes too, unlike pydantic's for private attributes."""
         super().model_post_init(context)
 
     def load(self) -> CocoaEngine:
@@ -147,6 +132,10 @@ class ModelOptions(ServiceOptions):
         """
         self.require_engine()
         return self.engine if self.engine is not None else self._lazy_engine.get()
+
+    async def in_worker(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Run a function in a worker thread of the engine."""
+        return await in_worker(self._engine_or_lazy, call, *args)
 
     @property
     def service(self) -> ChatService:
@@ -194,7 +183,7 @@ class ModelOptions(ServiceOptions):
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         """A copy that shares the engine, and the cache, callbacks and rate limiter of LangChain."""
         memo = {} if memo is None else memo
-        for name in SHARED_BY_COPIES:
+        for name in ("engine", "cache", "callbacks", "rate_limiter"):  # weights, and objects with locks or connections
             if (value := getattr(self, name, None)) is not None:
                 memo[id(value)] = value
         return super().__deepcopy__(memo)
@@ -252,76 +241,32 @@ class ModelOptions(ServiceOptions):
         Raises:
             ConfigError: an option is unknown, out of range or not supported.
         """
+        name = f"{cls.__name__}.from_model_id"
+        if task not in (None, "text-generation"):
+            raise ConfigError(f"{name}: task={task!r} is not supported; only 'text-generation' is")
+        if backend not in ("default", "pipeline"):
+            raise ConfigError(f"{name}: backend={backend!r} is not supported; models run in transformers with PyTorch")
+        if device is not None:
+            if device_map not in ("auto", None):
+                raise ConfigError(f"{name}: device and device_map are both given; give device_map alone")
+            device_map = device if isinstance(device, str) else "cpu" if device < 0 else f"cuda:{device}"
         one_model_name(options, model_id=model_id)
-        return cls(
-            **_options_of_model_id(
-                cls.__name__,
-                {"model_kwargs": model_kwargs, "batch_size": batch_size, **options},
-                task=task,
-                backend=backend,
-                device=device,
-                device_map=device_map,
-                pipeline_kwargs=pipeline_kwargs,
-            )
-        )
-
-
-def _options_of_model_id(
-    what: str,
-    options: Mapping[str, Any],
-    *,
-    task: str | None,
-    backend: str,
-    device: int | str | None,
-    device_map: DeviceMap,
-    pipeline_kwargs: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    """The options of the constructor.
-
-    Args:
-        what: the name of the class.
-        options: options that the constructor has under the same name; ``None`` counts as not given.
-        task, backend, device, device_map, pipeline_kwargs: the arguments of ``from_model_id``.
-
-    Raises:
-        ConfigError: an argument asks for something that is not supported, or two of them contradict each other.
-    """
-    name = f"{what}.from_model_id"
-    if task not in (None, "text-generation"):
-        raise ConfigError(f"{name}: task={task!r} is not supported; only 'text-generation' is")
-    if backend not in ("default", "pipeline"):
-        raise ConfigError(f"{name}: backend={backend!r} is not supported; models run in transformers with PyTorch")
-    if device is not None and device_map not in ("auto", None):
-        raise ConfigError(f"{name}: device and device_map are both given; give device_map alone")
-    result = {name: value for name, value in options.items() if value is not None}
-    if device is not None:
-        result["device_map"] = _device(device)
-    else:
-        result["device_map"] = device_map
-    # from_pretrained takes these under model_kwargs too; here they are options
-    model_kwargs = dict(result.pop("model_kwargs", {}))
-    if "torch_dtype" in model_kwargs:
-        model_kwargs.setdefault("dtype", model_kwargs.pop("torch_dtype"))
-    own = {key: model_kwargs.pop(key) for key in (*LoadOptions.model_fields,) if key in model_kwargs}
-    decode = {key: value for key, value in (pipeline_kwargs or {}).items() if value is not None}
-    if decode.pop("return_full_text", False):
-        raise ConfigError(f"{name}: return_full_text=True is not supported; answers do not repeat the prompt")
-    if decode.get("do_sample") is False:
-        decode |= {"temperature": 0.0}
-    elif decode.get("do_sample"):
-        decode.setdefault("temperature", 1.0)
-    decode.pop("do_sample", None)
-    groups = (("the arguments", result), ("model_kwargs", own), ("pipeline_kwargs", decode))
-    merged: dict[str, Any] = {"model_kwargs": model_kwargs} if model_kwargs else {}
-    for group, values in groups:
-        if twice := merged.keys() & values.keys():
-            raise ConfigError(f"{name}: {', '.join(sorted(twice))} is given in {group} and elsewhere too")
-        merged |= values
-    return merged
-
-
-def _device(device: int | str) -> str:
-    """The device of transformers' pipeline: a number of a GPU, -1 for the CPU, or a name."""
-    if isinstance(device, str):
-        return device
-    return "cpu" if device < 0 else f"cuda:{device}"
+        arguments = {"batch_size": batch_size, **options}
+        arguments = {key: value for key, value in arguments.items() if value is not None} | {"device_map": device_map}
+        # from_pretrained takes these under model_kwargs too; here they are options
+        rest = dict(model_kwargs or {})
+        if "torch_dtype" in rest:
+            rest.setdefault("dtype", rest.pop("torch_dtype"))
+        own = {key: rest.pop(key) for key in LoadOptions.model_fields if key in rest}
+        decode = {key: value for key, value in (pipeline_kwargs or {}).items() if value is not None}
+        if decode.pop("return_full_text", False):
+            raise ConfigError(f"{name}: return_full_text=True is not supported; answers do not repeat the prompt")
+        if samples := decode.pop("do_sample", None):
+            decode.setdefault("temperature", 1.0)
+        elif samples is False:
+            decode["temperature"] = 0.0
+        for group, values in (("model_kwargs", own), ("pipeline_kwargs", decode)):
+            if twice := arguments.keys() & values.keys():
+                raise ConfigError(f"{name}: {', '.join(sorted(twice))} is given in {group} and elsewhere too")
+            arguments |= values
+        return cls(**arguments, **({"model_kwargs": rest} if rest else {}))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any
 
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.vectorstores import VectorStoreRetriever
+
+from cocoa_integrations.langchain.chat import ChatCocoa
 
 Retriever = Runnable[str, list[Document]]
 """A retriever, or any other runnable from a question to documents."""
@@ -22,71 +23,39 @@ _FETCH_K = 20
 """LangChain's default of ``fetch_k`` of max marginal relevance."""
 
 
-class Call(NamedTuple):
-    """A call that a chain makes, in both forms."""
+class Asker:
+    """Asks the runnables of a chain. In the synchronous form of a call it blocks, and suspends nothing."""
 
-    run: Callable[[], Any]
-    arun: Callable[[], Awaitable[Any]]
+    def __init__(self, config: RunnableConfig, *, blocks: bool) -> None:
+        self.config, self._blocks = config, blocks
 
+    async def ask(self, runnable: Runnable[Any, Any], given: Any, **options: Any) -> Any:
+        """The output of a runnable."""
+        if self._blocks:
+            return runnable.invoke(given, self.config, **options)
+        return await runnable.ainvoke(given, self.config, **options)
 
-Calls = Generator[Call, Any, Any]
-"""The calls of a chain, in order. The result of each is sent back; what is returned is the result of the chain."""
-
-
-def invocation(runnable: Runnable[Any, Any], given: Any, config: RunnableConfig, **options: Any) -> Call:
-    """The call of a runnable."""
-    return Call(partial(runnable.invoke, given, config, **options), partial(runnable.ainvoke, given, config, **options))
-
-
-def prompt_text_of(chat: Any, prompt: Any) -> Call:
-    """The call for the text of a prompt."""
-    return Call(partial(chat.prompt_text, prompt), partial(chat.aprompt_text, prompt))
+    async def run(self, chat: ChatCocoa, work: Callable[[], Any]) -> Any:
+        """The result of work for the engine of a model, if it has one in this process."""
+        return work() if self._blocks or chat.is_remote else await chat.in_worker(work)
 
 
-def chain_of(name: str, calls: Callable[..., Calls], prompt: Runnable[Any, Any], chat: Runnable[Any, Any]) -> Any:
-    """A runnable that makes calls.
-
-    Args:
-        name: its name in traces.
-        calls: returns the calls for the prompt, the model, an input, a config and the options of a call.
-        prompt: the prompt of the chain.
-        chat: the model of the chain.
+def chain_of(name: str, calls: Callable[..., Coroutine[Any, Any, Any]], prompt: Any, chat: Any) -> Any:
+    """A runnable with a name in traces that calls a function with ``prompt`` and ``chat``, an input, an :class:`Asker`
+    and the options of a call.
     """
 
     # LangChain finds the runnables of a chain among the variables that these functions name
     def run(given: Any, config: RunnableConfig, **options: Any) -> Any:
-        return _run(calls(prompt, chat, given, config, options))
+        try:
+            calls(prompt, chat, given, Asker(config, blocks=True), options).send(None)
+        except StopIteration as end:
+            return end.value
 
     async def arun(given: Any, config: RunnableConfig, **options: Any) -> Any:
-        return await _arun(calls(prompt, chat, given, config, options))
+        return await calls(prompt, chat, given, Asker(config, blocks=False), options)
 
     return RunnableLambda(run, arun, name=name)
-
-
-def _run(calls: Calls) -> Any:
-    step = partial(calls.send, None)
-    while True:
-        try:
-            call = step()
-        except StopIteration as end:
-            return end.value
-        try:
-            step = partial(calls.send, call.run())
-        except Exception as error:
-            step = partial(calls.throw, error)
-
-
-async def _arun(calls: Calls) -> Any:
-    step = partial(calls.send, None)
-    while True:
-        try:
-            call = step()
-        except StopIteration as end:
-            return end.value
-        try:
-            step = partial(calls.send, await call.arun())
-        except Exception as error:
-            step = partial(calls.throw, error)
 
 
 def join_documents(documents: Sequence[Document]) -> str:
@@ -94,33 +63,37 @@ def join_documents(documents: Sequence[Document]) -> str:
     return "\n\n".join(document.page_content for document in documents)
 
 
-def top_k_of(retriever: Retriever) -> int | None:
-    """The number of documents that a retriever is set to return, or ``None`` if it has no such setting."""
+def _place_of(retriever: Retriever) -> tuple[str, int] | None:
+    """The field that holds the number of documents of a retriever, and this number; ``None`` if there is none."""
     if isinstance(retriever, VectorStoreRetriever):
         k = retriever.search_kwargs.get("k")
         if k is None:  # the vector store has a default
             parameter = inspect.signature(retriever.vectorstore.similarity_search).parameters.get("k")
             k = None if parameter is None else parameter.default
-        return k if isinstance(k, int) else None
-    name = _field_of(retriever)
-    return None if name is None else getattr(retriever, name)
+        return ("search_kwargs", k) if isinstance(k, int) else None
+    fields = [name for name in _FIELDS if isinstance(retriever, BaseRetriever) and name in type(retriever).model_fields]
+    numbers = [(name, getattr(retriever, name)) for name in fields]
+    return next(((name, k) for name, k in numbers if isinstance(k, int) and not isinstance(k, bool)), None)
+
+
+def top_k_of(retriever: Retriever) -> int | None:
+    """The number of documents that a retriever is set to return, or ``None`` if it has no such setting."""
+    place = _place_of(retriever)
+    return None if place is None else place[1]
 
 
 def with_top_k(retriever: Retriever, factor: float) -> Retriever:
-    """A copy of a retriever that returns ``factor`` times as many documents.
-
-    Returns the retriever itself if ``factor`` is 1 or it has no number of documents.
-    """
-    top_k = top_k_of(retriever)
-    if factor == 1 or top_k is None or not isinstance(retriever, BaseRetriever):
+    """A copy of a retriever that returns ``factor`` times as many documents, if it has a number of documents."""
+    place = _place_of(retriever)
+    if factor == 1 or place is None or not isinstance(retriever, BaseRetriever):
         return retriever
-    wanted = round(top_k * factor)
-    if isinstance(retriever, VectorStoreRetriever):
-        kwargs = {**retriever.search_kwargs, "k": wanted}
-        if retriever.search_type == "mmr":  # chooses among fetch_k documents
-            kwargs["fetch_k"] = max(kwargs.get("fetch_k", _FETCH_K), wanted)
-        return retriever.model_copy(update={"search_kwargs": kwargs})
-    return retriever.model_copy(update={str(_field_of(retriever)): wanted})
+    field, wanted = place[0], round(place[1] * factor)
+    if not isinstance(retriever, VectorStoreRetriever):
+        return retriever.model_copy(update={field: wanted})
+    kwargs = {**retriever.search_kwargs, "k": wanted}
+    if retriever.search_type == "mmr":  # chooses among fetch_k documents
+        kwargs["fetch_k"] = max(kwargs.get("fetch_k", _FETCH_K), wanted)
+    return retriever.model_copy(update={field: kwargs})
 
 
 def without_duplicates(*lists: Iterable[Document]) -> list[Document]:
@@ -130,14 +103,3 @@ def without_duplicates(*lists: Iterable[Document]) -> list[Document]:
         key = document.id or (document.page_content, repr(sorted(document.metadata.items(), key=repr)))
         documents.setdefault(key, document)
     return list(documents.values())
-
-
-def _field_of(retriever: Retriever) -> str | None:
-    """The field that holds the number of documents."""
-    if not isinstance(retriever, BaseRetriever):
-        return None
-    for name in _FIELDS:
-        value = getattr(retriever, name, None)
-        if name in type(retriever).model_fields and isinstance(value, int) and not isinstance(value, bool):
-            return name
-    return None

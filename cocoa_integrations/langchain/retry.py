@@ -3,48 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import Runnable
 
 from cocoa_engine import CocoaConfig
 from cocoa_engine.errors import ConfigError, HallucinationRiskError
 from cocoa_integrations._shared.citations import find_in
 from cocoa_integrations._shared.limits import ABSTENTION, MARK, Mark
 from cocoa_integrations._shared.tries import TRIES_KEY, Measure, OnRisk, RetryPlan, Tries
-from cocoa_integrations.langchain.answers import (
-    calls_tools,
-    get_risk,
-    replaced,
-    require_message,
-    with_change,
-    with_report,
-    without_tool_calls,
-)
+from cocoa_integrations.langchain import answers, retrieval
 from cocoa_integrations.langchain.chat import ChatCocoa
 from cocoa_integrations.langchain.citations import AFTER_A_RETRY, with_context_lift
 from cocoa_integrations.langchain.composed import called_model
-from cocoa_integrations.langchain.retrieval import (
-    Calls,
-    Retriever,
-    chain_of,
-    invocation,
-    join_documents,
-    prompt_text_of,
-    top_k_of,
-    with_top_k,
-    without_duplicates,
-)
-
-
-def in_prompt_of(chat: ChatCocoa, prompt: str, documents: Sequence[Document]) -> dict[str, Any]:
-    """The option that names the documents as passages of a prompt; none if the prompt lacks the text of one of them."""
-    texts = [document.page_content for document in documents]
-    if not texts or chat.source or len(find_in(prompt, texts)) < len(texts):
-        return {}
-    return {"source": [text.strip() for text in texts]}
+from cocoa_integrations.langchain.retrieval import Asker, Retriever
 
 
 def with_risk_retry(
@@ -64,7 +39,7 @@ def with_risk_retry(
     answer: str = ABSTENTION,
     question: str = "question",
     context: str = "context",
-    format_documents: Callable[[list[Document]], Any] = join_documents,
+    format_documents: Callable[[list[Document]], Any] = retrieval.join_documents,
     context_lift: bool = False,
     return_documents: bool = False,
 ) -> Runnable[str | Mapping[str, Any], Any]:
@@ -133,16 +108,12 @@ def with_risk_retry(
         if not isinstance(given, Runnable) and not (given is None and name == "second_retriever"):
             raise ConfigError(f"{name} takes a runnable, not a {type(given).__name__}.")
     model = called_model(chat)
-
-    def is_same(step: Mapping[str, Any]) -> bool:
-        return bool(called_model(chat, options=step).calls_like(model))
-
-    plan = RetryPlan.of(
+    plan = RetryPlan(
         alpha=model.alpha,
         retriever=retriever,
-        top_k=top_k_of(retriever),
+        top_k=retrieval.top_k_of(retriever),
         has_second=second_retriever is not None,
-        is_same=is_same,
+        is_same=lambda step: called_model(chat, options=step).calls_like(model),
         threshold=threshold,
         max_tries=max_tries,
         settings=settings,
@@ -159,58 +130,53 @@ def with_risk_retry(
             raise ConfigError("context_lift is measured on a model in this process; leave it out.")
         answering = with_context_lift(prompt, chat, context=context)
 
-    def calls(
-        prompt: Runnable[Any, Any],
-        chat: ChatCocoa,
-        given: str | Mapping[str, Any],
-        config: RunnableConfig,
-        options: Mapping[str, Any],
-    ) -> Calls:
+    async def calls(prompt: Any, chat: Any, given: Any, asker: Asker, options: Mapping[str, Any]) -> Any:
         values = dict(given) if isinstance(given, Mapping) else {question: given}
         if not isinstance(values.get(question), str):
             raise ConfigError(f"the input needs a text under {question!r}, the question to retrieve documents for.")
         tries = Tries[tuple[AIMessage, list[Document]]](plan)
         for number, step in enumerate(plan.steps):
-            grown = with_top_k(retriever, plan.growth**number)
-            retrieved = [(yield invocation(grown, values[question], config))]
+            grown = retrieval.with_top_k(retriever, plan.growth**number)
+            retrieved = [await asker.ask(grown, values[question])]
             if number and second_retriever is not None:
-                retrieved.append((yield invocation(second_retriever, values[question], config)))
-            documents = without_duplicates(*retrieved)
+                retrieved.append(await asker.ask(second_retriever, values[question]))
+            documents = retrieval.without_duplicates(*retrieved)
             filled = {**values, context: format_documents(documents)}
-            asked = yield invocation(prompt, filled, config)
+            asked = await asker.ask(prompt, filled)
             called = {**options, **step}
-            model = called_model(chat, config, called)
-            called |= in_prompt_of(model, (yield prompt_text_of(model, asked)), documents)
+            model = called_model(chat, asker.config, called)
+            texts = [document.page_content for document in documents]
+            if texts and not model.source:
+                in_prompt = find_in(await asker.run(model, partial(model.prompt_text, asked)), texts)
+                if len(in_prompt) == len(texts):  # not if the prompt lacks the text of one of them
+                    called["source"] = [text.strip() for text in texts]
             try:
-                message = yield invocation(answering or chat, filled if answering else asked, config, **called)
+                message = await asker.ask(answering or chat, filled if answering else asked, **called)
             except HallucinationRiskError as error:  # of a gate after the chat
                 if error.answer is None:
                     raise
                 message = error.answer
-            message = require_message(message, "with_risk_retry")
-            entry = {"settings": dict(step), "alpha": model.alpha, "top_k": top_k_of(grown)}
+            message = answers.require_message(message, "with_risk_retry")
+            entry = {"settings": dict(step), "alpha": model.alpha, "top_k": retrieval.top_k_of(grown)}
             entry |= {"documents": len(documents), "answer": message.text}
-            if tries.add((message, documents), get_risk(message), **entry):
+            if tries.add((message, documents), answers.get_risk(message), **entry):
                 break
         message, documents = _chosen(plan, tries)
         return {**values, context: documents, "answer": message} if return_documents else message
 
-    chain: Runnable[str | Mapping[str, Any], Any] = chain_of("with_risk_retry", calls, prompt, chat)
+    chain: Runnable[str | Mapping[str, Any], Any] = retrieval.chain_of("with_risk_retry", calls, prompt, chat)
     return chain
 
 
 def _chosen(plan: RetryPlan, tries: Tries[tuple[AIMessage, list[Document]]]) -> tuple[AIMessage, list[Document]]:
-    """The best answer, with the history of all attempts, and its documents.
-
-    Raises:
-        HallucinationRiskError: every attempt is too risky, and ``on_risk`` is ``raise``.
-    """
+    """The best answer, with the history of all attempts, and its documents."""
     (message, documents), history = tries.best()
     if (gate := tries.gate()) is not None:
         if gate.action == "abstain":
-            message = replaced(without_tool_calls(message), plan.answer)
-        elif not calls_tools(message):
-            message = with_change(message, plan.limit_of_spans.with_marks(message.text, get_risk(message), plan.mark))
-        message = with_report(message, get_risk(message).with_values(gate=gate))
+            message = answers.replaced(answers.without_tool_calls(message), plan.answer)
+        elif not answers.calls_tools(message):
+            change = plan.limit_of_spans.with_marks(message.text, answers.get_risk(message), plan.mark)
+            message = answers.with_change(message, change)
+        message = answers.with_report(message, answers.get_risk(message).with_values(gate=gate))
     metadata = {**message.response_metadata, TRIES_KEY: history}
     return message.model_copy(update={"response_metadata": metadata}), documents

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import Any
 
@@ -16,7 +16,7 @@ from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import BaseCumulativeTransformOutputParser
 from langchain_core.output_parsers.openai_tools import JsonOutputKeyToolsParser
 from langchain_core.outputs import Generation
-from langchain_core.runnables import Runnable, RunnableGenerator, RunnableMap, RunnablePassthrough
+from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
 from langchain_core.tools import BaseTool, Tool, create_schema_from_function
 from langchain_core.utils.function_calling import convert_to_openai_function
 from langchain_core.utils.json import parse_partial_json
@@ -45,15 +45,7 @@ _HINTS: dict[str | None, str] = {
 
 
 def tool_request(options: Mapping[str, Any]) -> ToolRequest:
-    """The tools and the response format that the options of a call ask for.
-
-    Args:
-        options: ``tools`` (of every type that LangChain accepts), ``tool_choice``, ``strict``, ``parallel_tool_calls``
-            and ``response_format``. Other options are ignored.
-
-    Raises:
-        ConfigError: a tool cannot be converted; see also :meth:`ToolRequest.of`.
-    """
+    """The tools, of every type that LangChain accepts, and the response format that the options of a call ask for."""
     strict = options.get("strict")
     tools = [openai_tool(tool, strict=strict) for tool in options.get("tools") or ()]
     return ToolRequest.of(
@@ -75,22 +67,8 @@ def _without_titles(tool: dict[str, Any]) -> str:
         return repr(id(tool))
 
 
-def refuse_legacy(options: Mapping[str, Any]) -> None:
-    """Refuse OpenAI's earlier names of tools.
-
-    Raises:
-        ConfigError: one is given.
-    """
-    if legacy := [name for name in ("functions", "function_call") if options.get(name)]:
-        raise ConfigError(f"instead of {' and '.join(legacy)} give tools and tool_choice")
-
-
 def openai_tool(tool: Any, *, strict: bool | None = None) -> dict[str, Any]:
-    """A tool in OpenAI's format.
-
-    Raises:
-        ConfigError: LangChain cannot convert it.
-    """
+    """A tool in OpenAI's format; a ``ConfigError`` if it cannot be converted."""
     try:
         return {"type": "function", "function": {**_function(tool), **({} if strict is None else {"strict": strict})}}
     except (PydanticUserError, TypeError, ValueError, AttributeError, NameError) as error:
@@ -113,20 +91,13 @@ def _function(tool: Any) -> dict[str, Any]:
     elif isinstance(tool, type):
         made = json_schema(tool)
     else:
-        made = json_schema(
-            create_schema_from_function(
-                tool.__name__, tool, filter_args=(), parse_docstring=True, include_injected=False
-            )
-        )
+        options: dict[str, Any] = {"filter_args": (), "parse_docstring": True, "include_injected": False}
+        made = json_schema(create_schema_from_function(tool.__name__, tool, **options))
     return function_of(made)
 
 
 def json_schema_of(schema: Any) -> dict[str, Any]:
-    """The JSON schema of a type, or that in a dict or of the arguments of a function.
-
-    Raises:
-        ConfigError: it is not a schema.
-    """
+    """The JSON schema of a type, or that in a dict or of the arguments of a function."""
     if isinstance(schema, Mapping) and schema.keys().isdisjoint(_DESCRIBES_FUNCTION):
         return standard(schema)
     if not (isinstance(schema, Mapping) or _is_function(schema)):
@@ -139,11 +110,7 @@ def json_schema_of(schema: Any) -> dict[str, Any]:
 
 
 def as_tool(schema: Any) -> dict[str, Any]:
-    """A tool whose arguments are an object with the schema.
-
-    Raises:
-        ConfigError: it is not a schema.
-    """
+    """A tool whose arguments are an object with the schema."""
     made = json_schema_of(schema)
     return openai_tool({"title": TITLE, **made} if made.keys() & _SAYS_WHAT_FITS else made)
 
@@ -152,15 +119,13 @@ def _is_function(schema: Any) -> bool:
     return inspect.isroutine(schema) or isinstance(schema, BaseTool)
 
 
-def _reader(schema: Any) -> Callable[[str], Any] | None:
+def reader(schema: Any) -> Callable[[str], Any] | None:
+    """What makes an object of a schema from JSON; see :func:`.reader_of`."""
     return None if schema is None or _is_function(schema) else reader_of(schema)
 
 
 class WholeJsonParser(BaseCumulativeTransformOutputParser[Any]):
-    """Parses the JSON of an answer, and partial JSON while it streams.
-
-    LangChain's own parser completes JSON that was cut off.
-    """
+    """Parses the JSON of an answer. LangChain's own parser completes JSON that was cut off."""
 
     read: Any = None
     """Makes the result from JSON, or ``None`` for plain JSON values."""
@@ -168,11 +133,7 @@ class WholeJsonParser(BaseCumulativeTransformOutputParser[Any]):
     """The schema of a complete answer."""
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
-        """The value of an answer. For a partial answer, the value so far, or ``None``.
-
-        Raises:
-            OutputParserException: a complete answer is not JSON, or does not validate.
-        """
+        """The value of an answer. For a partial answer, the value so far, or ``None``."""
         info = getattr(getattr(result[0], "message", None), "response_metadata", {})
         if partial and "finish_reason" not in info:
             try:
@@ -201,11 +162,16 @@ class ArgumentsParser(JsonOutputKeyToolsParser):
     """As for :class:`WholeJsonParser`."""
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
-        """The value of the arguments. For a partial answer, the value so far, or ``None``.
-
-        Raises:
-            OutputParserException: the arguments of a complete answer do not validate.
-        """
+        """The value of the arguments. For a partial answer, the value so far, or ``None``."""
+        message: Any = getattr(result[0], "message", None)
+        info = getattr(message, "response_metadata", {})
+        if isinstance(message, AIMessage) and not message.tool_calls and (not partial or "finish_reason" in info):
+            reason = next((call["error"] for call in message.invalid_tool_calls if call["error"]), None)
+            raise OutputParserException(
+                f"the answer contains no complete tool call: {reason or 'it is not valid JSON'}"
+                f"{_HINTS.get(info.get('finish_reason'), '')}",
+                llm_output=message.text,
+            )
         try:
             return validated(self.read, super().parse_result(result, partial=partial))
         except OutputParserException:
@@ -215,11 +181,7 @@ class ArgumentsParser(JsonOutputKeyToolsParser):
 
 
 def validated(read: Callable[[str], Any] | None, value: Any) -> Any:
-    """The object that is made from a JSON value, or the value itself.
-
-    Raises:
-        OutputParserException: the value does not validate.
-    """
+    """The object that is made from a JSON value, or the value itself."""
     if read is None or value is None:
         return value
     text = json.dumps(value)
@@ -229,19 +191,7 @@ def validated(read: Callable[[str], Any] | None, value: Any) -> Any:
         raise OutputParserException(f"the answer does not fit the schema: {error}", llm_output=text) from error
 
 
-def json_parser(schema: Any, json_schema: dict[str, Any] | None) -> Runnable[Any, Any]:
-    """A runnable from a message with JSON that fits a schema to an object of its type; see :func:`.reader_of`."""
-    return WholeJsonParser(read=_reader(schema), json_schema=json_schema)
-
-
-def tool_parser(schema: Any) -> Runnable[Any, Any]:
-    """The same for a message with a call of the tool of :func:`as_tool`."""
-    name = as_tool(schema)["function"]["name"]
-    parser = ArgumentsParser(key_name=name, first_tool_only=True, read=_reader(schema))
-    return RunnableGenerator(_require_calls, _arequire_calls) | parser
-
-
-def structured(model: Runnable[Any, Any], parser: Runnable[Any, Any], *, include_raw: bool) -> Runnable[Any, Any]:
+def with_parser(model: Runnable[Any, Any], parser: Runnable[Any, Any], *, include_raw: bool) -> Runnable[Any, Any]:
     """``model | parser``; with ``include_raw``, the result is a dict of ``raw``, ``parsed`` and ``parsing_error``."""
     if not include_raw:
         return model | parser
@@ -249,30 +199,3 @@ def structured(model: Runnable[Any, Any], parser: Runnable[Any, Any], *, include
     parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
     failed = RunnablePassthrough.assign(parsed=lambda _: None)
     return model | raw | parsed.with_fallbacks([failed], exception_key="parsing_error")
-
-
-def _require_calls(messages: Iterator[AIMessage]) -> Iterator[AIMessage]:
-    """Pass messages on, and raise an error at the end if their sum has no valid tool call."""
-    total: Any = None
-    for message in messages:
-        total = message if total is None else total + message
-        yield message
-    _require_call(total)
-
-
-async def _arequire_calls(messages: AsyncIterator[AIMessage]) -> AsyncIterator[AIMessage]:
-    total: Any = None
-    async for message in messages:
-        total = message if total is None else total + message
-        yield message
-    _require_call(total)
-
-
-def _require_call(message: Any) -> None:
-    if isinstance(message, AIMessage) and not message.tool_calls:
-        reason = next((call["error"] for call in message.invalid_tool_calls if call["error"]), None)
-        hint = _HINTS.get(message.response_metadata.get("finish_reason"), "")
-        raise OutputParserException(
-            f"the answer contains no complete tool call: {reason or 'it is not valid JSON'}{hint}",
-            llm_output=message.text,
-        )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Sequence
+from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any, get_args
 
 from llama_index.core.base.response.schema import RESPONSE_TYPE
@@ -33,7 +33,13 @@ from cocoa_integrations._shared.citations import (
 from cocoa_integrations._shared.edits import EditedText, Entry
 from cocoa_integrations._shared.tries import TRIES_KEY
 from cocoa_integrations.llama_index.callbacks import Collected, RiskCollector
-from cocoa_integrations.llama_index.retrieved import Retrieval, by_source_node, lift_of, shares_a_run, texts_in
+from cocoa_integrations.llama_index.retrieved import (
+    by_source_node,
+    lift_of,
+    shares_a_run,
+    texts_in,
+    watch_retrievals,
+)
 
 logger = safe_logger(__name__)
 
@@ -46,8 +52,6 @@ EMPTY = "Empty Response"
 SEPARATOR = "\n---------------------\n"
 """What LlamaIndex's ``Accumulate`` puts between answers."""
 
-_END: Any = object()
-
 _OF_A_SERVER = "measured on a model in this process, with a CocoaLLM; the answer is that of a server."
 
 
@@ -57,15 +61,7 @@ class MissingRiskWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Part:
-    """A stretch of the shown text that an answer wrote.
-
-    Attributes:
-        number: the index of the answer.
-        answer: the answer.
-        start: offset of the first character in the shown text.
-        end: offset after the last one.
-        moved: what is added to offsets in the generated text.
-    """
+    """A stretch of the shown text that an answer wrote; ``moved`` is added to offsets in the generated text."""
 
     number: int
     answer: Collected
@@ -111,26 +107,15 @@ class Part:
 class Answers(RiskCollector):
     """Collects the answers requested inside its ``with`` block and writes their risk to the metadata of a response.
 
-    Args:
-        lift: whether to measure the context lift of the spans of the response.
-        cite: how citations are found; ``None``: no citations.
+    It measures the context lift of the spans with ``lift``, and finds citations as ``cite`` says.
     """
 
     def __init__(self, *, lift: bool, cite: Citing | None = None) -> None:
         super().__init__()
         self._lift, self._cite = lift, cite
         self._answers: list[Collected] = []
-        self.retrieval = Retrieval()
-
-    def __enter__(self) -> list[RiskReport]:
-        self.retrieval.__enter__()
-        return super().__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, traceback)
-        self.retrieval.__exit__(kind, error, traceback)
+        self.nodes = []
+        watch_retrievals()
 
     def take(self, answer: Collected) -> None:
         """Add an answer."""
@@ -157,8 +142,7 @@ class Answers(RiskCollector):
             metadata: the metadata of the response.
             text: the text of the response.
             nodes: the nodes retrieved for it.
-            sources: the outputs that a chat engine made the response of. If the report of one describes the text, it
-                is taken as that of the engine inside.
+            sources: the outputs that a chat engine made the response of, perhaps that of an engine of ours.
             is_object: whether the text is that of an object which was parsed from an answer.
         """
         inside, shown = _engine_inside(text, metadata, sources)
@@ -224,14 +208,7 @@ class Answers(RiskCollector):
     ) -> tuple[CitedBy, list[list[float | None]]] | None:
         """What finds the sources of a response, and for each span its value by each node; ``None`` if nothing can.
 
-        Args:
-            cite: how citations are found.
-            parts: the parts of the response.
-            nodes: the source nodes of the response.
-            here: whether the model is in this process.
-
-        Raises:
-            ConfigError: attention was asked for, and cannot be measured.
+        ``here`` is whether the model is in this process.
         """
         if cite.by != "lift":
             measured = [_attention_by_node(part, nodes) for part in parts]
@@ -275,17 +252,10 @@ class Answers(RiskCollector):
     ) -> Generator[str, None, None]:
         """Pass a stream on, and fill ``metadata`` when it has been read to its end."""
         text = ""
-        try:
-            while True:
-                with self:  # not across the yield, which would add the collector to the context of the reader
-                    delta = next(deltas, _END)
-                if delta is _END:
-                    break
+        with closing(self.reading(deltas)) as read:
+            for delta in read:
                 text += delta
                 yield delta
-        finally:
-            if isinstance(deltas, Generator):
-                deltas.close()
         self.write(metadata, text, nodes, sources)
 
     async def aread(
@@ -297,27 +267,15 @@ class Answers(RiskCollector):
     ) -> AsyncGenerator[str, None]:
         """Like :meth:`read`."""
         text = ""
-        try:
-            while True:
-                with self:
-                    delta = await anext(deltas, _END)
-                if delta is _END:
-                    break
+        async with aclosing(self.areading(deltas)) as read:
+            async for delta in read:
                 text += delta
                 yield delta
-        finally:
-            if isinstance(deltas, AsyncGenerator):
-                await deltas.aclose()
         await asyncio.to_thread(self.write, metadata, text, nodes, sources)
 
 
 def parts_of(text: str, answers: Sequence[Collected]) -> list[Part]:
-    """The parts of a shown text that answers wrote, in the order of the text; empty if that is not known.
-
-    Args:
-        text: the text of the response.
-        answers: the answers, in order of completion.
-    """
+    """The parts of a shown text that answers wrote, in the order of the text; empty if that is not known."""
     for number in reversed(range(len(answers))):
         answer = answers[number]
         written = answer.text[answer.begin :]
@@ -418,11 +376,8 @@ def _attention_by_node(part: Part, nodes: Sequence[NodeWithScore]) -> tuple[list
     """The attention of each span of a part on each node, and why it is not that on all nodes of the prompt.
 
     It was measured while the answer was written, unless the nodes of the response are others than those that were
-    retrieved. Then the answer is fed again.
-
-    Returns:
-        For each span its values, ``None`` for a node that was not in the prompt as it is; and ``NOT_SEEN`` or
-        ``NOT_FOUND``, or ``None`` if nothing is missing.
+    retrieved. Then the answer is fed again. The values are ``None`` for a node that was not in the prompt as it is; the
+    reason is ``NOT_SEEN`` or ``NOT_FOUND``, or ``None`` if nothing is missing.
     """
     answer, numbers = part.answer, part.numbers
     measured = [answer.report.spans[number].passage_attention if answer.node_ids else [] for number in numbers]

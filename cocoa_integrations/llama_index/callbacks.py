@@ -12,21 +12,22 @@ LlamaIndex suppresses exceptions of event handlers, so a handler can observe an 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr-defined]
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.instrumentation.span import active_span_id
+from llama_index.core.schema import NodeWithScore
 
 from cocoa_engine import CocoaEngine, Generation, SpanStream
 from cocoa_engine.report import RiskReport, SpanReport
-from cocoa_integrations.chat_service import Answer, Piece
+from cocoa_integrations.chat_service import Answer, ChatCall, LocalChat, Piece
+from cocoa_integrations.chat_service.local import PreparedCall
 from cocoa_integrations.tracing import MAX_REPORTS, SCORE_NAME, RiskLog, RiskTrace, Scoring, emit_event
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 _dispatcher = get_dispatcher(__name__)
 _collectors: ContextVar[tuple[RiskCollector, ...]] = ContextVar("cocoa_risk_collectors", default=())
 _requests = itertools.count()
+_END: Any = object()
+Item = TypeVar("Item")
 
 
 class CocoaSpanEvent(BaseEvent):
@@ -71,19 +74,19 @@ class CocoaRiskEvent(BaseEvent):
 
 @dataclass(frozen=True)
 class Start:
-    """Starts an answer, and starts it again.
+    """Starts an answer again, perhaps with a function that changes each text of the prompt before it is wrapped."""
 
-    Attributes:
-        engine: the engine that decodes it.
-        stream: starts its stream. Nothing is decoded before the stream is read. It may be given a function that changes
-            each text of the prompt, in order, before the texts are wrapped and encoded.
-    """
+    service: LocalChat
+    call: Callable[[Callable[[str], str] | None], ChatCall]
 
-    engine: CocoaEngine
-    stream: Callable[[Callable[[str], str] | None], SpanStream]
+    @property
+    def engine(self) -> CocoaEngine:
+        """The engine that decodes the answer."""
+        return self.service.engine
 
     def __call__(self, edit: Callable[[str], str] | None = None) -> SpanStream:
-        return self.stream(edit)
+        """The stream of the answer. Nothing is decoded before it is read."""
+        return PreparedCall(self.engine, self.call(edit)).open()
 
 
 def collect_risk(*, max_reports: int | None = MAX_REPORTS) -> RiskCollector:
@@ -116,7 +119,6 @@ class Collected:
         generation: the answer; ``None`` if it is that of a server.
         start: repeats the request; ``None`` for an answer of a server.
         request: the number of the request; later requests have higher numbers.
-        begin: the offset in the generated text at which the answer begins, after any reasoning.
         node_ids: the retrieved nodes that its ``passage_attention`` is of.
     """
 
@@ -124,13 +126,22 @@ class Collected:
     generation: Generation | None
     start: Start | None
     request: int
-    begin: int = 0
     node_ids: Sequence[str] = ()
+
+    @property
+    def begin(self) -> int:
+        """The offset in the generated text at which the answer begins, after any reasoning."""
+        return self.report.begin
 
     @property
     def text(self) -> str:
         """The generated text."""
         return "".join(span.text or "" for span in self.report.spans)
+
+
+def collected_nodes() -> list[NodeWithScore] | None:
+    """The retrieved nodes of the innermost collector of nodes; ``None`` if there is none."""
+    return next((one.nodes for one in reversed(_collectors.get()) if one.nodes is not None), None)
 
 
 class RiskCollector(RiskLog):
@@ -141,15 +152,42 @@ class RiskCollector(RiskLog):
         max_risk: the highest risk of any span of any answer, including those whose report was dropped.
     """
 
+    nodes: list[NodeWithScore] | None = None
+    """The nodes that are retrieved inside the block, if they are collected."""
+
     def __enter__(self) -> list[RiskReport]:
         _collectors.set((*_collectors.get(), self))
         return self.reports
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         # Not reset(token): the block may be left in a different context than it was entered in (async fixtures).
         _collectors.set(tuple(collector for collector in _collectors.get() if collector is not self))
+
+    def reading(self, items: Iterator[Item]) -> Generator[Item, None, None]:
+        """Pass a stream on, and collect the answers that are requested while it is read."""
+        try:
+            while True:
+                with self:  # not across the yield, which would add the collector to the context of the reader
+                    item = next(items, _END)
+                if item is _END:
+                    return
+                yield item
+        finally:
+            if isinstance(items, Generator):
+                items.close()
+
+    async def areading(self, items: AsyncIterator[Item]) -> AsyncGenerator[Item, None]:
+        """Like :meth:`reading`."""
+        try:
+            while True:
+                with self:
+                    item = await anext(items, _END)
+                if item is _END:
+                    return
+                yield item
+        finally:
+            if isinstance(items, AsyncGenerator):
+                await items.aclose()
 
     def take(self, answer: Collected) -> None:
         """Add an answer."""
@@ -160,13 +198,10 @@ class Observers:
     """The receivers of the events and reports of one answer. Create it inside the call.
 
     The constructor reads the context variables, because a stream may be read in another context.
-
-    Args:
-        start: the function that repeats the request.
     """
 
-    def __init__(self, start: Start | None = None) -> None:
-        self._start = start
+    def __init__(self, start: Start | None = None, node_ids: Sequence[str] = ()) -> None:
+        self._start, self._node_ids = start, node_ids
         self._request = next(_requests)
         self._collectors = _collectors.get()
         self._llama_index_span = active_span_id.get()
@@ -179,18 +214,13 @@ class Observers:
             number, self._spans = self._spans, self._spans + 1
             _dispatcher.event(CocoaSpanEvent(number=number, span=piece.entry, span_id=self._llama_index_span))
 
-    def answer_complete(self, answer: Answer, node_ids: Sequence[str] = ()) -> None:
-        """Report the complete answer.
-
-        Args:
-            answer: the answer. One of a server that measures no risk is not reported.
-            node_ids: the retrieved nodes that its ``passage_attention`` is of.
-        """
+    def answer_complete(self, answer: Answer) -> None:
+        """Report the complete answer. One of a server that measures no risk is not reported."""
         report, run_id = answer.report, self._llama_index_span
         if report is None:
             return
         report = report if run_id is None else report.with_values(run_id=run_id)
-        collected = Collected(report, answer.generation, self._start, self._request, report.begin, tuple(node_ids))
+        collected = Collected(report, answer.generation, self._start, self._request, tuple(self._node_ids))
         self._trace.record(collected)
         for collector in self._collectors:
             collector.take(collected)
@@ -232,11 +262,6 @@ class RiskScores(BaseEventHandler):
         super().__init__()
         self._scoring = Scoring(name, threshold, explain)
         self._logger_provider = logger_provider
-
-    @classmethod
-    def class_name(cls) -> str:
-        """The name of the handler."""
-        return "RiskScores"
 
     def handle(self, event: BaseEvent, **kwargs: Any) -> None:
         """Emit the score of a complete answer."""

@@ -25,8 +25,7 @@ class RiskEvaluator(BaseEvaluator):
 
     ``score`` is the risk: lower is better. ``passing`` is whether it is below the threshold, and ``feedback`` names the
     riskiest sentence. It can be used with ``BatchEvalRunner``. See :class:`~cocoa_integrations.judging.AnswerJudge` for
-    how far it goes: on the embedded model, the raw fMLDS of given texts has an AUROC of 0.50 to 0.56 by span, and a
-    calibrated risk 0.58 to 0.81 on data like that of its fit.
+    how far it goes.
 
     Args:
         model: a :class:`CocoaLLM`, an engine, or an ``AnswerJudge``. Options of a ``CocoaLLM`` that are set later apply

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from llama_index.core.base.llms.types import (
@@ -28,7 +27,7 @@ from cocoa_engine import PromptError
 from cocoa_engine.errors import IncompleteAnswerError
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.model.text import require_unicode
-from cocoa_engine.report import RISK_KEY, SPANS_KEY, Detail, RiskReport, require_detail
+from cocoa_engine.report import RISK_KEY, SPANS_KEY, Detail, RiskReport
 from cocoa_integrations.chat_service import Answer, Piece
 from cocoa_integrations.tool_calling import invalid_call_text, object_of
 
@@ -45,11 +44,7 @@ _TEMPLATE_ROLES = {
 
 
 def require_text(messages: Sequence[ChatMessage]) -> None:
-    """Refuse messages that contain something besides text, tool calls and reasoning, or nothing at all.
-
-    Raises:
-        PromptError: the messages have no text, unsupported content, or a lone surrogate.
-    """
+    """Refuse messages that contain something besides text, tool calls and reasoning, or nothing at all."""
     for number, message in enumerate(messages):
         require_unicode(message.content or "", f"content of message {number} ({message.role.value})")
         readable = (TextBlock, CachePoint, *((ThinkingBlock, ToolCallBlock) if _role(message) == "assistant" else ()))
@@ -63,17 +58,11 @@ def require_text(messages: Sequence[ChatMessage]) -> None:
 
 def edited(messages: Sequence[ChatMessage], edit: Callable[[str], str]) -> list[ChatMessage]:
     """Copies of the messages with ``edit`` applied to each of their texts, in order."""
-    return [
-        message.model_copy(
-            update={
-                "blocks": [
-                    block.model_copy(update={"text": edit(block.text)}) if isinstance(block, TextBlock) else block
-                    for block in message.blocks
-                ]
-            }
-        )
-        for message in messages
-    ]
+
+    def changed(block: Any) -> Any:
+        return block.model_copy(update={"text": edit(block.text)}) if isinstance(block, TextBlock) else block
+
+    return [message.model_copy(update={"blocks": [*map(changed, message.blocks)]}) for message in messages]
 
 
 def to_entries(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
@@ -130,49 +119,9 @@ def arguments_of(block: ToolCallBlock) -> dict[str, Any] | None:
     return block.tool_kwargs if isinstance(block.tool_kwargs, dict) else object_of(block.tool_kwargs)
 
 
-@dataclass(frozen=True)
-class Delivery:
-    """What the responses of one call carry besides their text.
-
-    Attributes:
-        detail: how much of the risk; ``None``: full in streams, otherwise compact, and compact in the ``raw`` of every
-            complete answer.
-        logprobs: whether they carry log-probabilities; ``None``: where the risk is full.
-        streamed: whether the answer is streamed.
-
-    Raises:
-        ConfigError: the detail is unknown.
-    """
-
-    detail: Detail | None = None
-    logprobs: bool | None = None
-    streamed: bool = False
-
-    def __post_init__(self) -> None:
-        require_detail(self.detail)
-
-    @property
-    def has_logprobs(self) -> bool:
-        """Whether responses carry log-probabilities."""
-        return self._detail == "full" if self.logprobs is None else self.logprobs
-
-    def of_piece(self, piece: Piece) -> dict[str, Any]:
-        """The metadata of a chunk. A compact stream has its report in the last chunk only."""
-        return {SPANS_KEY: [piece.entry.to_dict()]} if piece.entry is not None and self._detail == "full" else {}
-
-    def of_answer(self, report: RiskReport | None, text: str, reasoning: str) -> dict[str, Any]:
-        """The ``additional_kwargs`` of a complete answer; the texts are those that the response has."""
-        spans = {} if report is None else {SPANS_KEY: [span.to_dict() for span in report.spans]}
-        risk = _risk(report, self._detail, text, reasoning)
-        return {**spans, **risk} if self._detail == "full" and not self.streamed else risk
-
-    def in_raw(self, report: RiskReport | None) -> dict[str, Any]:
-        """The part of ``raw`` that has the risk. Agents keep it without the text, so spans have their texts."""
-        return _risk(report, self.detail or "compact")
-
-    @property
-    def _detail(self) -> Detail:
-        return self.detail or ("full" if self.streamed else "compact")
+def detail_of(detail: Detail | None, streamed: bool) -> Detail:
+    """How much of the risk the ``additional_kwargs`` of responses carry."""
+    return detail or ("full" if streamed else "compact")
 
 
 def _risk(report: RiskReport | None, detail: Detail, text: str | None = None, reasoning: str = "") -> dict[str, Any]:
@@ -182,14 +131,11 @@ def _risk(report: RiskReport | None, detail: Detail, text: str | None = None, re
 
 
 class Writer(ABC, Generic[Response]):
-    """Makes the responses of one call.
+    """Makes the responses of one call, in the detail of :func:`detail_of`, and compact in the ``raw`` by default."""
 
-    Args:
-        delivery: what they carry besides their text.
-    """
-
-    def __init__(self, delivery: Delivery) -> None:
-        self.delivery = delivery
+    def __init__(self, detail: Detail | None, *, streamed: bool) -> None:
+        self._in_raw: Detail = detail or "compact"
+        self._detail, self._streamed = detail_of(detail, streamed), streamed
         self._text = ""  # so far
 
     @abstractmethod
@@ -198,30 +144,30 @@ class Writer(ABC, Generic[Response]):
 
     @abstractmethod
     def complete(self, answer: Answer) -> Response:
-        """The response for a complete answer. At the end of a stream it is a further chunk.
-
-        Raises:
-            IncompleteAnswerError: a required call is missing or was cut off.
-        """
+        """The response for a complete answer. At the end of a stream it is a further chunk."""
 
     def _fields(self, piece: Piece) -> dict[str, Any]:
         logprobs = None if piece.logprobs is None else log_probs_of(piece.logprobs)
-        metadata = self.delivery.of_piece(piece)
-        return {"additional_kwargs": metadata, "raw": self.delivery.of_piece(piece), "logprobs": logprobs}
+        of_span = piece.entry if self._detail == "full" else None  # a compact stream has its report in the last chunk
+        metadata, raw = ({} if of_span is None else {SPANS_KEY: [of_span.to_dict()]} for _ in range(2))
+        return {"additional_kwargs": metadata, "raw": raw, "logprobs": logprobs}
 
     def _final(self, answer: Answer, text: str) -> dict[str, Any]:
-        usage = {**answer.usage.model_dump(), "total_tokens": answer.usage.total_tokens}
+        report = answer.report
+        metadata = _risk(report, self._detail, text, answer.reasoning)
+        if report is not None and self._detail == "full" and not self._streamed:
+            metadata = {SPANS_KEY: [span.to_dict() for span in report.spans], **metadata}
         return {
-            "additional_kwargs": self.delivery.of_answer(answer.report, text, answer.reasoning),
+            "additional_kwargs": metadata,
             "raw": {
                 "model": answer.model_name,
                 "model_name": answer.model_name,
                 "finish_reason": answer.finish_reason,
-                "usage": usage,
-                **self.delivery.in_raw(answer.report),
+                "usage": {**answer.usage.model_dump(), "total_tokens": answer.usage.total_tokens},
+                **_risk(report, self._in_raw),  # agents keep it without the text, so its spans have their texts
             },
             "logprobs": None if answer.logprobs is None else log_probs_of(answer.logprobs),
-            "delta": text.removeprefix(self._text) if self.delivery.streamed else None,
+            "delta": text.removeprefix(self._text) if self._streamed else None,
         }
 
 
@@ -240,15 +186,10 @@ class CompletionWriter(Writer[CompletionResponse]):
 
 
 class ChatWriter(Writer[ChatResponse]):
-    """Makes the responses to chat messages, with reasoning and tool calls apart from the text.
+    """Makes the responses to chat messages, with reasoning and tool calls apart from the text."""
 
-    Args:
-        delivery: what they carry besides their text.
-        required: whether a tool must be called.
-    """
-
-    def __init__(self, delivery: Delivery, *, required: bool) -> None:
-        super().__init__(delivery)
+    def __init__(self, detail: Detail | None, *, streamed: bool, required: bool) -> None:
+        super().__init__(detail, streamed=streamed)
         self._required = required
         self._reasoning = ""
         self._calls: list[tuple[str, str, str]] = []  # the id, the name and the arguments so far
@@ -280,7 +221,7 @@ class ChatWriter(Writer[ChatResponse]):
         calls = [(call.id, call.name or "", call.written) for call in answer.valid_calls]
         message = _message(text, answer.reasoning, answer.reasoning_tokens, calls)
         response = ChatResponse(message=message, **self._final(answer, text))
-        if self.delivery.streamed and answer.rest.reasoning:
+        if self._streamed and answer.rest.reasoning:
             response.additional_kwargs["thinking_delta"] = answer.rest.reasoning
         return response
 

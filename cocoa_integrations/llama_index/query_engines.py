@@ -35,6 +35,13 @@ from cocoa_integrations._shared.edits import EditedText
 from cocoa_integrations.llama_index.answers import REPORTS_KEY, Answers
 from cocoa_integrations.llama_index.retrieved import add_nodes
 
+_MODES: dict[type[BaseSynthesizer], str] = {
+    NoText: "no_text",
+    ContextOnly: "context_only",
+    CompactAndAccumulate: "compact_accumulate",
+    Accumulate: "accumulate",
+}
+
 _INNER = ("query_engine", "inner")
 """The names under which engines list the engine whose response they return."""
 
@@ -79,7 +86,7 @@ class RiskQueryEngine(BaseQueryEngine):
                 f"RiskQueryEngine wraps a query engine, not a {type(inner).__name__}; for a chat engine use "
                 "RiskChatEngine, for an index its as_query_engine(llm=...)."
             )
-        require_reportable(inner)
+        _require_reportable(inner)
         super().__init__(inner.callback_manager)
         self._inner = inner
         self._context_lift = context_lift
@@ -95,8 +102,7 @@ class RiskQueryEngine(BaseQueryEngine):
         additional_source_nodes: Sequence[NodeWithScore] | None = None,
     ) -> RESPONSE_TYPE:
         """The response of the inner engine to given nodes, with its risk."""
-        answers = self._collector()
-        with answers:
+        with (answers := self._collector()):
             add_nodes(nodes)
             response = self._inner.synthesize(query_bundle, nodes, additional_source_nodes)
         return self._reported(response, answers)
@@ -108,23 +114,20 @@ class RiskQueryEngine(BaseQueryEngine):
         additional_source_nodes: Sequence[NodeWithScore] | None = None,
     ) -> RESPONSE_TYPE:
         """Like :meth:`synthesize`, asynchronously."""
-        answers = self._collector()
-        with answers:
+        with (answers := self._collector()):
             add_nodes(nodes)
             response = await self._inner.asynthesize(query_bundle, nodes, additional_source_nodes)
-        return await self._areported(response, answers)
+        return await asyncio.to_thread(self._reported, response, answers)  # lifts and citations feed the answer again
 
     def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        answers = self._collector()
-        with answers:
+        with (answers := self._collector()):
             response = self._inner.query(query_bundle)
         return self._reported(response, answers)
 
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        answers = self._collector()
-        with answers:
+        with (answers := self._collector()):
             response = await self._inner.aquery(query_bundle)
-        return await self._areported(response, answers)
+        return await asyncio.to_thread(self._reported, response, answers)
 
     def _collector(self) -> Answers:
         return Answers(lift=self._context_lift)
@@ -133,15 +136,14 @@ class RiskQueryEngine(BaseQueryEngine):
         return {"inner": self._inner}
 
     def _reported(self, response: RESPONSE_TYPE, answers: Answers) -> RESPONSE_TYPE:
-        streamed = _streamed(response, answers)
-        if streamed is not None:
-            return streamed
-        metadata, is_object = dict(response.metadata or {}), isinstance(response, PydanticResponse)
-        answers.write(metadata, str(response), response.source_nodes, is_object=is_object)
+        """A copy of the response with its report; a stream gets it at its end."""
+        metadata, nodes = dict(response.metadata or {}), response.source_nodes
+        if isinstance(response, (StreamingResponse, AsyncStreamingResponse)):
+            metadata = {RISK_KEY: None, **metadata, REPORTS_KEY: []}
+            read: Any = answers.read if isinstance(response, StreamingResponse) else answers.aread
+            return replace(response, response_gen=read(response.response_gen, metadata, nodes), metadata=metadata)
+        answers.write(metadata, str(response), nodes, is_object=isinstance(response, PydanticResponse))
         return replace(response, metadata=metadata)
-
-    async def _areported(self, response: RESPONSE_TYPE, answers: Answers) -> RESPONSE_TYPE:
-        return await asyncio.to_thread(self._reported, response, answers)  # lifts and citations feed the answer again
 
 
 class RiskCitationQueryEngine(RiskQueryEngine):
@@ -205,9 +207,7 @@ class RiskCitationQueryEngine(RiskQueryEngine):
         return Answers(lift=self._context_lift, cite=self._citing)
 
     def _reported(self, response: RESPONSE_TYPE, answers: Answers) -> RESPONSE_TYPE:
-        return self._marked(super()._reported(response, answers))
-
-    def _marked(self, response: RESPONSE_TYPE) -> RESPONSE_TYPE:
+        response = super()._reported(response, answers)
         metadata = response.metadata or {}
         citations = metadata.get(CITATIONS_KEY)
         if not self._markers or citations is None or not isinstance(response, Response):
@@ -287,36 +287,23 @@ class RiskChatEngine(BaseChatEngine):
         self, message: str, chat_history: list[ChatMessage] | None = None, **options: Any
     ) -> AGENT_CHAT_RESPONSE_TYPE:
         """Answer a message; ``options`` are passed to the inner engine."""
-        answers = Answers(lift=self._context_lift)
-        with answers:
+        with (answers := Answers(lift=self._context_lift)):
             response = self._inner.chat(message, chat_history, **options)
-        if isinstance(response, StreamingAgentChatResponse):
-            return RiskStreamingChatResponse.of(response, answers)
-        response.metadata = dict(response.metadata or {})
-        answers.write(response.metadata, response.response, response.source_nodes, response.sources)
-        return response
+        return _chat_reported(response, answers)
 
     async def achat(
         self, message: str, chat_history: list[ChatMessage] | None = None, **options: Any
     ) -> AGENT_CHAT_RESPONSE_TYPE:
         """Like :meth:`chat`, asynchronously."""
-        answers = Answers(lift=self._context_lift)
-        with answers:
+        with (answers := Answers(lift=self._context_lift)):
             response = await self._inner.achat(message, chat_history, **options)
-        if isinstance(response, StreamingAgentChatResponse):
-            return RiskStreamingChatResponse.of(response, answers)
-        response.metadata = dict(response.metadata or {})
-        await asyncio.to_thread(
-            answers.write, response.metadata, response.response, response.source_nodes, response.sources
-        )
-        return response
+        return await asyncio.to_thread(_chat_reported, response, answers)
 
     def stream_chat(
         self, message: str, chat_history: list[ChatMessage] | None = None, **options: Any
     ) -> RiskStreamingChatResponse:
         """Like :meth:`chat`, streamed."""
-        answers = Answers(lift=self._context_lift)
-        with answers:
+        with (answers := Answers(lift=self._context_lift)):
             response = self._inner.stream_chat(message, chat_history, **options)
         return RiskStreamingChatResponse.of(response, answers)
 
@@ -324,59 +311,37 @@ class RiskChatEngine(BaseChatEngine):
         self, message: str, chat_history: list[ChatMessage] | None = None, **options: Any
     ) -> RiskStreamingChatResponse:
         """Like :meth:`chat`, streamed."""
-        answers = Answers(lift=self._context_lift)
-        with answers:
+        with (answers := Answers(lift=self._context_lift)):
             response = await self._inner.astream_chat(message, chat_history, **options)
         return RiskStreamingChatResponse.of(response, answers)
 
 
-def _streamed(response: RESPONSE_TYPE, answers: Answers) -> RESPONSE_TYPE | None:
-    """A copy of a streaming response that gets its report at its end; ``None`` for any other response."""
-    metadata: dict[str, Any] = {RISK_KEY: None, **(response.metadata or {}), REPORTS_KEY: []}
-    nodes = response.source_nodes
-    if isinstance(response, StreamingResponse):
-        return replace(response, response_gen=answers.read(response.response_gen, metadata, nodes), metadata=metadata)
-    if isinstance(response, AsyncStreamingResponse):
-        return replace(response, response_gen=answers.aread(response.response_gen, metadata, nodes), metadata=metadata)
-    return None
+def _chat_reported(response: AGENT_CHAT_RESPONSE_TYPE, answers: Answers) -> AGENT_CHAT_RESPONSE_TYPE:
+    if isinstance(response, StreamingAgentChatResponse):
+        return RiskStreamingChatResponse.of(response, answers)
+    response.metadata = dict(response.metadata or {})
+    answers.write(response.metadata, response.response, response.source_nodes, response.sources)
+    return response
 
 
-def require_reportable(engine: BaseQueryEngine) -> None:
-    """Refuse a query engine whose response has no risk, or one whose spans cannot be found in its text.
-
-    Raises:
-        ConfigError: the response mode is ``no_text`` or ``context_only``, or it is ``accumulate`` or
-            ``compact_accumulate`` with streaming or with an ``output_cls``.
-    """
+def _require_reportable(engine: BaseQueryEngine) -> None:
+    """Refuse a query engine whose response has no risk, or one whose spans cannot be found in its text."""
     synthesizer = _synthesizer_of(engine)
-    if isinstance(synthesizer, NoText):
-        require_llm(ResponseMode.NO_TEXT)
-    if isinstance(synthesizer, ContextOnly):
-        require_llm(ResponseMode.CONTEXT_ONLY)
-    if not isinstance(synthesizer, Accumulate):
-        return
+    mode = next((mode for kind, mode in _MODES.items() if isinstance(synthesizer, kind)), None)
+    require_llm(mode)
     # private: LlamaIndex has no public names for what a synthesizer was made with, nor for the modules of an engine
-    compact = isinstance(synthesizer, CompactAndAccumulate)
-    mode = ResponseMode.COMPACT_ACCUMULATE if compact else ResponseMode.ACCUMULATE
-    if synthesizer._streaming:
+    if isinstance(synthesizer, Accumulate) and synthesizer._streaming:
+        raise ConfigError(f"response_mode={mode!r} cannot stream: LlamaIndex joins its answers when all are complete.")
+    if isinstance(synthesizer, Accumulate) and synthesizer._output_cls is not None:
         raise ConfigError(
-            f"response_mode={mode.value!r} cannot stream: LlamaIndex joins its answers when all are complete. Leave "
-            "streaming out, or use another response_mode."
-        )
-    if synthesizer._output_cls is not None:
-        raise ConfigError(
-            f"response_mode={mode.value!r} with an output_cls shows the parsed objects, in which the spans of the "
-            "answers cannot be found. Leave output_cls out, or use response_mode='tree_summarize'."
+            f"response_mode={mode!r} with an output_cls shows the parsed objects, in which the spans of the answers "
+            "cannot be found. Leave output_cls out, or use response_mode='tree_summarize'."
         )
 
 
-def require_llm(mode: ResponseMode | str | None) -> None:
-    """Refuse a response mode that calls no LLM.
-
-    Raises:
-        ConfigError: the mode is ``no_text`` or ``context_only``.
-    """
-    if mode in (ResponseMode.NO_TEXT, ResponseMode.CONTEXT_ONLY):
+def require_llm(mode: str | None) -> None:
+    """Refuse a response mode that calls no LLM."""
+    if mode in ("no_text", "context_only"):
         raise ConfigError(
             f"response_mode={ResponseMode(mode).value!r} calls no LLM, so its response has no risk. Use the query "
             "engine by itself, or another response_mode."

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -20,7 +19,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore
 
 from cocoa_engine import CocoaEngine, ContextLift, Generation, PromptError, context_lift
 from cocoa_integrations._shared.citations import find_in
-from cocoa_integrations.llama_index.callbacks import Start
+from cocoa_integrations.llama_index.callbacks import Start, collected_nodes
 
 _MIN_RUN = 8
 """A run of at least this many words that a prompt has in common with a node counts as part of the node."""
@@ -28,33 +27,10 @@ _MIN_RUN = 8
 _BLACK = "\uffff"
 """A character that no text contains."""
 
-_retrieved: ContextVar[list[NodeWithScore] | None] = ContextVar("cocoa_retrieved_nodes", default=None)
-
-
-class Retrieval:
-    """Collects the nodes that are retrieved inside its ``with`` block. The innermost block counts.
-
-    Attributes:
-        nodes: the nodes, in order, each once.
-    """
-
-    def __init__(self) -> None:
-        self.nodes: list[NodeWithScore] = []
-        self._outer: list[NodeWithScore] | None = None
-
-    def __enter__(self) -> Retrieval:
-        _watch()
-        self._outer = _retrieved.get()
-        _retrieved.set(self.nodes)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        _retrieved.set(self._outer)  # not reset(token): the block may be left in another context
-
 
 def add_nodes(nodes: Sequence[NodeWithScore]) -> None:
-    """Add nodes to those of the innermost :class:`Retrieval`, if there is one."""
-    known = _retrieved.get()
+    """Add nodes to those of the innermost collector of nodes, if there is one, each once."""
+    known = collected_nodes()
     if known is not None:
         ids = {node.node.node_id for node in known}
         for node in nodes:
@@ -66,45 +42,35 @@ def add_nodes(nodes: Sequence[NodeWithScore]) -> None:
 class PassagesOfCall:
     """The retrieved nodes whose text is in the prompt of one call. Create it inside the call.
 
-    Attributes:
-        node_ids: the ids of these nodes, in the order of ``passage_attention``.
+    ``node_ids`` are the ids of these nodes, in the order of ``passage_attention``.
     """
 
     def __init__(self) -> None:
-        self._nodes = list(_retrieved.get() or ())
+        self._nodes = list(collected_nodes() or ())
         self.node_ids: list[str] = []
 
     def source(
         self, prompt: Callable[[], str], engine: CocoaEngine | None = None, most: int | None = None
     ) -> list[str] | None:
-        """The texts of the nodes in a prompt; ``None`` if there are none.
+        """The texts of the nodes in a prompt, ``most`` at most; ``None`` if there are none.
 
-        Args:
-            prompt: returns the text of the prompt. It is not called if nothing was retrieved.
-            engine: as for :func:`texts_in`.
-            most: the largest number of texts. Nodes beyond it are left out.
+        ``prompt`` is not called if nothing was retrieved.
         """
         if not self._nodes:
             return None
         text = prompt()
         texts = texts_in(text, self._nodes, engine)
         numbers = find_in(text, texts)[:most]
-        self.node_ids = [self._nodes[number].node.node_id for number in numbers]
+        self.node_ids[:] = [self._nodes[number].node.node_id for number in numbers]
         return [texts[number] for number in numbers] or None
 
     def forget(self) -> None:
         """The prompt does not have the texts after all."""
-        self.node_ids = []
+        self.node_ids.clear()
 
 
 def texts_in(prompt: str, nodes: Sequence[NodeWithScore], engine: CocoaEngine | None) -> list[str]:
-    """The texts of nodes, as they stand in a prompt that has them.
-
-    Args:
-        prompt: the text of the prompt.
-        nodes: the nodes.
-        engine: the engine whose tokens were decoded to the prompt: its tokenizer may change a text.
-    """
+    """The texts of nodes, as they stand in a prompt; the tokenizer that decoded it may change a text."""
     texts = [node.node.get_content(MetadataMode.NONE).strip() for node in nodes]
     if engine is None:
         return texts
@@ -117,16 +83,10 @@ def texts_in(prompt: str, nodes: Sequence[NodeWithScore], engine: CocoaEngine | 
 def by_source_node(
     measured: Sequence[float | None], node_ids: Sequence[str], nodes: Sequence[NodeWithScore]
 ) -> list[float | None] | None:
-    """The attention of a span on each source node of a response; ``None`` for a node that was not in the prompt.
+    """The attention of a span on each source node of a response, from that on some nodes.
 
-    Args:
-        measured: the ``passage_attention`` of the span.
-        node_ids: the nodes that it is of.
-        nodes: the source nodes of the response.
-
-    Returns:
-        The values; ``None`` if the response has none of the nodes, because an engine made others of them, or if the
-        span was measured on other texts than nodes.
+    A node that was not in the prompt has ``None``. It is ``None`` if the response has none of the nodes, or if the span
+    was measured on other texts.
     """
     if len(measured) != len(node_ids):
         return None
@@ -136,12 +96,7 @@ def by_source_node(
 
 
 class _NodesRetrieved(BaseEventHandler):
-    """Tells the innermost :class:`Retrieval` which nodes a retriever has found."""
-
-    @classmethod
-    def class_name(cls) -> str:
-        """See ``BaseEventHandler``."""
-        return "CocoaNodesRetrieved"
+    """Tells the innermost collector which nodes a retriever has found."""
 
     def handle(self, event: BaseEvent, **options: Any) -> None:
         """Add the nodes of a retrieval."""
@@ -152,7 +107,7 @@ class _NodesRetrieved(BaseEventHandler):
 _handler = _NodesRetrieved()
 
 
-def _watch() -> None:
+def watch_retrievals() -> None:
     """Listen to LlamaIndex's events. Others may have replaced its list of handlers since the last call."""
     dispatcher = get_dispatcher()
     if not any(handler is _handler for handler in dispatcher.event_handlers):
@@ -167,12 +122,7 @@ class WithoutNodes:
     only inside the text of another is not removed by itself. If a synthesizer has split a node, the runs of its words
     that the prompt contains are removed, outside the texts of the other nodes.
 
-    Args:
-        nodes: the retrieved nodes.
-        only: the index of the only node to remove. Default: all.
-
-    Attributes:
-        found: whether any text has been removed.
+    ``only`` is the index of the only node to remove; ``found`` is whether any text has been removed.
     """
 
     def __init__(self, nodes: Sequence[NodeWithScore], *, only: int | None = None) -> None:
@@ -209,13 +159,9 @@ class WithoutNodes:
 def lift_of(
     generation: Generation | None, start: Start | None, nodes: Sequence[NodeWithScore], *, only: int | None = None
 ) -> list[ContextLift] | None:
-    """The context lift of every span of an answer, or ``None`` if its prompt contains no text of the nodes.
+    """The context lift of every span of an answer; ``None`` if its prompt contains no text of the nodes.
 
-    Args:
-        generation: the answer; ``None`` if it is that of a server.
-        start: the function that repeats the request.
-        nodes: the retrieved nodes.
-        only: the index of the only node to leave out. Default: all.
+    ``only`` is the index of the only node to leave out; by default all are.
     """
     if start is None or generation is None:
         return None

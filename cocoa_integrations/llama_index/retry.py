@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -97,27 +97,28 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         context_lift: bool = False,
         **options: Any,
     ) -> None:
-        _require("retriever", retriever, BaseRetriever)
-        if not isinstance(llm, CocoaLLM):
-            raise ConfigError(f"llm must be a CocoaLLM, not a {type(llm).__name__}.")
+        kinds = {"retriever": (retriever, BaseRetriever), "llm": (llm, CocoaLLM)}
         if second_retriever is not None:
-            _require("second_retriever", second_retriever, BaseRetriever)
+            kinds["second_retriever"] = (second_retriever, BaseRetriever)
+        for name, (value, kind) in kinds.items():
+            if not isinstance(value, kind):
+                raise ConfigError(f"{name} must be a {kind.__name__}, not a {type(value).__name__}.")
         if options.get("response_synthesizer") is not None:
             raise ConfigError(
                 "a response_synthesizer has its own LLM, whose alpha this engine must not change; give llm and the "
                 "options of the synthesizer (response_mode, text_qa_template, ...) instead."
             )
         _refuse_unknown(options)
-        require_llm(options.get("response_mode"))
-        given: float | None = getattr(llm, "alpha")  # noqa: B009  # a setting; a remote LLM may leave it to the server
-        alpha = CocoaConfig().alpha if given is None else given
+        require_llm(options.get("response_mode"))  # LlamaIndex would ask for an LLM of its own first
+        alpha: float | None = getattr(llm, "alpha")  # noqa: B009  # a setting; a remote LLM may leave it to the server
+        alpha = CocoaConfig().alpha if alpha is None else alpha
         self._llm = model = llm.model_copy(update={"alpha": alpha})
-        self._plan = RetryPlan.of(
+        self._plan = RetryPlan(
             alpha=alpha,
             retriever=retriever,
             top_k=top_k_of(retriever),
             has_second=second_retriever is not None,
-            is_same=lambda step: all(getattr(model, name) == value for name, value in _fields(model, step).items()),
+            is_same=lambda step: all(getattr(model, name) == value for name, value in _settings(step).items()),
             threshold=threshold,
             max_tries=max_tries,
             settings=settings,
@@ -151,8 +152,7 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         response = self._best(tries)
         if not self._streaming or not isinstance(response, Response):
             return response
-        text = (str(part) for part in [response])
-        return StreamingResponse(text, response.source_nodes, response.metadata)
+        return StreamingResponse((text for text in [str(response)]), response.source_nodes, response.metadata)
 
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
         tries = Tries[RESPONSE_TYPE](self._plan)
@@ -171,7 +171,7 @@ class RiskRetryQueryEngine(BaseQueryEngine):
 
     def _engine(self, number: int) -> tuple[RiskQueryEngine, dict[str, Any]]:
         """The engine of an attempt, made of copies, and the parameters of the attempt."""
-        llm = self._llm.model_copy(update=_fields(self._llm, self._plan.steps[number]))
+        llm = self._llm.model_copy(update=_settings(self._plan.steps[number]))
         retriever = with_top_k(self._retriever, self._plan.growth**number)
         top_k = top_k_of(retriever)
         if number and self._second is not None:
@@ -181,11 +181,7 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         return RiskQueryEngine(inner, context_lift=self._context_lift), parameters
 
     def _best(self, tries: Tries[RESPONSE_TYPE]) -> RESPONSE_TYPE:
-        """The first of the least risky responses, with the history of all attempts.
-
-        Raises:
-            HallucinationRiskError: every attempt is too risky, and ``on_risk`` is ``raise``.
-        """
+        """The first of the least risky responses, with the history of all attempts."""
         response, history = tries.best()
         metadata = {**(response.metadata or {}), TRIES_KEY: history}
         gate, report = tries.gate(), _report_of(response)
@@ -224,20 +220,18 @@ class BothRetrievers(BaseRetriever):
         self._first, self._second = first, second
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return _without_duplicates(self._first.retrieve(query_bundle), self._second.retrieve(query_bundle))
+        return _without_duplicates([*self._first.retrieve(query_bundle), *self._second.retrieve(query_bundle)])
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return _without_duplicates(
-            await self._first.aretrieve(query_bundle), await self._second.aretrieve(query_bundle)
-        )
+        first, second = await self._first.aretrieve(query_bundle), await self._second.aretrieve(query_bundle)
+        return _without_duplicates([*first, *second])
 
 
-def _without_duplicates(*found: Sequence[NodeWithScore]) -> list[NodeWithScore]:
-    nodes: dict[str, NodeWithScore] = {}
-    for of_one in found:
-        for node in of_one:
-            nodes.setdefault(node.node.node_id, node)
-    return list(nodes.values())
+def _without_duplicates(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
+    first: dict[str, NodeWithScore] = {}
+    for node in nodes:
+        first.setdefault(node.node.node_id, node)
+    return list(first.values())
 
 
 def top_k_of(retriever: BaseRetriever) -> int | None:
@@ -247,10 +241,7 @@ def top_k_of(retriever: BaseRetriever) -> int | None:
 
 
 def with_top_k(retriever: BaseRetriever, factor: float) -> BaseRetriever:
-    """A copy of a retriever that retrieves ``factor`` times as many nodes, or all nodes of a smaller BM25 corpus.
-
-    Returns the retriever itself if ``factor`` is 1 or it has no ``similarity_top_k``.
-    """
+    """A copy of a retriever that retrieves ``factor`` times as many nodes, or all nodes of a smaller BM25 corpus."""
     top_k = top_k_of(retriever)
     if factor == 1 or top_k is None:
         return retriever
@@ -261,39 +252,18 @@ def with_top_k(retriever: BaseRetriever, factor: float) -> BaseRetriever:
     return more
 
 
-def _require(name: str, value: Any, kind: type) -> None:
-    if not isinstance(value, kind):
-        raise ConfigError(f"{name} must be a {kind.__name__}, not a {type(value).__name__}.")
-
-
 def _refuse_unknown(options: Mapping[str, Any]) -> None:
-    """Refuse option names that ``from_args`` would silently drop.
-
-    Raises:
-        ConfigError: there is such an option.
-    """
-    theirs = _parameters(RetrieverQueryEngine.from_args)
+    """Refuse option names that ``from_args`` would silently drop."""
+    theirs = inspect.signature(RetrieverQueryEngine.from_args).parameters.keys() - {"kwargs"}
     if not_known := [name for name in options if name not in theirs]:
-        known = {*theirs, *_parameters(RiskRetryQueryEngine.__init__)} - {"self", "response_synthesizer"}
-        raise ConfigError(f"RiskRetryQueryEngine: {unknown(not_known, sorted(known), what='option')}")
+        own = inspect.signature(RiskRetryQueryEngine.__init__).parameters
+        names = {*theirs, *own} - {"self", "options", "response_synthesizer"}
+        raise ConfigError(f"RiskRetryQueryEngine: {unknown(not_known, sorted(names), what='option')}")
 
 
-def _parameters(function: Callable[..., Any]) -> set[str]:
-    """The names of the parameters of a function."""
-    parameters = inspect.signature(function).parameters
-    return {name for name, one in parameters.items() if one.kind is not inspect.Parameter.VAR_KEYWORD}
-
-
-def _fields(llm: CocoaLLM, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an LLM that hold some settings, with their values.
-
-    Raises:
-        ConfigError: a setting is unknown, out of range, or not one of this LLM.
-    """
-    known, rest = split_settings(settings)
-    names = {"max_new_tokens": "max_tokens"} if "max_new_tokens" not in type(llm).model_fields else {}
+def _settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by the names of their fields, validated."""
+    settings, rest = split_settings(settings)
     refuse_unknown(rest, (), what="settings")
-    checked = CocoaConfig(**known)
-    if missing := [name for name in known if names.get(name, name) not in type(llm).model_fields]:
-        raise ConfigError(f"settings: {', '.join(missing)} is not an option of a {type(llm).__name__}.")
-    return {names.get(name, name): getattr(checked, name) for name in known}
+    checked = CocoaConfig(**settings)
+    return {name: getattr(checked, name) for name in settings}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing, closing
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import (
@@ -18,7 +19,7 @@ from llama_index.core.llms import CustomLLM
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.llms.structured_llm import StructuredLLM
-from llama_index.core.tools.types import AsyncBaseTool, BaseTool, ToolMetadata, ToolOutput, adapt_to_async_tool
+from llama_index.core.tools import BaseTool, FunctionTool, ToolMetadata
 from typing_extensions import Self
 
 from cocoa_engine.report import RISK_KEY, Detail
@@ -29,8 +30,6 @@ from cocoa_integrations.tool_calling.schema_forms import function_of, json_schem
 if TYPE_CHECKING:
     from llama_index.core.chat_engine.types import AgentChatResponse
 
-_END: Any = object()
-
 
 class RiskStructuredLLM(StructuredLLM):
     """What :meth:`CocoaLLM.as_structured_llm` returns: LlamaIndex's structured LLM, with the risk in its responses.
@@ -39,11 +38,6 @@ class RiskStructuredLLM(StructuredLLM):
     :func:`~cocoa_integrations.llama_index.field_risks`. A streamed answer has it in a further response at the end,
     which repeats the last object.
     """
-
-    @classmethod
-    def class_name(cls) -> str:
-        """The class name in LlamaIndex's serialisation."""
-        return "RiskStructuredLLM"
 
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """The object, as JSON and in ``raw``, with its risk."""
@@ -59,22 +53,14 @@ class RiskStructuredLLM(StructuredLLM):
 
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """The object as it grows, then once more with its risk."""
-        collector = RiskCollector()
-        with collector:
+        with (collector := RiskCollector()):
             partial = super().stream_chat(messages, **kwargs)
 
         def responses() -> ChatResponseGen:
             last = None
-            try:
-                while True:
-                    with collector:  # not across the yield, which would add it to the context of the reader
-                        response = next(partial, _END)
-                    if response is _END:
-                        break
-                    last = response
-                    yield response
-            finally:
-                partial.close()
+            with closing(collector.reading(partial)) as read:
+                for last in read:
+                    yield last
             if last is not None:
                 yield self._reported(last.model_copy(), collector, kwargs, streamed=True)
 
@@ -82,22 +68,14 @@ class RiskStructuredLLM(StructuredLLM):
 
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """Like :meth:`stream_chat`, without blocking the event loop."""
-        collector = RiskCollector()
-        with collector:
+        with (collector := RiskCollector()):
             partial = await super().astream_chat(messages, **kwargs)
 
         async def responses() -> ChatResponseAsyncGen:
             last = None
-            try:
-                while True:
-                    with collector:
-                        response = await anext(partial, _END)
-                    if response is _END:
-                        break
-                    last = response
-                    yield response
-            finally:
-                await partial.aclose()
+            async with aclosing(collector.areading(partial)) as read:
+                async for last in read:
+                    yield last
             if last is not None:
                 yield self._reported(last.model_copy(), collector, kwargs, streamed=True)
 
@@ -200,27 +178,11 @@ def _schema_of(tool: BaseTool) -> dict[str, Any]:
 
 def _with_properties(tool: BaseTool) -> BaseTool:
     """The tool, or a form of it that LlamaIndex can call, where its own JSON schema of the arguments is a ``$ref``."""
-    return tool if "properties" in tool.metadata.get_parameters_dict() else _RecursiveTool(tool)
+    if "properties" in tool.metadata.get_parameters_dict() or not isinstance(tool, FunctionTool):
+        return tool
+    return FunctionTool(fn=tool.fn, async_fn=tool.async_fn, metadata=_RecursiveMetadata(**vars(tool.metadata)))
 
 
 class _RecursiveMetadata(ToolMetadata):
     def get_parameters_dict(self) -> dict[str, Any]:
         return json_schema(self.fn_schema)
-
-
-class _RecursiveTool(AsyncBaseTool):
-    def __init__(self, tool: BaseTool) -> None:
-        self._tool = adapt_to_async_tool(tool)
-        self._metadata = _RecursiveMetadata(**vars(tool.metadata))
-
-    @property
-    def metadata(self) -> ToolMetadata:
-        return self._metadata
-
-    # without the positional argument that LlamaIndex tries first
-
-    def call(self, **kwargs: Any) -> ToolOutput:  # type: ignore[override]
-        return self._tool.call(**kwargs)
-
-    async def acall(self, **kwargs: Any) -> ToolOutput:  # type: ignore[override]
-        return await self._tool.acall(**kwargs)

@@ -19,14 +19,12 @@ from cocoa_engine.errors import ChatTemplateError, ConfigError, PromptError
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.messages import unknown
 from cocoa_engine.model.checkpoint_files import SOURCE_OPTIONS
-from cocoa_engine.model.generation_config import logits_processors
 from cocoa_engine.model.load_options import LoadOptions, changed_options, loading_arguments
 from cocoa_integrations._shared.settings import split_settings
 
 logger = safe_logger(__name__)
 
 DEFAULT_MAX_LENGTH = 2048  # for a model without a context window, as in the harness's own models
-_CERTAIN_LOG_PROB = -math.log(2)  # a token above this log-probability is the most probable one
 _CHUNK = 4  # batches of prompts between two steps of the progress bar
 _MODEL_KWARGS = (*SOURCE_OPTIONS, "attn_implementation", "quantization_config")
 _OTHERWISE = ("model_name", "tokenizer_name", "runtime", "model_kwargs", "tokenizer_kwargs", "calibrator")
@@ -194,17 +192,11 @@ class CocoaLM(TemplateLM):
         results: dict[int, tuple[float, bool]] = {}
         pairs = [(context, continuation) for _, context, continuation in requests]
         with tqdm(total=len(requests), desc="Running loglikelihood requests", disable=disable_tqdm) as bar:
-            for context, numbers, log_probs in self._log_probs(pairs):
-                uncertain = [
-                    number
-                    for number, values in zip(numbers, log_probs, strict=True)
-                    if min(values) <= _CERTAIN_LOG_PROB
-                ]
-                greedy = dict(zip(uncertain, self._are_greedy(context, [pairs[n][1] for n in uncertain]), strict=True))
-                for number, values in zip(numbers, log_probs, strict=True):
-                    results[number] = math.fsum(values), greedy.get(number, True)
-                    self.cache_hook.add_partial("loglikelihood", requests[number][0], results[number])
-                bar.update(len(numbers))
+            for number, span in self._scored(pairs):
+                best = [top[0][0] for top in span.top_log_probs or ()]
+                results[number] = math.fsum(span.token_log_probs), best == span.token_ids
+                self.cache_hook.add_partial("loglikelihood", requests[number][0], results[number])
+                bar.update()
         return [results[number] for number in range(len(requests))]
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
@@ -221,7 +213,7 @@ class CocoaLM(TemplateLM):
                     context_len=1,
                 )
             ]
-            total = math.fsum(value for *_, texts in self._log_probs(windows) for values in texts for value in values)
+            total = math.fsum(value for _, span in self._scored(windows) for value in span.token_log_probs)
             results.append(total)
             self.cache_hook.add_partial("loglikelihood_rolling", (text,), total)
         return results
@@ -306,10 +298,8 @@ class CocoaLM(TemplateLM):
             return whole[len(before) :]
         return self.engine.encode(text, add_special_tokens=False)
 
-    def _log_probs(
-        self, pairs: Sequence[tuple[list[int], list[int]]]
-    ) -> Iterator[tuple[list[int], list[int], list[list[float]]]]:
-        """For each context, the numbers of its continuations and the log-probabilities of their tokens."""
+    def _scored(self, pairs: Sequence[tuple[list[int], list[int]]]) -> Iterator[tuple[int, Span]]:
+        """The number and the span of each continuation, those of one context together."""
         groups: dict[tuple[int, ...], list[int]] = {}
         for number, (context, continuation) in enumerate(pairs):
             max_context = self.max_length - len(continuation)
@@ -319,34 +309,9 @@ class CocoaLM(TemplateLM):
                 )
             groups.setdefault(tuple(context[-max_context:]), []).append(number)
         for key in sorted(groups):  # contexts with a common prefix follow each other
-            context, numbers = list(key), groups[key]
-            texts = [pairs[number][1] for number in numbers]
-            scored = self.engine.score(context, texts, config=CocoaConfig(method="greedy"))
-            yield context, numbers, [text.spans[0].token_log_probs for text in scored]
-
-    def _are_greedy(self, context: list[int], continuations: Sequence[list[int]]) -> list[bool]:
-        """For each continuation, whether each of its tokens is the most probable one."""
-        if not continuations:
-            return []
-        longest = max(map(len, continuations))
-        if logits_processors(self.engine.held_model, frozenset(), context, longest):
-            # the engine would apply the logits processors of the model's generation config
-            return [self._is_argmax(context, continuation) for continuation in continuations]
-
-        def no_match_left(ids: torch.Tensor, _: Any) -> bool:
-            generated = ids[0, len(context) :].tolist()
-            return not any(continuation[: len(generated)] == generated for continuation in continuations)
-
-        config = CocoaConfig(method="greedy", max_new_tokens=longest)
-        generated = self.engine.generate(context, config=config, stopping_criteria=no_match_left).token_ids
-        return [generated[: len(continuation)] == continuation for continuation in continuations]
-
-    def _is_argmax(self, context: list[int], continuation: list[int]) -> bool:
-        model = self.engine.model
-        ids = torch.tensor([[*context, *continuation[:-1]]], device=model.device)
-        with torch.inference_mode():
-            logits = model(input_ids=ids).logits[0, -len(continuation) :]  # [T, V]
-        return bool(logits.argmax(dim=-1).tolist() == continuation)
+            texts = [pairs[number][1] for number in groups[key]]
+            scored = self.engine.score(list(key), texts, config=CocoaConfig(method="greedy", top_logprobs=1))
+            yield from ((number, text.spans[0]) for number, text in zip(groups[key], scored, strict=True))
 
     def _generation_config(self, options: Mapping[str, Any]) -> CocoaConfig:
         """The settings from a task's ``generation_kwargs``."""

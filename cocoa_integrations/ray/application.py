@@ -18,7 +18,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message
 
 from cocoa_engine.errors import EngineBusyError
-from cocoa_integrations.ray.gateway import Board, Replicas, gateway
+from cocoa_integrations.ray.gateway import Board, gateway
 from cocoa_integrations.ray.relay import Ask, Drain, Forwarded, Replica, ReplicaLostError
 from cocoa_integrations.ray.settings import RaySettings
 from cocoa_integrations.server.command import given_keys
@@ -106,11 +106,7 @@ def gateway_options(settings: RaySettings) -> dict[str, Any]:
 
 
 class Engine(Replica):
-    """A replica of the engine.
-
-    Args:
-        settings: the settings of the deployment.
-    """
+    """A replica of the engine."""
 
     def __init__(self, settings: RaySettings) -> None:
         super().__init__(settings.load(), settings.server)
@@ -128,18 +124,19 @@ class Engine(Replica):
 
 
 class Gateway:
-    """A gateway.
-
-    Args:
-        engine: the replicas.
-        settings: the settings of the deployment.
-    """
+    """A gateway before the replicas of the engine."""
 
     def __init__(self, engine: DeploymentHandle, settings: RaySettings) -> None:
         self._board = Board(max_age=5 * settings.metrics_interval_s)
-        replicas = Replicas(_asking(engine), _Running().count, self._board)
         self._drain = Drain(settings.server.retry_after)
-        self.checked = gateway(replicas, _of_gateway(settings), retries=settings.retries, drain=self._drain)
+        self.checked = gateway(
+            _asking(engine),
+            _Running().count,
+            _of_gateway(settings),
+            board=self._board,
+            drain=self._drain,
+            retries=settings.retries,
+        )
 
     def keep(self, replica: str, metrics: Sequence[Metric]) -> None:
         """Take the metrics of a replica."""

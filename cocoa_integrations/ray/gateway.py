@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Metric
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -17,16 +15,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cocoa_integrations.ray.relay import Ask, Drain, Relay
 from cocoa_integrations.server.errors import SERVER, ApiError, response_of
-from cocoa_integrations.server.middleware import Bodies, Border, OnlyPaths, UnexpectedErrors
+from cocoa_integrations.server.middleware import Border, OnlyPaths, UnexpectedErrors
 from cocoa_integrations.server.routes import METRICS, OPEN_PATHS
-from cocoa_integrations.server.routes.info import LIVE, READY
+from cocoa_integrations.server.routes.info import LIVE, READY, exposition
 from cocoa_integrations.server.settings import ServerSettings, is_loopback
 
 LABEL = "replica"
 """The label of metrics that tells the replicas apart."""
 
 
-class Board:
+class Board(Collector):
     """The latest metrics of every replica. The replicas send them: one whose slots are taken cannot be asked.
 
     Args:
@@ -35,44 +33,44 @@ class Board:
 
     def __init__(self, max_age: float) -> None:
         self._max_age = max_age
-        self._kept: dict[str, tuple[float, Sequence[Metric]]] = {}
+        self._latest: dict[str, tuple[float, Sequence[Metric]]] = {}
 
     def keep(self, replica: str, metrics: Sequence[Metric]) -> None:
         """Replace the metrics of a replica."""
-        self._kept[replica] = (time.monotonic(), metrics)
+        self._latest[replica] = (time.monotonic(), metrics)
 
-    def read(self) -> dict[str, Sequence[Metric]]:
-        """The metrics by replica, without those of replicas that have ended."""
+    def collect(self) -> Iterator[Metric]:
+        """One metric of each name, with the samples of all replicas, each with a label for its replica."""
         oldest = time.monotonic() - self._max_age
-        self._kept = {replica: latest for replica, latest in self._kept.items() if latest[0] >= oldest}
-        return {replica: metrics for replica, (_, metrics) in self._kept.items()}
+        self._latest = {replica: latest for replica, latest in self._latest.items() if latest[0] >= oldest}
+        together: dict[str, Metric] = {}
+        for replica, (_, metrics) in self._latest.items():
+            for metric in metrics:
+                merged = together.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+                for sample in metric.samples:
+                    merged.samples.append(sample._replace(labels={**sample.labels, LABEL: replica}))
+        yield from together.values()
 
 
-@dataclass(frozen=True)
-class Replicas:
-    """What a gateway knows of the replicas.
-
-    Attributes:
-        ask: hands a request to one of them.
-        ready: the number of those that run.
-        board: their metrics.
-    """
-
-    ask: Ask
-    ready: Callable[[], Awaitable[int]]
-    board: Board
-
-
-def gateway(replicas: Replicas, settings: ServerSettings, *, retries: int = 2, drain: Drain | None = None) -> ASGIApp:
+def gateway(
+    ask: Ask,
+    ready: Callable[[], Awaitable[int]],
+    settings: ServerSettings,
+    *,
+    board: Board,
+    drain: Drain,
+    retries: int = 2,
+) -> ASGIApp:
     """The ASGI app of a gateway.
 
     Args:
-        replicas: what answers.
+        ask: hands a request to one of the replicas.
+        ready: the number of replicas that run.
         settings: who may use the server, and the limits of a request.
+        board: the metrics of the replicas.
+        drain: says when the gateway stops.
         retries: how often a request is restarted because its replica ended.
-        drain: says when the gateway stops. By default it never does.
     """
-    drain = Drain(settings.retry_after) if drain is None else drain
 
     async def live(request: Request) -> Response:
         return JSONResponse({"status": "ready"})
@@ -82,32 +80,21 @@ def gateway(replicas: Replicas, settings: ServerSettings, *, retries: int = 2, d
             drain.require_open()
         except ApiError as error:
             return response_of(error)
-        if count := await replicas.ready():
+        if count := await ready():
             return JSONResponse({"status": "ok", "replicas": count})
-        message = "no replica takes calls; try again later"
-        return response_of(
-            ApiError(503, message, kind=SERVER, code="no_replica", retry_after=max(1, settings.retry_after))
-        )
+        message, after = "no replica takes calls; try again later", max(1, settings.retry_after)
+        return response_of(ApiError(503, message, kind=SERVER, code="no_replica", retry_after=after))
 
     async def metrics(request: Request) -> Response:
         registry = CollectorRegistry()
-        registry.register(_Together(replicas.board.read()))
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(registry), headers={"content-type": content_type})
+        registry.register(board)
+        return exposition(request, registry)
 
-    relay = Relay(
-        replicas.ask,
-        retries=retries,
-        retry_after=settings.retry_after,
-        log_prompts=settings.log_prompts,
-        drain=drain,
-        bodies=Bodies(settings.max_body_bytes),
-    )
     routes = [
         Route(LIVE, live),
         *(Route(path, health) for path in READY),
         Route(METRICS, metrics),
-        Mount("/", relay),
+        Mount("/", Relay(ask, settings, retries=retries, drain=drain)),
     ]
     app: ASGIApp = Border(Starlette(routes=routes), settings, OPEN_PATHS)
     if not (settings.api_keys or settings.allow_no_key):
@@ -119,9 +106,6 @@ class ThisMachine:
     """Refuses requests from other machines: without a key anyone could use the server.
 
     Ray Serve opens the socket, so that the address in the settings alone does not say who can reach it.
-
-    Args:
-        app: the app.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -138,20 +122,3 @@ class ThisMachine:
             await response_of(ApiError(403, message, code="no_api_key"))(scope, receive, send)
             return
         await self._app(scope, receive, send)
-
-
-class _Together(Collector):
-    """The metrics of all replicas, with a label for the replica."""
-
-    def __init__(self, of_replicas: Mapping[str, Sequence[Metric]]) -> None:
-        self._of_replicas = of_replicas
-
-    def collect(self) -> Iterator[Metric]:
-        """One metric of each name, with the samples of all replicas."""
-        together: dict[str, Metric] = {}
-        for replica, metrics in self._of_replicas.items():
-            for metric in metrics:
-                merged = together.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
-                for sample in metric.samples:
-                    merged.samples.append(sample._replace(labels={**sample.labels, LABEL: replica}))
-        yield from together.values()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -17,18 +17,19 @@ from cocoa_engine import CocoaConfig, Runtime, __version__
 from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.score import read_rows, scored_row, writing
 from cocoa_engine.errors import CocoaError, ConfigError, DataError
-from cocoa_engine.model.load_options import LoadOptions, loading_arguments
+from cocoa_engine.model.load_options import LoadOptions
 from cocoa_engine.optional import need
 from cocoa_engine.output_files import locked
 from cocoa_integrations.evaluation.files import append_lines, read_lines
+from cocoa_integrations.ray.settings import engine_of
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
     from cocoa_integrations.evaluation.harness_task import Kind
 
-PATIENT = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60"}
-"""For Ray Serve in a new cluster. It gives up if the process that listens does not start within 5 seconds, its default,
-and a busy machine needs more."""
+PATIENT = "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"
+"""Ray Serve gives up if the process that listens does not start within 5 seconds, its default. A busy machine needs
+more, so that a new cluster has 60."""
 
 
 @contextmanager
@@ -58,8 +59,7 @@ def connected(what: str) -> Iterator[bool]:
         own = True
         with suppress(Exception):
             ray.shutdown()
-        for name, value in PATIENT.items():  # its processes inherit them
-            os.environ.setdefault(name, value)
+        os.environ.setdefault(PATIENT, "60")  # its processes inherit it
         ray.init(address="local", include_dashboard=False, **options)
     try:
         yield own
@@ -85,17 +85,9 @@ def require_cores(needed: float, what: str) -> None:
 
 def everywhere(options: LoadOptions) -> LoadOptions:
     """The options with absolute paths, since actors have other working folders."""
-
-    def absolute(name: str | None) -> str | None:
-        return str(Path(name).resolve()) if name is not None and Path(name).exists() else name
-
-    return options.model_copy(
-        update={
-            "model_name": absolute(options.model_name),
-            "tokenizer_name": absolute(options.tokenizer_name),
-            "calibrator": absolute(options.calibrator),
-        }
-    )
+    names = {name: getattr(options, name) for name in ("model_name", "tokenizer_name", "calibrator")}
+    paths = {name: str(Path(given).resolve()) for name, given in names.items() if given and Path(given).exists()}
+    return options.model_copy(update=paths)
 
 
 Do = Callable[["CocoaEngine", Any], Any]
@@ -114,14 +106,12 @@ class Pool:
         actors: their largest number. One is enough to begin.
         num_cpus: CPU cores of each.
         num_gpus: GPUs of each.
-        threads: threads of each; `None`: as many as cores.
     """
 
     load: LoadOptions
     actors: int = 2
     num_cpus: float = 1.0
     num_gpus: float = 0.0
-    threads: int | None = None
 
     @classmethod
     def of(cls, load: LoadOptions, **options: float | None) -> Pool:
@@ -135,20 +125,21 @@ class Pool:
         size = 2 * (self.load.runtime or Runtime()).max_batch_size
         chunks = [requests[start : start + size] for start in range(0, len(requests), size)]
         answers: dict[int, list[Any]] = {}
-        with self.open("cocoa eval --ray") as run:
-            for number, part in run(chunks, partial(_answered, kind, config)):
+        with closing(self.run("cocoa eval --ray", chunks, partial(_answered, kind, config))) as results:
+            for number, part in results:
                 answers[number] = part
                 advance(len(part))
         return [answer for number in range(len(chunks)) for answer in answers[number]]
 
-    @contextmanager
-    def open(self, what: str) -> Iterator[Callable[[Sequence[Any], Do], Iterator[tuple[int, Any]]]]:
-        """Connect to a cluster. Yields a function that does pieces of work, and yields the results as they come.
+    def run(self, what: str, work: Sequence[Any], do: Do) -> Generator[tuple[int, Any], None, None]:
+        """Do pieces of work on a cluster. Yields the number of each piece, from 0, with its result, as they come.
 
-        Each result has the number of its piece, from 0. An actor that ends is started anew, and its work is repeated.
+        An actor that ends is started anew, and its work is repeated.
 
         Args:
             what: what needs the cluster.
+            work: the pieces.
+            do: does one of them.
 
         Raises:
             ConfigError: this machine has too few cores.
@@ -157,7 +148,7 @@ class Pool:
         with connected(what) as own:
             if own:
                 require_cores(self.actors * self.num_cpus, f"{self.actors} actors")
-            yield self._run
+            yield from self._run(work, do)
 
     def _run(self, work: Sequence[Any], do: Do) -> Iterator[tuple[int, Any]]:
         import ray.data
@@ -193,13 +184,7 @@ class _Actor:
     """One actor of a pool, with an engine of its own."""
 
     def __init__(self, pool: Pool, do: bytes) -> None:
-        import torch
-
-        from cocoa_engine import CocoaEngine
-
-        if pool.threads is not None or not pool.num_gpus:
-            torch.set_num_threads(pool.threads or max(1, int(pool.num_cpus)))
-        self._engine = CocoaEngine.from_pretrained(**loading_arguments(pool.load))
+        self._engine = engine_of(pool.load, num_cpus=pool.num_cpus, num_gpus=pool.num_gpus)
         self._do: Do = pickle.loads(do)
 
     def __call__(self, batch: Any) -> Any:
@@ -252,11 +237,10 @@ def score(
         done = _finished(partial_file, _settings(pool.load, lines, config))
         if missing := [number for number in range(1, len(lines) + 1) if number not in done]:
             shown = (progress or Progress("score")).stage("scoring", "rows", len(lines))
-            with shown as stage, pool.open("cocoa score --ray") as run:
-                stage.resume()
+            work = [(number, lines[number - 1]) for number in missing]
+            with shown as stage, closing(pool.run("cocoa score --ray", work, partial(_score, config))) as results:
                 stage.at(len(done), len(lines))
-                work = [(number, lines[number - 1]) for number in missing]
-                for index, (line, failed) in run(work, partial(_score, config)):
+                for index, (line, failed) in results:
                     done[missing[index]] = (line, failed)
                     append_lines(partial_file, [{"number": missing[index], "line": line, "failed": failed}])
                     stage.advance()

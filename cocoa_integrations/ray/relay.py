@@ -24,7 +24,7 @@ from cocoa_integrations.server.app import create_app
 from cocoa_integrations.server.errors import SERVER, ApiError, api_error, log_unexpected, response_of, shutting_down
 from cocoa_integrations.server.middleware import Bodies
 from cocoa_integrations.server.settings import ServerSettings
-from cocoa_integrations.server.work import error_event
+from cocoa_integrations.server.work import error_event, gone
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -41,14 +41,7 @@ def session_of(headers: Headers, body: bytes) -> str | None:
 
     It is the header ``x-session-id``, or ``prompt_cache_key`` of the body. Without both, it is a digest of what the
     turns of a conversation have in common: the messages up to the first one of the user, and the tools. For other
-    requests it is a digest of the prompt.
-
-    Args:
-        headers: of the request.
-        body: of the request.
-
-    Returns:
-        The session; `None` for requests without a prompt, which go to any replica.
+    requests it is a digest of the prompt; `None` for those without one, which go to any replica.
     """
     if named := headers.get(HEADER):
         return named[:MAX_LENGTH]
@@ -77,13 +70,9 @@ def _beginning(request: Mapping[str, Any]) -> Any:
 
 
 class Drain:
-    """The requests that a gateway works on. All methods are called in the event loop of the gateway.
+    """The requests that a gateway works on. All methods are called in the event loop of the gateway."""
 
-    Args:
-        retry_after: seconds after which a refused client should try again.
-    """
-
-    def __init__(self, retry_after: int = 1) -> None:
+    def __init__(self, retry_after: int) -> None:
         self.retry_after = max(1, retry_after)
         self._running: set[asyncio.Future[None]] = set()
         self._begun = False
@@ -163,17 +152,13 @@ class Replica:
 
     def metrics(self) -> list[Metric]:
         """The current values of the metrics."""
-        metrics = self._app.state.cocoa.metrics
-        metrics.update()
-        return list(metrics.registry.collect())
+        return list(self._app.state.cocoa.metrics.registry.collect())
 
 
 logger = safe_logger("cocoa_integrations.ray")
 
 PAUSE = 0.2
 """Seconds before the second attempt; each further pause is twice as long."""
-
-_OF_GATEWAY = ("authorization",)
 
 
 class ReplicaLostError(CocoaError):
@@ -205,26 +190,14 @@ class Relay:
 
     Args:
         ask: hands a request to a replica.
+        settings: those of the server.
         retries: how often a request is restarted because its replica ended.
-        retry_after: seconds after which a refused client should try again.
-        log_prompts: also write messages of unexpected errors to the log, which may quote a prompt.
         drain: says when the gateway stops.
-        bodies: reads the bodies of requests.
     """
 
-    def __init__(
-        self,
-        ask: Ask,
-        *,
-        retries: int = 2,
-        retry_after: int = 1,
-        log_prompts: bool = False,
-        drain: Drain | None = None,
-        bodies: Bodies | None = None,
-    ) -> None:
-        self._bodies = Bodies(ServerSettings().max_body_bytes) if bodies is None else bodies
-        self._ask, self._retries, self._retry_after, self._log_prompts = ask, retries, retry_after, log_prompts
-        self._drain = Drain(retry_after) if drain is None else drain
+    def __init__(self, ask: Ask, settings: ServerSettings, *, retries: int, drain: Drain) -> None:
+        self._ask, self._settings, self._retries, self._drain = ask, settings, retries, drain
+        self._bodies = Bodies(settings.max_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. The replica's work ends when the client goes."""
@@ -240,7 +213,7 @@ class Relay:
         shown = _Shown(scope, receive, send)
         work = asyncio.ensure_future(self._answer(request, session, shown))
         self._drain.hold(work)
-        left = asyncio.ensure_future(_gone(receive))
+        left = asyncio.ensure_future(gone(receive))
         try:
             await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
             has_gone = not work.done()
@@ -264,15 +237,15 @@ class Relay:
                 logger.warning("%s (attempt %d)", error, attempt + 1)
                 if shown.text or attempt == self._retries:
                     text = "the replica that worked on this answer has ended; ask again"
-                    lost = ApiError(503, text, kind=SERVER, code="replica_lost", retry_after=self._retry_after)
-                    await shown.fail(lost)
+                    after = self._settings.retry_after
+                    await shown.fail(ApiError(503, text, kind=SERVER, code="replica_lost", retry_after=after))
                     return
                 shown.forget()
                 await asyncio.sleep(PAUSE * 2**attempt)
             except Exception as error:
-                refused = api_error(error, retry_after=self._retry_after)
+                refused = api_error(error, retry_after=self._settings.retry_after)
                 if refused.status == 500:
-                    log_unexpected(error, with_message=self._log_prompts)
+                    log_unexpected(error, with_message=self._settings.log_prompts)
                 await shown.fail(refused)
                 return
 
@@ -336,11 +309,6 @@ class _Shown:
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 def _plain(scope: Scope) -> dict[str, Any]:
     """What a replica needs of a scope. The API key stays here."""
     headers = [(bytes(name), bytes(value)) for name, value in scope["headers"]]
@@ -351,7 +319,7 @@ def _plain(scope: Scope) -> dict[str, Any]:
         "raw_path": path.encode(),
         "scheme": scope.get("scheme", "http"),
         "root_path": "",
-        "headers": [(name, value) for name, value in headers if name.decode("latin-1") not in _OF_GATEWAY],
+        "headers": [(name, value) for name, value in headers if name != b"authorization"],
         "client": None,
         "server": None,
         "asgi": {"version": "3.0", "spec_version": "2.3"},

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cocoa_engine import CocoaConfig
 from cocoa_engine.cli.output import print_note
 from cocoa_engine.cli.progress import Progress
-from cocoa_engine.errors import CocoaError, ConfigError
+from cocoa_engine.errors import CocoaError
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.model.load_options import LoadOptions
 from cocoa_integrations.ray.jobs import connected, everywhere, last_line, require_cores
@@ -92,11 +90,9 @@ def _serve(settings: RaySettings, signals: list[int], own: bool, progress: Progr
             time.sleep(POLL)
         drain(serve.get_deployment_handle(GATEWAY, NAME), settings.server.shutdown_timeout)
     finally:
+        serve.delete(NAME)  # waits for running answers
         if own:
-            serve.delete(NAME)  # waits for running answers
             serve.shutdown()
-        else:
-            serve.delete(NAME)
 
 
 def drain(gateways: DeploymentHandle, timeout: float) -> None:
@@ -135,8 +131,6 @@ def _signals() -> Iterator[list[int]]:
         came.append(number)
         signal.signal(number, signal.default_int_handler)
 
-    if threading.current_thread() is not threading.main_thread():
-        raise ConfigError("cocoa serve --ray runs in the main thread, which takes signals")
     before = {number: signal.signal(number, take) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield came
@@ -146,15 +140,6 @@ def _signals() -> Iterator[list[int]]:
 
 
 def _free(server: ServerSettings) -> int:
-    """The port, or a free one for 0.
-
-    Raises:
-        ConfigError: the address is taken.
-    """
-    opened = listening(server)
-    try:
-        port: int = opened.getsockname()[1]
-        return port
-    finally:
-        opened.shutdown(socket.SHUT_RDWR)
-        opened.close()
+    """The port, or a free one for 0; a :class:`~cocoa_engine.ConfigError` if the address is taken."""
+    with listening(server) as opened:
+        return int(opened.getsockname()[1])

@@ -141,14 +141,23 @@ class RaySettings(SettingsModel):
         Raises:
             CocoaError: as :meth:`CocoaEngine.from_pretrained`.
         """
-        import torch
-
-        from cocoa_engine import CocoaEngine
-
-        if self.threads is not None or not self.num_gpus:
-            torch.set_num_threads(self.threads or max(1, int(self.num_cpus)))
         options = self.loading.model_copy(update={"model_name": self.model, "runtime": self.runtime})
-        engine = CocoaEngine.from_pretrained(**loading_arguments(options))
+        engine = engine_of(options, threads=self.threads, num_cpus=self.num_cpus, num_gpus=self.num_gpus)
         engine.config = self.decoding
         engine.info()  # tries the backends and forward passes before the first request
         return engine
+
+
+def engine_of(options: LoadOptions, *, num_cpus: float, num_gpus: float, threads: int | None = None) -> CocoaEngine:
+    """Load the engine of an actor, with as many threads of torch as the actor has cores by default.
+
+    Raises:
+        CocoaError: as :meth:`CocoaEngine.from_pretrained`.
+    """
+    import torch
+
+    from cocoa_engine import CocoaEngine
+
+    if threads is not None or not num_gpus:
+        torch.set_num_threads(threads or max(1, int(num_cpus)))
+    return CocoaEngine.from_pretrained(**loading_arguments(options))

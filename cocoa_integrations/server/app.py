@@ -12,8 +12,11 @@ from cocoa_integrations.server import errors
 from cocoa_integrations.server.lifecycle import ServerState
 from cocoa_integrations.server.middleware import Border, OnlyPaths, UnexpectedErrors
 from cocoa_integrations.server.openapi import RESPONSES, describe
+from cocoa_integrations.server.protocol.chat_request import ChatRequest
+from cocoa_integrations.server.protocol.completion_request import CompletionRequest
+from cocoa_integrations.server.protocol.score_request import ScoreRequest
 from cocoa_integrations.server.record import Traced, can_trace
-from cocoa_integrations.server.routes import BODIES, METRICS, OPEN_PATHS, OPENAI, OWN
+from cocoa_integrations.server.routes import METRICS, OPEN_PATHS, OPENAI, OWN
 from cocoa_integrations.server.settings import ServerSettings
 
 
@@ -42,10 +45,8 @@ def create_app(
         app.include_router(router, include_in_schema=False)
     for router in OWN:
         app.include_router(router)
-    describe(app, BODIES, needs_key=bool(settings.api_keys))
-    errors.install(
-        app, retry_after=settings.retry_after, log_prompts=settings.log_prompts, on_busy=state.metrics.rejected
-    )
+    describe(app, (ChatRequest, CompletionRequest, ScoreRequest), needs_key=bool(settings.api_keys))
+    errors.install(app, settings, on_busy=lambda: state.metrics.add("rejected"))
     # the last one that is added runs first
     app.add_middleware(Border, settings=settings, open_paths=OPEN_PATHS)
     app.add_middleware(UnexpectedErrors, log_prompts=settings.log_prompts)

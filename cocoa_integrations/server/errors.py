@@ -10,7 +10,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,7 +38,7 @@ from cocoa_engine.errors import (
 )
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.safe_text import bounded, one_line, short_repr, shortened
-from cocoa_integrations.server.settings import SAME_SETTING
+from cocoa_integrations.server.settings import SAME_SETTING, ServerSettings
 
 logger = safe_logger("cocoa_integrations.server")
 
@@ -55,19 +55,23 @@ _BAD_REQUEST = (
     UnsupportedModelError,
     CalibrationError,
 )
+_OTHERS: tuple[tuple[type[Exception], int, str | None, str | None], ...] = (
+    (IncompleteAnswerError, 422, "schema_mismatch", None),  # not a 5xx, which clients send again
+    (MissingExtraError, 501, "missing_extra", None),
+    (WorkerError, 503, "no_worker", None),
+    (torch.OutOfMemoryError, 503, "out_of_memory", "out of GPU memory; try again later"),
+    (CocoaError, 500, None, None),
+)
+"""The status, the code and the message of other errors; by default the error's own message."""
+
 _CODES = {401: "invalid_api_key", 404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
 
 
 class ApiError(CocoaError):
-    """An error with its status, for the client.
+    """An error for the client, with its HTTP status.
 
-    Args:
-        status: the HTTP status.
-        message: what is wrong, and how to mend it.
-        kind: the ``type`` of the error.
-        param: the parameter of the request that is wrong.
-        code: a short name of the error, for programs.
-        retry_after: seconds after which the client should try again.
+    ``kind`` is its ``type``, ``param`` the parameter that is wrong, and ``code`` a short name for programs. The client
+    should try again after ``retry_after`` seconds.
     """
 
     def __init__(
@@ -90,22 +94,13 @@ def bad_request(message: str, param: str | None, code: str | None = None) -> Api
 
 
 def at_most(value: float, limit: int, param: str, what: str = "") -> None:
-    """Refuse a value above a limit of the server.
-
-    Raises:
-        ApiError: it is above.
-    """
+    """Refuse a value above a limit of the server with an :class:`ApiError`."""
     if value > limit:
         raise bad_request(f"{param}: {value} {what}".rstrip() + f" is above the server's limit of {limit}", param)
 
 
 def api_error(error: Exception, *, retry_after: int = 1) -> ApiError:
-    """The error that a client sees.
-
-    Args:
-        error: what was raised.
-        retry_after: seconds after which a client should try again if the engine is busy.
-    """
+    """The error that a client sees, which should try again after ``retry_after`` seconds if the engine is busy."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, EngineBusyError):
@@ -116,18 +111,11 @@ def api_error(error: Exception, *, retry_after: int = 1) -> ApiError:
     if isinstance(error, HTTPException):
         kind = INVALID if error.status_code < 500 else SERVER
         return ApiError(error.status_code, str(error.detail), kind=kind, code=_CODES.get(error.status_code))
-    if isinstance(error, IncompleteAnswerError):  # not a 5xx, which clients send again
-        return ApiError(422, str(error), code="schema_mismatch")
-    if isinstance(error, MissingExtraError):
-        return ApiError(501, str(error), kind=SERVER, code="missing_extra")
-    if isinstance(error, WorkerError):
-        return ApiError(503, str(error), kind=SERVER, code="no_worker", retry_after=retry_after)
-    if isinstance(error, torch.OutOfMemoryError):
-        return ApiError(
-            503, "out of GPU memory; try again later", kind=SERVER, code="out_of_memory", retry_after=retry_after
-        )
-    if isinstance(error, CocoaError):
-        return ApiError(500, str(error), kind=SERVER, code=None)
+    for cause, status, code, message in _OTHERS:
+        if isinstance(error, cause):
+            kind = INVALID if status < 500 else SERVER
+            after = retry_after if status == 503 else None
+            return ApiError(status, message or str(error), kind=kind, code=code, retry_after=after)
     return ApiError(500, f"internal error ({type(error).__name__}); the server's log has more", kind=SERVER)
 
 
@@ -140,11 +128,7 @@ def naming(error: Exception, param: str | None) -> ApiError:
 
 @contextmanager
 def of_parameter(param: str, kind: type[CocoaError] = PromptError) -> Iterator[None]:
-    """Name a parameter in errors of a kind, by default in those of the prompt.
-
-    Raises:
-        ApiError: instead of such an error.
-    """
+    """Name a parameter in errors of a kind, by default in those of the prompt; :class:`ApiError` is raised instead."""
     try:
         yield
     except kind as error:
@@ -152,13 +136,14 @@ def of_parameter(param: str, kind: type[CocoaError] = PromptError) -> Iterator[N
 
 
 def shutting_down(retry_after: int | None = None) -> ApiError:
-    """The error of a request that comes, or still runs, while the server shuts down.
-
-    Args:
-        retry_after: seconds after which the client should try again.
-    """
+    """The error of a request that comes, or still runs, while the server shuts down."""
     message = "the server is shutting down; try again later"
     return ApiError(503, message, kind=SERVER, code="shutting_down", retry_after=retry_after)
+
+
+def client_gone() -> ApiError:
+    """The error of a request whose client has closed the connection."""
+    return ApiError(499, "the client closed the connection", code="client_closed_request")
 
 
 def body_of(error: ApiError) -> dict[str, Any]:
@@ -185,26 +170,18 @@ def log_unexpected(error: BaseException, *, with_message: bool) -> None:
 
 def described(error: BaseException, *, with_message: bool) -> str:
     """An error for the log, in one line."""
-    message = f": {error}" if with_message else " (--log-prompts shows its message)"
-    return one_line(bounded(f"{type(error).__name__}{message}", MESSAGE_LIMIT))
+    return _safe(f"{type(error).__name__}{f': {error}' if with_message else ' (--log-prompts shows its message)'}")
 
 
-def install(app: FastAPI, *, retry_after: int, log_prompts: bool, on_busy: Callable[[], None]) -> None:
-    """Answer every error of an app in OpenAI's shape.
-
-    Args:
-        app: the app.
-        retry_after: seconds after which a client should try again if the engine is busy.
-        log_prompts: write messages of unexpected errors to the log, which may quote a prompt.
-        on_busy: is told of each request that is refused because the engine is busy.
-    """
+def install(app: FastAPI, settings: ServerSettings, *, on_busy: Callable[[], None]) -> None:
+    """Answer every error of an app in OpenAI's shape; ``on_busy`` is told of each refusal for want of places."""
 
     async def answer(request: Request, error: Exception) -> Response:
-        shown = api_error(error, retry_after=retry_after)
+        shown = api_error(error, retry_after=settings.retry_after)
         if shown.status == 429:
             on_busy()
         if shown.status == 500:
-            log_unexpected(error, with_message=log_prompts)
+            log_unexpected(error, with_message=settings.log_prompts)
         response = response_of(shown)
         if isinstance(error, HTTPException) and error.headers:
             response.headers.update(dict(error.headers))
@@ -214,21 +191,13 @@ def install(app: FastAPI, *, retry_after: int, log_prompts: bool, on_busy: Calla
         app.add_exception_handler(kind, answer)
 
 
-_TRIED_TYPE = r"str|(list|dict)\[.*\]"
-
-
-def path_of(location: Sequence[int | str]) -> str | None:
-    """``messages[0].role`` for pydantic's ``("messages", 0, "role")``."""
-    # pydantic adds the type that it tried where a parameter takes several
-    named = [part for part in location if not re.fullmatch(_TRIED_TYPE, str(part))]
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in named).removeprefix(".")
-    return shortened(text, 200) or None
-
-
 def validation_error(error: ValidationError) -> ApiError:
-    """The error of a request that its model refuses: the first one."""
+    """The error of a request that its model refuses: the first one, of ``messages[0].role`` for example."""
     first = error.errors(include_url=False)[0]
-    param = path_of(first["loc"])
+    # pydantic adds the type that it tried where a parameter takes several
+    location = [part for part in first["loc"] if not re.fullmatch(r"str|(list|dict)\[.*\]", str(part))]
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
+    param = shortened(path, 200) or None
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] != "missing":
         message = f"{message} (got {short_repr(first['input'])})"
@@ -246,12 +215,7 @@ def _named_setting(message: str) -> str | None:
 
 
 class _Lines(ColourizedFormatter):
-    """uvicorn's format. A message of another package may quote a request, and is shown only if it may.
-
-    Args:
-        shows_texts: whether the log may have text of requests.
-        **options: those of uvicorn.
-    """
+    """uvicorn's format. A message of another package may quote a request, and is shown only if it may."""
 
     def __init__(self, shows_texts: Callable[[], bool], **options: Any) -> None:
         super().__init__(**options)
@@ -290,8 +254,7 @@ def _safe(text: str) -> str:
 def log_config(shows_texts: Callable[[], bool]) -> dict[str, Any]:
     """uvicorn's logging, with the messages of this package, and those that other packages have for the root logger.
 
-    Args:
-        shows_texts: whether the log may have text of requests.
+    ``shows_texts`` says whether the log may have text of requests.
     """
     config = copy.deepcopy(LOGGING_CONFIG)
     for name, kind in (("default", _DefaultLines), ("access", _AccessLines)):
@@ -308,9 +271,6 @@ def unhandled_logged(shows_texts: Callable[[], bool]) -> Iterator[None]:
     """Write warnings, and errors that end a thread or occur in a destructor, to the log. Python would print them.
 
     The loggers that :func:`log_config` changes have their own handlers again afterwards.
-
-    Args:
-        shows_texts: whether the log may have text of requests.
     """
 
     def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any, **__: Any) -> None:

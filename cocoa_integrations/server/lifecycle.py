@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from typing import Literal, cast
 
 from fastapi import FastAPI, Request
@@ -25,29 +25,22 @@ from cocoa_integrations.server.errors import SERVER, ApiError, shutting_down
 from cocoa_integrations.server.metrics import Metrics
 from cocoa_integrations.server.middleware import Bodies
 from cocoa_integrations.server.settings import ServerSettings
-from cocoa_integrations.server.work import Call, Calls
+from cocoa_integrations.server.work import Calls
 
 _ARENA_MAX = -8
 """``M_ARENA_MAX`` of glibc's ``malloc.h``."""
-
-_VARIABLE = "MALLOC_ARENA_MAX"
 
 RELEASE_INTERVAL = 10.0
 """Seconds between two releases of free memory."""
 
 
-def keep_one_arena(environment: Mapping[str, str] = os.environ) -> bool:
-    """Let all threads of this process share one arena of glibc's allocator.
+def keep_one_arena() -> bool:
+    """Let all threads of this process share one arena of glibc's allocator, unless the environment sets it.
 
-    Call this before there are threads: arenas that exist remain.
-
-    Args:
-        environment: of this process. Where it sets glibc's allocator, that is left as it is.
-
-    Returns:
-        Whether it was done. It is not with another C library.
+    Call this before there are threads: arenas that exist remain. Returns whether it was done. It is not with another C
+    library.
     """
-    if _is_set(environment):
+    if _is_set(os.environ):
         return False
     try:
         library = ctypes.CDLL(None)
@@ -57,29 +50,21 @@ def keep_one_arena(environment: Mapping[str, str] = os.environ) -> bool:
         return False
 
 
-def one_arena(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables with which a new process has one arena of glibc's allocator.
-
-    Args:
-        environment: of this process. Where it sets glibc's allocator, there are none.
-    """
-    return {} if _is_set(environment) else {_VARIABLE: "1"}
+def one_arena() -> dict[str, str]:
+    """The variables with which a new process has one arena; none if the environment of this one sets the allocator."""
+    return {} if _is_set(os.environ) else {"MALLOC_ARENA_MAX": "1"}
 
 
 @asynccontextmanager
-async def free_memory_released(
-    interval: float = RELEASE_INTERVAL, environment: Mapping[str, str] = os.environ
-) -> AsyncIterator[None]:
+async def free_memory_released() -> AsyncIterator[None]:
     """Within the context, give memory that was freed back to the system every few seconds.
 
-    Args:
-        interval: seconds between two releases.
-        environment: of this process. Where it sets glibc's allocator otherwise than this module, that is left as it is.
+    Not if the environment sets glibc's allocator otherwise than this module.
     """
-    if _is_set(dict(environment.items() - one_arena({}).items())):
+    if _is_set(dict(os.environ.items() - {("MALLOC_ARENA_MAX", "1")})):
         yield
         return
-    task = asyncio.create_task(_release(interval))
+    task = asyncio.create_task(_release())
     try:
         yield
     finally:
@@ -88,9 +73,9 @@ async def free_memory_released(
             await task
 
 
-async def _release(interval: float) -> None:
+async def _release() -> None:
     while True:
-        await asyncio.sleep(interval)
+        await asyncio.sleep(RELEASE_INTERVAL)
         await asyncio.to_thread(release_free_memory)
 
 
@@ -112,11 +97,7 @@ _MESSAGES: dict[Phase, str] = {
 
 
 class ServerState:
-    """What the routes of one app share.
-
-    Args:
-        engine: the engine, or a function that loads it, which the lifespan of the app calls.
-        settings: the settings of the server.
+    """What the routes of one app share. The lifespan of the app calls a function that loads the engine.
 
     Attributes:
         phase: what the server does.
@@ -132,25 +113,22 @@ class ServerState:
 
     def __init__(self, engine: CocoaEngine | Loader, settings: ServerSettings) -> None:
         self.settings = settings
-        self.metrics = Metrics(running=lambda: self.calls.answers - self._waiting, waiting=lambda: self._waiting)
-        self.calls = Calls(on_cancel=self.metrics.cancelled)
+        self.metrics = Metrics()
+        self.calls = Calls(on_cancel=lambda by: self.metrics.add("cancelled", 1, by))
         self.bodies = Bodies(settings.max_body_bytes)
         self.scoring, self.first_texts, self.later_texts = asyncio.Lock(), asyncio.Lock(), asyncio.Lock()
         self.started = int(time.time())
         self.error: BaseException | None = None
         self._loading: threading.Thread | None = None
-        self._engine = engine if isinstance(engine, CocoaEngine) else None
+        self._engine: CocoaEngine | None = None
         self._loader = None if isinstance(engine, CocoaEngine) else engine
-        self.phase: Phase = "loading" if self._engine is None else "ready"
-        self._name_metrics()
+        self.phase: Phase = "loading"
+        if isinstance(engine, CocoaEngine):
+            self._loaded(engine, None)
 
     @property
     def engine(self) -> CocoaEngine:
-        """The engine.
-
-        Raises:
-            ApiError: the model is not loaded, or the server shuts down.
-        """
+        """The engine, while calls are accepted; see :meth:`require_ready`."""
         self.require_ready()
         assert self._engine is not None
         return self._engine
@@ -171,15 +149,6 @@ class ServerState:
     def shows_texts(self) -> bool:
         """Whether the log may have any text: it is allowed to have that of requests, or none was read yet."""
         return self.settings.log_prompts or self.phase == "loading"
-
-    def open_call(self, request: Request) -> AbstractAsyncContextManager[Call]:
-        """A call of the engine within the context; see :meth:`Calls.opened`.
-
-        Raises:
-            ApiError: the model is not loaded, or the server shuts down.
-            EngineBusyError: the engine has as many calls as it runs and queues.
-        """
-        return self.calls.opened(self.engine, request.receive)
 
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
@@ -207,14 +176,6 @@ class ServerState:
         """Whether a thread loads the model."""
         return self._loading is not None and self._loading.is_alive()
 
-    @property
-    def _waiting(self) -> int:
-        return 0 if self._engine is None else self._engine.session.scheduler.waiting
-
-    def _name_metrics(self) -> None:
-        if self._engine is not None:
-            self.metrics.model_name = [*self.settings.served_names, self._engine.model_name][0]
-
     def _load(self, loader: Loader, loop: asyncio.AbstractEventLoop) -> None:
         engine, error = None, None
         try:
@@ -226,11 +187,17 @@ class ServerState:
 
     def _loaded(self, engine: CocoaEngine | None, error: BaseException | None) -> None:
         self._engine, self.error = engine, error
-        self._name_metrics()
-        if error is not None:
+        if engine is None:
             logger.error("the model could not be loaded: %s", error)
             self.phase = "failed"
-        elif self.phase == "loading":
+            return
+        scheduler = engine.session.scheduler
+        self.metrics.of_model(
+            [*self.settings.served_names, engine.model_name][0],
+            running=lambda: self.calls.answers - scheduler.waiting,
+            waiting=lambda: scheduler.waiting,
+        )
+        if self.phase == "loading":
             self.phase = "ready"
 
 

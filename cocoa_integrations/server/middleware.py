@@ -23,6 +23,7 @@ from cocoa_integrations.server.errors import (
     ApiError,
     api_error,
     bad_request,
+    client_gone,
     log_unexpected,
     response_of,
     shutting_down,
@@ -37,9 +38,6 @@ class OnlyPaths:
 
     No route reads them. An unknown method gets OpenTelemetry's name of one. The scope itself is changed, since the
     server's access log is written from it.
-
-    Args:
-        app: the app.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -59,14 +57,9 @@ class OnlyPaths:
 
 
 class UnexpectedErrors:
-    """Answers an error that nothing else handles, and writes it to the log without the texts of the request.
+    """Answers an error that nothing else handles, and writes it to the log; with ``log_prompts`` also its message."""
 
-    Args:
-        app: the app.
-        log_prompts: also write the message of the error, which may quote a prompt.
-    """
-
-    def __init__(self, app: ASGIApp, log_prompts: bool = False) -> None:
+    def __init__(self, app: ASGIApp, log_prompts: bool) -> None:
         self._app, self._log_prompts = app, log_prompts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,12 +91,7 @@ class Border:
     """Refuses requests of strangers, and bodies above the limit; answers HEAD as GET, without the body.
 
     The header ``Host`` must name this server: a page that a browser shows could send requests to another name of the
-    machine. A body must have one length, and the rest of one that is too large is not read.
-
-    Args:
-        app: the app.
-        settings: the hosts, the keys and the size of bodies.
-        open_paths: the paths that need no key.
+    machine. A body must have one length, and the rest of one that is too large is not read. ``open_paths`` need no key.
     """
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, open_paths: Collection[str]) -> None:
@@ -228,7 +216,7 @@ class Bodies:
                     await self._room(key, size)
                     message, waited = await self._part(receive, waited)
                 if message["type"] == "http.disconnect":
-                    raise ApiError(499, "the client closed the connection", code="client_closed_request")
+                    raise client_gone()
                 parts.append(message.get("body", b""))
                 size, more = size + len(parts[-1]), message.get("more_body", False)
                 if size >= counted + LARGE:
@@ -281,11 +269,7 @@ class Bodies:
 
 
 def require_json(headers: Headers) -> None:
-    """Refuse a body of another type. A browser asks before it sends JSON to another origin.
-
-    Raises:
-        ApiError: the headers do not declare JSON.
-    """
+    """Refuse a body of another type. A browser asks before it sends JSON to another origin."""
     kind, _, subtype = headers.get("content-type", "").partition(";")[0].strip().lower().partition("/")
     if kind != "application" or not (subtype == "json" or subtype.endswith("+json")):
         raise bad_request(_NOT_AN_OBJECT, None)

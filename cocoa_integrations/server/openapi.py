@@ -1,4 +1,4 @@
-"""The OpenAPI document of the app: its errors as they are sent, and its keys."""
+"""The OpenAPI document of the app: its bodies and errors as they are sent, and its keys."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 """The errors of every route, for ``include_router``."""
 
-
 _REFERENCE = "#/components/schemas/{model}"
 
 
@@ -52,28 +51,24 @@ def takes(body: type[BaseModel]) -> dict[str, Any]:
 
 
 def describe(app: FastAPI, bodies: Sequence[type[BaseModel]], *, needs_key: bool) -> None:
-    """Make an app's OpenAPI document with the bodies of requests and the API key.
-
-    Args:
-        app: the app.
-        bodies: the models of the bodies.
-        needs_key: whether clients must send a key.
-    """
+    """Make an app's OpenAPI document with the bodies of requests, and the API key if clients must send one."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            made = get_openapi(title=app.title, version=app.version, routes=app.routes)
-            for operations in made["paths"].values():
+            document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            schemas = document["components"]["schemas"]
+            for operations in document["paths"].values():
                 for operation in operations.values():
                     operation["responses"].pop("422", None)
             for name in ("HTTPValidationError", "ValidationError"):
-                made["components"]["schemas"].pop(name, None)
-            _, schemas = models_json_schema([(body, "validation") for body in bodies], ref_template=_REFERENCE)
-            made["components"]["schemas"] |= schemas["$defs"]
+                schemas.pop(name, None)
+            schemas |= models_json_schema([(body, "validation") for body in bodies], ref_template=_REFERENCE)[1][
+                "$defs"
+            ]
             if needs_key:
-                made["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-                made["security"] = [{"key": []}]
-            app.openapi_schema = made
+                document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+                document["security"] = [{"key": []}]
+            app.openapi_schema = document
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]

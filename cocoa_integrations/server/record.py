@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,32 +18,25 @@ from cocoa_engine.safe_text import one_line
 from cocoa_integrations.server.errors import ApiError
 from cocoa_integrations.server.lifecycle import ServerState
 from cocoa_integrations.server.protocol.answers import Answered
-from cocoa_integrations.server.protocol.decoding import DecodingRequest
 from cocoa_integrations.tracing import RiskTrace
 
 logger = logging.getLogger("cocoa_integrations.server.answers")  # whose lines are not shortened
 
 
-PROVIDER = "cocoa"
-
-
 def can_trace() -> bool:
     """Whether OpenTelemetry is installed."""
-    try:
+    with suppress(ModuleNotFoundError):
         return find_spec("opentelemetry.trace") is not None
-    except ModuleNotFoundError:
-        return False
+    return False
 
 
 class Traced:
     """Starts a server span for each request, unless an instrumentation of ASGI has started one.
 
-    Args:
-        app: the app.
-        left_out: paths that are called so often that their spans would be noise.
+    Paths that are ``left_out`` are called so often that their spans would be noise.
     """
 
-    def __init__(self, app: ASGIApp, left_out: Sequence[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, left_out: Sequence[str]) -> None:
         self._app, self._left_out = app, frozenset(left_out)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,20 +70,20 @@ class Record:
     Args:
         state: the state of the server.
         operation: OpenTelemetry's name of what is asked for, ``chat`` or ``text_completion``.
-        body: the request.
-        config: its settings.
-        envelope: what its chunks have in common: ``id`` and ``model``.
+        config: the settings.
+        envelope: what its chunks have in common.
         prompt: the messages or prompts.
+        count: the number of answers to each prompt.
     """
 
     def __init__(
         self,
         state: ServerState,
         operation: str,
-        body: DecodingRequest,
         config: CocoaConfig,
         envelope: Mapping[str, Any],
         prompt: Sequence[Any],
+        count: int,
     ) -> None:
         self._metrics, self._answer_id = state.metrics, envelope["id"]
         self._prompt = prompt if state.settings.log_prompts else None
@@ -100,9 +94,9 @@ class Record:
             self._span.update_name(f"{operation} {envelope['model']}")
             attributes = {
                 "gen_ai.operation.name": operation,
-                "gen_ai.provider.name": PROVIDER,
+                "gen_ai.provider.name": "cocoa",
                 "gen_ai.request.model": envelope["model"],
-                "gen_ai.request.choice.count": body.answers if body.answers != 1 else None,
+                "gen_ai.request.choice.count": count if count != 1 else None,
                 "gen_ai.request.max_tokens": config.max_new_tokens,
                 "gen_ai.request.temperature": config.temperature,
                 "gen_ai.request.seed": config.seed,
@@ -116,13 +110,12 @@ class Record:
         """A span of a stream is decided. Only the first call counts."""
         if not self._has_span:
             self._has_span = True
-            self._metrics.first_span(time.monotonic() - self._begun)
+            self._metrics.add("time_to_first_token_seconds", time.monotonic() - self._begun)
 
     def answered(self, answers: Sequence[Answered], usage: Mapping[str, Any]) -> None:
         """All answers are complete."""
         for answered in answers:
-            self._metrics.answered(answered.generation, answered.split, answered.timeline)
-        generations = [answered.generation for answered in answers]
+            self._metrics.answered(answered.answer)
         risk = usage["completion_tokens_details"].get("cocoa_max_risk")
         logger.info(
             "%s: %d prompt tokens (%d cached), %d new tokens, finish reason %s, highest risk %s, %.2f s",
@@ -130,16 +123,16 @@ class Record:
             usage["prompt_tokens"],
             usage["prompt_tokens_details"]["cached_tokens"],
             usage["completion_tokens"],
-            ", ".join(str(generation.finish_reason) for generation in generations),
+            ", ".join(str(answered.answer.finish_reason) for answered in answers),
             "not reported" if risk is None else f"{risk:.3f}",
             time.monotonic() - self._begun,
         )
         if self._prompt is not None:
-            texts = [("prompt", self._prompt), *(("answer", generation.text) for generation in generations)]
-            for kind, text in texts:
+            for kind, text in (("prompt", self._prompt), *(("answer", answered.answer.text) for answered in answers)):
                 logger.info("%s: %s %s", self._answer_id, kind, one_line(json.dumps(text, ensure_ascii=False)))
         if self._span is not None:
-            self._span.set_attribute("gen_ai.response.finish_reasons", [answered.finish_reason for answered in answers])
+            finish_reasons = [str(answered.choice["finish_reason"]) for answered in answers]
+            self._span.set_attribute("gen_ai.response.finish_reasons", finish_reasons)
             self._span.set_attribute("gen_ai.usage.input_tokens", usage["prompt_tokens"])
             self._span.set_attribute("gen_ai.usage.output_tokens", usage["completion_tokens"])
             for answered in answers:

@@ -84,16 +84,11 @@ class ServerSettings(SettingsModel):
     log_prompts: bool = Field(False, description="Write prompts and answers to the log.")
 
     @property
-    def on_loopback(self) -> bool:
-        """Whether only programs of this machine can reach the server."""
-        return is_loopback(self.host)
-
-    @property
     def known_hosts(self) -> tuple[str, ...]:
         """The accepted names in the header Host; ``*`` stands for all."""
         if self.allowed_hosts is not None:
             return self.allowed_hosts
-        return (*LOOPBACK_NAMES, self.host) if self.on_loopback else ("*",)
+        return (*LOOPBACK_NAMES, self.host) if is_loopback(self.host) else ("*",)
 
     @model_validator(mode="after")  # an error of the field would show the keys
     def _keys_are_visible(self) -> ServerSettings:
@@ -105,7 +100,7 @@ class ServerSettings(SettingsModel):
 
     @model_validator(mode="after")
     def _other_machines_need_a_key(self) -> ServerSettings:
-        if not (self.on_loopback or self.api_keys or self.allow_no_key):
+        if not (is_loopback(self.host) or self.api_keys or self.allow_no_key):
             raise ValueError(
                 f"host {self.host!r} can be reached from other machines: give a key (--api-key-file), or "
                 "--allow-no-key if something else checks who calls"
@@ -148,101 +143,86 @@ def each(names: str, instead: str, *neutral: Any) -> dict[str, tuple[tuple[Any, 
     return dict.fromkeys(names.split(), (neutral, instead))
 
 
+_PENALTY = "give repetition_penalty"
+_COMPETE = "cocoa.gamma and cocoa.max_candidates set which tokens compete"
+_SPANS = "candidate spans compete: see cocoa.max_candidates and cocoa.max_span_tokens"
+_FORMAT, _BIAS, _LIMIT, _SYSTEM = "give response_format", "give logit_bias", "give max_tokens", "give a system message"
+_LOGPROBS, _NO_FIELD, _LEAVE = "give logprobs and top_logprobs", "an answer has no such field", "leave it out"
+_TEMPLATE, _ONE_MODEL = "the chat template is the model's", "the server has one model, without adapters, in one process"
+_TEXT, _PROMPT = "the model reads text only", "/v1/completions takes text and token ids as prompt"
+_REASONING = "reasoning has no limit of its own; give max_tokens"
+
 REFUSED: Refused = {
-    **each("frequency_penalty presence_penalty", "give repetition_penalty", 0),
-    **each("repeat_penalty", "give repetition_penalty", 1),
+    **each("frequency_penalty presence_penalty", _PENALTY, 0),
+    **each("repeat_penalty", _PENALTY, 1),
     **each("repeat_last_n", "repetition_penalty counts the whole text", -1, 0, 64),
     **each("penalize_newline penalize_nl", "repetition_penalty counts line breaks too", True),
-    **each("dry_multiplier repetition_detection no_repeat_ngram_size", "give repetition_penalty", 0, {}),
-    **each("max_length max_output_tokens truncation_length", "give max_tokens"),
+    **each("dry_multiplier repetition_detection no_repeat_ngram_size", _PENALTY, 0, {}),
+    **each("max_length max_output_tokens truncation_length", _LIMIT),
     **each("t_max_predict_ms t_max_prompt_ms", "close the connection, which ends the work", 0, -1),
     **each("truncate truncate_prompt_tokens shift", "shorten the prompt; the server never does", False),
     **each("num_ctx", "the context window is the model's"),
     **each("sampling_seed", "give seed"),
     **each("min_p", "cocoa.gamma is such a threshold", 0),
-    **each("typical_p tfs_z", "cocoa.gamma and cocoa.max_candidates set which tokens compete", 1),
-    **each("top_n_sigma adaptive_target", "cocoa.gamma and cocoa.max_candidates set which tokens compete", 0, -1),
-    **each(
-        "xtc_probability dynatemp_range mirostat epsilon_cutoff eta_cutoff top_a",
-        "cocoa.gamma and cocoa.max_candidates set which tokens compete",
-        0,
-    ),
-    **each("min_keep n_indent", "leave it out", 0),
+    **each("typical_p tfs_z", _COMPETE, 1),
+    **each("top_n_sigma adaptive_target", _COMPETE, 0, -1),
+    **each("xtc_probability dynatemp_range mirostat epsilon_cutoff eta_cutoff top_a", _COMPETE, 0),
+    **each("min_keep n_indent", _LEAVE, 0),
     **each("samplers", "cocoa.method says how tokens are chosen", []),
     **each("do_sample", 'give temperature, and "cocoa": {"method": "sample"}', False),
     **each("best_of", "give n, and choose by cocoa_risk", 1),
-    **each("num_beams", "candidate spans compete: see cocoa.max_candidates and cocoa.max_span_tokens", 1),
-    **each("use_beam_search", "candidate spans compete: see cocoa.max_candidates and cocoa.max_span_tokens", False),
+    **each("num_beams", _SPANS, 1),
+    **each("use_beam_search", _SPANS, False),
     **each("length_penalty", "give cocoa.span_log_prob", 1),
     **each("num_return_sequences n_cmpl", "give n", 1),
-    **each("bad_words bad_words_ids suppress_tokens allowed_token_ids", "give logit_bias", []),
-    **each("min_tokens min_new_tokens min_length", "give logit_bias", 0),
-    **each("ignore_eos", "give logit_bias", False),
+    **each("bad_words bad_words_ids suppress_tokens allowed_token_ids", _BIAS, []),
+    **each("min_tokens min_new_tokens min_length", _BIAS, 0),
+    **each("ignore_eos", _BIAS, False),
     **each("stop_sequences stop_strings stop_regex stop_token_ids", "give stop", []),
     **each("eos_token_id", "give stop"),
     **each("include_stop_str_in_output no_stop_trim", "an answer ends before the stop text", False),
-    **each(
-        "json_schema regex ebnf grammar format guided_json guided_regex guided_choice guided_grammar structural_tag "
-        "structured_outputs",
-        "give response_format",
-        "",
-        {},
-    ),
-    **each("grammar_lazy", "give response_format", False),
-    **each("grammar_triggers", "give response_format", []),
-    **each("n_probs top_n_tokens top_logprobs_num", "give logprobs and top_logprobs", 0),
-    **each("return_logprob decoder_input_details post_sampling_probs", "give logprobs and top_logprobs", False),
+    **each("json_schema regex ebnf grammar format structural_tag structured_outputs", _FORMAT, "", {}),
+    **each("guided_json guided_regex guided_choice guided_grammar", _FORMAT, "", {}),
+    **each("grammar_lazy", _FORMAT, False),
+    **each("grammar_triggers", _FORMAT, []),
+    **each("n_probs top_n_tokens top_logprobs_num", _LOGPROBS, 0),
+    **each("return_logprob decoder_input_details post_sampling_probs", _LOGPROBS, False),
     **each("prompt_logprobs logprob_token_ids token_ids_logprob", "/v1/completions has echo and logprobs"),
-    **each(
-        "verbose details timings_per_token return_tokens return_progress return_tokens_as_token_ids return_token_ids "
-        "return_token_offsets return_prompt_text return_prompt_token_ids return_meta_info return_hidden_states "
-        "return_routed_experts return_cached_tokens_details return_text_in_logprobs return_full_text "
-        "stream_options.continuous_usage_stats",
-        "an answer has no such field",
-        False,
-    ),
+    **each("verbose details timings_per_token return_tokens return_progress return_full_text", _NO_FIELD, False),
+    **each("return_tokens_as_token_ids return_token_ids return_token_offsets return_prompt_text", _NO_FIELD, False),
+    **each("return_prompt_token_ids return_meta_info return_hidden_states return_routed_experts", _NO_FIELD, False),
+    **each("return_cached_tokens_details return_text_in_logprobs", _NO_FIELD, False),
+    **each("stream_options.continuous_usage_stats", _NO_FIELD, False),
     **each("stream_options.include_obfuscation", "chunks are not padded", False),
     **each("response_fields", "an answer has all its fields", []),
     **each("stream_interval", "a stream has a chunk for each span", 1),
-    **each(
-        "skip_special_tokens parse_tool_calls separate_reasoning stream_reasoning include_reasoning",
-        "leave it out",
-        True,
-    ),
+    **each("skip_special_tokens parse_tool_calls separate_reasoning stream_reasoning", _LEAVE, True),
+    **each("include_reasoning", _LEAVE, True),
     **each("reasoning_format", "reasoning is in reasoning_content", "auto", "deepseek"),
-    **each(
-        "reasoning_budget reasoning_budget_tokens thinking_budget thinking_budget_tokens thinking_token_budget",
-        "reasoning has no limit of its own; give max_tokens",
-        -1,
-    ),
-    **each("reasoning_control", "reasoning has no limit of its own; give max_tokens", False),
+    **each("reasoning_budget reasoning_budget_tokens thinking_token_budget", _REASONING, -1),
+    **each("thinking_budget thinking_budget_tokens", _REASONING, -1),
+    **each("reasoning_control", _REASONING, False),
     **each("think thinking enable_thinking reasoning", "give reasoning_effort or chat_template_kwargs"),
-    **each("chat_template template tool_prompt chat_parser generation_prompt", "the chat template is the model's", ""),
-    **each("guideline system", "give a system message", ""),
+    **each("chat_template template tool_prompt chat_parser generation_prompt", _TEMPLATE, ""),
+    **each("guideline system", _SYSTEM, ""),
     **each("raw", "/v1/completions continues a text", False),
     **each("documents", "give chat_template_kwargs", []),
-    **each("input_ids inputs context", "/v1/completions takes text and token ids as prompt", [], ""),
-    **each("prompt_embeds input_embeds", "/v1/completions takes text and token ids as prompt"),
-    **each(
-        "images image_data audio_data video_data media_io_kwargs mm_processor_kwargs images_config",
-        "the model reads text only",
-        [],
-        {},
-    ),
-    **each("use_audio_in_video", "the model reads text only", False),
-    **each("max_dynamic_patch min_dynamic_patch", "the model reads text only"),
-    **each("lora adapter_id lora_path", "the server has one model, without adapters", [], ""),
-    **each("logits_processors custom_logit_processor", "give logit_bias", [], ""),
+    **each("input_ids inputs context", _PROMPT, [], ""),
+    **each("prompt_embeds input_embeds", _PROMPT),
+    **each("images image_data audio_data video_data media_io_kwargs images_config", _TEXT, [], {}),
+    **each("mm_processor_kwargs", _TEXT, [], {}),
+    **each("use_audio_in_video", _TEXT, False),
+    **each("max_dynamic_patch min_dynamic_patch", _TEXT),
+    **each("lora adapter_id lora_path", _ONE_MODEL, [], ""),
+    **each("logits_processors custom_logit_processor", _BIAS, [], ""),
     **each("custom_params vllm_xargs session_params", "the server has no extensions", {}),
     **each("watermark watermarking", "answers are not marked", False),
     **each("task", "ask for it in a message"),
     **each("priority", "requests are served in order", 0),
     **each("cache_salt", "all requests share one cache of prompts"),
-    **each("kv_transfer_params ec_transfer_params", "the server has one model in one process", {}),
-    **each(
-        "bootstrap_host bootstrap_port bootstrap_room routed_dp_rank disagg_prefill_dp_rank data_parallel_rank",
-        "the server has one model in one process",
-    ),
+    **each("kv_transfer_params ec_transfer_params", _ONE_MODEL, {}),
+    **each("bootstrap_host bootstrap_port bootstrap_room routed_dp_rank", _ONE_MODEL),
+    **each("disagg_prefill_dp_rank data_parallel_rank", _ONE_MODEL),
     **each("options parameters sampling_params extra_body", "give its parameters in the request itself", {}),
 }
 """Parameters that no route has. The name of one inside an object has a dot."""

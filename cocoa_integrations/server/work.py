@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
-from typing import Any, Generic, Literal, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from fastapi import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -18,7 +18,7 @@ from cocoa_engine.confined import Budget, budget_of_request
 from cocoa_engine.errors import EngineBusyError, RequestCancelledError
 from cocoa_engine.logs import safe_logger
 from cocoa_integrations._shared.workers import in_worker
-from cocoa_integrations.server.errors import ApiError, at_most, body_of, shutting_down
+from cocoa_integrations.server.errors import ApiError, at_most, body_of, client_gone, shutting_down
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -28,17 +28,12 @@ By = Literal["client", "shutdown"]
 
 
 class Call:
-    """One request that the engine works on.
+    """One request that the engine works on. ``on_cancel`` is told who cancelled it.
 
     Attributes:
-        engine: the engine.
         answers: the number of answers that it asks for.
         cancellation: ends the work, before the next layer of a pass at the latest. Pass it to every call of the engine.
         ended_by: who cancelled the call; ``None`` while it runs.
-
-    Args:
-        engine: the engine.
-        on_cancel: is told who cancelled the call.
     """
 
     def __init__(self, engine: CocoaEngine, on_cancel: Callable[[By], None]) -> None:
@@ -72,12 +67,11 @@ class Call:
         """The error of a cancelled call."""
         if self.ended_by == "shutdown":
             return shutting_down(retry_after=1)
-        return ApiError(499, "the client closed the connection", code="client_closed_request")
+        return client_gone()
 
     async def watch(self, receive: Receive) -> None:
-        """Cancel the work when the client has gone. The body of the request must have been read."""
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        """Cancel the work when the client has gone."""
+        await gone(receive)
         self.cancel("client")
 
 
@@ -85,12 +79,9 @@ class Calls:
     """The calls that run or wait. The engine queues some; more are refused, as the engine itself does.
 
     A stream between two spans holds no batch slot, so the engine alone would admit more calls than it can serve.
-
-    Args:
-        on_cancel: is told who ended a call before it was complete.
     """
 
-    def __init__(self, on_cancel: Callable[[By], None] = lambda by: None) -> None:
+    def __init__(self, on_cancel: Callable[[By], None]) -> None:
         self._open: set[Call] = set()
         self._on_cancel = on_cancel
         self._slow, self._lock = 0, threading.Lock()
@@ -104,12 +95,7 @@ class Calls:
         return len(self._open)
 
     def count(self, call: Call, answers: int, param: str = "n") -> None:
-        """Count the answers that a call asks for.
-
-        Args:
-            call: the call.
-            answers: their number.
-            param: the parameter that asks for them.
+        """Count the answers that a call asks for; ``param`` is the parameter that does.
 
         Raises:
             EngineBusyError: the engine has as many calls as it runs and queues.
@@ -145,9 +131,7 @@ class Calls:
     async def opened(self, engine: CocoaEngine, receive: Receive) -> AsyncIterator[Call]:
         """A call within the context, which counts as one answer. Leaving the context ends its work.
 
-        Args:
-            engine: the engine.
-            receive: of the request, whose body has been read. It tells when the client goes.
+        So does the client when it goes, which ``receive`` tells. The body of the request must have been read.
 
         Raises:
             EngineBusyError: the engine has as many calls as it runs and queues.
@@ -182,71 +166,50 @@ Item = TypeVar("Item")
 DONE = b"data: [DONE]\n\n"
 
 
-class Interleaved(Generic[Item]):
+async def interleaved(
+    streams: Sequence[AsyncIterator[Item]], interval: float
+) -> AsyncGenerator[tuple[int, Item] | None, None]:
     """The items of several streams as they come, with the number of their stream.
 
-    Whenever nothing has come for a while, the item is ``None``. The other streams begin after the first item of the
-    first one, so that they reuse its prompt.
+    Whenever nothing has come for ``interval`` seconds, the item is ``None``. The other streams begin after the first
+    item of the first one, so that they reuse its prompt.
 
-    Args:
-        streams: the streams.
-        interval: seconds without an item after which there is a ``None``.
+    Raises:
+        Exception: that of a stream.
     """
-
-    def __init__(self, streams: Sequence[AsyncIterator[Item]], interval: float) -> None:
-        self._streams, self._interval = streams, interval
-        self._waiting: dict[asyncio.Future[Item], int] = {}
-        self._ready: list[asyncio.Future[Item]] = []
-        self._begun = 0
-
-    def __aiter__(self) -> Interleaved[Item]:
-        return self
-
-    async def __anext__(self) -> tuple[int, Item] | None:
-        """The next item.
-
-        Raises:
-            Exception: that of a stream.
-        """
-        if not self._begun:
-            self._begin(0)
-        while True:
-            if not self._ready:
-                if not self._waiting:
-                    raise StopAsyncIteration
-                done, _ = await asyncio.wait(self._waiting, timeout=self._interval, return_when=asyncio.FIRST_COMPLETED)
-                if not done:
-                    return None
-                self._ready.extend(done)
-            future = self._ready.pop()
-            number = self._waiting.pop(future)
-            try:
-                item = future.result()
-            except StopAsyncIteration:
-                continue
-            self._next(number)
-            while self._begun < len(self._streams):
-                self._begin(self._begun)
-            return number, item
-
-    def close(self) -> None:
-        """Stop waiting. Errors of the other streams are dropped; asyncio would log their messages."""
-        for future in (*self._waiting, *self._ready):
+    waiting: dict[asyncio.Future[Item], int] = {asyncio.ensure_future(anext(streams[0])): 0}
+    others = range(1, len(streams))
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, timeout=interval, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                yield None
+            for future in done:
+                number = waiting.pop(future)
+                try:
+                    item = future.result()
+                except StopAsyncIteration:
+                    continue
+                waiting |= {
+                    asyncio.ensure_future(anext(streams[following])): following for following in (number, *others)
+                }
+                others = range(0)
+                yield number, item
+    finally:
+        for future in waiting:  # errors of the other streams are dropped; asyncio would log their messages
             future.cancel()
             future.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-    def _begin(self, number: int) -> None:
-        self._begun = number + 1
-        self._next(number)
-
-    def _next(self, number: int) -> None:
-        following: Awaitable[Item] = anext(self._streams[number])
-        self._waiting[asyncio.ensure_future(following)] = number
 
 
 def event(data: dict[str, Any]) -> bytes:
     """One event."""
     return b"data: " + json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+async def gone(receive: Receive) -> None:
+    """Wait until the client of a request, whose body has been read, has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def comment(text: str) -> bytes:
@@ -260,13 +223,9 @@ def error_event(error: ApiError) -> bytes:
 
 
 class EventStream(Response):
-    """A response of server-sent events. The resources of the request are released when it ends.
+    """A response of server-sent events, at whose end the resources of the request are released.
 
-    Args:
-        events: the events.
-        resources: what is released at the end.
-        write_timeout: seconds after which the stream ends if the client does not read.
-        on_stalled: is called in this case.
+    If the client reads nothing for ``write_timeout`` seconds, the stream ends, and ``on_stalled`` is called.
     """
 
     media_type = "text/event-stream"
@@ -285,22 +244,17 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events."""
-        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+
+        async def sent(message: Message) -> None:  # the buffers may be full, and the client not read
+            await asyncio.wait_for(send(message), self._write_timeout)
+
         try:
             # released before the end of the response, after which the server says that the client has gone
             async with self._resources:
-                await self._sent(send, start)
+                await sent({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 async for chunk in self._events:
-                    await self._sent(send, {"type": "http.response.body", "body": chunk, "more_body": True})
-            await self._sent(send, {"type": "http.response.body", "body": b"", "more_body": False})
+                    await sent({"type": "http.response.body", "body": chunk, "more_body": True})
+            await sent({"type": "http.response.body", "body": b"", "more_body": False})
         except asyncio.TimeoutError:
             logger.warning("a stream ended: its client read nothing for %g seconds", self._write_timeout)
             self._on_stalled()
-
-    async def _sent(self, send: Send, message: Message) -> None:
-        """Send a message.
-
-        Raises:
-            asyncio.TimeoutError: the buffers are full, and the client does not read.
-        """
-        await asyncio.wait_for(send(message), self._write_timeout)

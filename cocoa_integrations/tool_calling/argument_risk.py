@@ -18,14 +18,7 @@ ROOT = ("$.", "$[")
 
 
 def parts_of_report(generation: Generation, plan: Plan, split: Split, calls: Sequence[Call]) -> dict[str, Any]:
-    """What the parsed answer adds to its report: ``tool_calls`` if it has calls, ``fields`` if JSON was asked for.
-
-    Args:
-        generation: the answer.
-        plan: the plan of the call.
-        split: separates the reasoning of the answer.
-        calls: the calls of the parsed answer, with their ids.
-    """
+    """What the parsed answer adds to its report: ``tool_calls`` if it has calls, ``fields`` if JSON was asked for."""
     if calls:
         return {"tool_calls": tool_call_risks(generation, calls, plan.engine)}
     if plan.request.schema is not None:
@@ -34,13 +27,7 @@ def parts_of_report(generation: Generation, plan: Plan, split: Split, calls: Seq
 
 
 def field_risks(generation: Generation, engine: CocoaEngine, *, start: int = 0) -> dict[str, ValueReport]:
-    """``cocoa_risk["fields"]``: the risk of every value of a JSON answer, by its path; see :func:`tool_call_risks`.
-
-    Args:
-        generation: the answer.
-        engine: the engine that answered.
-        start: the offset at which the JSON begins, after the reasoning of the model.
-    """
+    """``cocoa_risk["fields"]``: the risk of every value of the JSON from ``start`` on, by its path."""
     tokens = _token_offsets(generation, engine)
     offsets = field_offsets(generation.text, start)
     return {path: _value(generation, tokens, offset) for path, offset in offsets.items()}
@@ -55,19 +42,13 @@ def tool_call_risks(generation: Generation, calls: Sequence[Call], engine: Cocoa
     ``start`` and ``end`` are offsets in the generated text, which contains the tool calls; the quotes of a string are
     not included. For a call, ``risk`` is the highest risk of all its spans, including those of
     its name, and ``error`` says why the call is invalid, or is ``None``.
-
-    Args:
-        generation: the answer.
-        calls: the calls, with their ids.
-        engine: the engine that answered.
     """
     tokens = _token_offsets(generation, engine)
     reports = []
     for call in calls:
-        spans = _overlapping(generation.spans, call.offsets)
         offsets = {**call.values, **_inside_arguments(generation.text, call)}
         arguments = {name: _value(generation, tokens, offset) for name, offset in offsets.items()}
-        risk = _highest(span for _, span in spans)
+        risk = _highest(span for _, span in _overlapping(generation.spans, call.offsets))
         reports.append(CallReport(name=call.name, id=call.id, risk=risk, arguments=arguments, error=call.error))
     return reports
 
@@ -85,12 +66,12 @@ def fields_of_report(report: RiskReport) -> dict[str, ValueReport]:
 
 def _inside_arguments(text: str, call: Call) -> dict[str, tuple[int, int]]:
     """The offsets of the values inside the arguments that are objects or lists, by path."""
-    found: dict[str, tuple[int, int]] = {}
+    offsets: dict[str, tuple[int, int]] = {}
     for name, (start, _) in call.values.items():
         # arguments that were written as a string of JSON have no offsets of their own
         if isinstance((call.arguments or {}).get(name), (dict, list)) and text.startswith(("{", "["), start):
-            found |= field_offsets(text, start, member_path("$", name))
-    return found
+            offsets |= field_offsets(text, start, member_path("$", name))
+    return offsets
 
 
 def _highest(spans: Iterable[Span]) -> float | None:

@@ -59,8 +59,9 @@ class CallFormat:
             required: whether a call is required.
             other: the grammar term for an answer without a call. ``None``: any text.
         """
+        head = f'{{{{"name": {{}}, "{self.arguments}": '
         rules = [
-            f"call_{number}: {_literal(self._head(function['name']))} arguments_{number} {_literal('}')}\n"
+            f"call_{number}: {_literal(head.format(_literal(function['name'])))} arguments_{number} {_literal('}')}\n"
             f"arguments_{number}: {json_rule(function['parameters'])}"
             for number, function in enumerate(functions)
         ]
@@ -90,9 +91,6 @@ class CallFormat:
             rules.append(r"TEXT: /[^\s{\[](.|\n)*/")
         return "\n".join([f"start: {start}", *rules])
 
-    def _head(self, name: str) -> str:
-        return f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{self.arguments}": '
-
 
 HERMES = CallFormat("<tool_call>", "</tool_call>")
 """The format of Hermes, Qwen 2.5 and 3 and many others, and of the prompt in this package."""
@@ -105,11 +103,7 @@ MISTRAL = CallFormat("[TOOL_CALLS]", "", listed=True)
 
 
 def template_format(engine: CocoaEngine) -> CallFormat | None:
-    """The format in which a chat template writes tool calls.
-
-    Returns:
-        ``None`` if the template ignores tools, or has an unknown format.
-    """
+    """The format in which a chat template writes tool calls; ``None`` if it ignores tools, or has an unknown format."""
     name = "look_it_up"
     function = {"name": name, "description": "Look.", "parameters": {"type": "object", "properties": {}}}
     tool = {"type": "function", "function": function}

@@ -19,11 +19,6 @@ _CONTROL = re.compile(r"[\x00-\x1f]")
 
 
 def _finite(number: str) -> float:
-    """The number as a float.
-
-    Raises:
-        ValueError: it is infinite or NaN, which JSON cannot represent.
-    """
     value = float(number)
     if not math.isfinite(value):
         raise ValueError(f"{number} is not a JSON number")
@@ -90,16 +85,11 @@ def members_at(text: str, at: int) -> Members:
 
 
 def field_offsets(text: str, at: int = 0, path: str = "$") -> dict[str, tuple[int, int]]:
-    """Start and end of every value inside the object or list at an offset, by its JSON path.
+    """Start and end of every value inside the object or list at an offset, by its JSON path, below ``path``.
 
     The offsets of a string exclude its quotes, unless it is empty. Objects and lists have an entry, as have the values
     in them. A value that was cut off has none, but the complete values in it do. A text that is a single value other
     than an object or a list has the entry of this value.
-
-    Args:
-        text: the text.
-        at: the offset of the value.
-        path: the path of the value.
     """
     at = skip_space(text, at)
     if text.startswith(("{", "["), at):

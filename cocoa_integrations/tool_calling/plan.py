@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from cocoa_engine import CocoaEngine, Generation, GrammarProcessor, json_rule
 from cocoa_engine.confined import one_budget
@@ -18,33 +18,19 @@ from cocoa_integrations._shared.chat_template import (
     with_reasoning,
 )
 from cocoa_integrations._shared.reasoning import ReasoningSplitter, Split, split_generation
+from cocoa_integrations.tool_calling import prompt as prompt_text
 from cocoa_integrations.tool_calling.formats import HERMES, CallFormat, after_reasoning, template_format
-from cocoa_integrations.tool_calling.prompt import (
-    as_plain_text,
-    one_call_each,
-    schema_text,
-    tools_text,
-    with_instructions,
-)
 from cocoa_integrations.tool_calling.reading import Call, Reading, read
 from cocoa_integrations.tool_calling.request import ToolRequest
 from cocoa_integrations.tool_calling.schemas import enforceable, enforceable_each, mismatch
 
-_known: WeakKeyDictionary[CocoaEngine, tuple[Any, CallFormat | None]] = WeakKeyDictionary()
-
 
 class Plan:
-    """The prompt, the grammar and the parser for a request with one engine.
+    """The prompt, the grammar and the parser for a request, which may be empty, with one engine.
 
     If the chat template supports tools and writes calls in a known format, it describes the tools to the model.
-    Otherwise the system message does (:mod:`~cocoa_integrations.tool_calling.prompt`).
-
-    Args:
-        request: the tools and the response format; may be empty.
-        engine: the engine that answers.
-        options: the options of the chat template.
-        calls_must_fit: raise an error for a call that does not fit the schema of its tool. Otherwise it is listed as
-            invalid.
+    Otherwise the system message does (:mod:`~cocoa_integrations.tool_calling.prompt`). With ``calls_must_fit``, a call
+    that does not fit the schema of its tool is an error. Otherwise it is listed as invalid.
 
     Attributes:
         inside_reasoning: whether the prompt ends inside the reasoning of the model, as those for DeepSeek-R1 do. Set by
@@ -72,25 +58,15 @@ class Plan:
         """The format in which calls are written."""
         return self._native or HERMES
 
-    @property
+    @cached_property
     def _native(self) -> CallFormat | None:
-        template = getattr(self.engine.tokenizer, "chat_template", None)
-        known = _known.get(self.engine)
-        if known is None or known[0] != template:
-            known = _known[self.engine] = template, template_format(self.engine)
-        return known[1]
+        return template_format(self.engine)
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """The messages for the ``chat`` method of the engine, and the arguments of the chat template.
 
-        Args:
-            messages: dicts with ``role`` and ``content``. Those of an assistant may have ``tool_calls`` (OpenAI's
-                format, the arguments a dict) and ``reasoning_content``; those of a tool have ``name`` and
-                ``tool_call_id``.
-
-        Raises:
-            ConfigError: the chat template has no variable ``enable_thinking``, and the option is given.
-            PromptError: the last message is to be continued, and is not an assistant's.
+        Messages are dicts with ``role`` and ``content``. Those of an assistant may have ``tool_calls`` (OpenAI's
+        format, the arguments a dict) and ``reasoning_content``; those of a tool have ``name`` and ``tool_call_id``.
         """
         kwargs = template_kwargs(self._options, messages, self.engine)
         chat, tools = self._with_tools(with_reasoning(messages, self.engine))
@@ -104,16 +80,16 @@ class Plan:
         if not (self.request or has_calls):
             return messages, {}
         native = self._native is not None
-        chat = list(messages) if native else as_plain_text(messages)
+        chat = list(messages) if native else prompt_text.as_plain_text(messages)
         if native and not (self.style.tagged or self.style.listed):
-            chat = one_call_each(messages)
+            chat = prompt_text.one_call_each(messages)
         texts = []
         if self.request.tools and not native:
-            texts.append(tools_text(self.request.tools))
+            texts.append(prompt_text.tools_text(self.request.tools))
         if self.request.schema is not None and self.request.described:
-            texts.append(schema_text(self.request.schema))
+            texts.append(prompt_text.SCHEMA.format(schema=json.dumps(self.request.schema, ensure_ascii=False)))
         if texts and chat:
-            chat = with_instructions(chat, "\n\n".join(texts), has_system_role=self._has_system_role())
+            chat = prompt_text.with_instructions(chat, "\n\n".join(texts), has_system_role=self._has_system_role())
         return chat, {"tools": [dict(tool) for tool in self.request.tools]} if native and self.request.tools else {}
 
     def splitter(self) -> ReasoningSplitter:
@@ -128,13 +104,9 @@ class Plan:
     def processors(
         self, chat: Sequence[Mapping[str, Any]] = (), kwargs: Mapping[str, Any] | None = None
     ) -> list[GrammarProcessor]:
-        """The logits processor that constrains the answer; empty if any text is allowed.
+        """The logits processor that constrains the answer to the prompt of ``chat``; empty if any text is allowed.
 
         If the prompt ends inside the reasoning, the reasoning is free, and the answer after it is constrained.
-
-        Args:
-            chat: the messages that :meth:`prompt` returned.
-            kwargs: the arguments of the chat template that it returned.
 
         Raises:
             PromptError: the prompt (if it is given) does not fit the context window. Nothing is compiled then.

@@ -27,7 +27,7 @@ For each function call, return a json object with function name and arguments wi
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
 
-_SCHEMA = """Answer with one JSON object that fits this JSON schema, and with nothing else:
+SCHEMA = """Answer with one JSON object that fits this JSON schema, and with nothing else:
 {schema}"""
 
 
@@ -39,17 +39,8 @@ def tools_text(tools: Sequence[Mapping[str, Any]]) -> str:
     return _TOOLS.format(tools="\n".join(lines))
 
 
-def schema_text(schema: Mapping[str, Any]) -> str:
-    """The schema of the answer, for a system message."""
-    return _SCHEMA.format(schema=json.dumps(schema, ensure_ascii=False))
-
-
 def as_plain_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with their tool calls and results as text.
-
-    Args:
-        messages: dicts in the format of chat templates: ``role``, ``content``, and for an assistant ``tool_calls``.
-    """
+    """The messages with their tool calls and results as text."""
     plain: list[dict[str, Any]] = []
     result_before = False
     for message in messages:
@@ -84,23 +75,14 @@ def one_call_each(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
 
 
 def invalid_call_text(name: str | None, written: str) -> str:
-    """An invalid call of an earlier answer, as text of a prompt.
-
-    Args:
-        name: the name, if it has one.
-        written: what is left of its arguments, or all of a call without a name.
-    """
+    """An invalid call of an earlier answer, as text of a prompt. ``written`` is all of a call without a name."""
     return written if not name else f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {written}'
 
 
 def with_instructions(
     messages: Sequence[Mapping[str, Any]], text: str, *, has_system_role: bool = True
 ) -> list[dict[str, Any]]:
-    """The messages with a text added to their system message.
-
-    Args:
-        has_system_role: whether the template has a system role. Otherwise the text precedes the first message.
-    """
+    """The messages with a text added to their system message, or before the first if there is no system role."""
     copied = [dict(message) for message in messages]
     first = copied[0]
     if first["role"] in ("system", "developer"):

@@ -10,15 +10,9 @@ from uuid import uuid4
 
 from cocoa_engine.safe_text import short_repr
 from cocoa_integrations._shared.reasoning import without_partial
+from cocoa_integrations.tool_calling import json_values
 from cocoa_integrations.tool_calling.formats import CallFormat
-from cocoa_integrations.tool_calling.json_values import (
-    DECODER,
-    can_be_sent,
-    members_at,
-    skip_space,
-    strict_json,
-    without_quotes,
-)
+from cocoa_integrations.tool_calling.json_values import can_be_sent, members_at, strict_json
 
 
 def new_id() -> str:
@@ -144,7 +138,7 @@ class _Part(NamedTuple):
 
 def _untagged(text: str, start: int, style: CallFormat, names: Collection[str], done: bool) -> _Part:
     """The calls at the beginning of an answer without a tag, which decoding may have removed as a special token."""
-    at = skip_space(text, start)
+    at = json_values.skip_space(text, start)
     tag = text[at : at + len(style.opening)]
     if style.tagged or not text.startswith(("{", "["), at) or (tag and style.opening.startswith(tag)):
         return _Part([], [], start)
@@ -261,11 +255,11 @@ def _arguments(text: str, value: Any, start: int, end: int) -> tuple[Any, str, d
     """The arguments of a complete call, ``None`` if they are not an object; their JSON; and the place of each value."""
     if isinstance(value, dict):
         members = members_at(text, start).entries
-        places = {key: without_quotes(inner, first, last) for key, inner, first, last in members}
+        places = {key: json_values.without_quotes(inner, first, last) for key, inner, first, last in members}
         return value, strict_json(text[start:end]), places
     if isinstance(value, str):  # some models write the arguments as JSON in a string
         try:
-            value = DECODER.decode(value) if value.strip() else None
+            value = json_values.DECODER.decode(value) if value.strip() else None
         except (ValueError, RecursionError):
             return None, text[start:end], {}
         if isinstance(value, dict):

@@ -219,10 +219,5 @@ def _schema(response_format: Any) -> tuple[dict[str, Any] | None, bool, bool]:
 
 
 def _json(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema as a dict.
-
-    Raises:
-        ConfigError: it cannot be written as JSON: it contains itself, other objects, or is nested too deeply.
-    """
-    written(schema)
+    written(schema)  # refuses what JSON cannot hold
     return standard(schema)

@@ -33,13 +33,9 @@ _PLAIN = (type(...), str, int, float, list, dict)
 
 
 def json_schema(form: Any) -> dict[str, Any]:
-    """The JSON schema of a type. Its definitions are in the place of their references, unless they are recursive.
+    """The JSON schema of a pydantic class, a TypedDict, a dataclass, or another type that pydantic knows.
 
-    Args:
-        form: a pydantic class, a TypedDict, a dataclass, or another type or annotation that pydantic knows.
-
-    Raises:
-        ConfigError: it has no JSON schema.
+    Its definitions are in the place of their references, unless they are recursive.
     """
     try:
         adapter = TypeAdapter(_with_models(form))
@@ -161,7 +157,7 @@ def _default(value: Any, *, required: bool) -> dict[str, Any]:
 
 
 def _is_of_pydantic_1(form: Any) -> bool:
-    return isinstance(form, type) and hasattr(form, "__fields__") and not hasattr(form, "model_fields")
+    return isinstance(form, type) and not hasattr(form, "model_fields") and hasattr(form, "__fields__")
 
 
 def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
@@ -194,12 +190,8 @@ def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
 def function_of(form: Mapping[str, Any]) -> dict[str, Any]:
     """The function that a dict describes, in OpenAI's format: its name, description and parameters.
 
-    Args:
-        form: a tool of OpenAI, Anthropic or Bedrock, the function in one, the ``json_schema`` of a response format, or
-            a JSON schema with a title.
-
-    Raises:
-        ConfigError: it is none of these.
+    The dict is a tool of OpenAI, Anthropic or Bedrock, the function in one, the ``json_schema`` of a response format,
+    or a JSON schema with a title.
     """
     inner = next((form[key] for key in ("function", "json_schema", "toolSpec") if key in form), form)
     if isinstance(inner, Mapping) and "name" in inner and form.get("type") in _TYPES:

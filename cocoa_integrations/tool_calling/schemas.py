@@ -26,13 +26,7 @@ def mismatch(text: str, schema: Mapping[str, Any]) -> str | None:
     """Why a JSON text does not fit a schema: the path of a value, and what is wrong with it.
 
     Numbers are compared as they are written: 0.07 is a multiple of 0.01. Nothing is fetched that a ``$ref`` names.
-
-    Returns:
-        ``None`` if it fits, or is not JSON because it was cut off.
-
-    Raises:
-        MissingExtraError: jsonschema is not installed.
-        RequestCancelledError: the calling code was cancelled.
+    It is ``None`` if the text fits, or is not JSON because it was cut off.
     """
     try:
         return run(_mismatch, text, schema, what="to compare the answer with its schema")
@@ -69,7 +63,6 @@ def enforceable(schema: Mapping[str, Any]) -> Any:
         ConfigError: no value fits it, it is not a JSON schema, it takes too much time or memory, or what the grammar
             leaves out cannot be validated.
         MissingExtraError: llguidance or jsonschema is not installed.
-        RequestCancelledError: the calling code was cancelled.
     """
     return enforceable_each([schema])[0]
 
@@ -108,11 +101,7 @@ def _validator(schema: Mapping[str, Any]) -> Any:
 
 
 def _draft(schema: Mapping[str, Any]) -> tuple[Any, bool]:
-    """The class of validators for the draft that ``$schema`` names, or the newest one that a schema is valid in.
-
-    Returns:
-        The class, and whether the schema is valid in it.
-    """
+    """The validators of the draft that ``$schema`` names, or the newest it is valid in; and whether it is valid."""
     if not isinstance(schema.get("$schema", ""), str):
         raise ConfigError("the JSON schema is invalid at $.$schema: it must be a text, the address of a draft")
     validators = need("jsonschema.validators", extra="tools", what="a schema")

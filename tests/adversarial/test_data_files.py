@@ -21,63 +21,10 @@ from cocoa_engine.lab.cache import AnswerCache, CacheFolder
 from cocoa_engine.lab.data import read_labelled
 from cocoa_engine.lab.records import read_questions
 from cocoa_engine.lab.stopping import read_own_prompts
+from tests.helpers.labelled_files import DIASUMFACT, FAITHBENCH, MUSHROOM, OWN, TRUTHFULQA, XSUM, json_lines
 from tests.helpers.mutations import broken, broken_json, broken_lines, fuzz, outcome
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
-CSV = (
-    "Type,Question,Best Answer,Correct Answers,Incorrect Answers\n"
-    'A,Who flew first?,The Wrights,"The Wrights; Orville; ",Lindbergh; Earhart\n'
-    '"B",Why?,Because,Because,"It is ""so"""\n'
-)
-DIALOGUES = {
-    "1-5": {
-        "utterances": ["a : about fifty Euros .", "b : yeah ."],
-        "query": "What did a propose?",
-        "annotations": {
-            "bart": {
-                "model_prediction": "it was fifty euros. therefore it",
-                "sentence_annotations": [
-                    {"sentence": "it was fifty euros.", "annotation": [{"error_class": "No Error", "error_span": ""}]},
-                    {
-                        "sentence": "therefore it was cheap.",
-                        "annotation": [{"error_class": "LinkE", "error_span": "therefore"}],
-                    },
-                ],
-            }
-        },
-    }
-}
-SUMMARIES = {
-    "samples": [
-        {
-            "sample_id": 3,
-            "source": "A film of 2014.",
-            "summary": "A film of 2016, a good one.",
-            "annotations": [
-                {"label": ["Unwanted"], "summary_start": 10, "summary_end": 14},
-                {"label": ["Benign"], "summary_start": 16, "summary_end": 26},
-            ],
-        }
-    ]
-}
-SPANS = [
-    {
-        "id": "1",
-        "model_input": "Why?",
-        "model_output_text": "She won silver in 2008.",
-        "hard_labels": [[18, 22], [8, 14]],
-    }
-]
-OWN = [
-    {
-        "id": "1",
-        "prompt": "A story.\nWho wrote Dune?",
-        "text": "Frank, in 1865.",
-        "spans": [[10, 14]],
-        "source": "A story.",
-    },
-    {"id": 2, "prompt": "Who?", "text": "Nobody.", "label": False, "group": "g"},
-]
 QUESTIONS = [
     {"question": "Who wrote Dune?", "context": "Dune is by Frank Herbert.", "answers": ["Frank Herbert"]},
     {"question": "Why?", "ctxs": [{"text": "Because."}], "answers": ["because", "so"], "group": "w"},
@@ -94,10 +41,6 @@ PROMPTS = [
 ]
 
 
-def dumped(rows: list[Any]) -> bytes:
-    return "".join(json.dumps(row) + "\n" for row in rows).encode()
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("data")
@@ -110,15 +53,15 @@ def read_with(folder: Path, read: Callable[[Path], Any], name: str, data: bytes)
 
 
 LABELLED: dict[str, tuple[str, bytes, st.SearchStrategy[bytes]]] = {
-    "truthfulqa": ("a.csv", CSV.encode(), broken(CSV.encode())),
-    "diasumfact": ("a.json", json.dumps(DIALOGUES).encode(), broken_json(DIALOGUES)),
-    "faithbench": ("a.json", json.dumps(SUMMARIES).encode(), broken_json(SUMMARIES)),
-    "mushroom": ("a.jsonl", dumped(SPANS), broken_lines(SPANS)),
-    "jsonl": ("a.jsonl", dumped(OWN), broken_lines(OWN)),
+    "truthfulqa": ("a.csv", TRUTHFULQA.encode(), broken(TRUTHFULQA.encode())),
+    "diasumfact": ("a.json", json.dumps(DIASUMFACT).encode(), broken_json(DIASUMFACT)),
+    "faithbench": ("a.json", json.dumps(FAITHBENCH).encode(), broken_json(FAITHBENCH)),
+    "mushroom": ("a.jsonl", json_lines([MUSHROOM]).encode(), broken_lines([MUSHROOM])),
+    "jsonl": ("a.jsonl", json_lines(OWN).encode(), broken_lines(OWN)),
 }
 OTHER: dict[str, tuple[Callable[[Path], Any], str, bytes, st.SearchStrategy[bytes]]] = {
-    "questions": (read_questions, "a.jsonl", dumped(QUESTIONS), broken_lines(QUESTIONS)),
-    "prompts": (read_own_prompts, "a.jsonl", dumped(PROMPTS), broken_lines(PROMPTS)),
+    "questions": (read_questions, "a.jsonl", json_lines(QUESTIONS).encode(), broken_lines(QUESTIONS)),
+    "prompts": (read_own_prompts, "a.jsonl", json_lines(PROMPTS).encode(), broken_lines(PROMPTS)),
     "lines": (read_own_prompts, "a.txt", b"One\nTwo\n", broken(b"One\nTwo\n")),
     "documents": (read_documents, "a.txt", b"A text.", broken(b"A text.")),
 }
@@ -152,26 +95,18 @@ def test_questions_prompts_and_documents(name: str, folder: Path) -> None:
     check()
 
 
-XSUM = {
-    "docid": b"34687720\n21267591\n",
-    "source": b"Dubuisson carded a 67.\nSalman told the BBC.\n",
-    "target": b"rory will take\nbahrain\\'s party has said\n",
-    "label": b"1 1 0\n0 0 0 0\n",
-}
-
-
 @fuzz()
-@given(st.sampled_from(list(XSUM)).flatmap(lambda part: st.tuples(st.just(part), broken(XSUM[part]))))
+@given(st.sampled_from(list(XSUM)).flatmap(lambda part: st.tuples(st.just(part), broken(XSUM[part].encode()))))
 def test_labels_of_words(tmp_path_factory: pytest.TempPathFactory, change: tuple[str, bytes]) -> None:
     folder = tmp_path_factory.getbasetemp() / "xsum"
     folder.mkdir(exist_ok=True)
-    for part, data in {**XSUM, change[0]: change[1]}.items():
-        (folder / f"s.{part}").write_bytes(data)
+    for part, text in XSUM.items():
+        (folder / f"s.{part}").write_bytes(change[1] if part == change[0] else text.encode())
     assert isinstance(outcome(lambda: read_labelled(folder)), (list, DataError))
 
 
 def test_compressed_data(folder: Path) -> None:
-    good = gzip.compress(dumped(OWN))
+    good = gzip.compress(json_lines(OWN).encode())
 
     @fuzz()
     @given(broken(good))
@@ -201,29 +136,6 @@ def test_parquet(folder: Path) -> None:
     check()
 
 
-def test_parquet_rows_to_score(folder: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
-    rows = [{"prompt": "The source. Why?", "text": "So it is.", "source": "The source."}, {"prompt": "a", "text": "b"}]
-    written, out = io.BytesIO(), folder / "scored.parquet"
-    parquet.write_table(pyarrow.Table.from_pylist(rows), written, compression="none")
-
-    def score(path: Path) -> list[Any]:
-        score_rows(engine, path, out, CocoaConfig())
-        return list(parquet.read_table(out).to_pylist())
-
-    assert all("risk" in row for row in read_with(folder, score, "rows.parquet", written.getvalue()))
-
-    @fuzz()
-    @given(broken(written.getvalue()))
-    def check(data: bytes) -> None:
-        scored = read_with(folder, score, "rows.parquet", data)
-        assert isinstance(scored, DataError) or all(row.get("risk") or row.get("error") for row in scored)
-
-    check()
-
-
 def test_rows_to_score(folder: Path) -> None:
     """A row that cannot be scored gets an error, and the others their risk."""
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
@@ -234,7 +146,7 @@ def test_rows_to_score(folder: Path) -> None:
         score_rows(engine, path, out, CocoaConfig())
         return [json.loads(line) for line in out.read_text(encoding="utf-8").split("\n")[:-1]]
 
-    assert all("risk" in row for row in read_with(folder, score, "rows.jsonl", dumped(rows)))
+    assert all("risk" in row for row in read_with(folder, score, "rows.jsonl", json_lines(rows).encode()))
 
     @fuzz(15)
     @given(broken_lines(rows))
@@ -269,6 +181,11 @@ def test_caches_of_answers(folder: Path, required: bool) -> None:
         again = opened()
         return {name: again.get(name) for name in kept}
 
+    opened_before = opened()
+    opened_before.file.write_bytes(b"[" * 100_000 + b"\n")
+    changed = outcome(lambda: opened_before.get("one"))
+    assert isinstance(changed, ConfigError) if required else changed is None
+
     @fuzz(60)
     @given(st.one_of(broken(good), broken_lines(rows)))
     @example(b"[" * 100_000 + b"\n")
@@ -281,13 +198,3 @@ def test_caches_of_answers(folder: Path, required: bool) -> None:
             assert all(values[name] in (None, kept[name]) for name in kept)
 
     check()
-
-
-def test_a_line_that_changes_while_a_cache_is_open(folder: Path) -> None:
-    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), model_name="tiny")
-    for required in (True, False):
-        cache = AnswerCache(CacheFolder(folder / f"open-{required}", required), "any", engine, CocoaConfig(), {})
-        cache.add("one", {"value": 1})
-        cache.file.write_bytes(b"[" * 100_000 + b"\n")
-        found = outcome(lambda cache=cache: cache.get("one"))
-        assert isinstance(found, ConfigError) if required else found is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from cocoa_integrations.evaluation.harness import new_run
 from cocoa_integrations.evaluation.judge import factscore_run, judge_run
 from cocoa_integrations.evaluation.tasks import TASKS, load_samples
 from cocoa_integrations.ray.jobs import _finished
-from tests.helpers.mutations import broken, broken_json, broken_lines, each_change, fuzz, outcome
+from tests.helpers.mutations import broken, broken_json, broken_lines, fuzz, outcome
 
 RECORDS: dict[str, dict[str, Any]] = {
     "truthfulqa_gen": {
@@ -70,40 +69,6 @@ def test_data_of_tasks(task: str, folder: Path) -> None:
     @given(broken_lines(records))
     def check(data: bytes) -> None:
         assert isinstance(outcome(lambda: measured(data)), (list, CocoaError))
-
-    check()
-
-
-def test_data_of_tables(folder: Path) -> None:
-    columns = "Question,Best Answer,Correct Answers,Incorrect Answers"
-    good = f'{columns}\nCan pigs fly?,No,"No; Never",Yes\n'.encode()
-    file = folder / "t.csv"
-
-    @fuzz()
-    @given(broken(good))
-    def check(data: bytes) -> None:
-        file.write_bytes(data)
-        assert isinstance(outcome(lambda: load_samples("truthfulqa_gen", file)), (list, CocoaError))
-
-    check()
-
-
-def test_data_in_parquet(folder: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    written, file = io.BytesIO(), folder / "data.parquet"
-    parquet.write_table(pyarrow.Table.from_pylist([RECORDS["nq_swap"]]), written, compression="none")
-
-    def loaded(data: bytes) -> Any:
-        file.write_bytes(data)
-        return load_samples("nq_swap", file)
-
-    assert len(loaded(written.getvalue())) == 1
-
-    @fuzz()
-    @given(broken(written.getvalue()))
-    def check(data: bytes) -> None:
-        assert isinstance(outcome(lambda: loaded(data)), (list, CocoaError))
 
     check()
 
@@ -199,14 +164,6 @@ def test_settings_of_a_run(folder: Path) -> None:
         assert isinstance(outcome(opened), (type(None), CocoaError))
 
     check()
-
-
-@pytest.mark.slow
-def test_each_value_of_the_settings_of_a_run(folder: Path) -> None:
-    for what, value in each_change(SETTINGS):
-        run = prepared(folder, "", settings__json=json.dumps(value).encode())
-        found = outcome(lambda run=run: judge_run(run, judge(), name=JUDGE, attempts=1))
-        assert isinstance(found, (dict, CocoaError)), what
 
 
 @pytest.mark.parametrize(("task", "name", "measure"), [

@@ -17,8 +17,8 @@ from rich.console import Console
 
 from cocoa_engine import Candidate, Generation
 from cocoa_engine.cli.output import print_note
+from cocoa_engine.lab.tables import show, table
 from cocoa_engine.rendering.terminal import report
-from cocoa_integrations.evaluation.table import Cell, Report, Table, draw, markdown
 from tests.helpers.made_up_answers import ATTACK, figures, generation
 from tests.helpers.mutations import CONTROLS, ESCAPES, fuzz
 from tests.helpers.reports import risk_report
@@ -182,28 +182,15 @@ def test_json(parts: list[tuple[str, float]], rival: str) -> None:
 @fuzz(30)
 @given(TEXTS, TEXTS, TEXTS)
 @example("a | b\n| c |", "\x1b[2J", "\u202e")
-def test_tables_of_evaluations(name: str, cell: str, note: str) -> None:
-    made = Report(
-        name, cell, [Table([name, cell], [[Cell(name), Cell(cell, True)]], name)], [f"Judge: {' '.join(note.split())}."]
-    )
-    assert not CONTROLS.search(drawn(_Drawn(made)))
-    text = markdown(made)
-    assert not CONTROLS.search(text)
-    (table,) = [block for block in PARSER.parse(text) if block.type == "table_open"]
-    assert table
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert len(rows) == 3
-
-
-class _Drawn:
-    """A report as something that rich can print."""
-
-    def __init__(self, report: Report) -> None:
-        self.report = report
-
-    def __rich_console__(self, console: Console, _: Any) -> Any:
-        draw(self.report, console)
-        return ()
+def test_tables_of_evaluations(name: str, cell: str, heading: str) -> None:
+    lines = table([name, heading], [[name, f"**{cell}**"]], left=1)
+    assert len(lines) == 3
+    (start,) = [block for block in PARSER.parse("\n".join(lines)) if block.type == "table_open"]
+    assert start
+    console = Console(file=io.StringIO(), width=400, force_terminal=True, color_system="truecolor")
+    for as_markdown in (True, False):
+        show("\n".join([*lines, ""]), console, as_markdown=as_markdown)
+    assert not CONTROLS.search(SGR.sub("", console.file.getvalue()))  # type: ignore[attr-defined]
 
 
 @fuzz(30)

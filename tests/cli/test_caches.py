@@ -301,9 +301,9 @@ def few_needles(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     measured: list[int] = []
     answered = lab_heads._answered
 
-    def counted(engine: Any, backend: Any, run: Any, num_heads: int) -> Any:
-        measured.append(len(run.prompt))
-        return answered(engine, backend, run, num_heads)
+    def counted(engine: Any, prompt: list[int], needle: str) -> Any:
+        measured.append(len(prompt))
+        return answered(engine, prompt, needle)
 
     monkeypatch.setattr(lab_heads, "_answered", counted)
     monkeypatch.setattr(lab_heads, "NEEDLES", lab_heads.NEEDLES[:1])

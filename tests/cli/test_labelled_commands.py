@@ -514,7 +514,7 @@ def test_alpha_suggests_a_range(cocoa: Cocoa, answers: Path, tmp_path: Path) -> 
         (["calibrate", "--questions", "{answers}", "--out", "r", "--probe"], "--probe needs --data PATH"),
         (["calibrate", "--data", "{answers}", "--check", "embedded", "--probe"], "nor a probe fitted"),
         (["calibrate", "--data", "{answers}", "--out", "r", "--plot", "a.foo"], "must end in one of .eps"),
-        (["calibrate", "--questions", "{answers}", "--out", "r"], "the field 'question' is missing"),
+        (["calibrate", "--questions", "{answers}", "--out", "r"], "question: Field required"),
         (["alpha", "--data", "{answers}", "--alpha", "2"], "--alpha"),
         (["alpha", "--data", "{answers}", "--plot", "x.foo"], "--plot x.foo: the name must end in one of .eps"),
         (["alpha", "--data", "{answers}", "--plot", "x"], "must end in one of"),

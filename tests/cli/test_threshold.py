@@ -19,8 +19,6 @@ from cocoa_engine.lab.stopping import (
     SHARES,
     Answer,
     Count,
-    MeasuredAnswer,
-    MeasuredSpan,
     by_answer,
     by_default,
     by_span,
@@ -115,11 +113,14 @@ def test_the_first_row_is_the_default(cocoa: Cocoa, tmp_path: Path) -> None:
     assert without["default"] == {"span": None, "answer": None}
 
 
-def test_an_unmeasured_risk_is_not_flagged_and_a_risk_that_is_no_number_is() -> None:
-    spans = (MeasuredSpan("a", None, False), MeasuredSpan("b", math.nan, False), MeasuredSpan("c", 0.1, False))
-    answer = Answer.of(MeasuredAnswer("abc", spans, None, threshold=0.5), None)
-    assert answer.flagged == (True, False)
-    (row, _) = by_default([answer])
+def test_an_unmeasured_risk_is_not_flagged_and_a_risk_that_is_no_number_is(tmp_path: Path) -> None:
+    missing = {"text": "a", "risk": None, "flagged": False, "risk_source": "source_attention"}
+    spans = [missing, {"text": "b", "risk": "NaN", "flagged": False}, {"text": "c", "risk": 0.1, "flagged": False}]
+    rows: list[dict[str, object]] = [{"text": "abc", "spans": spans, "threshold": 0.5}]
+    (line,) = read_own_prompts(written(tmp_path / "a.jsonl", rows))
+    assert line.measured is not None
+    assert line.measured.flagged == (True, False)
+    (row, _) = by_default([line.measured])
     assert row is not None
     assert (row.answers, row.spans) == (Count(1, 1), Count(1, 2))
 
@@ -196,7 +197,7 @@ def test_suggested_thresholds_stop_at_most_their_share() -> None:
         assert share - 0.011 <= sum(risk >= threshold for risk in risks) / 100 <= share
     assert suggested([math.inf] * 4) == []
     assert suggested([]) == []
-    answer = Answer((), None, None)
+    answer = Answer(())
     assert by_span([answer], [0.5])[0].answers == Count(0, 1)
     assert by_answer([answer], [0.5]) == []
 
@@ -206,11 +207,11 @@ def test_suggested_thresholds_stop_at_most_their_share() -> None:
     [
         ("{}", "line 1: a line has a prompt"),
         ('{"prompt": " "}', "empty"),
-        ('{"prompt": "a", "answer": 3}', "known answers"),
-        ('{"text": "a", "spans": [{}]}', "a span has no risk"),
-        ('{"text": "a", "spans": [{"risk": "high"}]}', "'high' is not a number"),
-        (f'{{"text": "a", "spans": [{{"risk": {10**400}}}]}}', "is not a number"),
-        ('{"text": "a", "spans": [], "threshold": "NaN"}', "'NaN' is not a finite number"),
+        ('{"prompt": "a", "answer": 3}', "answer: "),
+        ('{"text": "a", "spans": [{}]}', "spans.0.risk: Field required"),
+        ('{"text": "a", "spans": [{"risk": "high"}]}', "spans.0.risk.*high"),
+        (f'{{"text": "a", "spans": [{{"risk": {10**400}}}]}}', "spans.0.risk"),
+        ('{"text": "a", "spans": [], "threshold": "NaN"}', "threshold.*finite"),
         ("", "has no prompts"),
     ],
 )
@@ -248,11 +249,3 @@ def test_the_raw_mlds_has_other_thresholds(cocoa: Cocoa, tmp_path: Path) -> None
     raw = cocoa(*asked, "--risk", "f_mlds")
     assert raw.exit_code == 0, raw.output
     assert json.loads(raw.stdout)["risk_source"] == "f_mlds"
-
-
-def test_spans_without_a_measured_risk_do_not_count(tmp_path: Path) -> None:
-    missing = {"text": "a", "risk": None, "flagged": False, "risk_source": "source_attention"}
-    rows = [{"text": "ab", "spans": [missing, {"text": "b", "risk": 0.3}]}]
-    (one,) = read_own_prompts(written(tmp_path / "a.jsonl", rows))
-    assert one.measured is not None
-    assert Answer.of(one.measured, None).spans == (0.3,)

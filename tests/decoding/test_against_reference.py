@@ -19,7 +19,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation
 from tests.helpers.prompts import LONG, PROMPTS
 from tests.helpers.reference import FullForward, Reference, ReferenceGeneration, assert_same
 from tests.helpers.tiny_models import (
@@ -50,13 +50,6 @@ def check(actual: Generation, expected: ReferenceGeneration) -> None:
 @cache
 def tiny(architecture: str) -> tuple[CocoaEngine, FullForward]:
     model = tiny_model(architecture, seed=1)
-    return CocoaEngine(model, tiny_tokenizer()), FullForward(model)
-
-
-def own_tiny(**generation_settings: Any) -> tuple[CocoaEngine, FullForward]:
-    """A tiny Llama with a generation config of its own."""
-    model = tiny_model("llama", seed=1)
-    model.generation_config.update(**generation_settings)
     return CocoaEngine(model, tiny_tokenizer()), FullForward(model)
 
 
@@ -130,17 +123,6 @@ def test_ragged_batch_on_tiny_models(architecture):
         check(engine.generate(prompt, config=config), expected)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("settings", grid(seed=1)[:8])
-def test_ragged_batch_over_the_grid(settings):
-    engine, forward = tiny("qwen3")
-    config = CocoaConfig(max_new_tokens=12, **settings)
-    prompts = [random_prompt(seed, length) for seed, length in enumerate([3, 17, 8])]
-    for prompt, answer in zip(prompts, engine.generate_batch(prompts, config=config), strict=True):
-        forward.foresee(prompt, answer)
-        check(answer, Reference(forward, engine.tokenizer, config).generate(prompt))
-
-
 REAL_SETTINGS: list[dict[str, Any]] = [
     {},
     {"method": "cocoa", "metric": "con_mlds", "span_boundary": "own", "span_log_prob": "mean"},
@@ -172,30 +154,6 @@ def test_real_model(float32_engine, real_forward, names, settings):
         check(answer, expected)
         check(from_batch, expected)
         assert answer.usage.prompt_tokens == len(ids)
-
-
-OTHER_WAYS = [Runtime(forward="modules"), Runtime(linears="packed"), Runtime(linears="transposed")]
-
-
-@pytest.mark.parametrize(
-    ("names", "settings", "runtime"),
-    [
-        # each way with two groups of prompts and settings, or one
-        pytest.param(*group.values, OTHER_WAYS[number % len(OTHER_WAYS)], id=str(group.id))
-        for number, group in enumerate(REAL_GROUPS)
-    ],
-)
-def test_real_model_run_in_other_ways(float32_engine, real_forward, names, settings, runtime):
-    """What the reference meets has been passed over by the test before."""
-    config = CocoaConfig(**{"max_new_tokens": 4, "max_candidates": 3, "max_span_tokens": 4, **settings})
-    other = CocoaEngine(float32_engine.model, float32_engine.tokenizer, runtime=runtime)
-    if runtime.forward == "modules":
-        assert other.info().forward == "modules"
-    prompts = [PROMPTS[name] for name in names]
-    for prompt, answer in zip(prompts, other.generate_batch(prompts, config=config), strict=True):
-        ids = float32_engine.tokenizer(prompt).input_ids
-        real_forward.foresee(ids, answer)
-        check(answer, Reference(real_forward, float32_engine.tokenizer, config).generate(ids))
 
 
 def test_long_context_on_the_real_model(float32_engine, real_forward):
@@ -231,32 +189,6 @@ def test_branches_that_end_early(architecture, boundary):
     assert uneven > 0 or boundary == "left"
 
 
-@pytest.mark.parametrize("max_new_tokens", [1, 2, 3])
-@pytest.mark.parametrize("boundary", ["right", "left", "own", "fixed"])
-def test_tokens_left_cap_the_branches(boundary, max_new_tokens):
-    engine, forward = tiny("qwen2")
-    config = CocoaConfig(max_new_tokens=max_new_tokens, span_boundary=boundary, gamma=0.1)
-    for seed in range(3):
-        expected = Reference(forward, engine.tokenizer, config).generate(random_prompt(seed))
-        assert len(expected.token_ids) <= max_new_tokens
-        check(engine.generate(random_prompt(seed), config=config), expected)
-
-
-@pytest.mark.parametrize("method", ["cocoa", "cocoa-sig"])
-def test_alpha_0_keeps_the_most_probable_span(method):
-    engine, _ = tiny("llama")
-    answers = engine.generate_batch(
-        [random_prompt(seed) for seed in range(5)], method=method, alpha=0.0, gamma=0.1, max_new_tokens=16
-    )
-    risk_points = [span for answer in answers for span in answer.spans if span.kind == "risk_point"]
-    assert any(span.chosen != 0 for span in risk_points)
-    for span in risk_points:
-        log_probs = [candidate.log_prob for candidate in span.candidates]
-        assert span.chosen == log_probs.index(max(log_probs))
-        assert [candidate.score for candidate in span.candidates] == log_probs
-        assert span.penalty == 0
-
-
 def test_exact_ties_go_to_the_lower_token():
     """All tokens equally probable: candidates in order of their ids, and with equal scores the first is kept."""
     model = tiny_model("phi", eos_token_id=5)
@@ -270,31 +202,6 @@ def test_exact_ties_go_to_the_lower_token():
         assert expected.token_ids == [0] * 6
         assert expected.risk_points == (6 if not settings else 0)
         assert_same(engine.generate([8, 6, 7], config=config), expected)
-
-
-def test_model_without_an_end_token_goes_on_to_the_limit():
-    model = tiny_model("llama", seed=1)
-    model.generation_config.eos_token_id = []
-    engine, forward = CocoaEngine(model, endless_tokenizer()), FullForward(model)
-    config = CocoaConfig(max_new_tokens=12)
-    expected = Reference(forward, engine.tokenizer, config).generate(random_prompt(0))
-    assert expected.finish_reason == "length"
-    check(engine.generate(random_prompt(0), config=config), expected)
-
-
-@pytest.mark.slow
-def test_score_is_teacher_forcing(float32_engine, real_forward):
-    prompt, text = PROMPTS["instruction without chat format"], " William Shakespeare, in 1600."
-    given = float32_engine.tokenizer(text, add_special_tokens=False).input_ids
-    for settings in (
-        {},
-        {"method": "cocoa", "metric": "con_mlds", "span_log_prob": "mean", "final_layer": "pre_norm"},
-    ):
-        config = CocoaConfig(**settings)
-        expected = Reference(real_forward, float32_engine.tokenizer, config).score(
-            float32_engine.tokenizer(prompt).input_ids, given
-        )
-        assert_same(float32_engine.score(prompt, text, config=config), expected)
 
 
 # Sampling.
@@ -385,26 +292,6 @@ def test_logits_processors_act_on_every_branch(architecture, name):
         expected = Reference(forward, engine.tokenizer, config, logits_processor=processors).generate(prompt)
         check(from_batch, expected)
         check(engine.generate(prompt, config=config, logits_processor=LogitsProcessorList(processors)), expected)
-
-
-def test_banned_tokens_are_in_no_candidate():
-    engine, _ = tiny("llama")
-    answer = engine.generate(
-        random_prompt(3), logits_processor=LogitsProcessorList([Ban(EVEN)]), gamma=0.1, max_new_tokens=24
-    )
-    pieces = [piece for span in answer.spans for piece in (span, *span.candidates)]
-    assert answer.usage.risk_points > 2
-    assert not {token for piece in pieces for token in piece.token_ids} & set(EVEN)
-
-
-def test_repetition_penalty_of_the_generation_config():
-    engine, forward = own_tiny(repetition_penalty=1.5)
-    plain, _ = tiny("llama")
-    config = CocoaConfig(max_new_tokens=16)
-    prompt = random_prompt(4)
-    expected = Reference(forward, engine.tokenizer, config).generate(prompt)
-    check(engine.generate(prompt, config=config), expected)
-    assert expected.token_ids != plain.generate(prompt, config=config).token_ids
 
 
 @pytest.mark.slow

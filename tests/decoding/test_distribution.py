@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cocoa_engine import CocoaEngine, Generation
-from cocoa_engine.decoding.next_tokens import next_tokens, row_statistics, token_statistics
+from cocoa_engine.decoding.next_tokens import next_tokens, row_statistics
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 LOGITS = st.lists(st.floats(-60, 60, width=32) | st.just(-math.inf), min_size=2, max_size=40).filter(
@@ -72,15 +72,6 @@ def test_a_near_certain_token_keeps_its_small_entropy() -> None:
     _, entropy = row_statistics(logits, logits[:, 0])
     p = 1 / (1 + math.exp(18.0))
     assert entropy.item() == pytest.approx(-p * math.log(p) - (1 - p) * math.log1p(-p), rel=0.1)
-
-
-def test_a_row_may_predict_several_tokens() -> None:
-    logits = torch.randn(2, 9, generator=torch.Generator().manual_seed(0)).half()
-    figures = token_statistics(logits, torch.tensor([3, 4, 3]), torch.tensor([1, 1, 0]))
-    expected = logits.double().log_softmax(1).tolist()
-    assert figures.log_probs == pytest.approx([expected[1][3], expected[1][4], expected[0][3]], abs=1e-5)
-    assert figures.entropies[0] == figures.entropies[1] != figures.entropies[2]
-    assert figures.margins[0] == figures.margins[1] != figures.margins[2]
 
 
 def test_every_way_to_a_result_fills_them_alike() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from tests.helpers.alike import assert_alike
 from tests.helpers.backends import made
 from tests.helpers.forward_passes import record, steps
 from tests.helpers.inside import use_backend
-from tests.helpers.prompts import PROMPTS, chat
+from tests.helpers.prompts import chat
 from tests.helpers.tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
 
 BOUNDARIES = ["right", "left", "own", "fixed"]
@@ -254,39 +253,6 @@ def test_nothing_is_guessed_after_an_end(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (last,) not in asked
 
 
-def test_a_branch_that_is_ahead_stays_ahead(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A right guess for one branch is not lost while the others catch up."""
-    monkeypatch.setattr(SharedCache, "cost_of_a_row", AS_IT_IS)
-    settings: dict[str, Any] = {"max_new_tokens": 40, "max_candidates": 3}
-    passes, waiting = 0, 0
-    for name in ("question", "story", "list"):
-        answer = engine.generate(PROMPTS[name], **settings)
-        passes += answer.usage.forward_passes
-        with monkeypatch.context() as patch:
-            patch.setattr(speculation.Speculation, "_fed_ahead", lambda *_: [])
-            other = engine.generate(PROMPTS[name], **settings)
-        assert_alike(answer, other)
-        waiting += other.usage.forward_passes
-    assert passes < waiting
-
-
-def test_a_branch_with_its_own_boundary_does_not_wait_for_others(engine: CocoaEngine, one_by_one: Any) -> None:
-    none = CocoaEngine(engine.model, engine.tokenizer, runtime=Runtime(draft_tokens=0, prefix_cache_mb=0))
-    settings: dict[str, Any] = {"max_new_tokens": 24, "span_boundary": "own", "max_candidates": 4}
-    tokens, passes, waiting = 0, 0, 0
-    for name in ("question", "story", "list"):
-        answer = none.generate(PROMPTS[name], **settings)
-        expected = one_by_one(lambda name=name: none.generate(PROMPTS[name], **settings))
-        assert_alike(answer, expected)
-        tokens += len(answer.token_ids)
-        last = answer.spans[-1]  # the branches of a cut span grow on to their boundary
-        grown = max((len(one.token_ids) for one in last.candidates), default=0)
-        passes += answer.usage.forward_passes - 1 - max(0, grown - len(last.token_ids))
-        waiting += expected.usage.forward_passes - 1
-    assert passes <= 1.05 * tokens
-    assert passes < 0.75 * waiting
-
-
 def test_a_pass_feeds_no_more_than_has_room() -> None:
     """And the sequences in it share the room."""
     engine = engine_of(repetitive(), 30)
@@ -360,61 +326,6 @@ def test_guesses_by_brute_force(ids: list[int], path: list[int], count: int, mos
     assert PromptLookup(ids, most).guess(path, count) == expected
 
 
-@given(_ids, st.lists(st.integers(1, 5), max_size=12))
-def test_a_sequence_may_come_in_pieces(ids: list[int], sizes: list[int]) -> None:
-    whole, grown = PromptLookup(ids, 4), PromptLookup((), 4)
-    rest = iter(ids)
-    for size in [*sizes, len(ids)]:
-        grown.extend(islice(rest, size))
-    assert grown.guess((), 4) == whole.guess((), 4)
-    assert grown.guess((1, 2), 4) == whole.guess((1, 2), 4)
-
-
-matches = st.sampled_from([1, 2, 3])
-
-
-@given(st.lists(st.booleans(), max_size=30), matches)
-def test_accuracy_follows_the_guesses(right: list[bool], matched: int) -> None:
-    """Of each length of match by itself."""
-    lookup = PromptLookup((), 4)
-    others = {size: accuracy for size, accuracy in lookup.accuracy.items() if size != matched}
-    for each in right:
-        before = lookup.accuracy[matched]
-        lookup.check_guess(matched, each)
-        assert (lookup.accuracy[matched] > before) if each else (lookup.accuracy[matched] < before)
-        assert 0 < lookup.accuracy[matched] < 1
-    for _ in range(20):
-        lookup.check_guess(matched, True)
-    assert lookup.accuracy[matched] > 0.98
-    assert others.items() <= lookup.accuracy.items()
-
-
-def test_branches_are_remembered() -> None:
-    lookup = PromptLookup([1, 2, 3], 4)
-    lookup.index_branch([4, 5, 6, 7], 0)
-    assert lookup.guess((4,), 2) == ((5, 6), 3)  # also across where the branch began
-    lookup.extend([8, 5, 6])
-    assert lookup.guess((), 4) == ((7,), 2)
-    assert lookup.guess((7,), 4) == ((), 0)
-
-
-def test_a_branch_is_remembered_token_by_token() -> None:
-    whole, grown = PromptLookup([1, 2, 3], 4), PromptLookup([1, 2, 3], 4)
-    whole.index_branch([4, 5, 6, 7, 8], 0)
-    for length in range(1, 6):
-        grown.index_branch([4, 5, 6, 7, 8][:length], length - 1)
-    assert grown.guess((4,), 4) == whole.guess((4,), 4) == ((5, 6, 7, 8), 3)
-
-
-def test_little_is_held_of_a_long_branch() -> None:
-    lookup = PromptLookup([1, 2, 3], 4)
-    branch = list(range(10, 210))
-    for length in range(1, len(branch) + 1):
-        lookup.index_branch(branch[:length], length - 1)
-    held = {id(ids): len(ids) for ids, _ in lookup._follows.values()}
-    assert sum(held.values()) <= 5 * len(branch)
-
-
 def speculates(eos: frozenset[int] = frozenset(), prompt: Sequence[int] = (1,)) -> speculation.Speculation:
     chooses = speculation.Speculation(prompt, Rules(CocoaConfig(), eos), 4, lambda: 8, 0.0)
     chooses.enabled = True
@@ -425,37 +336,9 @@ def test_a_branch_is_guessed_from_its_rivals() -> None:
     """They often say the same a token earlier or later."""
     chooses, short, long = speculates(), (2, 5, 6), (3, 4, 5)
     chooses.observe([short, long], [short, long], {}, 10)
-    ahead = chooses.ahead([short, long], [short, long], [], {}, 10)
+    ahead = chooses.ahead([short, long], [short, long], {}, 10)
     assert (*long, 6) in ahead
     assert not any(path[: len(short)] == short for path in ahead)
-
-
-def test_all_tokens_of_a_branch_are_indexed() -> None:
-    """Also those that were fed while nothing else was missing, and those of the last branch that grows."""
-    chooses = speculates()
-    chooses.observe([(2,), (3,)], [(2,), (3,)], {}, 10)
-    chooses.observe([(2, 4, 5, 6)], [(2, 4, 5, 6)], {}, 10)
-    chooses.commit((3,))
-    assert chooses.ahead([(2,)], [(2,)], [], {}, 10) == [(2, 4), (2, 4, 5), (2, 4, 5, 6)]
-
-
-def test_no_guess_goes_on_after_an_end() -> None:
-    chooses = speculates(frozenset([9]), [2, 9, 5, 6])
-    assert chooses.ahead([(2,)], [(2,)], [], {}, 10) == [(2, 9)]
-
-
-@given(st.lists(st.booleans(), max_size=30), matches, st.integers(1, 5), st.integers(0, 6), st.floats(0.001, 0.5))
-def test_what_is_worth_feeding(right: list[bool], matched: int, paths: int, most: int, cost: float) -> None:
-    lookup = PromptLookup((), most)
-    for each in right:
-        lookup.check_guess(matched, each)
-    count = lookup.worth(matched, paths, cost)
-    assert 0 <= count <= most
-    saves = [lookup.accuracy[matched] ** (number + 1) for number in range(most)]
-    needed = cost if paths == 1 else cost * paths / 0.8  # several branches wait for the slowest one
-    assert all(chance >= needed for chance in saves[:count])
-    assert all(chance < needed for chance in saves[count:])
-    assert lookup.worth(matched, paths + 1, cost) <= count
 
 
 def test_a_first_guess_is_short() -> None:
@@ -464,11 +347,3 @@ def test_a_first_guess_is_short() -> None:
     assert [lookup.worth(3, leaves, 0.04) for leaves in (1, 2, 3, 4, 8, 9)] == [3, 2, 2, 1, 1, 0]
     assert [lookup.worth(3, leaves, 0.15) for leaves in (1, 2, 3)] == [2, 1, 0]
     assert [lookup.worth(1, leaves, 0.04) for leaves in (1, 2, 3)] == [1, 1, 0]
-
-
-def test_no_lookup() -> None:
-    lookup = PromptLookup([1, 2, 3, 1, 2, 3], 0)
-    lookup.extend([1, 2, 3])
-    lookup.index_branch([4, 5, 6], 0)
-    assert lookup.guess((), 4) == ((), 0)
-    assert lookup.guess((1, 2), 4) == ((), 0)

@@ -127,18 +127,6 @@ def test_one_processor_serves_many_requests_at_once(engine: CocoaEngine, city_js
         assert_alike(answer, other)
 
 
-def test_a_stream_is_held_to_it(engine: CocoaEngine, city_json: GrammarProcessor) -> None:
-    with engine.stream_chat(QUESTIONS[1], max_new_tokens=40, logits_processor=city_json) as stream:
-        text = "".join(span.text for span in stream)
-    assert json.loads(text).keys() == {"city", "population"}
-
-
-@pytest.mark.parametrize("method", ["greedy", "dola"])
-def test_other_methods_are_held_to_it(engine: CocoaEngine, city_json: GrammarProcessor, method: str) -> None:
-    answer = engine.chat(QUESTIONS[0], method=method, max_new_tokens=40, logits_processor=city_json)
-    assert json.loads(answer.text).keys() == {"city", "population"}
-
-
 @pytest.mark.parametrize("pattern", [r"(19|20)\d\d/[01]\d", r"(19|20)\d\d\/[01]\d\n?", "yes\nno"])
 def test_a_regular_expression(engine: CocoaEngine, pattern: str) -> None:
     answer = engine.chat(QUESTIONS[0], max_new_tokens=12, logits_processor=engine.constrain(regex=pattern))

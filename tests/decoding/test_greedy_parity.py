@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -52,14 +50,6 @@ def random_prompts() -> list[list[int]]:
     return [[dice.randrange(3, VOCAB_SIZE) for _ in range(length)] for length in (1, 6, 30)]
 
 
-@pytest.fixture
-def untouched_generation_config(float32_engine: CocoaEngine) -> Iterator[None]:
-    """Lets a test change the shared model's generation config."""
-    before = deepcopy(float32_engine.model.generation_config)
-    yield
-    float32_engine.model.generation_config = before
-
-
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_tiny_models(architecture):
     model = tiny_model(architecture, seed=2)
@@ -92,15 +82,3 @@ def test_real_model(float32_engine, name):
     expected = plain_greedy(float32_engine.model, float32_engine.tokenizer(PROMPTS[name]).input_ids, 16)
     for settings in GREEDY:
         assert float32_engine.generate(PROMPTS[name], max_new_tokens=16, **settings).token_ids == expected
-
-
-@pytest.mark.usefixtures("untouched_generation_config")
-def test_real_model_with_a_generation_config(float32_engine):
-    prompt = PROMPTS["list"]
-    ids = float32_engine.tokenizer(prompt).input_ids
-    plain = plain_greedy(float32_engine.model, ids, 16)
-    float32_engine.model.generation_config.repetition_penalty = 1.3
-    float32_engine.model.generation_config.no_repeat_ngram_size = 2
-    expected = plain_greedy(float32_engine.model, ids, 16)
-    assert expected != plain
-    assert float32_engine.generate(prompt, max_new_tokens=16, gamma=1.0).token_ids == expected

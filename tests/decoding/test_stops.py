@@ -144,17 +144,6 @@ def test_a_stop_only_cuts(data: st.DataObject, tmp_path_factory: pytest.TempPath
     assert (both.text, both.token_ids, both.finish_reason) == (stopped.text, stopped.token_ids, stopped.finish_reason)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["summary", "story", "russian"])
-def test_a_stop_of_a_real_answer_only_cuts(engine: CocoaEngine, name: str) -> None:
-    """Every second word of an answer as the stop."""
-    free = engine.generate(PROMPTS[name], max_new_tokens=20)
-    for stop in dict.fromkeys([*free.text.split()[::2], " the", "sent"]):
-        stopped = engine.generate(PROMPTS[name], max_new_tokens=20, stop=[stop])
-        assert_only_cut(stopped, free, [stop], [])
-        assert (stopped.finish_reason == "stop") == (stop in free.text)
-
-
 def test_a_stop_in_a_grammar_only_cuts(engine: CocoaEngine) -> None:
     pytest.importorskip("llguidance")
     schema = {"type": "object", "properties": {"city": {"type": "string"}, "river": {"type": "string"}}}

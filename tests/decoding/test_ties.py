@@ -11,7 +11,6 @@ import torch
 from cocoa_engine import METHODS, CocoaEngine, Generation, NonFiniteLogitsError, Runtime
 from cocoa_engine.decoding.next_tokens import next_tokens
 from cocoa_engine.execution.backends import KINDS
-from cocoa_engine.model.language_model import LanguageModel
 from tests.helpers.backends import WANTED, made
 from tests.helpers.libraries import needs_kernels
 from tests.helpers.rivals import config_of
@@ -122,7 +121,7 @@ def test_an_overflow_is_an_error(part: str, runtime: str) -> None:
         engine.generate([5, 6, 7, 20, 30], max_new_tokens=4)
     with pytest.raises(NonFiniteLogitsError):
         next(engine.stream([5, 6]))
-    with pytest.raises(NonFiniteLogitsError, match="token 2 of the sequence"):
+    with pytest.raises(NonFiniteLogitsError, match="text to score"):
         engine.score([5, 6], [7, 8])
     with pytest.raises(NonFiniteLogitsError):
         engine.score([5, 6], [[7, 8], [9]])
@@ -134,12 +133,3 @@ def test_an_overflow_is_noticed_by_each_backend(kind: str) -> None:
     (tree,) = backend.open([[5, 6, 7]], 4, WANTED)
     assert next_tokens(backend.prefill(tree)[None], 3) == [None]
     assert next_tokens(backend.step([(tree, [(8,), (9,)])])[0].logits, 3) == [None, None]
-
-
-def test_an_overflow_at_one_token_spoils_that_token_only() -> None:
-    model = LanguageModel(tiny_model("llama"))
-    with torch.no_grad():
-        model.model.get_input_embeddings().weight[9] *= 1e20
-        logits = model.forward(torch.tensor([[5, 6, 9]]), logits_to_keep=2).logits
-    assert logits.isnan().all(-1).tolist() == [[False, True]]
-    assert logits[0, 0].isfinite().all()

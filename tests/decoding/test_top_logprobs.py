@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
-from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation
 from tests.helpers.alike import near
 from tests.helpers.engines import prompt as random_prompt
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
@@ -116,14 +116,3 @@ def test_given_texts_have_them(engine: CocoaEngine, divide: bool, many: bool) ->
         for token_id, log_prob, top in zip(span.token_ids, span.token_log_probs, span.top_log_probs or (), strict=True)
     ]
     assert tokens == [(True, True)] * 6 + [(False, False)] * 2  # exactly equal: clients compare the two
-
-
-def test_by_default_given_texts_have_none(engine: CocoaEngine) -> None:
-    for scored in (engine.score("One", " two"), *engine.score("One", [" two", " too"])):
-        assert [span.top_log_probs for span in scored.spans] == [None]
-
-
-def test_the_count_is_limited() -> None:
-    for wrong in (-1, 21):
-        with pytest.raises(ConfigError, match="top_logprobs"):
-            CocoaConfig(top_logprobs=wrong)

@@ -18,11 +18,11 @@ from cocoa_engine.execution.forward.base import Segment
 from tests.helpers.alike import answers, assert_alike, assert_all_alike
 from tests.helpers.backends import made
 from tests.helpers.engines import endless, engine_of, prompt
-from tests.helpers.forward_passes import record, steps
+from tests.helpers.forward_passes import record
 from tests.helpers.hooks import hook_count
 from tests.helpers.in_threads import join, start, wait_until
 from tests.helpers.inside import assert_idle, calls_waiting, use_backend
-from tests.helpers.processors import Asks, Held, Meets
+from tests.helpers.processors import Held, Meets
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 Ask = Callable[..., Any]
@@ -56,24 +56,6 @@ def test_a_waiting_call_leaves_the_queue_and_its_place_in_it_is_free(call: Ask) 
     join(others)
     for answer in later:
         assert_alike(answer, expected)
-    assert_idle(engine)
-
-
-def test_those_behind_a_cancelled_call_keep_their_order() -> None:
-    engine = engine_of(tiny_model("llama"), max_batch_size=1)
-    held, order, threads = Held(engine), [], []
-    cancellations = [Cancellation() for _ in range(5)]
-    for number, cancellation in enumerate(cancellations):
-        note = Asks(lambda _, number=number: order.append(number))
-        call = partial(engine.generate, prompt(1), max_new_tokens=1, logits_processor=note, cancellation=cancellation)
-        threads.append(start(call))
-        wait_until(lambda number=number: calls_waiting(engine) == number + 1)
-    for number in (0, 3):
-        cancellations[number].cancel()
-    wait_until(lambda: calls_waiting(engine) == 3)
-    held.let_go()
-    join(threads)
-    assert list(dict.fromkeys(order)) == [1, 2, 4]
     assert_idle(engine)
 
 
@@ -213,29 +195,6 @@ def test_a_pass_goes_on_until_all_who_wait_for_it_have_gone(monkeypatch: pytest.
     join([start(call, outcome) for call in calls])
     assert [type(each) for each in outcome] == [RequestCancelledError] * 2
     assert ran == [0, 0, 1, 1, 2, 2]
-    assert_idle(engine)
-
-
-def test_a_running_call_ends_before_its_next_pass_and_touches_no_other() -> None:
-    engine, cancellation = engine_of(tiny_model("llama")), Cancellation()
-    expected = engine.generate(prompt(0), max_new_tokens=12)
-    begun = threading.Event()
-
-    def both(tokens: int) -> bool:
-        begun.set()
-        if tokens == 4:
-            cancellation.cancel()
-        return False
-
-    passes = record(engine)
-    outcome: list[Any] = []
-    call = partial(engine.generate, prompt(1), stopping_criteria=Meets(both), cancellation=cancellation)
-    thread = start(call, outcome)
-    assert begun.wait(60)
-    assert_alike(engine.generate(prompt(0), max_new_tokens=12), expected)
-    join([thread])
-    assert isinstance(outcome[0], RequestCancelledError)
-    assert steps(passes)
     assert_idle(engine)
 
 

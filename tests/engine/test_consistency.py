@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.consistency import SCORES, measure, summarise
 from cocoa_engine import CocoaConfig, CocoaEngine, Consistency, Generation
 from cocoa_engine.consistency import compare
 from cocoa_engine.errors import ConfigError, PromptError
-from cocoa_engine.lab.records import Question
 from cocoa_engine.text_matching import content_words, support, token_f1
 from tests.helpers.alike import assert_alike
 from tests.helpers.engines import engine_of, prompt
@@ -142,33 +140,6 @@ def test_support_is_the_share_of_samples_that_contain_the_content_words() -> Non
 
 def answer(text: str) -> Generation:
     return generation((text, 0.5))
-
-
-def test_the_study_ranks_wrong_answers_by_disagreement() -> None:
-    chats = engine_for_schemas()
-    greedy = chats.chat(
-        [{"role": "user", "content": Question("q0", None, ("x",), "g").request}], method="greedy", max_new_tokens=4
-    ).text
-    questions = [Question(f"q{number}", None, (greedy if number == 0 else "x",), f"g{number}") for number in range(3)]
-    rows = list(measure(chats, questions, n=2, max_new_tokens=4))
-    assert [row["wrong"] for row in rows][1:] == [True, True]
-    assert all(len(row["samples"]) == 2 and row["sample_seconds"] > 0 for row in rows)
-    made_up = [
-        {
-            "group": n,
-            "wrong": n % 3 == 0,
-            "agreement": float(n % 3 != 0),
-            "f1": 0.5,
-            "mean_log_prob": -n,
-            "min_log_prob": n,
-        }
-        for n in range(30)
-    ]
-    values, differences = summarise(made_up)
-    assert values.keys() == set(SCORES)
-    assert (values["agreement"].estimate, values["f1"].estimate) == (1.0, 0.5)
-    assert differences["agreement"].estimate == pytest.approx(1 - values["mean_log_prob"].estimate)
-    assert (differences["agreement"].low or 0) > 0
 
 
 def test_the_claims_that_the_samples_do_not_support() -> None:

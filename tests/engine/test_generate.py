@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from transformers import LogitsProcessor, MaxLengthCriteria
+from transformers import LogitsProcessor
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
 from cocoa_engine.equations import may_be_kept
 from cocoa_engine.execution import session
-from tests.helpers.alike import assert_alike, near
+from tests.helpers.alike import assert_alike
 from tests.helpers.hooks import hook_count
 from tests.helpers.in_threads import join, start
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
@@ -144,17 +144,6 @@ def test_finish_reasons(engine: CocoaEngine) -> None:
     assert "<|im_end|>" not in eos.text
 
 
-def test_stop_text_is_cut_off(engine: CocoaEngine) -> None:
-    answer = engine.generate(QUESTION, max_new_tokens=24, span_log_prob="sum")
-    middle = len(answer.text) // 2
-    stop = answer.text[middle : middle + 3]
-    out = engine.generate(QUESTION, max_new_tokens=24, stop=stop, span_log_prob="sum")
-    assert out.finish_reason == "stop"
-    assert stop not in out.text
-    assert out.text == "".join(span.text for span in out.spans)
-    assert answer.text.startswith(out.text)
-
-
 def force(token_ids: list[int], prompt_tokens: int) -> LogitsProcessor:
     """A processor that dictates the answer."""
 
@@ -193,39 +182,6 @@ def test_logits_processor_acts_on_every_branch(engine: CocoaEngine, answer: Gene
     assert not seen & set(banned)
 
 
-def test_stopping_criteria(engine: CocoaEngine) -> None:
-    prompt_tokens = len(engine.encode(QUESTION))
-    out = engine.generate(
-        QUESTION, max_new_tokens=24, gamma=1, stopping_criteria=MaxLengthCriteria(max_length=prompt_tokens + 5)
-    )
-    assert out.finish_reason == "stop"
-    assert len(out.token_ids) == 5
-
-
-def test_temperature_samples_with_a_seed(engine: CocoaEngine) -> None:
-    first, again = (engine.generate(QUESTION, max_new_tokens=16, temperature=5.0, seed=3) for _ in range(2))
-    assert first == again
-    others = [engine.generate(QUESTION, max_new_tokens=16, temperature=5.0, seed=seed).text for seed in range(4, 8)]
-    assert any(text != first.text for text in others)
-    batch = engine.generate_batch([QUESTION, QUESTION], max_new_tokens=16, temperature=5.0, seed=3)
-    assert [out.token_ids for out in batch] == [first.token_ids] * 2
-
-
-def test_batch_is_as_one_by_one(engine: CocoaEngine) -> None:
-    prompts = ["The sea is", QUESTION, "List three fruits: apple,", "def add(a, b):\n    "]
-    batch = engine.generate_batch(prompts, max_new_tokens=12, batch_size=3)
-    for prompt, together in zip(prompts, batch, strict=True):
-        alone = engine.generate(prompt, max_new_tokens=12)
-        assert together.token_ids == alone.token_ids
-        assert together.usage.prompt_tokens == alone.usage.prompt_tokens
-        assert together.usage.completion_tokens == alone.usage.completion_tokens
-        assert together.usage.risk_points == alone.usage.risk_points
-        for a, b in zip(together.spans, alone.spans, strict=True):
-            assert (a.kind, a.text, a.start, a.chosen) == (b.kind, b.text, b.start, b.chosen)
-            assert a.score == near(b.score)
-    assert engine.generate_batch([]) == []
-
-
 def test_chat_applies_the_template(engine: CocoaEngine) -> None:
     text = engine.render_chat(MESSAGES)
     assert text.endswith("<|im_start|>assistant\n")
@@ -233,17 +189,6 @@ def test_chat_applies_the_template(engine: CocoaEngine) -> None:
     out = engine.chat(MESSAGES, max_new_tokens=8)
     assert out == engine.generate(engine.encode(text, add_special_tokens=False), max_new_tokens=8)
     assert list(engine.stream_chat(MESSAGES, max_new_tokens=8)) == out.spans
-
-
-def test_score_is_teacher_forcing(engine: CocoaEngine, answer: Generation) -> None:
-    """Scoring the engine's own tokens gives the log-probabilities it decoded with."""
-    out = engine.score(engine.encode(QUESTION), answer.token_ids)
-    decoded = [value for span in answer.spans for value in span.token_log_probs]
-    (span,) = out.spans
-    assert span.token_log_probs == near(decoded)
-    assert span.kind == "given"
-    assert (span.start, span.end, span.text) == (0, len(out.text), out.text)
-    assert out.finish_reason is None
 
 
 def test_score_of_text(engine: CocoaEngine) -> None:
@@ -273,15 +218,6 @@ def test_threads_share_one_engine(engine: CocoaEngine) -> None:
     assert [span.text for span in suspended]
     assert suspended.generation is not None
     assert_alike(suspended.generation, engine.generate(QUESTION, max_new_tokens=24))
-
-
-def test_two_streams_interleave(engine: CocoaEngine) -> None:
-    one, two = (engine.generate(prompt, max_new_tokens=10) for prompt in ("The sea is", QUESTION))
-    streams = [engine.stream(prompt, max_new_tokens=10) for prompt in ("The sea is", QUESTION)]
-    for _ in range(64):
-        for stream in streams:
-            next(stream, None)
-    assert [stream.generation for stream in streams] == [one, two]
 
 
 def test_a_stream_may_be_finished_by_another_thread(engine: CocoaEngine) -> None:
@@ -342,16 +278,6 @@ def test_a_model_in_training_mode_is_decoded_without_dropout(engine: CocoaEngine
     flags = [module.training for module in model.modules()]
     assert tiny.generate("abc", max_new_tokens=12) == expected
     assert [module.training for module in model.modules()] == flags
-
-
-def test_nor_with_dropout_where_a_pass_works_on_the_weights_alone() -> None:
-    model = tiny_model("llama", attention_dropout=0.5)
-    tiny = CocoaEngine(model, tiny_tokenizer())
-    assert tiny.info().forward == "lean"
-    expected = tiny.generate("abc", max_new_tokens=12)
-    model.train()
-    assert tiny.generate("abc", max_new_tokens=12) == expected
-    assert all(module.training for module in model.modules())
 
 
 def test_the_tokenizer_is_left_as_it_was(engine: CocoaEngine) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import pickle
 import re
 import signal
 import struct
-import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -21,11 +19,6 @@ from unittest.mock import Mock
 import pytest
 import torch
 import typer
-from rich.console import Group
-from rich.control import Control
-from rich.markdown import Markdown
-from rich.table import Table
-from rich.text import Text
 from transformers import AutoConfig, GenerationConfig
 
 import cocoa_engine
@@ -50,7 +43,7 @@ from cocoa_engine import (
     UnsupportedModelError,
 )
 from cocoa_engine.arguments import SettingsModel
-from cocoa_engine.cli.output import SafeConsole, describe_error, print_json, print_note, progress_console
+from cocoa_engine.cli.output import SafeConsole, describe_error, progress_console
 from cocoa_engine.decoding import matchers
 from cocoa_engine.decoding.grammar import GrammarProcessor, regex_grammar
 from cocoa_engine.errors import ForeignError, safe_cause
@@ -58,13 +51,11 @@ from cocoa_engine.lab import files
 from cocoa_engine.lab.data import read_labelled
 from cocoa_engine.lab.records import LabelledSpan, LabelledText, checked
 from cocoa_engine.logs import safe_logger
-from cocoa_engine.messages import unknown
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads
 from cocoa_engine.model.generation_config import usable
 from cocoa_engine.model.language_model import MACHINE_ERRORS
 from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_context_window
 from cocoa_engine.output_files import require_writable, write_file
-from cocoa_engine.risk import CalibrationWarning
 from cocoa_engine.safe_text import safe
 from cocoa_integrations.evaluation.harness import new_run
 from cocoa_integrations.server.settings import ServerSettings
@@ -194,30 +185,12 @@ def test_a_generation_config_whose_fault_shows_late(tiny: CocoaEngine) -> None:
     assert message.startswith("exponential_decay_length_penalty of the generation config cannot be used")
 
 
-def test_errors_of_a_user_s_processor_are_the_user_s(tiny: CocoaEngine) -> None:
-    def broken(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        raise LookupError("the user's")
-
-    config = generation_config("repetition_penalty", 1.5)
-    with pytest.raises(LookupError, match="the user's"):
-        tiny.generate([5], generation_config=config, logits_processor=broken)
-
-
 @pytest.mark.parametrize("token_id", ["x", 2.5, [None]])
 def test_a_grammar_and_an_end_token_that_is_none(token_id: Any) -> None:
     pytest.importorskip("llguidance")
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
     engine.model.generation_config = generation_config("eos_token_id", token_id)
     assert "eos_token_id" in message_of(ConfigError, lambda: engine.constrain(regex="a"))
-
-
-@pytest.mark.parametrize("token_id", [-1, 300, 10**9, [10**30]])
-def test_a_grammar_ends_with_the_tokenizer_s_end_where_the_config_s_is_outside_the_vocabulary(token_id: Any) -> None:
-    pytest.importorskip("llguidance")
-    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
-    engine.model.generation_config = generation_config("eos_token_id", token_id)
-    answer = engine.generate("a", logits_processor=engine.constrain(regex="a"))
-    assert (answer.text, answer.finish_reason) == ("a", "eos")
 
 
 def test_a_grammar_and_an_end_token_outside_the_vocabulary() -> None:
@@ -321,19 +294,6 @@ def test_a_model_name_that_is_no_text(name: Any) -> None:
     message_of(ModelLoadError, lambda: load_pretrained(name))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["torch.float", "flaot32", ["float32"], 5, "\x1b[31m"])
-def test_a_dtype_in_a_config_file(dtype: Any, tmp_path: Path) -> None:
-    tiny_model("llama").save_pretrained(tmp_path)
-    tiny_tokenizer().save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "dtype": dtype}))
-    try:
-        load_pretrained(str(tmp_path))
-    except CocoaError:
-        message_of(CocoaError, lambda: load_pretrained(str(tmp_path)))
-
-
 def with_field(folder: Path, kind: str, name: str, value: Any) -> str:
     tiny_model(kind).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
@@ -385,38 +345,7 @@ def test_a_config_file_that_asks_for_tuples(tmp_path: Path) -> None:
     message_of(UnsupportedModelError, lambda: CocoaEngine(other, tiny_tokenizer()).generate([5], max_new_tokens=2))
 
 
-def test_a_config_file_with_a_strange_output_field(tmp_path: Path) -> None:
-    folder = with_field(tmp_path, "llama", "output_hidden_states", "x")
-    assert "output_hidden_states" in message_of(ModelLoadError, lambda: load_pretrained(folder))
-
-
 # --- messages ---
-
-
-@pytest.mark.slow
-def test_messages_are_short_whatever_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "calibrator.json"
-    file.write_text(
-        json.dumps({"model_name": ["x" * 10_000_000], "settings": {f"{n}": "y" * 99 for n in range(50_000)}})
-    )
-    start = time.process_time()
-    message = message_of(CalibrationError, lambda: RiskCalibrator.load(file))
-    assert "model_name" in message
-    assert time.process_time() - start < 5
-
-
-def test_settings_are_shortened_in_messages() -> None:
-    for call in (
-        lambda: CocoaConfig(gamma="x" * 10**6),
-        lambda: CocoaConfig(**{"y" * 10**6: 1}),
-        lambda: CocoaConfig(method="z" * 10**6),
-        lambda: CocoaConfig(**{f"name{n}": 1 for n in range(10_000)}),
-        lambda: CocoaConfig(seed=10**5000),
-        lambda: Runtime(linears=ESCAPE * 100),
-        lambda: CocoaConfig(stop=[1] * 100_000),
-    ):
-        message_of(ConfigError, call)
-    assert "(got 'much')" in message_of(ConfigError, lambda: CocoaConfig(alpha="much"))
 
 
 @pytest.mark.parametrize(
@@ -444,13 +373,6 @@ def test_wrong_data_of_a_model(kind: Any, error: type[Exception]) -> None:
         message_of(error, lambda wrong=wrong: kind.model_validate_strings(wrong))
         if isinstance(wrong, dict) and issubclass(kind, SettingsModel):
             message_of(error, lambda wrong=wrong: kind(**wrong))
-
-
-def test_the_remedy_at_the_end_of_a_long_message_stays() -> None:
-    error = ConfigError("the value " + "x" * 10**6 + " is too long; shorten it")
-    assert str(error).startswith("the value xxx")
-    assert str(error).endswith("too long; shorten it")
-    assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
 def test_causes_keep_their_names_and_places() -> None:
@@ -519,25 +441,6 @@ def test_a_compressed_file_may_not_inflate_without_limit(tmp_path: Path, monkeyp
     message_of(DataError, lambda: files.read_text(file))
     file.write_bytes(gzip.compress(b"good" * 9999)[:10] + b"\xff" * 50)
     message_of(DataError, lambda: files.read_text(file))
-
-
-@pytest.mark.parametrize("repeated", [False, True])
-def test_a_parquet_file_may_not_inflate_without_limit(
-    repeated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Pages are compressed, and a repeated value is stored once."""
-    parquet = pytest.importorskip("pyarrow.parquet")
-    import pyarrow
-
-    text = ["a" * 2**15] * 96 if repeated else ["a" * 3 * 2**20]
-    file = tmp_path / "bomb.parquet"
-    parquet.write_table(pyarrow.table({"text": text}), file, compression="zstd", use_dictionary=repeated)
-    assert file.stat().st_size < 2**17
-    monkeypatch.setattr(files, "INFLATED_LIMIT", 2**20)
-    message = message_of(DataError, lambda: list(files.read_parquet(file)))
-    assert message.startswith(f"{file} is larger than 1 MiB")
-    monkeypatch.setattr(files, "INFLATED_LIMIT", 2**22)
-    assert [row["text"] for _, row in files.read_parquet(file)] == text
 
 
 def repeated(shape: str) -> Any:
@@ -672,16 +575,6 @@ def with_parts(count: int) -> LabelledText:
     return LabelledText("1", "p", "ab" * count, "p", True, parts, "p")
 
 
-def test_labelled_parts_take_linear_time() -> None:
-    record = with_parts(20_000)
-    start = time.process_time()
-    assert record.hallucinated_at(0, 40_002) == [True, False] * 20_000 + [False] * 2
-    assert [record.hallucinated_at(at, at + 2) for at in range(0, 40_000, 2)] == [[True, False]] * 20_000
-    assert time.process_time() - start < 1.5
-    overlapping = LabelledText("1", "p", "abcdef", "p", True, (LabelledSpan(0, 4), LabelledSpan(1, 2)), "p")
-    assert overlapping.hallucinated_at(1, 6) == [True] * 3 + [False] * 2
-
-
 def test_labelled_parts_are_limited() -> None:
     assert checked([with_parts(10_000)], "f")
     assert "may have 10000" in message_of(DataError, lambda: checked([with_parts(10_001)], "f"))
@@ -713,18 +606,6 @@ def test_more_layers_than_any_model_has(
     assert f"{field} must be a whole number of at most 1000" in message
 
 
-@pytest.mark.parametrize("field", ["num_hidden_layers", "n_layer"])
-def test_more_layers_than_any_model_has_deep_in_a_config(
-    field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inner: Any = {"text_config": [{field: 10**9}]}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_omni", "thinker_config": inner}))
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    refuse_to_build_configs(monkeypatch)
-    message = message_of(CocoaError, lambda: load_pretrained(str(tmp_path)))
-    assert f"{field} must be a whole number of at most 1000" in message
-
-
 def test_a_gguf_file_of_more_layers_than_any_model_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "model.gguf"
     write_tiny_gguf(file)
@@ -736,30 +617,6 @@ def test_a_gguf_file_of_more_layers_than_any_model_has(tmp_path: Path, monkeypat
     for kept in (False, True):
         message = message_of(CocoaError, lambda kept=kept: load_pretrained(str(file), keeps_blocks=lambda: kept))
         assert "llama.block_count must be a whole number of at most 1000" in message
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "limit"),
-    [
-        (CocoaConfig, "max_candidates", 1000),
-        (CocoaConfig, "max_span_tokens", 10**6),
-        (CocoaConfig, "max_new_tokens", 10**7),
-        (CocoaConfig, "decore_masked_heads", 10**6),
-        (CocoaConfig, "diver_weight", 1e6),
-        (CocoaConfig, "repetition_penalty", 1e6),
-        (CocoaConfig, "temperature", 1e6),
-        (CocoaConfig, "top_k", 10**7),
-        (Runtime, "max_batch_size", 4096),
-        (Runtime, "max_queue", 10**6),
-        (Runtime, "prefix_cache_mb", 2**24),
-        (Runtime, "draft_tokens", 1000),
-    ],
-)
-def test_settings_beyond_use(kind: Any, name: str, limit: float) -> None:
-    assert getattr(kind(**{name: limit}), name) == limit
-    message = message_of(ConfigError, lambda: kind(**{name: limit * 2}))
-    assert name in message
-    assert f"{limit:.0f}" in message
 
 
 @pytest.mark.parametrize("kind", [CocoaConfig, Runtime])
@@ -774,39 +631,6 @@ def test_every_number_among_the_settings_has_bounds(kind: Any) -> None:
 
 
 # --- control characters ---
-
-
-def test_control_characters_of_files_are_shown(tmp_path: Path, tiny: CocoaEngine) -> None:
-    data = tmp_path / "data.jsonl"
-    data.write_text(json.dumps({ESCAPE: 1, "id": "1", "prompt": "p", "text": "t"}))
-    assert "␛[31m" in message_of(DataError, lambda: read_labelled(data))
-
-    calibrator = fitted(model_name=ESCAPE)
-    assert "␛[31m" in str(CalibrationWarning.of(calibrator.mismatches("m", None, 6)))
-
-    heads = {
-        "model_name": ESCAPE,
-        "num_layers": 1,
-        "num_heads": 1,
-        "samples": 1,
-        "heads": [{"layer": 0, "head": 0, "score": 1}],
-    }
-    (tmp_path / "heads.json").write_text(json.dumps(heads))
-    call = lambda: tiny.generate("a", method="decore", decore_heads=str(tmp_path / "heads.json"))  # noqa: E731
-    assert "␛[31m" in message_of(ConfigError, call)
-
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": ESCAPE}))
-    assert "␛[31m" in message_of(ModelLoadError, lambda: load_pretrained(str(tmp_path)))
-
-
-def test_control_characters_in_logs(caplog: pytest.LogCaptureFixture) -> None:
-    logger = safe_logger("cocoa_engine.test")
-    logger.warning("%d of %s: %s, %.1f", 1, Path(ESCAPE), ValueError(ESCAPE * 10**5), 0.25)
-    (message,) = caplog.messages
-    assert message.startswith("1 of ␛[31m")
-    assert message.endswith(", 0.2")
-    assert len(message) < 1000
-    assert not any(character in message for character in ESCAPE if not character.isprintable())
 
 
 def test_an_argument_of_a_log_makes_no_line_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
@@ -844,36 +668,9 @@ def test_consoles_of_all_modules_show_control_characters() -> None:
     assert isinstance(progress_console(), SafeConsole)
 
 
-@pytest.mark.parametrize(
-    ("error", "call"),
-    [
-        (ModelLoadError, lambda _: load_pretrained("/tmp/\ud800")),
-        (ConfigError, lambda tiny: tiny.generate("a", method="decore", decore_heads="\ud800")),
-        (ConfigError, lambda _: CocoaConfig(method="\ud800")),
-        (CalibrationError, lambda _: RiskCalibrator.load("\ud800")),
-    ],
-)
-def test_messages_with_a_lone_surrogate_can_be_printed(
-    error: type[Exception], call: Callable[[CocoaEngine], Any], tiny: CocoaEngine
-) -> None:
-    message = message_of(error, lambda: call(tiny))
-    message.encode()
-    assert "d800" in message.lower()
-
-
-def test_a_calibrator_with_a_lone_surrogate_is_not_saved(tmp_path: Path) -> None:
-    message_of(ConfigError, lambda: fitted(model_name="\ud800").save(tmp_path / "c.json")).encode()
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("token_ids", [[-1], [10**30], ["x"], "x", 5, None])
 def test_what_is_no_list_of_token_ids_is_not_decoded(token_ids: Any, tiny: CocoaEngine) -> None:
     assert "token ids" in message_of(PromptError, lambda: tiny.decode(token_ids))
-
-
-def test_control_characters_in_notes_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    print_note(f"KeyError: {ESCAPE}")
-    assert capsys.readouterr().err == "cocoa: KeyError: ␛[31m\ufffd2J<U+202E>␇\n"
 
 
 def test_marks_of_right_to_left_text_stay() -> None:
@@ -882,38 +679,9 @@ def test_marks_of_right_to_left_text_stay() -> None:
     assert safe("\u202eשלום\u2067\u202c") == "<U+202E>שלום<U+2067><U+202C>"
 
 
-@pytest.mark.parametrize("color_system", [None, "standard"])
-def test_control_characters_in_output_of_commands(color_system: Any) -> None:
-    table = Table(ESCAPE, title=ESCAPE)
-    table.add_row(Text(ESCAPE, "red"))
-    file = io.StringIO()
-    console = SafeConsole(file=file, color_system=color_system, force_terminal=True, highlight=False)
-    console.print(ESCAPE, table, Markdown(ESCAPE), Group(Text(ESCAPE)), Control.bell())
-    printed = file.getvalue()
-    assert printed.count("␛[31m\ufffd") == 6
-    assert printed.endswith("\x07")  # the console's own
-    styles = r"\x1b\[[0-9;]*m" if color_system else r"\n"
-    assert all(character.isprintable() for character in re.sub(styles, "", printed[:-1]) if character != "\n")
-    assert ("\x1b[31m␛[31m" in printed) == bool(color_system)
-
-
-def test_control_characters_in_json_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    value = {"text\x85": [f"{ESCAPE}\x7f\x80\x9f\u061c\u200e\u200f\u202a\u2066\u2069", "é\u200d\U0001f600\\u009b"]}
-    print_json(json.dumps(value, ensure_ascii=False))
-    printed = capsys.readouterr().out.removesuffix("\n")
-    assert json.loads(printed) == value
-    assert all(character.isprintable() or character == "\u200d" for character in printed)
-    assert r"\u001b[31m\u009b2J\u202e" in printed
-    assert "é\u200d\U0001f600" in printed
-
-
 @pytest.mark.parametrize("error", [RuntimeError, ConfigError, typer.BadParameter])
 def test_errors_of_commands_are_bounded(error: type[Exception]) -> None:
     message, _ = describe_error(error("much " + ESCAPE * 10**5 + " too long"))
     assert len(message) <= SHORT
     assert "much ␛[31m" in message
     assert "too long" in message
-
-
-def test_unknown_names_are_listed_in_part() -> None:
-    assert len(unknown([f"n{n}" for n in range(10_000)], ["a"], what="option")) < SHORT

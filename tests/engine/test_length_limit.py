@@ -123,16 +123,3 @@ def test_the_context_window_bounds_the_branches_and_not_the_limit() -> None:
     assert steps(passes)
     fed = [end for span in whole.spans for end in (len(one.token_ids) for one in span.candidates)]
     assert max(fed) <= 16
-
-
-def test_what_the_limit_saves() -> None:
-    """The passes of a cut answer are those up to the end of its last branches, and no more."""
-    engine = engine_of("llama")
-    settings: dict[str, Any] = {"gamma": 0.15, "max_span_tokens": 6}
-    (prompt,) = prompts(1)
-    whole = engine.generate(prompt, max_new_tokens=LONGEST, **settings)
-    for most in range(1, LONGEST):
-        short = engine.generate(prompt, max_new_tokens=most, **settings)
-        grown = max((len(one.token_ids) for one in short.spans[-1].candidates), default=0)
-        beyond = max(0, grown - len(short.spans[-1].token_ids))
-        assert short.usage.forward_passes <= min(whole.usage.forward_passes, 1 + most + beyond)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import warnings
 from itertools import accumulate
@@ -11,19 +10,13 @@ from statistics import median
 from typing import Any
 
 import pytest
-from langchain_core.messages import HumanMessage
-from llama_index.core.llms import ChatMessage
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation, Runtime, Span
-from cocoa_integrations.langchain import ChatCocoa, get_risk, get_spans
-from cocoa_integrations.langchain import CocoaLLM as LangChainLLM
-from cocoa_integrations.llama_index import CocoaLLM
 from tests.helpers.alike import assert_alike, near
 from tests.helpers.engines import endless
 from tests.helpers.forward_passes import Pass, record
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.prompts import PROMPTS, chat
-from tests.helpers.reports import to_dicts
 from tests.helpers.rivals import config_of
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
@@ -155,47 +148,3 @@ def test_a_scored_text_is_marked(engine: CocoaEngine) -> None:
     (span,) = engine.score("The sky is", " blue.", max_risk=0.01).spans
     assert span.reaches_max_risk
     assert not engine.score("The sky is", " blue.").spans[0].reaches_max_risk
-
-
-QUESTION = "Who invented the telephone?"
-SHORT = {"max_new_tokens": 12, "max_risk": 0.1}
-
-
-@pytest.fixture(scope="module")
-def expected(engine: CocoaEngine) -> Generation:
-    stopped = engine.chat([{"role": "user", "content": QUESTION}], **SHORT)
-    full = engine.chat([{"role": "user", "content": QUESTION}], **{**SHORT, "max_risk": None})
-    assert_stopped_as(stopped, full, 0.1)
-    assert len(stopped.spans) < len(full.spans)
-    return stopped
-
-
-def test_langchain(engine: CocoaEngine, expected: Generation) -> None:
-    model = ChatCocoa(engine=engine, max_new_tokens=12)
-    whole = [model.invoke(QUESTION, max_risk=0.1), asyncio.run(ChatCocoa(engine=engine, **SHORT).ainvoke(QUESTION))]
-    chunks = list(model.stream(QUESTION, max_risk=0.1))
-    for message in (*whole, sum(chunks[1:], chunks[0])):
-        assert message.text == expected.text
-        assert message.response_metadata["finish_reason"] == "risk"
-        assert get_risk(message).to_dict()["spans"][-1]["reaches_max_risk"] is True
-    assert [span["reaches_max_risk"] for span in to_dicts(get_spans(chunks[0]))] == [True]
-    text = LangChainLLM(engine=engine, **SHORT).generate([engine.render_chat([{"role": "user", "content": QUESTION}])])
-    assert text.generations[0][0].generation_info is not None
-    assert text.generations[0][0].generation_info["finish_reason"] == "risk"
-    assert model.invoke([HumanMessage(QUESTION)]).response_metadata["finish_reason"] == "length"
-
-
-def test_llama_index(engine: CocoaEngine, expected: Generation) -> None:
-    llm = CocoaLLM(engine=engine, max_new_tokens=12)
-    messages = [ChatMessage(content=QUESTION)]
-    *_, last = llm.stream_chat(messages, max_risk=0.1)
-    answers = [
-        llm.chat(messages, max_risk=0.1),
-        asyncio.run(CocoaLLM(engine=engine, **SHORT).achat(messages)),
-        last,
-    ]
-    for answer in answers:
-        assert answer.message.content == expected.text
-        assert answer.raw["finish_reason"] == "risk"
-        assert answer.raw["cocoa_risk"]["spans"][-1]["reaches_max_risk"] is True
-    assert llm.complete(PROMPT, max_risk=0.1).raw["finish_reason"] == "risk"

@@ -22,8 +22,8 @@ class EmulatedKernels:
     """Stands for the ``ctypes.CDLL`` of the kernels.
 
     A call sends the memory that its arguments lead to, and writes what comes back to the tensors among it. Both
-    processors must lay out structures in the same way, which :func:`build._declared` checks. Memory is found among the
-    objects that the garbage collector knows and that were made after this one.
+    processors must lay out structures in the same way. Memory is found among the objects that the garbage collector
+    knows and that were made after this one.
     """
 
     def __init__(self, command: Sequence[str]) -> None:

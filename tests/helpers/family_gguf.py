@@ -13,7 +13,7 @@ from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from cocoa_engine.execution.native.trial import sample_blocks
+from cocoa_engine.execution.forward.trial import sample_blocks
 from tests.helpers.tiny_models import sentencepiece_like_tokenizer
 
 _WINDOW = 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cocoa_engine import CocoaEngine
-from cocoa_engine.execution.backends import Chosen
+from cocoa_engine.execution.backends import Chosen, state_of
 from cocoa_engine.execution.backends.prefixes import PrefixCache
 
 
@@ -16,7 +16,7 @@ def backend_inside(engine: CocoaEngine) -> Any:
 
 def use_backend(engine: CocoaEngine, chosen: Chosen) -> CocoaEngine:
     """Let an engine run its model so, whatever it would choose itself."""
-    engine.session.pin(chosen)
+    engine.session._chosen = state_of(engine.session.model), chosen
     return engine
 
 

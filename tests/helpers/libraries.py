@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cocoa_engine.execution.native import build, operators, trial
+from cocoa_engine.execution.forward import trial
+from cocoa_engine.execution.native import build, operators
 
 needs_kernels = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
 """Skips a test on a machine that cannot use the kernels."""

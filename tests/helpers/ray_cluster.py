@@ -68,7 +68,7 @@ def cluster(folder: Path, *, num_cpus: int = 4) -> Iterator[None]:
     token.chmod(0o600)
     os.environ.update(
         RAY_AUTH_TOKEN_PATH=str(token),
-        **PATIENT,
+        **{PATIENT: "60"},
         OMP_NUM_THREADS="1",
         RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S="10",  # on a busy machine a session would go elsewhere
     )

@@ -80,7 +80,7 @@ def retry_plan(
     threshold: float | None = None, max_tries: int = 3, measure: Any = None, on_risk: Any = "keep"
 ) -> RetryPlan:
     """The plan of attempts that differ in alpha."""
-    return RetryPlan.of(
+    return RetryPlan(
         alpha=1.0,
         retriever=None,
         top_k=3,

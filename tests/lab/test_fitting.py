@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +17,7 @@ from hypothesis import strategies as st
 
 from cocoa_engine import CalibrationError, RiskCalibrator
 from cocoa_engine.lab.fit import (
-    ENOUGH_RISKS,
     INVERSE_STRENGTHS,
-    MAX_REPEATS,
     STRENGTHS,
     FitSettings,
     LabelledFeatures,
@@ -27,11 +27,12 @@ from cocoa_engine.lab.fit import (
     folds_of,
     left_out,
     risks_of,
+    scores_of,
     validate,
 )
 from cocoa_engine.lab.thresholds import brier, ece_if_exact, expected_calibration_error, reliability
 from cocoa_engine.risk.features import SPAN_FEATURES
-from cocoa_engine.risk.fitted import FittedRisk, Isotonic, logistic
+from cocoa_engine.risk.fitted import FittedRisk, Isotonic
 from tests.helpers.made_up_risk import fitted, labelled_items, risk
 from tests.helpers.processes import python
 
@@ -54,13 +55,10 @@ def test_it_ranks_and_calibrates_on_prompts_it_has_not_seen(isotonic: bool, leve
     assert found.brier < found.brier_of_base_rate
     assert (found.prompts, found.items, found.repeats) == (400, 2400, 5)
     assert sum(one.items for one in found.reliability) == pytest.approx(2400, abs=5)
-
-
-@pytest.mark.slow
-def test_noise_is_not_sold_as_a_signal() -> None:
-    found = risk(labelled_items(200, signal=0.0)).validation
-    assert 0.4 < found.auroc.estimate < 0.56
-    assert found.brier > found.brier_of_base_rate - 0.005
+    if not isotonic:
+        noise = risk(labelled_items(200, signal=0.0, level=level), folds=3).validation
+        assert 0.4 < noise.auroc.estimate < 0.56
+        assert noise.brier > noise.brier_of_base_rate - 0.005
 
 
 @pytest.mark.slow
@@ -74,29 +72,6 @@ def test_what_is_the_same_for_a_prompt_is_not_learnt_by_heart() -> None:
     risks, folds = left_out(spans, isotonic=False)
     assert all(len(set(folds[number * 5 : number * 5 + 5])) == 1 for number in range(80))
     assert all(len(set(risks[number * 5 : number * 5 + 5])) == 1 for number in range(80))
-
-
-@pytest.mark.slow
-def test_few_items_are_divided_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The estimate is the mean over divisions, each of which leaves every prompt out once."""
-    items = labelled_items(40, each=4)
-    found = risk(items).validation
-    assert (found.repeats, found.folds, found.prompts, found.items) == (5, 5, 40, 160)
-    assert found.hallucinated == items.labels.sum()
-    once = [validate(items, *left_out(items, isotonic=False, seed=seed), draws=20, seed=0) for seed in range(5)]
-    assert len({one.auroc.estimate for one in once}) > 1
-    assert [one.repeats for one in once] == [1] * 5
-    assert found.brier == pytest.approx(np.mean([one.brier for one in once]))
-    assert found.auroc.estimate == pytest.approx(np.mean([one.auroc.estimate for one in once]), abs=0.01)
-    for name, rival in found.rivals.items():
-        alone = [one.rivals[name].auroc.estimate for one in once]
-        assert rival.auroc.estimate == pytest.approx(np.mean(alone), abs=0.01)
-        assert rival.difference.estimate == pytest.approx(found.auroc.estimate - rival.auroc.estimate)
-    assert 0.02 < found.auroc.high - found.auroc.low < 0.4  # of 40 prompts, not of 200
-    assert (MAX_REPEATS, ENOUGH_RISKS) == (5, 20_000)
-    for enough, repeats in ((319, 1), (320, 2), (100, 1)):
-        monkeypatch.setattr("cocoa_engine.lab.fit.ENOUGH_RISKS", enough)
-        assert risk(items, folds=2).validation.repeats == repeats
 
 
 @pytest.mark.slow
@@ -147,48 +122,28 @@ def test_an_isotonic_map_never_falls(knots: list[tuple[float, float]], values: l
 
 
 @pytest.mark.slow
-def test_more_of_a_risky_feature_is_never_less_risk() -> None:
-    calibrated = known_risk(isotonic=True)
-    place = calibrated.features.index("f_mlds")
-    assert calibrated.weights[place] > 0
-    rows = np.zeros((200, len(calibrated.features)))
-    rows[:, place] = np.linspace(-5, 5, 200)
-    risks = [calibrated(row) for row in rows.tolist()]
-    assert risks == sorted(risks)
-
-
-@pytest.mark.slow
-def test_files(tmp_path: Path) -> None:
-    calibrator = fitted(levels=("span", "answer"))
-    assert calibrator.span is not None
-    mapped = calibrator.span.model_copy(update={"isotonic": known_risk(isotonic=True).isotonic})
-    calibrator = calibrator.model_copy(update={"span": mapped})
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda span, answer: {"span": answer}, "max_rank"),
+        (lambda span, answer: {"answer": span}, "this version measures con_mlds, f_mlds, mean_log_prob"),
+        (lambda span, answer: {"span": None, "answer": None}, "neither of spans nor of answers"),
+        (lambda span, answer: {"answer": {**answer, "weights": [1.0]}}, "the same length"),
+        (lambda span, answer: {"answer": {**answer, "scales": [0.0] * len(answer["features"])}}, "above 0"),
+        (lambda span, answer: {"span": {**span, "isotonic": {"x": [0.1, 0.2], "y": [0.5, 0.4]}}}, "not decrease"),
+        (lambda span, answer: {"span": {**span, "isotonic": {"x": [0.1], "y": [1.5]}}}, "in .0, 1."),
+    ],
+)
+def test_files(tmp_path: Path, change: Callable[[Any, Any], Any], message: str) -> None:
     path = tmp_path / "risk.json"
+    calibrator = fitted(levels=("span", "answer"))
     calibrator.save(path)
-    assert RiskCalibrator.load(path) == RiskCalibrator.load(str(path)) == calibrator
-    with pytest.raises(CalibrationError, match="cannot be read"):
-        RiskCalibrator.load(tmp_path / "none.json")
+    assert RiskCalibrator.load(str(path)) == calibrator
     good = json.loads(path.read_text())
-    answer, span = good["answer"], good["span"]
-    for change, message in (
-        ({"schema_version": 1}, "schema_version"),
-        ({"schema_version": 2}, "schema_version: Input should be 3"),
-        ({"span": answer}, "max_rank"),
-        ({"answer": span}, "this version measures con_mlds, f_mlds, mean_log_prob"),
-        ({"span": None, "answer": None}, "neither of spans nor of answers"),
-        ({"answer": {**answer, "weights": [1.0]}}, "the same length"),
-        ({"answer": {**answer, "scales": [0.0] * len(answer["features"])}}, "above 0"),
-        ({"span": {**span, "isotonic": {"x": [0.1, 0.2], "y": [0.5, 0.4]}}}, "y must not decrease"),
-        ({"span": {**span, "isotonic": {"x": [0.1], "y": [1.5]}}}, "in .0, 1."),
-        ({"surprise": 1}, "surprise"),
-    ):
-        path.write_text(json.dumps({**good, **change}))
-        with pytest.raises(CalibrationError, match=message) as raised:
-            RiskCalibrator.load(path)
-        assert len(str(raised.value)) < 1000  # not the whole file
-    path.write_bytes(b"\x80\x04pickle")
-    with pytest.raises(CalibrationError, match="not a calibrator"):
+    path.write_text(json.dumps({**good, **change(good["span"], good["answer"])}))
+    with pytest.raises(CalibrationError, match=message) as raised:
         RiskCalibrator.load(path)
+    assert len(str(raised.value)) < 1000  # not the whole file
 
 
 def test_using_one_loads_neither_scikit_learn_nor_torch() -> None:
@@ -200,8 +155,8 @@ def test_using_one_loads_neither_scikit_learn_nor_torch() -> None:
     assert python(code).strip() == "[]"
 
 
-def constant(value: float, labels: np.ndarray) -> LabelledFeatures:
-    """Spans, each of a prompt of its own, that look alike."""
+def alike(value: float, labels: np.ndarray) -> LabelledFeatures:
+    """Spans, each of a prompt of its own, whose features are all one value."""
     features = np.full((len(labels), len(SPAN_FEATURES)), value)
     return LabelledFeatures(SPAN_FEATURES, features, labels, [*map(str, range(len(labels)))])
 
@@ -210,18 +165,8 @@ def constant(value: float, labels: np.ndarray) -> LabelledFeatures:
     ("spans", "message"),
     [
         (labelled_items(8), "folds of a cross-validation need at least 10"),
-        (
-            LabelledFeatures(
-                SPAN_FEATURES, np.zeros((40, len(SPAN_FEATURES))), np.arange(40) >= 0, [*map(str, range(40))]
-            ),
-            "0 prompts have supported",
-        ),
-        (
-            LabelledFeatures(
-                SPAN_FEATURES, np.full((40, len(SPAN_FEATURES)), np.inf), np.arange(40) % 2 > 0, [*map(str, range(40))]
-            ),
-            "not finite",
-        ),
+        (alike(0.0, np.arange(40) >= 0), "0 prompts have supported"),
+        (alike(np.inf, np.arange(40) % 2 > 0), "not finite"),
     ],
 )
 def test_what_cannot_be_fitted(spans: LabelledFeatures, message: str) -> None:
@@ -238,21 +183,6 @@ def test_calibration_figures_by_hand() -> None:
     assert expected_calibration_error([low, high]) == pytest.approx(0.5 * 0.1 + 0.5 * 0.4)
 
 
-@given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=60))
-def test_every_span_is_in_one_bin(spans: list[tuple[float, bool]]) -> None:
-    risks, labels = map(list, zip(*spans, strict=True))
-    curve = reliability(risks, labels)
-    assert sum(one.items for one in curve) == len(spans)
-    assert sum(one.items * one.share_hallucinated for one in curve) == pytest.approx(sum(labels))
-    assert 0 <= expected_calibration_error(curve) <= 1
-
-
-@given(st.floats(-1e9, 1e9))
-def test_logistic(z: float) -> None:
-    assert logistic(z) + logistic(-z) == pytest.approx(1)
-    assert logistic(z) == pytest.approx(0.5 * (1 + math.tanh(z / 2)), abs=1e-12)
-
-
 def states_of(items: LabelledFeatures, *, signal: float, size: int = 40) -> LabelledFeatures:
     """Items with hidden states, of which one direction depends on the labels."""
     random = np.random.default_rng(3)
@@ -267,16 +197,16 @@ def test_a_direction_is_that_of_a_ridge_regression() -> None:
 
     items = states_of(labelled_items(), signal=1.0)
     assert items.states is not None
-    direction, scores = fit_direction(items.states, items.labels, partial(folds_of, items))
+    direction, scores = fit_direction(items.states, items.labels, folds_of(items, 5))
     scaled = StandardScaler().fit_transform(items.states)
     found = []
     for strength in STRENGTHS:
         model = Ridge(alpha=strength * len(items.labels)).fit(scaled, items.labels)
-        found.append(np.allclose(direction(items.states), model.predict(scaled), atol=1e-4))
+        found.append(np.allclose(scores_of(direction, items.states), model.predict(scaled), atol=1e-4))
     assert sum(found) == 1
     # the cross-fitted scores are of directions that did not see the item's prompt
     rest, fold = folds_of(items, 5)[0]
-    model = Ridge(alpha=STRENGTHS[found.index(True)] * rest.sum()).fit(scaled[rest], items.labels[rest])
+    model = Ridge(alpha=STRENGTHS[found.index(True)] * len(rest)).fit(scaled[rest], items.labels[rest])
     assert scores[fold] == pytest.approx(model.predict(scaled[fold]), abs=1e-4)
 
 
@@ -310,9 +240,7 @@ def test_folds_have_both_classes_and_no_prompt_twice() -> None:
     for folds in divided:
         assert sorted(int(items.labels[fold].sum()) for _, fold in folds) == [3, 4]
         for rest, fold in folds:
-            assert not {items.groups[at] for at in np.flatnonzero(rest)} & {
-                items.groups[at] for at in np.flatnonzero(fold)
-            }
+            assert not {items.groups[at] for at in rest} & {items.groups[at] for at in fold}
     assert len({tuple(folds[0][1]) for folds in divided}) > 1
 
 
@@ -331,6 +259,20 @@ def test_the_domain_keeps_99_percent_of_left_out_items_inside() -> None:
 
 
 @pytest.mark.slow
+def test_few_items_are_divided_again_and_again() -> None:
+    """The estimate is the mean over divisions, each of which leaves every prompt out once."""
+    items = labelled_items(40, each=4)
+    found = risk(items).validation
+    assert (found.repeats, found.folds, found.prompts, found.items) == (5, 5, 40, 160)
+    assert found.hallucinated == items.labels.sum()
+    once = [validate(items, *left_out(items, isotonic=False, seed=seed), draws=20, seed=0) for seed in range(5)]
+    assert len({one.auroc.estimate for one in once}) > 1
+    assert found.brier == pytest.approx(np.mean([one.brier for one in once]))
+    assert found.auroc.estimate == pytest.approx(np.mean([one.auroc.estimate for one in once]), abs=0.01)
+    assert 0.02 < found.auroc.high - found.auroc.low < 0.4  # of 40 prompts, not of 200
+
+
+@pytest.mark.slow
 def test_items_of_two_data_sets_are_not_ranked_against_each_other() -> None:
     """A feature that only tells the sets apart, one mostly hallucinated, is worth nothing within a set."""
     random = np.random.default_rng(0)
@@ -339,8 +281,7 @@ def test_items_of_two_data_sets_are_not_ranked_against_each_other() -> None:
         items = labelled_items(40, signal=0.0)
         features = random.normal(size=items.features.shape)
         features[:, 0] = mark
-        labels = random.random(len(items.labels)) < share
-        sets.append(replace(items, features=features, labels=labels))
+        sets.append(replace(items, features=features, labels=random.random(len(items.labels)) < share))
     found = risk(LabelledFeatures.pooled(sets)).validation
     assert found.folds == 5
     assert 0.4 < found.auroc.estimate < 0.6

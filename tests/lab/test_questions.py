@@ -37,7 +37,7 @@ def test_the_gold_passage_of_nq_is_the_context(tmp_path: Path) -> None:
     assert one.context == "By Frank Herbert."
     (none,) = read_questions(write(tmp_path / "q.jsonl", [{**rows[0], "ctxs": []}]))
     assert none.context is None
-    with pytest.raises(DataError, match="'text' is missing"):
+    with pytest.raises(DataError, match=r"ctxs\.0\.text: Field"):
         read_questions(write(tmp_path / "q.jsonl", [{**rows[0], "ctxs": [{}]}]))
 
 
@@ -71,12 +71,12 @@ def test_an_answer_is_right_if_it_holds_a_known_one(answer: str, right: bool) ->
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"question": "Who?"}, "'answers' is missing"),
-        ({"question": "Who?", "answers": []}, "a non-empty list of strings"),
-        ({"question": "Who?", "answers": [1]}, "a non-empty list of strings"),
+        ({"question": "Who?"}, "answers: Field required"),
+        ({"question": "Who?", "answers": []}, "answers: .* at least 1"),
+        ({"question": "Who?", "answers": [1]}, "answers.0: .* valid string"),
         ({"question": "Who?", "answers": ["the"]}, "none of its answers contains a word"),
         ({"question": " ", "answers": ["a b"]}, "the question is empty"),
-        ({"question": "Who?", "answers": ["x"], "context": 3}, "'context' must be str"),
+        ({"question": "Who?", "answers": ["x"], "context": 3}, "context: .* valid string"),
     ],
 )
 def test_what_is_no_question(row: dict[str, object], message: str, tmp_path: Path) -> None:

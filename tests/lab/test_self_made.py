@@ -10,7 +10,6 @@ import pytest
 from cocoa_engine import CocoaConfig, CocoaEngine, FitSettings, fit_self_made
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.lab import fit
-from cocoa_engine.lab.data import Question
 from cocoa_engine.lab.forced import force
 from cocoa_engine.lab.measured import labelled_features
 from cocoa_engine.lab.self_made import (
@@ -56,29 +55,28 @@ def test_made_questions() -> None:
     assert made != made_questions(count=60, seed=5)
     assert sum(one.answerable for one in made) == 40
     for one in made:
-        assert one.question.context is not None
-        assert one.question.context in one.request
-        assert one.question.text in one.request
-        assert one.answerable is False or one.question.is_right(one.question.context)
-    assert len({one.request.replace(one.question.context or "", "")[:20] for one in made}) >= 3  # several wordings
+        assert one.context is not None
+        assert one.context in one.request
+        assert one.text in one.request
+        assert one.answerable is False or one.is_right(one.context)
+    assert len({one.request.replace(one.context or "", "")[:20] for one in made}) >= 3  # several wordings
 
 
 def test_questions_about_documents() -> None:
-    made = [one for one in made_questions([DOCUMENT], count=8) if one.question.group.startswith("document")]
+    made = [one for one in made_questions([DOCUMENT], count=8) if one.group.startswith("document")]
     assert {one.answerable for one in made} == {True, False}
     for one in made:
-        (term,) = one.question.answers
+        (term,) = one.answers
         assert term in DOCUMENT
-        assert "____" in one.question.text
-        assert term not in one.question.text
-        assert (term in (one.question.context or "")) is one.answerable
+        assert "____" in one.text
+        assert term not in one.text
+        assert (term in (one.context or "")) is one.answerable
     with pytest.raises(CalibrationError, match="no sentence with a name"):
         made_questions(["nothing here. nor there."], count=8)
 
 
 def made(answers: Sequence[str], *, answerable: bool = True) -> MadeQuestion:
-    question = Question("Who built the mill of Odd?", "x", tuple(answers), "g")
-    return MadeQuestion("x", question, answerable)
+    return MadeQuestion("Who built the mill of Odd?", "x", tuple(answers), "g", answerable)
 
 
 def test_labels() -> None:

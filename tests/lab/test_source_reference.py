@@ -46,11 +46,6 @@ def test_a_passage_states_some_facts_and_not_the_others() -> None:
     assert len({passage.stated[0].question.split()[0] for passage in drawn}) >= 5
 
 
-def test_passages_are_the_same_for_the_same_seed() -> None:
-    assert list(islice(passages(1), 5)) == list(islice(passages(1), 5))
-    assert list(islice(passages(1), 5)) != list(islice(passages(2), 5))
-
-
 def tiny(folder: Path, kind: str = "lean") -> tuple[CocoaEngine, RetrievalHeads]:
     model = tiny_model("llama", max_position_embeddings=2048)
     engine = use_backend(CocoaEngine(model, tiny_tokenizer()), made(model, kind, "stock"))

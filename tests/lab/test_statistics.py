@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from cocoa_engine import DataError
-from cocoa_engine.lab.ranking import Bootstrap, Interval, Ranked, RankedWithin, caution, interval, paired_test
+from cocoa_engine.lab.ranking import Bootstrap, Interval, Ranked, caution, interval, paired_test
 
 SCORES = st.integers(-3, 3).map(float)  # ties are common
 ITEMS = st.lists(st.tuples(SCORES, st.integers(0, 3), st.integers(0, 3)), min_size=2, max_size=30).filter(
@@ -50,10 +50,10 @@ def test_within_strata_pairs_and_positives_are_counted_where_they_are(
     parts = [[column[strata == stratum] for column in columns] for stratum in range(number)]
     parts = [part for part in parts if len(part[0]) and part[1].any() and part[2].any()]
     if not parts:
-        with pytest.raises(DataError, match="no stratum"):
-            RankedWithin(*columns, strata)
+        with pytest.raises(DataError, match="both hallucinated"):
+            Ranked(*columns, strata)
         return
-    within, moved = RankedWithin(*columns, strata), RankedWithin(columns[0] + shift * strata, *columns[1:], strata)
+    within, moved = Ranked(*columns, strata), Ranked(columns[0] + shift * strata, *columns[1:], strata)
     pairs = [part[1].sum() * part[2].sum() for part in parts]
     assert within.auroc()[0] == pytest.approx(np.average([Ranked(*part).auroc()[0] for part in parts], weights=pairs))
     found = [part[1].sum() for part in parts]
@@ -62,18 +62,10 @@ def test_within_strata_pairs_and_positives_are_counted_where_they_are(
     counts = (np.arange(len(items)) % 3)[None].astype(float)
     repeated = [np.repeat(column, counts[0].astype(int)) for column in (*columns, strata)]
     try:
-        expected = RankedWithin(*repeated).auroc()[0]
+        expected = Ranked(*repeated).auroc()[0]
     except DataError:
         expected = np.nan
     assert within.auroc(counts)[0] == pytest.approx(expected, nan_ok=True)
-
-
-def test_one_stratum_is_all_items() -> None:
-    scores, labels = np.random.default_rng(0).normal(size=50), np.arange(50) % 2
-    within, ranked = RankedWithin(scores, labels, 1 - labels, np.zeros(50)), Ranked(scores, labels, 1 - labels)
-    bootstrap = Bootstrap(range(50), draws=60)
-    for measure in ("auroc", "auprc"):
-        assert bootstrap.interval(within, measure) == pytest.approx(bootstrap.interval(ranked, measure))
 
 
 @given(ITEMS, st.integers(2, 5), st.integers(0, 3))
@@ -130,6 +122,9 @@ def test_what_cannot_be_ranked() -> None:
         with pytest.raises(DataError):
             Ranked(*bad)
     assert interval(0.7, np.array([math.nan])) == (0.7, None, None)
+    for pair in (([1.0, 2.0], [1.0, 2.0]), ([], [])):
+        with pytest.raises(DataError, match="differ"):
+            paired_test(*pair)
 
 
 def test_one_prompt_has_no_interval() -> None:
@@ -164,10 +159,3 @@ def test_effect_size_and_sign_by_hand(differences: list[int]) -> None:
     swapped = paired_test([0.0] * n, [float(value) for value in differences])
     assert (swapped.z, swapped.effect_size) == (pytest.approx(-test.z), pytest.approx(test.effect_size))
     assert swapped.p_right == pytest.approx(1 - test.p_right)
-
-
-def test_pairs_that_are_all_equal() -> None:
-    with pytest.raises(DataError, match="differ"):
-        paired_test([1.0, 2.0], [1.0, 2.0])
-    with pytest.raises(DataError, match="differ"):
-        paired_test([], [])

@@ -30,10 +30,10 @@ def test_recall_and_precision_are_reached_and_no_better_threshold_is(
 ) -> None:
     risks, labels, _ = map(list, zip(*spans, strict=True))
     threshold = for_recall(risks, labels, target)
-    assert reached(risks, labels, threshold).recall >= target - 1e-9
+    assert reached(risks, labels, threshold)[1] >= target - 1e-9
     higher = [risk for risk in risks if risk > threshold]
-    assert all(reached(risks, labels, risk).recall < target for risk in higher)
-    precisions = {risk: reached(risks, labels, risk).precision for risk in set(risks)}
+    assert all(reached(risks, labels, risk)[1] < target for risk in higher)
+    precisions = {risk: reached(risks, labels, risk)[0] for risk in set(risks)}
     good = [risk for risk, precision in precisions.items() if precision is not None and precision >= target]
     if good:
         assert for_precision(risks, labels, target) == min(good)

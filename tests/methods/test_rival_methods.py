@@ -275,7 +275,8 @@ def test_heads_score_what_they_copy(float32_engine: CocoaEngine) -> None:
     eager.eval()
     counted = []
     for needle in NEEDLES:
-        prompt, place = lab_heads.hide(float32_engine, needle, 48, 0.4)
+        prompt = lab_heads._prompt(float32_engine, needle, 48, 0.4)
+        place = lab_heads._positions(float32_engine, prompt, needle.text)
         assert needle.text in float32_engine.decode(prompt[place.start : place.stop])
         assert needle.text not in float32_engine.decode(prompt[place.start + 1 : place.stop])
         assert needle.text not in float32_engine.decode(prompt[place.start : place.stop - 1])
@@ -342,7 +343,7 @@ def test_scores_of_heads_are_means_over_the_needles_found_again(monkeypatch: pyt
     monkeypatch.setattr(lab_heads, "NEEDLES", (Needle("one two three four.", "Which numbers?"),))
     said = ["one two", "It is: Three, two (one)!", "one one one two", "four three two one", "five"]
     scores = torch.rand(5, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    runs = iter(zip(scores, said, strict=True))
+    runs = iter([{"scores": of_run.tolist(), "answer": text} for of_run, text in zip(scores, said, strict=True)])
     monkeypatch.setattr(lab_heads, "_answered", lambda *_: next(runs))
     found = find_retrieval_heads(engine, lengths=(32,), depths=(0.1, 0.3, 0.5, 0.7, 0.9))
     assert found.samples == 2
@@ -352,7 +353,7 @@ def test_scores_of_heads_are_means_over_the_needles_found_again(monkeypatch: pyt
         (layer, head): pytest.approx(float(mean[layer, head])) for layer in range(6) for head in range(4)
     }
     assert [head.score for head in found.heads] == sorted((head.score for head in found.heads), reverse=True)
-    runs = iter(zip(scores[:2], ["one two", ""], strict=True))
+    runs = iter([{"scores": scores[0].tolist(), "answer": text} for text in ("one two", "")])
     with pytest.raises(UnsupportedModelError, match="recalled none of 2 needles"):
         find_retrieval_heads(engine, lengths=(32,), depths=(0.1, 0.9))
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.errors import ModelLoadError
-from cocoa_engine.execution.native import trial
+from cocoa_engine.execution.forward import trial
 from cocoa_engine.model import gguf_model
 from cocoa_engine.model.blocks import BLOCK_KINDS, BlockTensor
 from cocoa_engine.model.experts import SeparateExperts

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from cocoa_engine import CocoaEngine, ModelLoadError
 from cocoa_engine.cli.app import app
-from cocoa_engine.execution.native import trial
+from cocoa_engine.execution.forward import trial
 from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.checkpoint_files import locate
 from cocoa_engine.model.loading import read_context_window

@@ -11,7 +11,6 @@ from cocoa_engine import CocoaConfig, CocoaEngine, NonFiniteLogitsError
 from cocoa_engine.execution.backends import Backend
 from cocoa_engine.scoring.candidates import CandidateGrower
 from cocoa_engine.spans import Candidate
-from tests.helpers.forward_passes import record, steps
 from tests.helpers.inside import assert_idle
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
@@ -84,18 +83,6 @@ def test_a_long_text_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     for grown, expected in zip(in_pieces, at_once, strict=True):
         assert any(expected)
         assert_alike(grown, expected)
-
-
-def test_what_texts_share_is_fed_once() -> None:
-    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
-    grower = CandidateGrower(engine.session, CocoaConfig(max_span_tokens=5, max_candidates=3))
-    text = some_text(engine, PROMPT, 12)
-    passes, sums = record(engine), []
-    for texts in ([text], [text, text, text[:5]]):
-        passes.clear()
-        grower(PROMPT, texts)
-        sums.append(sum(map(sum, steps(passes))))
-    assert sums[0] == sums[1] > 2 * len(text)
 
 
 def test_branches_end_with_the_context_window() -> None:

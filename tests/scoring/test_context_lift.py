@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from itertools import pairwise
 from typing import Any
 
 import pytest
 from transformers import GenerationConfig
 
-from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, ContextLift, Generation, PromptError, context_lift
+from cocoa_engine import CocoaEngine, ConfigError, ContextLift, Generation, PromptError, context_lift
 from cocoa_engine.context import context_lift_of_text
 from tests.helpers.alike import near
 from tests.helpers.hooks import hook_count
 from tests.helpers.prompts import chat
-from tests.helpers.reference import FullForward, dis
 from tests.helpers.tiny_models import sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
 
 CONTEXT = "The lighthouse of Hvalnes was built by the engineer Marta Lindqvist in 1911."
@@ -71,45 +68,6 @@ def test_what_stands_in_the_context_is_lifted(engine: CocoaEngine, answer: Gener
     assert lifts[0].model_validate_json(lifts[0].model_dump_json()) == lifts[0]
     same = context_lift(engine, answer, WITH)
     assert [lift.log_prob for lift in same] == pytest.approx([0] * len(same), abs=1e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "settings", [{}, {"span_log_prob": "mean", "final_layer": "pre_norm", "middle_layers": (1, 4)}]
-)
-@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt2", "mamba"])
-def test_against_naive_teacher_forcing(architecture: str, settings: dict[str, Any]) -> None:
-    model, config = tiny_model(architecture), CocoaConfig(max_new_tokens=20, **settings)
-    engine = CocoaEngine(model, tiny_tokenizer(), config=config)
-    full, bare = [*range(20, 50), 7, 8], [7, 8]
-    generation = engine.generate(full)
-    naive = FullForward(model)
-    m, n = config.middle_layers or (2, 4)
-
-    def figures(prompt: list[int], start: int, end: int) -> tuple[list[float], float, float]:
-        log_probs = []
-        for at in range(start, end):
-            logits, _, _ = naive(prompt, generation.token_ids[:at])
-            log_probs.append(logits[0].double().log_softmax(-1)[generation.token_ids[at]].item())
-        _, hidden, before_norm = naive(prompt, generation.token_ids[:end])
-        pooled = hidden[:, start:end].mean(dim=1)
-        final = before_norm[start:end].mean(dim=0) if config.final_layer == "pre_norm" else pooled[-1]
-        con = sum(dis(pooled[j], pooled[j + 1]) for j in range(m, n)) / (n - m + 1)
-        return log_probs, con, sum(dis(pooled[j], final) for j in range(m, n + 1)) / (n - m + 1)
-
-    cuts = [0]
-    for span in generation.spans:
-        cuts.append(cuts[-1] + len(span.token_ids))
-    expected = []
-    for start, end in pairwise(cuts):
-        (a, a_con, a_f), (b, b_con, b_f) = (figures(prompt, start, end) for prompt in (full, bare))
-        tokens = [x - y for x, y in zip(a, b, strict=True)]
-        log_prob = math.fsum(tokens) / (len(tokens) if config.span_log_prob == "mean" else 1)
-        expected.append(
-            ContextLift(log_prob=log_prob, con_mlds=a_con - b_con, f_mlds=a_f - b_f, token_log_probs=tokens)
-        )
-    assert len(expected) > 1
-    assert_same(context_lift(engine, generation, bare), expected)
 
 
 def test_one_forward_pass_more() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from cocoa_engine.errors import UnsupportedModelError, safe_cause
 from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, ReadBack, StepOutput, TokenTree
 from cocoa_engine.execution.backends.by_length import ByLength
-from cocoa_engine.execution.backends.copied_cache import CopiedCache
 from cocoa_engine.execution.backends.prefixes import depends_on_weights_alone
-from cocoa_engine.execution.backends.recompute import Recompute
 from cocoa_engine.execution.backends.shared_cache import SharedCache
+from cocoa_engine.execution.backends.unshared import CopiedCache, Recompute
 from cocoa_engine.execution.forward.base import Forward
 from cocoa_engine.execution.forward.lean import Lean, lean_obstacle
 from cocoa_engine.execution.forward.linears import LinearBackend, choose_linear_backend
@@ -62,19 +61,14 @@ class Chosen(NamedTuple):
     linear_backend: LinearBackend
 
 
-class BuildBackend(Protocol):
-    """Builds a backend of one kind for a model."""
-
-    def __call__(
-        self, model: LanguageModel, linear_backend: LinearBackend, prefix_cache_bytes: int = 0, /
-    ) -> Backend: ...
+BuildBackend = Callable[..., Backend]
+"""``(model, linear_backend, prefix_cache_bytes=0)``: builds a backend of one kind for a model."""
 
 
 def _on_shared_cache(forward: Callable[[LanguageModel, LinearBackend], Forward]) -> BuildBackend:
-    def build(model: LanguageModel, linear_backend: LinearBackend, prefix_cache_bytes: int = 0) -> Backend:
-        return _by_length(SharedCache(forward(model, linear_backend), prefix_cache_bytes))
-
-    return build
+    return lambda model, linear_backend, prefix_cache_bytes=0: _by_length(
+        SharedCache(forward(model, linear_backend), prefix_cache_bytes)
+    )
 
 
 def _by_length(backend: Backend) -> Backend:
@@ -108,15 +102,15 @@ KINDS: dict[str, BuildBackend] = {
 _FAST = ("static_lean", "lean", "modules", "masked_modules")
 
 
-class _Found(NamedTuple):
+class _Tried(NamedTuple):
     kind: str
     linear_backend: LinearBackend
     reason: str
-    fingerprint: WeightFingerprint  # of the weights at the test: with zeros or NaNs every backend passes it
+    weights: WeightFingerprint  # at the test: with zeros or NaNs every backend passes it
 
 
 # by model; the values do not hold a backend, which would keep the model alive
-_found: weakref.WeakKeyDictionary[nn.Module, dict[tuple[str | None, str, bool], _Found]] = weakref.WeakKeyDictionary()
+_tried: weakref.WeakKeyDictionary[nn.Module, dict[tuple[str | None, str, bool], _Tried]] = weakref.WeakKeyDictionary()
 
 
 def choose(model: LanguageModel, runtime: Runtime | None = None) -> Chosen:
@@ -130,110 +124,78 @@ def choose(model: LanguageModel, runtime: Runtime | None = None) -> Chosen:
     """
     runtime = runtime or Runtime()
     obstacle = "not requested" if runtime.forward == "modules" else lean_obstacle(model)
-    checked = _checked_before(model, runtime, obstacle)
+    linear_backend = choose_linear_backend(model.model, runtime.linears)
+    compared = None
+    if isinstance(model.model, LightModel):
+        if obstacle is None and linear_backend == "native":
+            compared = model.model.checked
+        else:
+            model.whole()
     prefix_cache_bytes = runtime.prefix_cache_mb * 2**20 if depends_on_weights_alone(model) else 0
     with model.lock:
-        found = _found.setdefault(model.model, {})
         graphs = runtime.cuda_graphs and model.device.type == "cuda"
+        of_model = _tried.setdefault(model.model, {})
         key = (obstacle, runtime.linears, graphs)  # hooks or an adapter may have changed the model
         weights = weight_fingerprint(model.model.parameters())
-        known = found.get(key)
-        if known is None or known.fingerprint != weights:
-            linear_backend = choose_linear_backend(model.model, runtime.linears)
-            if checked is None:
-                kind, reason = _try_all(model, linear_backend, obstacle, graphs)
-            else:
-                kind, reason = "lean", checked
+        tried = of_model.get(key)
+        if tried is None or tried.weights != weights:
+            kind, reason = ("lean", compared) if compared else _try_all(model, linear_backend, obstacle, graphs)
             weight_identity.note(model.model, reason if (kind, linear_backend) == ("lean", "native") else None)
             if kind not in _FAST:
                 linear_backend = "stock"
-                if known is None or known.kind != kind:
-                    _log_slower(model, kind, reason)
-            known = found[key] = _Found(kind, linear_backend, reason, weights)
-        backend = KINDS[known.kind](model, known.linear_backend, prefix_cache_bytes)
-        return Chosen(backend, known.reason, known.linear_backend)
+                logger.warning(
+                    "%s: branches cannot share the prompt's cache; decoding uses the slower backend %r, with the same "
+                    "results: %s",
+                    model.architecture,
+                    kind,
+                    reason,
+                )
+            tried = of_model[key] = _Tried(kind, linear_backend, reason, weights)
+        backend = KINDS[tried.kind](model, tried.linear_backend, prefix_cache_bytes)
+        return Chosen(backend, tried.reason, tried.linear_backend)
 
 
-def _checked_before(model: LanguageModel, runtime: Runtime, obstacle: str | None) -> str | None:
-    """What the comparison of the lean pass with a light model's modules found. ``None``: it is to be made now."""
-    if not isinstance(model.model, LightModel):
-        return None
-    if obstacle is None and choose_linear_backend(model.model, runtime.linears) == "native":
-        return model.model.checked
-    model.whole()
-    return None
-
-
-class ModelState(NamedTuple):
-    """What the choice of a backend depends on. Two states are equal if the model's weights and hooks are the same."""
-
-    lean_obstacle: str | None
-    depends_on_weights_alone: bool
-    weights: WeightFingerprint
-
-
-def state_of(model: LanguageModel) -> ModelState:
-    """The current state of a model."""
-    return ModelState(
-        lean_obstacle(model), depends_on_weights_alone(model), weight_fingerprint(model.model.parameters())
-    )
+def state_of(model: LanguageModel) -> tuple[str | None, bool, WeightFingerprint]:
+    """What the choice of a backend depends on. Equal if the model's weights and hooks are the same."""
+    return lean_obstacle(model), depends_on_weights_alone(model), weight_fingerprint(model.model.parameters())
 
 
 def _try_all(
     model: LanguageModel, linear_backend: LinearBackend, obstacle: str | None, graphs: bool
 ) -> tuple[str, str]:
     messages: list[str] = [] if obstacle is None else [f"lean: {obstacle}"]
-    for kind, build in KINDS.items():
-        if (kind in ("static_lean", "lean") and obstacle) or (kind == "static_lean" and not graphs):
+    kind, reason = "recompute", "no cache of this model can be used"
+    for cached in KINDS:
+        if (cached in ("static_lean", "lean") and obstacle) or (cached == "static_lean" and not graphs):
             continue
-        if kind == "recompute":
-            continue
+        if cached == "recompute":
+            _check_supported(model)
+            break
         try:
-            error = _relative_error(build(model, linear_backend))
+            backend = KINDS[cached](model, linear_backend)
+            error = _relative_error(backend)
         except torch.OutOfMemoryError:
             raise
         except Exception as fault:  # unknown architectures raise errors of many types, which rule out this backend only
-            messages.append(f"{kind}: {_first_line(fault)}")
+            messages.append(f"{cached}: {_first_line(fault)}")
             continue
         if not error > _tolerance(torch.bfloat16 if linear_backend == "bfloat16" else model.dtype):
+            kind = "lean" if backend.forward_name == "lean" else cached  # static_lean does without a failed capture
             reason = f"checked against plain forward passes, largest relative difference {error:.1e}"
             break
-        messages.append(f"{kind}: logits differ from plain forward passes by {error:.1e}")
-    else:
-        _check_states(model)
-        _check_causal(model)
-        kind, reason = "recompute", "no cache of this model can be used"
-    if messages:
-        reason += " (" + "; ".join(messages) + ")"
-    return kind, reason
+        messages.append(f"{cached}: logits differ from plain forward passes by {error:.1e}")
+    return kind, f"{reason} ({'; '.join(messages)})" if messages else reason
 
 
-def _log_slower(model: LanguageModel, kind: str, reason: str) -> None:
-    logger.warning(
-        "%s: branches cannot share the prompt's cache; decoding uses the slower backend %r, with the same results: %s",
-        model.architecture,
-        kind,
-        reason,
-    )
-
-
-def _check_causal(model: LanguageModel) -> None:
-    """Raise UnsupportedModelError if later tokens change the logits of earlier ones."""
-    token_ids = torch.arange(8, device=model.device)[None] % model.vocab_size
-    with model.exclusive():
-        early, late = (
-            model.forward(ids, logits_to_keep=ids.shape[1]).logits[0, 3] for ids in (token_ids[:, :4], token_ids)
-        )
-    if float((early - late).abs().max() / early.float().std()) > _tolerance(model.dtype):
-        raise UnsupportedModelError(f"{model.architecture} attends in both directions; it cannot generate text.")
-
-
-def _check_states(model: LanguageModel) -> None:
-    """Raise UnsupportedModelError if the model does not run, or its layers' hidden states cannot be compared."""
+def _check_supported(model: LanguageModel) -> None:
+    """Raise UnsupportedModelError if the model does not run, its layers' hidden states cannot be compared, or later
+    tokens change the logits of earlier ones."""
     token_ids = torch.arange(8, device=model.device)[None] % model.vocab_size
     with model.exclusive(), capture(model, CaptureSpec(1, 2, "pre_norm")) as captured:
         try:
-            model.forward(token_ids, logits_to_keep=1)
+            early, late = (
+                model.forward(ids, logits_to_keep=ids.shape[1]).logits[0, 3] for ids in (token_ids[:, :4], token_ids)
+            )
         except PASSED_ON:
             raise
         except Exception as fault:  # transformers checks few of the fields of a config
@@ -242,6 +204,8 @@ def _check_states(model: LanguageModel) -> None:
                 "the model's config.json or its code may be wrong."
             ) from safe_cause(fault)
         captured.stacked(model.device)
+    if float((early - late).abs().max() / early.float().std()) > _tolerance(model.dtype):
+        raise UnsupportedModelError(f"{model.architecture} attends in both directions; it cannot generate text.")
 
 
 def _first_line(fault: Exception) -> str:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple
 
+import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
@@ -37,18 +38,6 @@ FeedRequest = Sequence[Path] | Sequence[ReadBack]
 """What one step feeds to one sequence."""
 
 
-def only_paths(asked: FeedRequest) -> list[Path]:
-    """The request as paths, for trees without ``keeps_rest``.
-
-    Raises:
-        NotImplementedError: it contains read-backs.
-    """
-    paths = [one for one in asked if not isinstance(one, ReadBack)]
-    if len(paths) != len(asked):
-        raise NotImplementedError("a ReadBack needs a tree that keeps tokens fed ahead")
-    return paths
-
-
 class StepOutput(NamedTuple):
     """The output of one forward pass for W fed tokens.
 
@@ -57,23 +46,40 @@ class StepOutput(NamedTuple):
         hidden: ``[N + 1, W, d]`` float32, states of the middle layers m..n and then of the final layer.
         others: ``[K, W, V]`` float32, logits of the early layers or of the model with masked heads. ``None`` if none
             were requested.
-        source: ``[W]`` float32, the mean attention mass of the capture's ``source_heads`` on the prompt, its first
-            token left out. ``None`` if it was not requested, or if the backend does not see the model's attention.
-        passages: ``[W, P]`` float32, the same for each of the tree's ``passages``; ``None`` if it has none, or if
-            ``source`` is ``None``.
+        masses: ``[W, 1 + P]`` float32, the mean attention mass of the capture's ``source_heads`` on the prompt, its
+            first token left out, and on each of the tree's ``passages``. ``None`` if it was not requested, or if the
+            backend does not see the model's attention.
     """
 
     logits: Tensor
     hidden: Tensor
     others: Tensor | None = None
-    source: Tensor | None = None
-    passages: Tensor | None = None
+    masses: Tensor | None = None
+
+    @property
+    def source(self) -> Tensor | None:
+        """The mass on the prompt, ``[W]``."""
+        return None if self.masses is None else self.masses[:, 0]
+
+    @property
+    def passages(self) -> Tensor | None:
+        """The mass on each passage, ``[W, P]``; ``None`` if there are none."""
+        return None if self.masses is None or self.masses.shape[1] == 1 else self.masses[:, 1:]
 
     def rows(self, start: int, end: int) -> StepOutput:
         """The output of some of the tokens."""
         others = None if self.others is None else self.others[:, start:end]
-        source, passages = (None if part is None else part[start:end] for part in (self.source, self.passages))
-        return StepOutput(self.logits[start:end], self.hidden[:, start:end], others, source, passages)
+        masses = None if self.masses is None else self.masses[start:end]
+        return StepOutput(self.logits[start:end], self.hidden[:, start:end], others, masses)
+
+
+def joined(outputs: Sequence[StepOutput]) -> StepOutput:
+    """The rows of several outputs of one tree."""
+    logits, hidden, *optional = zip(*outputs, strict=True)
+    others, masses = (
+        None if part[0] is None else torch.cat(part, dim) for part, dim in zip(optional, (1, 0), strict=True)
+    )
+    return StepOutput(torch.cat(logits), torch.cat(hidden, dim=1), others, masses)
 
 
 class TokenTree(ABC):
@@ -131,6 +137,9 @@ class Backend(ABC, Generic[TreeT]):
 
     Attributes:
         name: identifies the backend in :class:`cocoa_engine.ModelInfo`.
+        native: whether the native kernels run the model.
+        cost_of_a_row: the cost of a further token in a pass of few tokens, as a share of the cost of the first one.
+        masks_heads: whether attention heads can be masked.
         max_sequences: most sequences in one step; ``None`` for no limit.
         paths_per_step: most paths to feed at once. The memory of a step grows with the number of paths.
     """
@@ -138,29 +147,17 @@ class Backend(ABC, Generic[TreeT]):
     name: str
     max_sequences: int | None = 1
     paths_per_step: int = 128  # 128 x 128k float32 logits take 64 MiB
-
-    @property
-    def native(self) -> bool:
-        """Whether the native kernels run the model."""
-        return False
-
-    @property
-    def cost_of_a_row(self) -> float:
-        """The cost of a further token in a pass of few tokens, as a share of the cost of the first one."""
-        return COST_OF_A_ROW
-
-    @property
-    def masks_heads(self) -> bool:
-        """Whether attention heads can be masked."""
-        return False
-
-    @property
-    def sees_attention(self) -> bool:
-        """Whether source attention can be measured."""
-        return is_observable(self.model)
+    native = False
+    cost_of_a_row = COST_OF_A_ROW
+    masks_heads = False
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
+
+    @property
+    def sees_attention(self) -> bool:
+        """Whether source attention can be measured. An attention that masks heads sees them."""
+        return self.masks_heads or is_observable(self.model)
 
     @property
     def forward_name(self) -> str:

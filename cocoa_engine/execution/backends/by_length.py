@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, ReadBack, StepOutput, TokenTree
-from cocoa_engine.execution.backends.recompute import Recompute, joined
+from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, ReadBack, StepOutput, TokenTree, joined
+from cocoa_engine.execution.backends.unshared import Recompute
 from cocoa_engine.model.configs import Frequencies
 from cocoa_engine.model.hidden_states import CaptureSpec
 
@@ -92,14 +92,7 @@ class ByLength(Backend[TreeByLength]):
         self.cached, self.frequencies = cached, frequencies
         self.whole = Recompute(cached.model)
         self.name, self.paths_per_step = cached.name, cached.paths_per_step
-
-    @property
-    def native(self) -> bool:
-        return self.cached.native
-
-    @property
-    def cost_of_a_row(self) -> float:
-        return self.cached.cost_of_a_row
+        self.native, self.cost_of_a_row = cached.native, cached.cost_of_a_row
 
     @property
     def forward_name(self) -> str:

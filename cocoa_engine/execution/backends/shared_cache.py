@@ -10,15 +10,16 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, ReadBack, StepOutput, TokenTree, only_paths
+from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, ReadBack, StepOutput, TokenTree
 from cocoa_engine.execution.backends.prefixes import SHORTEST, PrefixCache, common_length
-from cocoa_engine.execution.forward.base import Forward, Probe, Segment
+from cocoa_engine.execution.forward.base import Forward, Segment
 from cocoa_engine.execution.forward.kv_store import KeyValues
-from cocoa_engine.execution.forward.source_attention import SourceProbe
+from cocoa_engine.execution.forward.source_attention import SourceProbe, probe_of
 from cocoa_engine.forks import free_in_child
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.model.hidden_states import CaptureSpec
@@ -48,7 +49,7 @@ class SharedTree(TokenTree):
         used: number of used slots.
         masked: by layer, the masked heads.
         twin: the same sequence with masked heads, if requested.
-        probe: called in each layer of a step, see :data:`~cocoa_engine.execution.forward.base.Probe`.
+        probe: measures the attention of a step instead of the source attention.
     """
 
     keeps_rest = True
@@ -65,87 +66,60 @@ class SharedTree(TokenTree):
         self.used = 0
         self.masked = _by_layer(capture.masked)
         self.twin: SharedTree | None = None
-        self.probe: Probe | None = None
+        self.probe: SourceProbe | None = None
 
-    @property
-    def source(self) -> range:
-        """The slots whose attention mass is the source attention; empty for a prompt of one token."""
-        return range(1, self.prompt_tokens)  # the first token attracts attention whatever it is
-
-    def segment(self, asked: FeedRequest, padding: int = 0) -> Segment:
-        """The segment that feeds the last tokens of some paths, or some read-backs. :meth:`fed` adds them to the tree.
-
-        Args:
-            padding: number of padding tokens after those of paths. The next pass overwrites their slots.
-        """
-        readings = [one for one in asked if isinstance(one, ReadBack)]
-        return self._reading_segment(readings) if readings else self._leaf_segment(only_paths(asked), padding)
-
-    def _leaf_segment(self, paths: list[Path], padding: int) -> Segment:
+    def segment(self, asked: FeedRequest) -> Segment:
+        """The segment that feeds the last tokens of some paths, or some read-backs."""
+        width = _width(asked)
+        if self.used + width > self.store.capacity:
+            self.store.reserve(max(self.used + width + SPARE_SLOTS, self.store.capacity * 3 // 2))
         slots = dict(self.slots)
-        for number, path in enumerate(paths):
-            slots[path] = [*slots[path[:-1]], self.used + number]
-        paths = [*paths, *[paths[0]] * padding]
-        self._ensure_capacity(len(paths))
-        alone = len(paths) == 1 and self.used == self.committed
-        positions = [self.committed + len(path) - 1 for path in paths]
+        positions: list[int] = []
+        token_ids: list[int] = []
+        # one chain per read-back: listing the slots of every token would take memory quadratic in the length
+        chains: list[tuple[list[range], int]] = []
+        for each in asked:
+            if isinstance(each, ReadBack):
+                before = self.read.get(each.after, [])
+                start = self.committed + len(each.after) + sum(map(len, before))
+                positions += range(start, start + len(each.token_ids))
+                token_ids += each.token_ids
+                seen = [range(slot, slot + 1) for slot in slots[each.after]]
+                chains.append(([*seen, *before], len(each.token_ids)))
+            else:
+                slots[each] = [*slots[each[:-1]], self.used + len(token_ids)]
+                positions.append(self.committed + len(each) - 1)
+                token_ids.append(each[-1])
+        alone = width == 1 and self.used == self.committed
         segment = Segment(
             self.store,
             self.used,
-            [path[-1] for path in paths],
+            token_ids,
             positions,
             self.committed,
-            own_slots=None if alone else [slots[path] for path in paths],
+            own_slots=None if alone or chains else [slots[path] for path in cast("Sequence[Path]", asked)],
             tail_positions=[*self.tail_positions, *positions],
             masked=self.masked,
+            chains=chains or None,
         )
-        segment.probe = self.probe
-        if self.capture.source_heads and not self.masked:
-            segment.source = SourceProbe(self.capture.source_heads, self.source, self.passages)
+        if not chains and not self.masked:
+            segment.source = self.probe or probe_of(self.capture.source_heads, self.prompt_tokens, self.passages)
         return segment
 
-    def _reading_segment(self, readings: Sequence[ReadBack]) -> Segment:
-        # one chain per read-back: listing the slots of every token would take memory quadratic in the length
-        self._ensure_capacity(_width(readings))
-        positions = [position for reading in readings for position in self._positions(reading)]
-        chains = [(self._seen(reading.after), len(reading.token_ids)) for reading in readings]
-        return Segment(
-            self.store,
-            self.used,
-            [token_id for reading in readings for token_id in reading.token_ids],
-            positions,
-            self.committed,
-            tail_positions=[*self.tail_positions, *positions],
-            masked=self.masked,
-            chains=chains,
-        )
-
-    def _ensure_capacity(self, width: int) -> None:
-        if self.used + width > self.store.capacity:
-            self.store.reserve(max(self.used + width + SPARE_SLOTS, self.store.capacity * 3 // 2))
-
-    def _seen(self, path: Path) -> list[range]:
-        """The uncommitted slots that the next read-back of a path sees."""
-        return [*(range(slot, slot + 1) for slot in self.slots[path]), *self.read.get(path, ())]
-
-    def _positions(self, reading: ReadBack) -> range:
-        start = self.committed + len(reading.after) + sum(map(len, self.read.get(reading.after, ())))
-        return range(start, start + len(reading.token_ids))
-
-    def fed(self, paths: FeedRequest) -> None:
-        """Record that a request has been fed, in the order of its segment."""
-        for path in paths:
-            if isinstance(path, ReadBack):
-                self.tail_positions.extend(self._positions(path))
-                slots = range(self.used, self.used + len(path.token_ids))
-                self.read.setdefault(path.after, []).append(slots)
-                self.used = slots.stop
+    def fed(self, asked: FeedRequest, segment: Segment) -> None:
+        """Record that a request has been fed by its segment."""
+        slot = segment.start
+        for each in asked:
+            if isinstance(each, ReadBack):
+                self.read.setdefault(each.after, []).append(range(slot, slot + len(each.token_ids)))
+                slot += len(each.token_ids)
             else:
-                self.slots[path] = [*self.slots[path[:-1]], self.used]
-                self.tail_positions.append(self.committed + len(path) - 1)
-                self.used += 1
+                self.slots[each] = [*self.slots[each[:-1]], slot]
+                slot += 1
+        self.tail_positions += segment.positions
+        self.used = segment.end
         self.forward_passes += 1
-        self.fed_tokens += _width(paths)
+        self.fed_tokens += segment.width
 
     @torch.no_grad()
     def commit(self, path: Path, *, keep_rest: bool = False) -> None:
@@ -174,6 +148,8 @@ class SharedCache(Backend[SharedTree]):
         super().__init__(forward.model)
         self.forward = forward
         self.max_sequences = forward.max_sequences
+        self.native, self.cost_of_a_row = forward.native, forward.cost_of_a_row
+        self.masks_heads = forward.masks_heads
         self.prefixes = PrefixCache(0 if forward.whole_prompts else prefix_cache_bytes)
         self._open: weakref.WeakSet[SharedTree] = weakref.WeakSet()
         # guards the set and its stores; re-entrant, because garbage collection may close a tree in this thread
@@ -182,22 +158,6 @@ class SharedCache(Backend[SharedTree]):
     @property
     def forward_name(self) -> str:
         return self.forward.name
-
-    @property
-    def native(self) -> bool:
-        return self.forward.native
-
-    @property
-    def cost_of_a_row(self) -> float:
-        return self.forward.cost_of_a_row
-
-    @property
-    def masks_heads(self) -> bool:
-        return self.forward.masks_heads
-
-    @property
-    def sees_attention(self) -> bool:
-        return self.forward.masks_heads or super().sees_attention  # an attention that masks heads sees them
 
     def open(self, prompts: Sequence[Sequence[int]], reserve_tokens: int, capture: CaptureSpec) -> list[SharedTree]:
         plain = capture._replace(masked=())
@@ -280,31 +240,27 @@ class SharedCache(Backend[SharedTree]):
         return outputs
 
     def _step(self, requests: Sequence[tuple[SharedTree, FeedRequest]]) -> list[StepOutput]:
-        trees = [tree for tree, _ in requests]
-        asked = [paths for _, paths in requests]
-        twins = [(tree.twin, paths) for tree, paths in zip(trees, asked, strict=True) if tree.twin is not None]
+        rows = [*requests, *((tree.twin, asked) for tree, asked in requests if tree.twin is not None)]
         with self.forward.exclusive():
-            rows = [*zip(trees, asked, strict=True), *twins]
-            padding = self.forward.padding_rows(sum(_width(paths) for _, paths in rows))
-            segments = [tree.segment(paths) for tree, paths in rows[:-1]]
-            segments.append(rows[-1][0].segment(rows[-1][1], padding))
-            output = self.forward(segments, trees[0].capture)
+            segments = [tree.segment(asked) for tree, asked in rows]
+            output = self.forward(segments, requests[0][0].capture)
         assert output.hidden is not None
+        for (tree, asked), segment in zip(rows, segments, strict=True):
+            tree.fed(asked, segment)
         logits = output.logits.float()
-        outputs, start, masked = [], 0, sum(map(_width, asked))  # the twins' rows follow all others
-        for tree, paths in zip(trees, asked, strict=True):
-            tree.fed(paths)
-            end = start + _width(paths)
+        outputs, start = [], 0
+        masked = sum(segment.width for segment in segments[: len(requests)])  # the twins' rows follow all others
+        for (tree, _), segment in zip(requests, segments, strict=False):
+            end = start + segment.width
             others = None if output.early is None else output.early[:, start:end]
             if tree.twin is not None:
-                tree.twin.fed(paths)
-                tree.fed_tokens += end - start
-                others = logits[None, masked : masked + end - start]
-                masked += end - start
-            source = output.source[start:end] if output.source is not None and tree.source else None
-            count = 0 if source is None or output.passages is None else len(tree.passages)
-            passages = output.passages[start:end, :count] if output.passages is not None and count else None
-            outputs.append(StepOutput(logits[start:end], output.hidden[:, start:end], others, source, passages))
+                tree.fed_tokens += segment.width
+                others = logits[None, masked : masked + segment.width]
+                masked += segment.width
+            # a prompt of one token has no source
+            measured = output.masses is not None and tree.prompt_tokens > 1
+            masses = output.masses[start:end, : 1 + len(tree.passages)] if measured else None  # type: ignore[index]
+            outputs.append(StepOutput(logits[start:end], output.hidden[:, start:end], others, masses))
             start = end
         return outputs
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,24 @@ LONG = 768
 """From this number of slots on, CPU threads also divide the slots if the key-value heads cannot be divided evenly."""
 
 _flash: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+
+
+def write_all(segments: Sequence[Segment], layer: int, keys: Tensor, values: Tensor) -> None:
+    """Write the packed keys and values of a pass, ``[kv_heads, T, head_dim]``, to the stores of their segments."""
+    start = 0
+    for segment in segments:
+        end = start + segment.width
+        segment.store.write(layer, segment.start, keys[:, start:end], values[:, start:end])
+        start = end
+
+
+def attend_all(segments: Sequence[Segment], layer: int, query: Tensor, **options: Any) -> Tensor:
+    """:func:`attend` for the packed queries of a pass, ``[heads, T, head_dim]``; ``[T, heads * value_dim]``."""
+    rows, start = [], 0
+    for segment in segments:
+        rows.append(attend(segment, layer, query[:, start : start + segment.width], **options))
+        start += segment.width
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
 def attend(
@@ -52,8 +70,6 @@ def attend(
         query = query.index_fill(0, torch.tensor(masked, device=query.device), 0)  # a zero query attends uniformly
     keys, values = segment.store.read(layer, segment.end)  # [G, S, head_dim]
     groups = heads // keys.shape[0]
-    if segment.probe is not None:
-        segment.probe(layer, _most_attended(query, keys, segment.mask(window, groups, query.dtype, query.device)))
     if segment.source is not None and segment.source.heads_of(layer):
         visible = segment.mask(window, 1, query.dtype, query.device)
         segment.source.add(layer, query, keys, visible, scale=scale, softcap=softcap)
@@ -104,12 +120,6 @@ def attend_folded(
         scores = scores if mask is None else scores + mask
         out = scores.softmax(dim=-1, dtype=torch.float32).to(values.dtype) @ values
     return _unfolded(out, groups)
-
-
-def _most_attended(query: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
-    """The slot that each head of a single token attends to most, ``[heads]``."""
-    scores = _folded(query, query.shape[0] // keys.shape[0]) @ keys.transpose(1, 2)  # [G, groups, S]
-    return (scores if mask is None else scores + mask).argmax(-1).flatten().cpu()
 
 
 def _parts(keys: Tensor, values: Tensor) -> int:

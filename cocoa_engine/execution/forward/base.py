@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import ClassVar, NamedTuple
 
@@ -20,10 +20,6 @@ COST_OF_A_ROW = 0.08
 """The cost of a further token in a pass of few tokens, as a share of the cost of the first one, if it is not known.
 
 Measured on CPUs: 0.02 where memory is slow, 0.16 where the weights come from a cache."""
-
-Probe = Callable[[int, Tensor], None]
-"""Called in each layer of a pass that feeds a single token, as ``(layer, [heads])``: for each head, the slot that the
-token attends to most."""
 
 
 class Segment:
@@ -64,7 +60,6 @@ class Segment:
         self.chains = chains
         self.tail_positions = tail_positions
         self.masked = masked or {}
-        self.probe: Probe | None = None
         self.source: SourceProbe | None = None
         self.width = len(token_ids)
         self.end = start + self.width
@@ -158,31 +153,33 @@ class PassOutput(NamedTuple):
     """The output of a forward pass.
 
     Attributes:
-        logits: ``[kept, V]``, logits of the next token: after all T tokens, or after each segment's last token.
+        logits: ``[T, V]``, logits of the next token; of a prompt, ``[1, V]`` after its last token.
         hidden: ``[N + 1, T, d]`` float32, the states of the middle layers and then of the final layer; ``None`` if no
             states were requested.
         early: ``[E, T, V]`` float32, logits of the early layers; ``None`` if none were requested.
-        source: ``[T]`` float32, each token's mean attention mass on the source; ``None`` if it was not measured.
-        passages: ``[T, P]`` float32, the same for each passage of the token's sequence, padded with zeros to the
-            largest number of passages; ``None`` if there are none.
+        masses: ``[T, 1 + P]`` float32, each token's mean attention mass on the source and on each passage of its
+            sequence, padded with zeros to the largest number of passages; ``None`` if it was not measured.
     """
 
     logits: Tensor
     hidden: Tensor | None
     early: Tensor | None = None
-    source: Tensor | None = None
-    passages: Tensor | None = None
+    masses: Tensor | None = None
 
 
 class Forward(ABC):
     """Runs packed tokens through a model. Call it inside :meth:`exclusive`."""
 
-    name: ClassVar[str]
+    name: str
     masks_heads: ClassVar[bool] = True
     runs_modules: ClassVar[bool] = True
     """Whether the pass runs the model's modules, which may behave differently in training mode."""
     pools_stores: ClassVar[bool] = False
     """Whether a released store is reused for another sequence."""
+    whole_prompts = False
+    """Whether a prompt must be fed in one pass, because its length changes the states of all tokens."""
+    max_sequences: int | None = None
+    """Maximum number of sequences in one pass; ``None`` for no limit."""
     native = False
     """Whether the native kernels are used."""
     cost_of_a_row = COST_OF_A_ROW
@@ -194,20 +191,6 @@ class Forward(ABC):
     def exclusive(self) -> AbstractContextManager[None]:
         """A context that locks the model for one pass; see :meth:`LanguageModel.exclusive`."""
         return self.model.exclusive(runs_modules=self.runs_modules)
-
-    @property
-    def whole_prompts(self) -> bool:
-        """Whether a prompt must be fed in one pass, because its length changes the states of all tokens."""
-        return False
-
-    @property
-    def max_sequences(self) -> int | None:
-        """Maximum number of sequences in one pass; ``None`` for no limit."""
-        return None
-
-    def padding_rows(self, rows: int) -> int:
-        """Number of padding tokens that make a pass over ``rows`` tokens faster."""
-        return 0
 
     def new_store(self, capacity: int) -> KeyValues:
         """Allocate slots for one sequence."""
@@ -221,6 +204,6 @@ class Forward(ABC):
         """Run the tokens of all segments, in order.
 
         Args:
-            capture: the hidden states to return. ``None`` (for prompts) returns no hidden states, and logits of each
-                segment's last token only.
+            capture: the hidden states to return. ``None`` (for a prompt, one segment) returns no hidden states, and
+                logits of the last token only.
         """

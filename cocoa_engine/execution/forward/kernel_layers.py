@@ -1,84 +1,157 @@
-"""Runs the layers of the lean pass in one native kernel call, for steps that the kernel supports."""
+"""All decoder layers of the Llama family in one kernel call, for a few tokens.
+
+Apart from its matrix products, a step does little work. With torch operators, about twenty per layer, that work would
+take a quarter of the time of the matrix products.
+"""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from cocoa_engine.execution.forward.base import Segment
-from cocoa_engine.execution.native.layers import MAX_ROWS, KeyValuePointers, Layers, Leaves, Mask, is_addressable
+from cocoa_engine.execution.forward.source_attention import SourceProbe
+from cocoa_engine.execution.native import operators, structures
 from cocoa_engine.model.configs import Windows
 from cocoa_engine.model.hidden_states import CaptureSpec
 
+MAX_ROWS = 48
+"""Maximum number of tokens in one pass. It must not exceed ``MANY_ROWS`` in kernels.cpp: with more rows, the kernel
+cannot add products to existing outputs."""
 
-class KernelLayers:
-    """All layers and the norm after them, over the leaves of some sequences.
+
+def decoder_layer(
+    norms: Sequence[Tensor | None], linears: Sequence[operators.Linears], windowed: bool
+) -> structures.DecoderLayer:
+    """One layer as the kernels read it.
 
     Args:
-        native: runs the layers.
+        norms: the weights before attention, of queries, of keys and before the MLP, float32 on the CPU.
+        linears: query, key and value together; the output of attention; gate and up together; down.
+        windowed: whether the layer has a sliding window.
+    """
+    layer = structures.DecoderLayer(*map(_address, norms), *(each.joined for each in linears), windowed)
+    layer.memory = norms, linears
+    return layer
+
+
+class KernelLayers:
+    """The decoder layers of a model and the norm after them.
+
+    Args:
+        layers: the layers, in order.
+        norm: weight of the norm after the last layer, ``[d]``, float32 on the CPU.
+        inner: the width of the MLPs.
         windows: the layers' sliding windows.
+        heads, kv_heads, head_dim: the shape of the attention.
+        eps: epsilon of all norms.
+        scale: factor of the attention scores.
     """
 
-    def __init__(self, native: Layers, windows: Windows) -> None:
-        self.native = native
+    def __init__(
+        self,
+        layers: Sequence[structures.DecoderLayer],
+        norm: Tensor,
+        *,
+        inner: int,
+        windows: Windows,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        eps: float,
+        scale: float,
+    ) -> None:
+        array = (structures.DecoderLayer * len(layers))(*layers)
+        self._memory = (layers, array, norm)
+        self.count = len(layers)
         self.window = windows.smallest  # the layers of the Llama family have at most one window size
+        address, width = ctypes.addressof(array), norm.shape[0]
+        self._stack = structures.Stack(
+            self.count, width, heads, kv_heads, head_dim, inner, eps, scale, address, norm.data_ptr()
+        )
+        self._kv_heads = kv_heads
 
-    def leaves(self, segments: Sequence[Segment]) -> list[Leaves] | None:
+    def leaves(self, segments: Sequence[Segment]) -> list[structures.Leaves] | None:
         """Convert the segments to the kernel's input; ``None`` if the kernel cannot run them."""
         if sum(segment.width for segment in segments) > MAX_ROWS:
             return None
-        found = [leaves for segment in segments if (leaves := _leaves(segment, self.window)) is not None]
-        return found if len(found) == len(segments) else None
+        threads = torch.get_num_threads()
+        leaves = []
+        for segment in segments:
+            store, probe = segment.store, segment.source
+            other_probe = probe is not None and type(probe) is not SourceProbe
+            if segment.masked or other_probe or segment.end > store.capacity or not store.is_addressable():
+                return None
+            slots = () if probe is None else probe.slots
+            ranges = (ctypes.c_long * (2 * len(slots)))(*(end for each in slots for end in (each.start, each.stop)))
+            (full, full_from), (windowed, windowed_from) = map(segment.tail_mask, (None, self.window))
+            pointers = store.pointers
+            assert pointers is not None
+            of_segment = structures.Leaves(
+                keys=ctypes.addressof(pointers.keys),
+                values=ctypes.addressof(pointers.values),
+                kv_head=pointers.kv_head,
+                start=segment.start,
+                count=segment.width,
+                mask=(_address(full), _address(windowed)),
+                masked_from=(full_from, windowed_from),
+                parts=operators.parts(threads, self._kv_heads, segment.end),
+                ranges=ctypes.addressof(ranges),
+                range_count=len(slots),
+            )
+            of_segment.memory = pointers, full, windowed, ranges
+            leaves.append(of_segment)
+        return leaves
 
+    @operators.untraced
     def __call__(
-        self, x: Tensor, cos: Tensor, sin: Tensor, leaves: Sequence[Leaves], capture: CaptureSpec | None
-    ) -> tuple[Tensor, Tensor | None, list[Tensor], Tensor | None, Tensor | None]:
-        """Run the layers.
+        self, x: Tensor, cos: Tensor, sin: Tensor, leaves: Sequence[structures.Leaves], capture: CaptureSpec | None
+    ) -> tuple[Tensor, Tensor | None, list[Tensor], Tensor | None]:
+        """Run the layers and write the tokens' keys and values.
 
         Args:
-            x: ``[T, d]``. Its memory is overwritten.
-            cos, sin: ``[T, head_dim]``.
+            x: ``[T, d]``, at most :data:`MAX_ROWS` tokens. Its memory is overwritten.
+            cos, sin: ``[T, head_dim]``; ``sin`` carries the sign of rotate_half. All three are contiguous float32.
             leaves: from :meth:`leaves`.
             capture: the states to return.
 
         Returns:
             The states after the norm, ``[T, d]``; the requested states, ``[N + 1, T, d]``, or ``None``; the states of
-            each early layer, ``[T, d]``; the source attention, ``[T]``, or ``None`` if it was not requested; and that
-            of the passages, ``[T, P]``, or ``None`` if there are none.
+            each early layer, ``[T, d]``; and the attention on the source and the passages, ``[T, 1 + P]``, or
+            ``None`` if it was not requested.
         """
-        count = self.native.count
-        after_norm = count + 1
-        kept, early = [], []
+        after_norm, columns = self.count + 1, max(each.range_count for each in leaves)
+        requested, early, heads = list[int](), list[int](), tuple[tuple[int, int], ...]()
         if capture is not None:
-            final = count if capture.final == "pre_norm" else after_norm
-            middle = [final if layer == count else layer for layer in range(capture.first, capture.last + 1)]
-            kept, early = [*middle, final], sorted(set(capture.early))
-        layers = (*kept, *early, after_norm)
+            final = self.count if capture.final == "pre_norm" else after_norm
+            middle = [final if layer == self.count else layer for layer in range(capture.first, capture.last + 1)]
+            requested, early = [*middle, final], sorted(set(capture.early))
+            heads = capture.source_heads if columns else ()
+        layers = (*requested, *early, after_norm)
         states = x.new_empty(len(layers), *x.shape)
-        size = x.numel() * x.element_size()
-        taps = [(layer, states.data_ptr() + number * size) for number, layer in enumerate(layers)]
-        heads = capture.source_heads if capture is not None and any(each.source is not None for each in leaves) else ()
-        masses = self.native(x, cos, sin, leaves, taps, heads)
-        source = masses[:, 0].mean(dim=0) if heads else None
-        passages = masses[:, 1:].mean(dim=0).T if heads and masses.shape[1] > 1 else None
-        return states[-1], states[: len(kept)] if kept else None, list(states[len(kept) : -1]), source, passages
+        taps = zip(layers, (state.data_ptr() for state in states), strict=True)
+        masses = x.new_zeros(len(heads), columns, x.shape[0])
+        operators.handle().cocoa_layers(
+            ctypes.byref(self._stack),
+            (structures.Leaves * len(leaves))(*leaves),
+            len(leaves),
+            x.data_ptr(),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            (structures.Tap * len(layers))(*(structures.Tap(*tap) for tap in taps)),
+            len(layers),
+            (structures.Head * len(heads))(*(structures.Head(*head) for head in heads)),
+            len(heads),
+            masses.data_ptr(),
+            columns,
+            torch.get_num_threads(),
+        )
+        wanted = states[: len(requested)] if requested else None
+        return states[-1], wanted, [*states[len(requested) : -1]], masses.mean(dim=0).T if heads else None
 
 
-def _leaves(segment: Segment, window: int | None) -> Leaves | None:
-    store = segment.store
-    if segment.masked or segment.probe is not None or segment.end > store.capacity:
-        return None
-    if store.pointers is None:
-        if not is_addressable(store.keys, store.values):
-            return None
-        store.pointers = KeyValuePointers(store.keys, store.values)  # type: ignore[arg-type]
-    return Leaves(
-        pointers=store.pointers,
-        start=segment.start,
-        tokens=segment.width,
-        full_mask=Mask(*segment.tail_mask(None)),
-        window_mask=Mask(*segment.tail_mask(window)),
-        source=None if segment.source is None else segment.source.source,
-        passages=() if segment.source is None else segment.source.passages,
-    )
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

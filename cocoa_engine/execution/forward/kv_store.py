@@ -6,12 +6,34 @@ and no prefix is copied. When a branch is committed, its few slots are moved nex
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from cocoa_engine.execution.native.layers import KeyValuePointers
+from cocoa_engine.execution.native import operators
+
+
+class KeyValuePointers:
+    """The addresses of one sequence's keys and values in every layer.
+
+    Args:
+        keys, values: by layer, each ``[kv_heads, S, head_dim]`` float32 on the CPU, in the same layout.
+    """
+
+    def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        array = ctypes.c_void_p * len(keys)
+        self.keys = array(*(each.data_ptr() for each in keys))
+        self.values = array(*(each.data_ptr() for each in values))
+        self.kv_head = keys[0].stride(0)
+        self._kv_heads, _, self._head_dim = keys[0].shape
+
+    def move(self, slots: Sequence[int], start: int) -> None:
+        """Move slots to the slots from ``start`` on, in order. No slot may be below its target."""
+        addresses, count = (self.keys, self.values, len(self.keys)), len(slots)
+        shape = (self._kv_heads, self.kv_head, self._head_dim)
+        operators.handle().cocoa_move(*addresses, *shape, (ctypes.c_long * count)(*slots), count, start)
 
 
 class KeyValues:
@@ -44,6 +66,18 @@ class KeyValues:
     def read(self, layer: int, end: int) -> tuple[Tensor, Tensor]:
         """Views ``[heads, end, head_dim]`` of the keys and values in the first ``end`` slots."""
         return self.keys[layer][:, :end], self.values[layer][:, :end]  # type: ignore[index]
+
+    def is_addressable(self) -> bool:
+        """Whether the native kernels can read the store; :attr:`pointers` are then set."""
+        if self.pointers is None:
+            keys, values = ([part for part in parts if part is not None] for parts in (self.keys, self.values))
+            layouts = {(part.stride(), part.shape[0], part.dtype, part.device.type) for part in (*keys, *values)}
+            if len(keys) < len(self.keys) or len(layouts) != 1:
+                return False
+            if not operators.is_readable(keys[0]) or keys[0].stride(1) != keys[0].shape[2]:
+                return False
+            self.pointers = KeyValuePointers(keys, values)
+        return True
 
     def compact(self, slots: Sequence[int], start: int) -> None:
         """Move slots to the slots from ``start`` on, in order. No slot may be below its target."""

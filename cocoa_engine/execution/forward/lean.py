@@ -17,9 +17,9 @@ from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
 from cocoa_engine.cancellation import check_current
-from cocoa_engine.execution.forward.attention import attend
+from cocoa_engine.execution.forward.attention import attend_all, write_all
 from cocoa_engine.execution.forward.base import Forward, PassOutput, Segment
-from cocoa_engine.execution.forward.kernel_layers import KernelLayers
+from cocoa_engine.execution.forward.kernel_layers import KernelLayers, decoder_layer
 from cocoa_engine.execution.forward.linears import (
     Activation,
     FastLinear,
@@ -32,7 +32,6 @@ from cocoa_engine.execution.forward.linears import (
     is_plain,
 )
 from cocoa_engine.execution.forward.source_attention import of_segments
-from cocoa_engine.execution.native.layers import DecoderLayer, Layers
 from cocoa_engine.execution.native.operators import can_multiply, is_readable, unpack
 from cocoa_engine.model import experts, light_model
 from cocoa_engine.model.blocks import BlockTensor
@@ -80,11 +79,6 @@ class Mlp:
         """Map ``[T, d]`` to ``[T, d]``."""
         return self.down(gated(self.gate_up(x), self.activation))
 
-    @property
-    def parts(self) -> tuple[FastLinear, FastLinear]:
-        """What was made of the weights."""
-        return self.gate_up, self.down
-
 
 @dataclass(frozen=True)
 class Mixture:
@@ -125,12 +119,6 @@ class Layer:
     attention_after: Tensor | None = None
     mlp_after: Tensor | None = None
     local: bool = False
-
-    @property
-    def norms(self) -> tuple[Tensor | None, ...]:
-        """The weights of all norms."""
-        inside = (self.q_norm, self.k_norm)
-        return (self.attention_norm, *inside, self.mlp_norm, self.attention_after, self.mlp_after)
 
 
 class Lean(Forward):
@@ -180,9 +168,6 @@ class Lean(Forward):
         self.rotary = _RotaryTable(rotary, self.norm, None if self.local_rotary is None else _GLOBAL)
         self.kernels = self._kernels()
 
-    def padding_rows(self, rows: int) -> int:
-        return self.head.padding_rows(rows)
-
     def __call__(self, segments: Sequence[Segment], capture: CaptureSpec | None) -> PassOutput:
         device = self.embedding.device
         token_ids = torch.tensor([token_id for segment in segments for token_id in segment.token_ids], device=device)
@@ -197,41 +182,22 @@ class Lean(Forward):
 
         def attention(layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             check_current()
-            window, rows, start = self.windows[layer], [], 0
-            for segment in segments:
-                end = start + segment.width
-                segment.store.write(layer, segment.start, keys[:, start:end], values[:, start:end])
-                own_query = query[:, start:end]
-                rows.append(
-                    attend(
-                        segment,
-                        layer,
-                        own_query,
-                        scale=self.scale,
-                        window=window,
-                        softcap=self.softcap,
-                        native=self.native,
-                    )
-                )
-                start = end
-            return rows[0] if len(rows) == 1 else torch.cat(rows)
+            write_all(segments, layer, keys, values)
+            options = {"scale": self.scale, "softcap": self.softcap, "native": self.native}
+            return attend_all(segments, layer, query, window=self.windows[layer], **options)
 
         states: Tensor | None
         leaves = None if self.kernels is None else self.kernels.leaves(segments)
         if self.kernels is not None and leaves is not None:
             x = self._embedded(token_ids)
-            last, states, early, source, passages = self.kernels(x, cos, sin, leaves, capture)
+            last, states, early, masses = self.kernels(x, cos, sin, leaves, capture)
         else:
             last, states, early = self.decode(token_ids, cos, sin, attention, capture, local)
-            probes = [(segment.source, segment.width) for segment in segments]
-            source, passages = of_segments(probes)
+            masses = of_segments([(segment.source, segment.width) for segment in segments])
         if capture is None:
-            ends = torch.tensor([segment.width for segment in segments]).cumsum(0) - 1
-            return PassOutput(self.logits(last[ends]), None)
-        if not early:
-            return PassOutput(self.logits(last), states, source=source, passages=passages)
-        early_logits = self.head(torch.cat(early)).float().view(len(early), len(token_ids), -1)
-        return PassOutput(self.logits(last), states, early_logits, source, passages)
+            return PassOutput(self.logits(last[-1:]), None)
+        early_logits = self.head(torch.cat(early)).float().view(len(early), len(token_ids), -1) if early else None
+        return PassOutput(self.logits(last), states, early_logits, masses)
 
     def logits(self, last: Tensor) -> Tensor:
         """The logits of states after the last norm, ``[T, V]``."""
@@ -320,42 +286,30 @@ class Lean(Forward):
         """All layers in one kernel call, if the native kernels can run their linear layers and read their norms."""
         if not is_readable(self.norm) or self.activation is not F.silu or self.residual_scale != 1:
             return None
-        layers = []
+        layers, widths, inner = [], set(), 0
         for number, layer in enumerate(self.layers):
-            if layer.attention_norm is None or layer.mlp_norm is None or layer.attention_after is not None:
+            mlp, norms = layer.mlp, (layer.attention_norm, layer.q_norm, layer.k_norm, layer.mlp_norm)
+            if norms[0] is None or norms[3] is None or layer.attention_after is not None or isinstance(mlp, Mixture):
                 return None
-            if isinstance(layer.mlp, Mixture):
+            linears = [part.native for part in (layer.qkv, layer.out, mlp.gate_up, mlp.down) if part.native]
+            if len(linears) < 4 or not all(norm is None or is_readable(norm) for norm in norms):
                 return None
-            norms = (layer.attention_norm, layer.q_norm, layer.k_norm, layer.mlp_norm)
-            qkv, out, gate_up, down = (each.native for each in (layer.qkv, layer.out, *layer.mlp.parts))
-            if not (qkv and out and gate_up and down) or not all(norm is None or is_readable(norm) for norm in norms):
-                return None
-            layers.append(
-                DecoderLayer(
-                    attention_norm=layer.attention_norm,
-                    q_norm=layer.q_norm,
-                    k_norm=layer.k_norm,
-                    mlp_norm=layer.mlp_norm,
-                    qkv=qkv,
-                    out=out,
-                    gate_up=gate_up,
-                    down=down,
-                    windowed=self.windows[number] is not None,
-                )
-            )
-        qkv = (self.heads + 2 * self.kv_heads) * self.head_dim
-        if {(layer.qkv.total, layer.gate_up.total) for layer in layers} != {(qkv, layers[0].gate_up.total)}:
+            layers.append(decoder_layer(norms, linears, self.windows[number] is not None))
+            inner = mlp.gate_up.total // 2
+            widths.add((layer.qkv.total, inner))
+        if len(widths) > 1 or widths.pop()[0] != (self.heads + 2 * self.kv_heads) * self.head_dim:
             return None  # the layers of a pruned model may differ in width
-        native = Layers(
+        return KernelLayers(
             layers,
             self.norm,
+            inner=inner,
+            windows=self.windows,
             heads=self.heads,
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
             eps=self.eps,
             scale=self.scale,
         )
-        return KernelLayers(native, self.windows)
 
 
 def lean_obstacle(model: LanguageModel) -> str | None:

@@ -27,8 +27,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cocoa_engine.execution.forward import trial
 from cocoa_engine.execution.forward.base import COST_OF_A_ROW
-from cocoa_engine.execution.native import operators, trial
+from cocoa_engine.execution.native import operators
 from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.experts import are_experts, mixed, stacks_of
 from cocoa_engine.model.weight_identity import WeightFingerprint, weight_fingerprint
@@ -42,9 +43,6 @@ _HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-ca
 
 PACKED_DTYPES = (torch.float32, torch.bfloat16)
 """Dtypes of weights that are packed; others are left to torch's linear layers."""
-
-PADDING_ROWS = {2: 2, 3: 1}
-"""Padding rows by the number of rows, for packed weights: oneDNN is slower with 2 or 3 rows than with 4."""
 
 TRANSPOSED_ROWS = 8
 """Up to this many rows the transposed product is faster than torch's."""
@@ -214,12 +212,14 @@ class FastLinear:
         rows = x.shape[0]
         if rows <= self.transposed_rows:
             return self._transposed(x, rows)
-        if self.in_bfloat16:
-            half: Tensor = torch.ops.mkldnn._linear_pointwise(x.bfloat16(), self.packed, None, "none", [], "")
-            return half.float() if self.bias is None else half.float() + self.bias
         if self.packed is not None:
-            y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
-            return y
+            if rows in (2, 3):
+                x = F.pad(x, (0, 0, 0, 4 - rows))  # oneDNN is slower with 2 or 3 rows than with 4
+            if not self.in_bfloat16:
+                y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+                return y[:rows]
+            half = torch.ops.mkldnn._linear_pointwise(x.bfloat16(), self.packed, None, "none", [], "")[:rows].float()
+            return half if self.bias is None else half + self.bias
         if self.in_place and len(self.weights) > 1:
             return self._in_place(x, rows)
         parts = [F.linear(x, weight, bias) for weight, bias in zip(self.weights, self.biases, strict=True)]
@@ -230,10 +230,6 @@ class FastLinear:
         if not operators.can_multiply(weights) or trial.obstacle() is not None:
             return None
         return operators.Linears(weights, self.biases, rounds_inputs=True)
-
-    def padding_rows(self, rows: int) -> int:
-        """Number of padding rows that make a pass over ``rows`` rows faster."""
-        return 0 if self.packed is None or rows <= self.transposed_rows else PADDING_ROWS.get(rows, 0)
 
     def _transposed(self, x: Tensor, rows: int) -> Tensor:
         if rows == 1:

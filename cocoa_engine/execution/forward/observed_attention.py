@@ -1,4 +1,4 @@
-"""Measures source attention in a forward pass of the model's own modules, beside the model's own attention."""
+"""Runs a function in place of a model's attention during a pass, and measures source attention beside it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -29,7 +30,35 @@ class Observer:
         self.probe = probe
         self.rows = rows
         self._length = length
-        self._masks: dict[tuple[int | None, int, torch.dtype, torch.device], Tensor] = {}
+        self._visible = cache(partial(_visible, rows))
+
+    def __call__(
+        self,
+        usual: Callable[..., Any],
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any,
+        *args: Any,
+        **options: Any,
+    ) -> Any:
+        """Measure one attention module, and run it as usual. Masks of flex attention cannot be read."""
+        layer = getattr(module, "layer_idx", None)
+        if layer is not None and (attention_mask is None or isinstance(attention_mask, Tensor)):
+            bias, sinks, scale = (options.get(name) for name in ("position_bias", "sinks", "scaling"))
+            self.see(
+                layer,
+                query[0],
+                key[0],
+                attention_mask[0] if attention_mask is not None and attention_mask.ndim == 4 else None,
+                None if bias is None else bias[0],
+                scale=query.shape[-1] ** -0.5 if scale is None else scale,
+                window=options.get("sliding_window"),
+                softcap=options.get("softcap"),
+                sinks=options.get("s_aux") if sinks is None else sinks[0, :, -self.rows :],
+            )
+        return usual(module, query, key, value, attention_mask, *args, **options)
 
     def see(
         self,
@@ -39,10 +68,8 @@ class Observer:
         mask: Tensor | None,
         bias: Tensor | None = None,
         *,
-        scale: float,
         window: int | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
+        **options: Any,
     ) -> None:
         """Measure one layer. A cache may have dropped the first keys.
 
@@ -53,55 +80,79 @@ class Observer:
             mask: ``[1 or heads, W, S]``, additive, or ``True`` where a token sees a key. Without one, a token sees the
                 keys before it within the window.
             bias: ``[heads, W, S]``, added to the scores as well.
-            scale: factor of the scores.
             window: the layer's sliding window.
-            softcap: c in c * tanh(score / c).
-            sinks: the scores of the attention sinks, see
-                :func:`~cocoa_engine.execution.forward.source_attention.attention_weights`.
+            options: of :func:`~cocoa_engine.execution.forward.source_attention.attention_weights`.
         """
         heads = [head for head in self.probe.heads_of(layer) if head < query.shape[0]]
         if not heads:
             return
         slots = keys.shape[1]
         if mask is None:
-            visible = self._within(window, keys)
+            visible = self._visible(window, slots, keys.dtype, keys.device)
         else:
             own = mask[:, -self.rows :, :slots] if mask.shape[0] == 1 else mask[heads, -self.rows :, :slots]
             lowest = torch.finfo(keys.dtype).min
             visible = own if own.dtype != torch.bool else keys.new_zeros(own.shape).masked_fill_(~own, lowest)
         if bias is not None:
             visible = visible + bias[heads, -self.rows :, :slots]
-        self.probe.add(
-            layer,
-            query[:, -self.rows :],
-            keys,
-            visible,
-            heads=heads,
-            first=self._length - slots,
-            scale=scale,
-            softcap=softcap,
-            sinks=sinks,
-        )
+        first = self._length - slots
+        self.probe.add(layer, query[:, -self.rows :], keys, visible, heads=heads, first=first, **options)
 
-    def _within(self, window: int | None, keys: Tensor) -> Tensor:
-        key = (window, keys.shape[1], keys.dtype, keys.device)
-        if key not in self._masks:
-            self._masks[key] = self._made_within(window, keys)
-        return self._masks[key]
 
-    def _made_within(self, window: int | None, keys: Tensor) -> Tensor:
-        slots = keys.shape[1]
-        row = torch.arange(slots - self.rows, slots, device=keys.device)[:, None]
-        slot = torch.arange(slots, device=keys.device)
-        hidden = slot > row if window is None else (slot > row) | (row - slot >= window)
-        return keys.new_zeros(hidden.shape).masked_fill_(hidden, torch.finfo(keys.dtype).min)
+def _visible(rows: int, window: int | None, slots: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    row = torch.arange(slots - rows, slots, device=device)[:, None]
+    slot = torch.arange(slots, device=device)
+    hidden = slot > row if window is None else (slot > row) | (row - slot >= window)
+    return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, torch.finfo(dtype).min)
 
 
 class _Current(threading.local):
-    observer: Observer | None = None
+    attention: Callable[..., Any] | None = None
+    makes_masks = True
 
 
 _current = _Current()
+
+
+@contextmanager
+def replaced_attention(model: LanguageModel, attention: Callable[..., Any], *, makes_masks: bool) -> Iterator[None]:
+    """Call a function in place of the model's attention in the passes that this thread runs inside the context.
+
+    It is called in modules that use transformers' ``AttentionInterface``, with the usual function before the arguments.
+
+    Args:
+        model: the model. Hold its lock.
+        attention: the function.
+        makes_masks: whether transformers makes the masks that the function is given.
+    """
+    original = model.config._attn_implementation
+    _current.attention, _current.makes_masks = attention, makes_masks
+    model.config._attn_implementation = _registered(original)
+    try:
+        yield
+    finally:
+        _current.attention, _current.makes_masks = None, True
+        model.config._attn_implementation = original
+
+
+@cache
+def _registered(original: str) -> str:
+    """Register the attention that calls the function, and return its name. Other threads get the original one."""
+    from transformers import AttentionInterface  # slow to import, as the others
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+
+    def attention(module: nn.Module, *args: Any, **options: Any) -> Any:
+        usual, run = usual_attention(module, original), _current.attention
+        return usual(module, *args, **options) if run is None else run(usual, module, *args, **options)
+
+    def mask(*args: Any, **options: Any) -> Any:
+        return ALL_MASK_ATTENTION_FUNCTIONS[original](*args, **options) if _current.makes_masks else None
+
+    name = f"cocoa_{original}"
+    AttentionInterface.register(name, attention)
+    if original in ALL_MASK_ATTENTION_FUNCTIONS:
+        AttentionMaskInterface.register(name, mask)
+    return name
 
 
 @contextmanager
@@ -117,17 +168,11 @@ def observed_attention(model: LanguageModel, probe: SourceProbe | None, rows: in
         length: the number of tokens of the sequence, those of the cache included.
     """
     model.whole()  # whose modules are observed
-    original = getattr(model.config, "_attn_implementation", None)
-    if probe is None or original is None:
+    if probe is None or getattr(model.config, "_attn_implementation", None) is None:
         yield
         return
-    _current.observer = Observer(probe, rows, length)
-    model.config._attn_implementation = _registered(original)
-    try:
+    with replaced_attention(model, Observer(probe, rows, length), makes_masks=True):
         yield
-    finally:
-        _current.observer = None
-        model.config._attn_implementation = original
 
 
 _observable: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
@@ -135,54 +180,9 @@ _observable: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDiction
 
 def is_observable(model: LanguageModel) -> bool:
     """Whether :func:`observed_attention` measures anything in a model. The first call runs it over three tokens."""
-    known = _observable.get(model.model)
-    if known is None:  # asked for every request, which must not wait for a pass of another
+    if model.model not in _observable:  # asked for every request, which must not wait for a pass of another
         probe = SourceProbe([(layer, 0) for layer in range(model.num_layers)], range(1, 2))
         with model.exclusive(), observed_attention(model, probe, rows=1, length=3):
             model.forward(torch.tensor([[0, 1, 2]], device=model.device) % model.vocab_size, logits_to_keep=1)
-        known = _observable[model.model] = probe.mean() is not None
-    return known
-
-
-def _registered(original: str) -> str:
-    """Register the observing attention over an implementation, and return its name."""
-    from transformers import AttentionInterface  # slow to import, as the others
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    name = f"cocoa_observed_{original}"
-    if name not in ALL_ATTENTION_FUNCTIONS:
-        AttentionInterface.register(name, _observing(original))
-        if original in ALL_MASK_ATTENTION_FUNCTIONS:
-            AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[original])
-    return name
-
-
-def _observing(original: str) -> Callable[..., Any]:
-    def attention(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *args: Any, **options: Any
-    ) -> Any:
-        observer, layer = _current.observer, getattr(module, "layer_idx", None)
-        if observer is not None and layer is not None and _is_plain(attention_mask):
-            scale = options.get("scaling")
-            observer.see(
-                layer,
-                query[0],
-                key[0],
-                attention_mask[0] if attention_mask is not None and attention_mask.ndim == 4 else None,
-                None if (bias := options.get("position_bias")) is None else bias[0],
-                scale=query.shape[-1] ** -0.5 if scale is None else scale,
-                window=options.get("sliding_window"),
-                softcap=options.get("softcap"),
-                sinks=options.get("s_aux")
-                if (sinks := options.get("sinks")) is None
-                else sinks[0, :, -observer.rows :],
-            )
-        return usual_attention(module, original)(module, query, key, value, attention_mask, *args, **options)
-
-    return attention
-
-
-def _is_plain(mask: Any) -> bool:
-    """Whether a mask can be read; those of flex attention cannot."""
-    return mask is None or isinstance(mask, Tensor)
+        _observable[model.model] = probe.means() is not None
+    return _observable[model.model]

@@ -8,6 +8,7 @@ The mass is recomputed from the query and the cached keys of a few heads, becaus
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,28 +16,6 @@ from torch.nn import functional as F
 
 Heads = Sequence[tuple[int, int]]
 """(layer, head) pairs, both counted from 0."""
-
-
-def source_mass(
-    query: Tensor,
-    keys: Tensor,
-    heads: Sequence[int],
-    visible: Tensor | None,
-    inside: slice | Tensor,
-    *,
-    scale: float,
-    softcap: float | None = None,
-) -> Tensor:
-    """The attention mass of W tokens on the source, summed over some heads of one layer: ``[W]`` float32.
-
-    Args:
-        inside: the slots of the source, as a slice or as booleans ``[S]``.
-
-    The other arguments are those of :func:`attention_weights`.
-    """
-    weights = attention_weights(query, keys, heads, visible, scale=scale, softcap=softcap)
-    of_source = weights[..., inside] if isinstance(inside, slice) else weights * inside
-    return of_source.sum(dim=-1).sum(dim=0)
 
 
 def attention_weights(
@@ -82,11 +61,13 @@ class SourceProbe:
         heads: the heads that count.
         source: the slots of the source. They are committed, so every token may see them.
         passages: the slots of each passage.
+
+    Attributes:
+        slots: the slots of the source, then of each passage.
     """
 
     def __init__(self, heads: Heads, source: range, passages: Sequence[range] = ()) -> None:
-        self.source = source
-        self.passages = tuple(passages)
+        self.slots = (source, *passages)
         self._by_layer: dict[int, list[int]] = {}
         for layer, head in heads:
             self._by_layer.setdefault(layer, []).append(head)
@@ -104,11 +85,9 @@ class SourceProbe:
         keys: Tensor,
         visible: Tensor | None,
         *,
-        scale: float,
         heads: Sequence[int] | None = None,
         first: int = 0,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
+        **options: Any,
     ) -> None:
         """Add the heads of one layer; further arguments as for :func:`attention_weights`.
 
@@ -117,8 +96,7 @@ class SourceProbe:
             first: the position of the first key.
         """
         heads = self.heads_of(layer) if heads is None else heads
-        weights = attention_weights(query, keys, heads, visible, scale=scale, softcap=softcap, sinks=sinks)
-        self.take(layer, weights, first)
+        self.take(layer, attention_weights(query, keys, heads, visible, **options), first)
 
     def take(self, layer: int, weights: Tensor, first: int) -> None:
         """Take the weights of one layer.
@@ -128,18 +106,17 @@ class SourceProbe:
             weights: ``[heads, W, S]`` float32.
             first: the position of the first of the S keys.
         """
-        ranges = [slice(max(0, one.start - first), max(0, one.stop - first)) for one in (self.source, *self.passages)]
-        mass = torch.stack([weights[..., one].sum(dim=-1).sum(dim=0) for one in ranges])
+        columns = [slice(max(0, slots.start - first), max(0, slots.stop - first)) for slots in self.slots]
+        mass = torch.stack([weights[..., column].sum(dim=-1).sum(dim=0) for column in columns])
         self._total = mass if self._total is None else self._total + mass.to(self._total.device)
         self._measured += len(weights)
 
-    def mean(self) -> Tensor | None:
-        """The mass on the source, the mean over the heads added, ``[W]`` float32; `None` if no layer was added."""
-        return None if self._total is None else self._total[0] / self._measured
+    def means(self) -> Tensor | None:
+        """The mass on the source and on each passage, the mean over the heads added, ``[W, 1 + P]`` float32.
 
-    def of_passages(self) -> Tensor | None:
-        """The same for each passage, ``[W, passages]``; `None` if there are none, or if no layer was added."""
-        return None if self._total is None or not self.passages else self._total[1:].T / self._measured
+        `None` if no layer was added.
+        """
+        return None if self._total is None else self._total.T / self._measured
 
 
 def probe_of(heads: Heads, prompt_tokens: int, passages: Sequence[range] = ()) -> SourceProbe | None:
@@ -151,36 +128,22 @@ def probe_of(heads: Heads, prompt_tokens: int, passages: Sequence[range] = ()) -
     return SourceProbe(heads, source, passages) if heads and source else None
 
 
-def of_segments(probes: Sequence[tuple[SourceProbe | None, int]]) -> tuple[Tensor | None, Tensor | None]:
-    """The attention of all tokens of a pass on their source, ``[T]``, and on each of its passages, ``[T, P]``.
+def of_segments(probes: Sequence[tuple[SourceProbe | None, int]]) -> Tensor | None:
+    """The attention of all tokens of a pass on their source and on each of its passages, ``[T, 1 + P]``.
 
-    P is the largest number of passages of a segment. Further columns of a segment with fewer passages are 0. Either
-    result is `None` if nothing was measured, the second one also if no segment has passages.
+    P is the largest number of passages of a segment. Further columns of a segment with fewer passages are 0. The result
+    is `None` if nothing was measured.
 
     Args:
         probes: the probe of each segment and its number of tokens. Segments without a probe get zeros.
     """
-    return _means(probes), _of_passages(probes)
-
-
-def _means(probes: Sequence[tuple[SourceProbe | None, int]]) -> Tensor | None:
-    means = [None if probe is None else probe.mean() for probe, _ in probes]
-    known = next((mean for mean in means if mean is not None), None)
-    if known is None:
+    means = [None if probe is None else probe.means() for probe, _ in probes]
+    measured = [mean for mean in means if mean is not None]
+    if not measured:
         return None
-    return torch.cat(
-        [known.new_zeros(width) if mean is None else mean for mean, (_, width) in zip(means, probes, strict=True)]
-    )
-
-
-def _of_passages(probes: Sequence[tuple[SourceProbe | None, int]]) -> Tensor | None:
-    found = [None if probe is None else probe.of_passages() for probe, _ in probes]
-    known = [one for one in found if one is not None]
-    if not known:
-        return None
-    most = max(one.shape[1] for one in known)
+    none, columns = measured[0].new_zeros(1, 1), max(mean.shape[1] for mean in measured)
     rows = [
-        known[0].new_zeros(width, most) if one is None else F.pad(one, (0, most - one.shape[1])).to(known[0].device)
-        for one, (_, width) in zip(found, probes, strict=True)
+        none.expand(width, columns) if mean is None else F.pad(mean, (0, columns - mean.shape[1])).to(none.device)
+        for mean, (_, width) in zip(means, probes, strict=True)
     ]
     return torch.cat(rows)

@@ -11,17 +11,19 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cocoa_engine.execution.forward.attention import attend_folded
 from cocoa_engine.execution.forward.base import PassOutput, Segment
 from cocoa_engine.execution.forward.kv_store import KeyValues
-from cocoa_engine.execution.forward.lean import Lean, Mixture, Mlp
+from cocoa_engine.execution.forward.lean import Lean, Mixture
 from cocoa_engine.execution.forward.linears import LinearBackend
-from cocoa_engine.execution.forward.source_attention import attention_weights
+from cocoa_engine.execution.forward.source_attention import SourceProbe, attention_weights
 from cocoa_engine.forks import free_in_child
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.model.hidden_states import CaptureSpec
@@ -61,6 +63,8 @@ class StaticLean(Lean):
         NotImplementedError: as for :class:`Lean`.
     """
 
+    name = "static_lean"
+    """``"lean"`` after a failed capture."""
     pools_stores = True
 
     def __init__(self, model: LanguageModel, linear_backend: LinearBackend) -> None:
@@ -71,36 +75,61 @@ class StaticLean(Lean):
             raise NotImplementedError("no static steps with a mixture of experts")
         self.device = self.embedding.device
         self.captures = self.device.type == "cuda"
-        self.shared = _shared_by(self)
-        self.rotary = self.shared.rotary
+        self.captured: weakref.WeakSet[Step] = weakref.WeakSet()
+        self._outputs: dict[tuple[int, int, int], tuple[Tensor, Tensor, Tensor]] = {}
+        self._idle: list[StaticStore] = []  # free stores, least recently used first
+        # guards _idle; re-entrant, because garbage collection may release a store at any time
+        self._lock = free_in_child(threading.RLock())
+        self._memory: _POOL_HANDLE | None = None
+        self._side: torch.cuda.Stream | None = None
 
     @property
-    def name(self) -> str:  # type: ignore[override]
-        """The name of the pass that runs the steps: ``"lean"`` after a failed capture, otherwise ``"static_lean"``."""
-        return "lean" if self.shared.failed else "static_lean"
+    def failed(self) -> bool:
+        """Whether a capture has failed."""
+        return self.name == "lean"
 
     def new_store(self, capacity: int) -> KeyValues:
         """Zeroed slots for one sequence, from the pool if one of its stores is large enough."""
-        if self.shared.failed:
+        if self.failed:
             return super().new_store(capacity)
         capacity = -(-capacity // GRAIN) * GRAIN
         with torch.inference_mode(False), torch.no_grad(), self._on_device():
-            store = self.shared.take(capacity)
-            if store is not None:
+            if (store := self._take(capacity)) is not None:
                 store.data.zero_()  # type: ignore[union-attr]
                 return store
             try:
                 return self._store(capacity)
             except torch.OutOfMemoryError:
-                self.shared.drop_idle()
+                self.drop_idle()
                 return self._store(capacity)
 
+    def _take(self, capacity: int) -> StaticStore | None:
+        """The smallest free store that is large enough; among equals the one with the most graphs."""
+        with self._lock:
+            fitting = [store for store in self._idle if store.capacity >= capacity]
+            if not fitting:
+                return None
+            best = min(fitting, key=lambda store: (store.capacity, -len(store.steps)))
+            self._idle = [store for store in self._idle if store is not best]
+            return best
+
     def release(self, store: KeyValues) -> None:
-        if isinstance(store, StaticStore) and store.data is not None and not self.shared.failed:
-            self.shared.put(store)
+        if not isinstance(store, StaticStore) or store.data is None or self.failed:
+            return
+        with self._lock:
+            if any(store is idle for idle in self._idle):
+                return
+            self._idle = [*self._idle, store][-MAX_IDLE_STORES:]
+            while len(self._idle) > 1 and sum(idle.nbytes for idle in self._idle) > MAX_IDLE_BYTES:
+                self._idle.pop(0)
+
+    def drop_idle(self) -> None:
+        """Free the memory of the free stores."""
+        with self._lock:
+            self._idle = []
 
     def __call__(self, segments: Sequence[Segment], capture: CaptureSpec | None) -> PassOutput:
-        if capture is not None and len(segments) == 1 and not capture.early and not self.shared.failed:
+        if capture is not None and len(segments) == 1 and not capture.early and not self.failed:
             output = self._static(segments[0], capture)
             if output is not None:
                 return output
@@ -111,7 +140,7 @@ class StaticLean(Lean):
         store = segment.store
         if not isinstance(store, StaticStore) or store.data is None or segment.end > store.capacity:
             return None
-        if segment.masked or segment.probe is not None or segment.chains is not None:
+        if segment.masked or segment.chains is not None or type(segment.source) not in (SourceProbe, NoneType):
             return None
         seen = _seen(segment, bounded=self.windows.smallest is not None)
         if seen is None:
@@ -121,60 +150,38 @@ class StaticLean(Lean):
         if width is None or depth is None:
             return None
         with self._on_device():
-            inputs = self._inputs(segment, seen, width, depth, store.capacity)
-            slots = _span(segment.end, store.capacity)
-            step = self._step(store, Shape(width, depth, slots, capture, self._passages(segment)), inputs)
+            ranges = () if segment.source is None else segment.source.slots
+            # a bucket: further passages are empty
+            passages = max(4, 1 << (len(ranges) - 2).bit_length()) if len(ranges) > 1 else 0
+            shape = Shape(width, depth, _span(segment.end, store.capacity), capture, passages)
+            inputs = self._inputs(segment, seen, shape, spare=store.capacity)
+            step = self._step(store, shape, inputs)
             if step is None:
                 return None
             step(self, inputs)
             # copies: other steps, possibly of other threads, write to the same memory
             width = segment.width
-            masses = step.masses[:, :width].clone()  # [1 + P, W]
-            source = masses[0] if segment.source is not None else None
-            passages = masses[1 : 1 + len(segment.source.passages)].T if segment.source is not None else None
-            return PassOutput(
-                step.logits[:width].clone(),
-                step.hidden[:, :width].clone(),
-                source=source,
-                passages=passages if passages is not None and passages.shape[1] else None,
-            )
+            masses = step.masses[: len(ranges), :width].T.clone() if ranges else None
+            return PassOutput(step.logits[:width].clone(), step.hidden[:, :width].clone(), masses=masses)
 
-    @staticmethod
-    def _passages(segment: Segment) -> int:
-        """The number of passages that the step measures, a bucket: further ones are empty."""
-        count = 0 if segment.source is None else len(segment.source.passages)
-        return 0 if not count else max(4, 1 << (count - 1).bit_length())
-
-    def _inputs(
-        self,
-        segment: Segment,
-        seen: Sequence[tuple[int, Sequence[int]]],
-        width: int,
-        depth: int,
-        spare: int,
-    ) -> Tensor:
+    def _inputs(self, segment: Segment, seen: Sequence[tuple[int, Sequence[int]]], shape: Shape, spare: int) -> Tensor:
         """The step's inputs as a host tensor ``[5 + 2 * passages + depth, width]``.
 
         The rows are token ids, positions, slots, numbers of committed slots, the end of the source, the first slot and
         the end of each passage, and own slots (the last first).
         """
-        end = 0 if segment.source is None else segment.source.source.stop
-        known = () if segment.source is None else segment.source.passages
-        bounds = [bound for one in known for bound in (one.start, one.stop)]
-        bounds += [0] * (2 * self._passages(segment) - len(bounds))
-        columns = []
-        for number, (committed, own) in enumerate(seen):
-            padded = (*own, *[own[0]] * (depth - len(own)))
-            columns.append(
-                (
-                    *(segment.token_ids[number], segment.positions[number], segment.start + number, committed, end),
-                    *bounds,
-                    *padded,
-                )
+        source, *passages = (range(0),) if segment.source is None else segment.source.slots
+        bounds = [bound for slots in passages for bound in (slots.start, slots.stop)]
+        bounds += [0] * (2 * shape.passages - len(bounds))
+        columns = [
+            (token_id, position, slot, committed, source.stop, *bounds, *own, *[own[0]] * (shape.depth - len(own)))
+            for token_id, position, slot, (committed, own) in zip(
+                segment.token_ids, segment.positions, range(segment.start, segment.end), seen, strict=True
             )
+        ]
         # padding repeats the first token, so that its values are finite if that token's are; no token sees its slot
         padding = (*columns[0][:2], spare, *columns[0][3:])
-        rows = list(zip(*columns, *[padding] * (width - len(columns)), strict=True))
+        rows = list(zip(*columns, *[padding] * (shape.width - len(columns)), strict=True))
         return torch.tensor(rows, dtype=torch.int64, pin_memory=self.device.type == "cuda")
 
     def _step(self, store: StaticStore, shape: Shape, inputs: Tensor) -> Step | None:
@@ -195,12 +202,40 @@ class StaticLean(Lean):
 
     def _give_up(self, fault: Exception) -> None:
         """Use the lean pass from now on, and log the reason."""
-        self.shared.failed = True
-        self.shared.drop_idle()
+        self.name = "lean"
+        self.drop_idle()
         logger.warning(
             "CUDA graphs cannot be used here; steps run kernel by kernel: %s",
             (str(fault).strip() or type(fault).__name__).splitlines()[0],
         )
+
+    def outputs(self, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
+        """Output tensors ``[width, V]``, ``[N + 1, width, d]`` and ``[1 + passages, width]``, shared by such steps.
+
+        They lie outside the graphs' memory pool, because any replay may write to the pool.
+        """
+        states = shape.capture.last - shape.capture.first + 2
+        key = (shape.width, states, shape.passages)
+        if key not in self._outputs:
+            new = partial(self.embedding.new_zeros, dtype=torch.float32)
+            self._outputs[key] = (
+                new(shape.width, self.head.total),
+                new(states, shape.width, self.embedding.shape[1]),
+                new(1 + shape.passages, shape.width),
+            )
+        return self._outputs[key]
+
+    def side_stream(self) -> torch.cuda.Stream:
+        """The stream of all captures. Graphs share memory only if they are captured on the same stream."""
+        if self._side is None:
+            self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        return self._side
+
+    def graph_memory(self) -> _POOL_HANDLE:
+        """The handle of the graphs' memory pool. The pool ends with its last graph and is then replaced."""
+        if self._memory is None or not self.captured:
+            self._memory = torch.cuda.graph_pool_handle()
+        return self._memory
 
     def _store(self, capacity: int) -> StaticStore:
         return StaticStore(len(self.layers), capacity, self.kv_heads, self.head_dim, self.embedding)
@@ -275,7 +310,7 @@ class Step:
             lean.rotary.cos,
             lean.rotary.sin,
         )  # the graph keeps these tables if longer ones are computed
-        self.logits, self.hidden, self.masses = lean.shared.outputs(lean, shape)
+        self.logits, self.hidden, self.masses = lean.outputs(shape)
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, lean: StaticLean, inputs: Tensor) -> None:
@@ -288,20 +323,19 @@ class Step:
 
     def capture(self, lean: StaticLean, inputs: Tensor) -> None:
         """Capture the graph. The warm-up writes the same values as the first replay."""
-        shared, current = lean.shared, torch.cuda.current_stream()
-        side = shared.side_stream()
+        current, side = torch.cuda.current_stream(), lean.side_stream()
         self.inputs.copy_(inputs, non_blocking=True)
         side.wait_stream(current)
         with torch.cuda.stream(side):  # includes the capture: a failed capture leaves its stream current
             self.run(lean)  # libraries initialise themselves at their first call, which must not be captured
             graph = torch.cuda.CUDAGraph()
-            memory = shared.graph_memory()
+            memory = lean.graph_memory()
             # thread_local: other threads may use the GPU during the capture
             with torch.cuda.graph(graph, pool=memory, stream=side, capture_error_mode="thread_local"):
                 self.run(lean)
         current.wait_stream(side)
         self.graph = graph
-        shared.captured.add(self)
+        lean.captured.add(self)
 
     def run(self, lean: StaticLean) -> None:
         """The step with fixed addresses and shapes, without synchronisation between device and host."""
@@ -351,97 +385,6 @@ class Step:
         # the n-th slot is n positions back
         own = self.inputs[first:] if window is None else self.inputs[first : first + window]
         return mask.scatter_(1, own.t(), 0).repeat(lean.heads // lean.kv_heads, 1)
-
-
-class _Shared:
-    """State shared by the steps of one model, and its free stores."""
-
-    def __init__(self, lean: Lean, built_from: tuple[int | None, ...]) -> None:
-        self.built_from = built_from
-        self.weights = (lean.head, lean.layers)  # kept alive, so that built_from can compare identities
-        self.rotary = lean.rotary
-        self.failed = False
-        self.captured: weakref.WeakSet[Step] = weakref.WeakSet()
-        self._outputs: dict[tuple[int, int, int], tuple[Tensor, Tensor, Tensor]] = {}
-        self._idle: list[StaticStore] = []  # free stores, least recently used first
-        # guards _idle; re-entrant, because garbage collection may release a store at any time
-        self._lock = free_in_child(threading.RLock())
-        self._memory: _POOL_HANDLE | None = None
-        self._side: torch.cuda.Stream | None = None
-
-    def take(self, capacity: int) -> StaticStore | None:
-        """The smallest free store that is large enough; among equals the one with the most graphs."""
-        with self._lock:
-            fitting = [store for store in self._idle if store.capacity >= capacity]
-            if not fitting:
-                return None
-            best = min(fitting, key=lambda store: (store.capacity, -len(store.steps)))
-            self._idle = [store for store in self._idle if store is not best]
-            return best
-
-    def put(self, store: StaticStore) -> None:
-        """Keep a store for a later sequence."""
-        with self._lock:
-            if any(store is idle for idle in self._idle):
-                return
-            self._idle = [*self._idle, store][-MAX_IDLE_STORES:]
-            while len(self._idle) > 1 and sum(idle.nbytes for idle in self._idle) > MAX_IDLE_BYTES:
-                self._idle.pop(0)
-
-    def drop_idle(self) -> None:
-        """Free the memory of the free stores."""
-        with self._lock:
-            self._idle = []
-
-    def outputs(self, lean: StaticLean, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
-        """Output tensors ``[width, V]``, ``[N + 1, width, d]`` and ``[1 + passages, width]``, shared by such steps.
-
-        They lie outside the graphs' memory pool, because any replay may write to the pool.
-        """
-        states = shape.capture.last - shape.capture.first + 2
-        key = (shape.width, states, shape.passages)
-        if key not in self._outputs:
-            vocab_size, size = lean.head.total, lean.embedding.shape[1]
-            new = lean.embedding.new_empty
-            self._outputs[key] = (
-                new(shape.width, vocab_size, dtype=torch.float32),
-                new(states, shape.width, size, dtype=torch.float32),
-                lean.embedding.new_zeros(1 + shape.passages, shape.width, dtype=torch.float32),
-            )
-        return self._outputs[key]
-
-    def side_stream(self) -> torch.cuda.Stream:
-        """The stream of all captures. Graphs share memory only if they are captured on the same stream."""
-        if self._side is None:
-            self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        return self._side
-
-    def graph_memory(self) -> _POOL_HANDLE:
-        """The handle of the graphs' memory pool. The pool ends with its last graph and is then replaced."""
-        if self._memory is None or not self.captured:
-            self._memory = torch.cuda.graph_pool_handle()
-        return self._memory
-
-
-# by model; the values keep its weights' memory alive, but not the model
-_all: weakref.WeakKeyDictionary[nn.Module, _Shared] = weakref.WeakKeyDictionary()
-_all_lock = free_in_child(threading.Lock())
-
-
-def _shared_by(lean: Lean) -> _Shared:
-    """The shared state of a model's steps, replaced if the weights are not those of the captured graphs."""
-    norms = [norm for layer in lean.layers for norm in layer.norms]
-    linears = [linear for layer in lean.layers for linear in (layer.qkv, layer.out)]
-    linears += [linear for layer in lean.layers if isinstance(layer.mlp, Mlp) for linear in layer.mlp.parts]
-    built_from = (
-        *(id(linear) for linear in (lean.head, *linears)),
-        *(None if norm is None else norm.data_ptr() for norm in (lean.norm, lean.embedding, *norms)),
-    )
-    with _all_lock:
-        shared = _all.get(lean.model.model)
-        if shared is None or shared.built_from != built_from:
-            shared = _all[lean.model.model] = _Shared(lean, built_from)
-        return shared
 
 
 def _seen(segment: Segment, *, bounded: bool) -> list[tuple[int, Sequence[int]]] | None:

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory, is_private, private_folder, temporary_folder
-from cocoa_engine.execution.native.structures import mismatch
 from cocoa_engine.forks import free_in_child
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.output_files import write_file
@@ -46,6 +45,19 @@ PROCESSOR_LINES = ("flags", "Features", "CPU implementer", "CPU part")
 COMPILERS = ("g++", "c++", "clang++")
 FOLDER = "kernels"  # in the cache directory; only this user may write to it
 BUILD_TIMEOUT = 120.0  # seconds; a build usually takes 15 to 40
+
+
+KERNELS = {
+    "cocoa_linear": "ppllpli",
+    "cocoa_unpack": "lplplpi",
+    "cocoa_attend": "pllpplplplllllfli",  # query, keys and values, mask, out, sizes
+    "cocoa_layers": "pplpppplplpli",  # stack and leaves, x, taps, source heads, masses
+    "cocoa_move": "ppllllpll",
+    "cocoa_next_tokens": "pllllpi",
+}
+"""The arguments of each kernel: p for a pointer, l for a long, i for an int, f for a float."""
+
+_TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_long, "i": ctypes.c_int, "f": ctypes.c_float}
 
 
 class Library(NamedTuple):
@@ -263,32 +275,7 @@ def _checked(handle: ctypes.CDLL) -> ctypes.CDLL:
 
 
 def _declared(handle: ctypes.CDLL) -> ctypes.CDLL:
-    if difference := mismatch(handle):
-        raise _UnfitError(difference)
-    pointer, long, integer = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
-    handle.cocoa_linear.argtypes = [pointer, pointer, long, long, pointer, long, integer]
-    handle.cocoa_linear.restype = None
-    handle.cocoa_unpack.argtypes = [long, pointer, long, pointer, long, pointer, integer]
-    handle.cocoa_unpack.restype = None
-    handle.cocoa_attend.argtypes = [
-        *(pointer, long, long),  # query
-        *(pointer, pointer, long),  # keys, values
-        *(pointer, long),  # mask
-        pointer,  # out
-        *[long] * 5,  # heads, kv_heads, width, head_dim, slots
-        *(ctypes.c_float, long, integer),
-    ]
-    handle.cocoa_attend.restype = None
-    handle.cocoa_layers.argtypes = [
-        *(pointer, pointer, long),  # stack, leaves
-        *[pointer] * 3,  # x, cos, sin
-        *(pointer, long),  # taps
-        *(pointer, long),  # source heads
-        *(pointer, long, integer),  # masses
-    ]
-    handle.cocoa_layers.restype = None
-    handle.cocoa_move.argtypes = [pointer, pointer, *[long] * 4, pointer, long, long]
-    handle.cocoa_move.restype = None
-    handle.cocoa_next_tokens.argtypes = [pointer, *[long] * 4, pointer, integer]
-    handle.cocoa_next_tokens.restype = None
+    for kernel, arguments in KERNELS.items():
+        function = getattr(handle, kernel)
+        function.argtypes, function.restype = [_TYPES[letter] for letter in arguments], None
     return handle

@@ -252,7 +252,7 @@ def is_readable(tensor: Tensor) -> bool:
 
 @functools.cache
 def handle() -> ctypes.CDLL:
-    """The loaded library. Call it only if :func:`cocoa_engine.execution.native.trial.obstacle` returns ``None``."""
+    """The loaded library. Call it only if :func:`cocoa_engine.execution.forward.trial.obstacle` returns ``None``."""
     library = built().handle
     assert library is not None, "trial.obstacle() is None"
     return library

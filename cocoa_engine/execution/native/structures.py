@@ -1,8 +1,9 @@
-"""The structures that Python and kernels.cpp share, and the check that both have the same layout."""
+"""The structures that Python and kernels.cpp share."""
 
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 from cocoa_engine.model.blocks import BLOCK_KINDS
 
@@ -27,6 +28,8 @@ class DecoderLayer(ctypes.Structure):
         *((name, Joined) for name in ("qkv", "out", "gate_up", "down")),
         ("windowed", _LONG),
     )
+    memory: Any
+    """What the addresses point to."""
 
 
 class Stack(ctypes.Structure):
@@ -51,6 +54,8 @@ class Leaves(ctypes.Structure):
         ("ranges", _POINTER),
         ("range_count", _LONG),
     )
+    memory: Any
+    """What the addresses point to."""
 
 
 class Tap(ctypes.Structure):
@@ -68,23 +73,3 @@ class Head(ctypes.Structure):
 KINDS = {name: number for number, name in enumerate(("F32", *BLOCK_KINDS, "BF16_BOTH"))}
 """The types of weights that the kernels read, and the numbers that they give them. BF16_BOTH is bfloat16 whose inputs
 may be rounded to it, too."""
-
-SHARED: tuple[type[ctypes.Structure], ...] = (Joined, DecoderLayer, Stack, Leaves, Tap, Head)
-"""All structures that the kernels read."""
-
-
-def mismatch(library: ctypes.CDLL) -> str | None:
-    """The first layout difference between the library and Python, or ``None``."""
-    layout = library.cocoa_layout
-    layout.argtypes, layout.restype = [ctypes.c_char_p], _LONG
-    for structure in SHARED:
-        name = structure.__name__
-        offsets = {f"{name}.{field[0]}": getattr(structure, field[0]).offset for field in structure._fields_}
-        for known, here in {name: ctypes.sizeof(structure), **offsets}.items():
-            if (there := layout(known.encode())) != here:
-                what = "offset" if "." in known else "size"
-                return f"structure {name} differs: {what} of {known} is {there} in the library, {here} in Python"
-    for name, number in KINDS.items():
-        if (there := layout(f"Kind.{name}".encode())) != number:
-            return f"the type of weights {name} differs: its number is {there} in the library, {number} in Python"
-    return None

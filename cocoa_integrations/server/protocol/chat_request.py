@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -79,7 +80,7 @@ class ChatRequest(DecodingRequest):
     )
     messages: Several[Message] = Field(min_length=1)
     max_completion_tokens: Whole | None = None
-    logprobs: Flag | None = None
+    logprobs: Flag | None = Field(None, description="Also the tokens. An explicit false leaves the risk out there.")
     top_logprobs: Whole | None = Field(None, ge=0, le=20)
     tools: Several[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -91,17 +92,13 @@ class ChatRequest(DecodingRequest):
     reasoning_effort: str | None = None
 
     def check(self, limits: ServerSettings) -> None:
-        """Refuse what is not supported, contradicts itself, or is above a limit.
-
-        Raises:
-            ApiError: there is such a parameter. It names it.
-        """
+        """Refuse what contradicts itself or is above a limit; see :meth:`DecodingRequest.read`."""
         super().check(limits)
         if self.add_generation_prompt is self.continue_final_message:
             raise bad_request(
                 "add_generation_prompt is the contrary of continue_final_message; leave it out", "add_generation_prompt"
             )
-        if (self.top_logprobs or self.options.top_logprobs) and not self.logprobs:
+        if (self.top_logprobs or self.cocoa.top_logprobs) and not self.logprobs:
             raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
 
     def size_of(self, name: str) -> int:
@@ -114,19 +111,17 @@ class ChatRequest(DecodingRequest):
         Raises:
             ApiError: one of them is not valid. It names the parameter.
         """
-        strict = any(bool(_function(tool).get("strict")) for tool in self.tools or ())
         try:
             return ToolRequest.of(
                 self.tools,
                 tool_choice=self.tool_choice,
-                strict=strict,
+                strict=any(bool(_function(tool).get("strict")) for tool in self.tools or ()),
                 parallel_tool_calls=self.parallel_tool_calls,
                 response_format=self.response_format,
             )
         except ConfigError as error:
-            known = ("response_format", "tool_choice", "tools")
-            first = next((name for name in known if str(error).startswith(name)), None)
-            raise bad_request(str(error), first or ("tools" if self.tools else "response_format")) from None
+            named = re.match("response_format|tool_choice|tools", str(error))
+            raise bad_request(str(error), named[0] if named else "tools" if self.tools else "response_format") from None
 
     def template_options(self, engine: CocoaEngine) -> ChatTemplateOptions:
         """The options of the chat template.
@@ -136,33 +131,29 @@ class ChatRequest(DecodingRequest):
         Raises:
             ApiError: they are not variables of a template. A request must not bring a template of its own, either.
         """
-        given = template_variables(self.chat_template_kwargs, engine)
+        variables = template_variables(self.chat_template_kwargs, engine)
         if self.reasoning_effort is not None:
             if names(engine, "reasoning_effort"):
-                given["reasoning_effort"] = self.reasoning_effort
+                variables["reasoning_effort"] = self.reasoning_effort
             elif self.reasoning_effort == "none" and names(engine, "enable_thinking"):
-                given["enable_thinking"] = False
+                variables["enable_thinking"] = False
             else:
                 raise bad_request(
                     f"reasoning_effort={short_repr(self.reasoning_effort)} is not supported: the chat template of "
                     f"{engine.model_name} has no variable for it",
                     "reasoning_effort",
                 )
-        return ChatTemplateOptions(chat_template_kwargs=given, continue_final_message=self.continue_final_message)
-
-    def entries(self) -> list[dict[str, Any]]:
-        """The messages as a chat template takes them, with ``tool_calls`` whose arguments are dicts.
-
-        Raises:
-            ApiError: a message has other content than text. It names the message.
-        """
-        return entries_of(self.messages)
+        return ChatTemplateOptions(chat_template_kwargs=variables, continue_final_message=self.continue_final_message)
 
 
 def entries_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages as a chat template takes them; see :meth:`ChatRequest.entries`."""
+    """Messages as a chat template takes them, with ``tool_calls`` whose arguments are dicts.
+
+    Raises:
+        ApiError: a message has other content than text. It names the message.
+    """
     named: dict[str, str] = {}
-    entries = [_entry(number, message, named) for number, message in enumerate(messages)]
+    entries = [_entry(f"messages[{number}]", message, named) for number, message in enumerate(messages)]
     if not any(entry["content"].strip() or entry.get("tool_calls") for entry in entries):
         raise bad_request("the conversation is empty; give at least one message with text", "messages")
     return entries
@@ -183,46 +174,45 @@ def template_variables(given: Mapping[str, Any] | None, engine: CocoaEngine) -> 
         ApiError: they are not variables of a template; or the model's template does not have one of them, whose value
             is neither false nor empty.
     """
-    if wrong := [name for name in given or () if name in NOT_VARIABLES]:
+    variables = dict(given or {})
+    if wrong := [name for name in variables if name in NOT_VARIABLES]:
         raise bad_request(
             f"chat_template_kwargs takes variables of the model's chat template, not {', '.join(wrong)}; tools and "
             "continue_final_message are parameters of the request",
             "chat_template_kwargs",
         )
-    for name, value in (given or {}).items():
+    for name, value in variables.items():
         if value and engine.has_chat_template and not names(engine, name):
             param = f"chat_template_kwargs.{shortened(name, 200)}"
             why = f"the chat template of {engine.model_name} has no variable of this name"
             raise bad_request(f"{param}={short_repr(value)} has no effect: {why}", param)
-    return dict(given or {})
+    return variables
 
 
-def _entry(number: int, message: Message, named: dict[str, str]) -> dict[str, Any]:
+def _entry(param: str, message: Message, named: dict[str, str]) -> dict[str, Any]:
+    """A message; ``named`` has the names of the calls before it, by their ids."""
     for name, instead in NOT_IN_MESSAGES.items():
         if getattr(message, name):
-            raise bad_request(f"messages[{number}].{name} is not supported; {instead}", f"messages[{number}].{name}")
+            raise bad_request(f"{param}.{name} is not supported; {instead}", f"{param}.{name}")
     role = "system" if message.role == "developer" else message.role  # which templates do not know
-    entry: dict[str, Any] = {"role": role, "content": _text(message.content, f"messages[{number}].content")}
+    entry: dict[str, Any] = {"role": role, "content": _text(message.content, f"{param}.content")}
     if message.name:
         entry["name"] = message.name
     if role == "tool":
-        call_id = message.tool_call_id or ""
-        entry["tool_call_id"] = call_id
-        if not message.name and call_id in named:
-            entry["name"] = named[call_id]
+        entry["tool_call_id"] = message.tool_call_id or ""
+        if not message.name and entry["tool_call_id"] in named:
+            entry["name"] = named[entry["tool_call_id"]]
     if role == "assistant":
-        calls, broken = [], []
-        for position, call in enumerate(message.tool_calls or ()):
-            made = _call(call, f"messages[{number}].tool_calls[{position}]")
-            if isinstance(made, str):
-                broken.append(made)
-            else:
-                calls.append(made)
-                named[made["id"]] = made["function"]["name"]
+        calls = [
+            _call(call, f"{param}.tool_calls[{position}]") for position, call in enumerate(message.tool_calls or ())
+        ]
+        valid = [call for call in calls if isinstance(call, dict)]
+        named |= {call["id"]: call["function"]["name"] for call in valid}
         # a call that is not valid is text, as the model wrote it
+        broken = [call for call in calls if isinstance(call, str)]
         entry["content"] = "\n".join([*filter(None, [entry["content"]]), *broken])
-        if calls:
-            entry["tool_calls"] = calls
+        if valid:
+            entry["tool_calls"] = valid
         if message.reasoning_content:
             entry["reasoning_content"] = message.reasoning_content
     return entry
@@ -230,16 +220,13 @@ def _entry(number: int, message: Message, named: dict[str, str]) -> dict[str, An
 
 def _text(content: Any, param: str) -> str:
     """The text of a message: its content, or the concatenation of its parts."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
+    if content is None or isinstance(content, str):
+        return content or ""
     if not isinstance(content, list):
         raise bad_request(f"{param} takes a text or a list of parts, not {short_repr(content)}", param)
     texts = []
     for position, part in enumerate(content):
-        where = f"{param}[{position}]"
-        with of_parameter(where):
+        with of_parameter(where := f"{param}[{position}]"):
             texts.append(block_text(part, where))
     return "".join(texts)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pydantic import Field, field_validator
+from pydantic import Field, StrictInt, StrictStr, ValidationError, ValidatorFunctionWrapHandler, field_validator
 
 from cocoa_engine import CocoaConfig
-from cocoa_engine.safe_text import short_repr
 from cocoa_integrations.server.errors import at_most, bad_request
 from cocoa_integrations.server.protocol.decoding import DecodingRequest, Flag, Several, Whole
 from cocoa_integrations.server.settings import REFUSED, Refused, ServerSettings, each
@@ -27,24 +26,23 @@ REFUSED_IN_COMPLETIONS: Refused = {
     **each("add_special_tokens", "give the prompt as token ids", True),
 }
 
-TextOrIds = str | list[int]
-
 
 class CompletionRequest(DecodingRequest):
     """The body of a request for completions."""
 
     refused: ClassVar[Refused] = REFUSED_IN_COMPLETIONS
     in_prompt: ClassVar[tuple[str, ...]] = ("prompt",)
-    prompt: str | Several[str] | Several[int] | Several[Several[int]]
-    echo: Flag | None = None
+    prompt: str | Several[StrictStr] | Several[StrictInt] | Several[Several[StrictInt]]
+    echo: Flag = False
     logprobs: Whole | None = Field(None, ge=0, le=20)
 
-    @field_validator("prompt", mode="before")
+    @field_validator("prompt", mode="wrap")
     @classmethod
-    def _is_text_or_ids(cls, prompt: Any) -> Any:
-        if not (isinstance(prompt, str) or _is_ids(prompt) or _is_many(prompt)):
-            raise ValueError("takes a text, a list of texts, a list of token ids, or a list of such lists")
-        return prompt
+    def _is_text_or_ids(cls, prompt: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return handler(prompt)
+        except ValidationError:  # which has an error for each of the four
+            raise ValueError("takes a text, a list of texts, a list of token ids, or a list of such lists") from None
 
     @classmethod
     def screen(cls, given: Mapping[str, Any], limits: ServerSettings) -> None:
@@ -52,15 +50,14 @@ class CompletionRequest(DecodingRequest):
         super().screen(given, limits)
         prompt = given.get("prompt")
         if isinstance(prompt, list) and prompt:
-            if isinstance(prompt[0], (str, list)):
-                at_most(len(prompt), limits.max_prompts, "prompt", "prompts")
-            else:
-                at_most(len(prompt), limits.max_prompt_chars, "prompt", "tokens")
+            many = isinstance(prompt[0], (str, list))
+            limit = limits.max_prompts if many else limits.max_prompt_chars
+            at_most(len(prompt), limit, "prompt", "prompts" if many else "tokens")
 
     @property
     def places(self) -> tuple[int, str]:
         """The number of answers to all prompts, and the parameter that asks for them."""
-        return self.answers * len(self.prompts), "prompt" if self.answers == 1 else "n"
+        return self.n * len(self.prompts), "prompt" if self.n == 1 else "n"
 
     def size_of(self, name: str) -> int:
         """The number of characters of the prompts; a token counts as one."""
@@ -72,35 +69,25 @@ class CompletionRequest(DecodingRequest):
         return self.logprobs
 
     @property
-    def prompts(self) -> list[TextOrIds]:
+    def prompts(self) -> list[Any]:
         """The prompts, each a text or token ids."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        return list(self.prompt) if _is_many(self.prompt) else [self.prompt]  # type: ignore[arg-type, list-item]
-
-    @property
-    def echoes(self) -> bool:
-        """Whether answers begin with their prompts."""
-        return bool(self.echo)
+        many = isinstance(self.prompt, list) and isinstance(next(iter(self.prompt), None), (str, list))
+        return list(self.prompt) if many else [self.prompt]
 
     @property
     def only_echoes(self) -> bool:
         """Whether nothing is decoded: the prompt alone comes back, with the log-probabilities of its tokens."""
-        return self.echoes and self.max_tokens == 0
+        return self.echo and self.max_tokens == 0
 
     def check(self, limits: ServerSettings) -> None:
-        """Refuse what is not supported, contradicts itself, or is above a limit.
-
-        Raises:
-            ApiError: there is such a parameter. It names it.
-        """
+        """Refuse what contradicts itself or is above a limit; see :meth:`DecodingRequest.read`."""
         super().check(limits)
         if not all(self.prompts):
             raise bad_request("the prompt is empty; give some text or at least one token id", "prompt")
-        if self.options.source and self.only_echoes:
+        if self.cocoa.source and self.only_echoes:
             message = "cocoa.source has no effect without new tokens; /v1/cocoa/score takes source"
             raise bad_request(message, "cocoa.source")
-        if self.logprobs is not None and self.options.given().get("top_logprobs", self.logprobs) != self.logprobs:
+        if self.logprobs is not None and self.cocoa.given().get("top_logprobs", self.logprobs) != self.logprobs:
             raise bad_request("logprobs and cocoa.top_logprobs differ; give one of them", "logprobs")
 
     def config(self, base: CocoaConfig, limits: ServerSettings) -> CocoaConfig:
@@ -108,15 +95,5 @@ class CompletionRequest(DecodingRequest):
         if self.only_echoes:
             return self.model_copy(update={"max_tokens": None}).config(base, limits)
         if self.max_tokens == 0:
-            raise bad_request(f"max_tokens={short_repr(0)} leaves nothing to decode; it needs echo", "max_tokens")
+            raise bad_request("max_tokens=0 leaves nothing to decode; it needs echo", "max_tokens")
         return super().config(base, limits)
-
-
-def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, int) and not isinstance(one, bool) for one in value)
-
-
-def _is_many(value: Sequence[Any] | Any) -> bool:
-    if not isinstance(value, list) or not value:
-        return False
-    return all(isinstance(one, str) for one in value) or all(isinstance(one, list) and _is_ids(one) for one in value)

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ModelWrapValidatorHandler,
-    PrivateAttr,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from transformers import SequenceBiasLogitsProcessor
 from typing_extensions import Self
 
@@ -27,10 +19,8 @@ from cocoa_engine.safe_text import short_repr
 from cocoa_integrations._shared.citations import MOST_PASSAGES
 from cocoa_integrations._shared.settings import OF_SAMPLING, DecodeSettings
 from cocoa_integrations._shared.unsupported import INSTEAD, is_without_effect
-from cocoa_integrations.server.errors import at_most, bad_request
+from cocoa_integrations.server.errors import at_most, bad_request, validation_error
 from cocoa_integrations.server.settings import REFUSED, SAME_SETTING, Refused, ServerSettings
-
-Report = Literal["both", "message", "logprobs", "none"]
 
 OPERATORS = ("decore_heads",)
 """Settings that name a file of the server's machine. Requests cannot give them."""
@@ -50,28 +40,17 @@ Element = TypeVar("Element")
 Several = Annotated[list[Element], Field(fail_fast=True)]
 """A list whose first wrong element is its only error. By default pydantic makes an error of a kilobyte for each."""
 
-
-def _first_wrong_alone(given: Any) -> Any:
-    """A dict of biases, or its first item with something else: pydantic would make an error for each."""
-    if isinstance(given, Mapping):
-        for key, value in given.items():
-            if isinstance(value, bool) or not (isinstance(value, (int, float)) and -100 <= value <= 100):
-                return {key: value}
-    return given
-
-
-_NUMBERS = frozenset(
+_NUMBERS = [
     name
     for name, field in CocoaConfig.model_fields.items()
     if {int, float} & {field.annotation, *get_args(field.annotation)}
-)
-"""Settings that are numbers, and nothing else but `None`."""
+]
 
 
 class CocoaOptions(DecodeSettings):
     """The object ``cocoa`` of a request: settings of the decode, and what the answer reports."""
 
-    report: Report = Field(
+    report: Literal["both", "message", "logprobs", "none"] = Field(
         "both",
         description="Where the answer has its risk: in the `message` (or `delta`), in `logprobs`, in both, or nowhere.",
     )
@@ -106,13 +85,13 @@ class StreamOptions(BaseModel):
 
 
 class DecodingRequest(BaseModel):
-    """What requests for chat and for completions have in common. Unknown parameters are ignored."""
+    """What requests have in common. Unknown parameters are ignored, and ``null`` is as good as nothing."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
     model: str | None = None
-    n: Whole | None = Field(None, ge=1)
-    stream: Flag | None = None
+    n: Whole = Field(1, ge=1)
+    stream: Flag = False
     stream_options: StreamOptions | None = None
     max_tokens: Whole | None = None
     max_new_tokens: Whole | None = Field(None, description="As in TGI and SGLang; `max_tokens`.")
@@ -124,8 +103,8 @@ class DecodingRequest(BaseModel):
     repetition_penalty: Real | None = Field(None, description="As in other servers for local models.")
     seed: Whole | None = None
     stop: str | Several[str] | None = None
-    logit_bias: Annotated[dict[str, Real] | None, BeforeValidator(_first_wrong_alone)] = None
-    cocoa: CocoaOptions | None = None
+    logit_bias: dict[str, Any] | None = None
+    cocoa: CocoaOptions = Field(default_factory=CocoaOptions)
     refused: ClassVar[Refused] = REFUSED
     """Parameters that are not supported."""
     lengths: ClassVar[Mapping[str, tuple[str, str]]] = {
@@ -135,26 +114,37 @@ class DecodingRequest(BaseModel):
     """By the name of a list: the setting of the server that limits it, and what it has."""
     in_prompt: ClassVar[tuple[str, ...]] = ()
     """Parameters that the prompt may contain."""
-    _refused: dict[str, Any] = PrivateAttr(default_factory=dict)  # those of the request, with their values
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _note_refused(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        made = handler(given)
-        if isinstance(given, Mapping):
-            values = {name: _value(given, name) for name in cls.refused}
-            made._refused = {name: value for name, value in values.items() if value is not None}
-        return made
 
     @classmethod
-    def screen(cls, given: Mapping[str, Any], limits: ServerSettings) -> None:
-        """Refuse lists above a limit, JSON that is nested too deeply, and lone surrogates, which no tokenizer can read.
-
-        Nothing is made of a value before, so that the work for a request that is refused is bounded.
+    def read(cls, given: Mapping[str, Any], limits: ServerSettings) -> Self:
+        """The checked request. Nothing is made of a value that is refused, so that the work is bounded.
 
         Args:
             given: the JSON of the request.
             limits: the limits.
+
+        Raises:
+            ApiError: a parameter is wrong, not supported, contradicts another one, or is above a limit. It names it.
+        """
+        given = {name: value for name, value in given.items() if value is not None}
+        cls.screen(given, limits)
+        try:
+            request = cls.model_validate(given)
+        except ValidationError as error:
+            raise validation_error(error) from None
+        for name, (neutral, instead) in cls.refused.items():
+            if (value := _value(given, name)) is not None and value not in neutral:
+                raise bad_request(f"{name}={short_repr(value)} is not supported; {instead}", name)
+        request.check(limits)
+        size = 0
+        for name in cls.in_prompt:
+            size += request.size_of(name)
+            at_most(size, limits.max_prompt_chars, name, "characters of the prompt")
+        return request
+
+    @classmethod
+    def screen(cls, given: Mapping[str, Any], limits: ServerSettings) -> None:
+        """Refuse lists above a limit, JSON that is nested too deeply, and lone surrogates, which no tokenizer can read.
 
         Raises:
             ApiError: there is one. It names the parameter.
@@ -166,32 +156,22 @@ class DecodingRequest(BaseModel):
         for name in given.keys() & cls.model_fields.keys():
             level = [given[name]]
             for _ in range(limits.max_json_depth):
-                level = [inner for outer in level for inner in _members(outer, name)]
+                level = [inner for outer in level for inner in _members(outer)]
                 if not level:
                     break
             else:
                 message = f"{name} is nested too deeply; the server's limit is {limits.max_json_depth}"
                 raise bad_request(message, name)
-
-    @property
-    def options(self) -> CocoaOptions:
-        """The object ``cocoa``."""
-        return CocoaOptions() if self.cocoa is None else self.cocoa
-
-    @property
-    def answers(self) -> int:
-        """The number of answers."""
-        return 1 if self.n is None else self.n
+            try:
+                json.dumps(given[name], ensure_ascii=False).encode()
+            except UnicodeEncodeError:
+                message = f"{name} has a lone surrogate (half of a character), which is not valid Unicode; remove it"
+                raise bad_request(message, name) from None
 
     @property
     def places(self) -> tuple[int, str]:
         """The number of answers that the engine queues for the request, and the parameter that asks for them."""
-        return self.answers, "n"
-
-    @property
-    def streams(self) -> bool:
-        """Whether the answer is a stream."""
-        return bool(self.stream)
+        return self.n, "n"
 
     @property
     def include_usage(self) -> bool:
@@ -199,25 +179,10 @@ class DecodingRequest(BaseModel):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def check(self, limits: ServerSettings) -> None:
-        """Refuse what is not supported, contradicts itself, or is above a limit.
-
-        Args:
-            limits: the limits.
-
-        Raises:
-            ApiError: there is such a parameter. It names it.
-        """
-        for name, value in self._refused.items():
-            neutral, instead = self.refused[name]
-            if value not in neutral:
-                raise bad_request(f"{name}={short_repr(value)} is not supported; {instead}", name)
-        if self.stream_options is not None and not self.streams:
+        """Refuse what contradicts itself or is above a limit; see :meth:`read`."""
+        if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options is given without stream; leave it out, or set stream", "stream_options")
-        at_most(self.answers, limits.max_n, "n")
-        size = 0
-        for name in self.in_prompt:
-            size += self.size_of(name)
-            at_most(size, limits.max_prompt_chars, name, "characters of the prompt")
+        at_most(self.n, limits.max_n, "n")
 
     def size_of(self, name: str) -> int:
         """The number of characters that a parameter adds to the prompt."""
@@ -261,44 +226,50 @@ class DecodingRequest(BaseModel):
         """
         if not self.logit_bias:
             return []
-        size = engine.session.model.config.vocab_size
+        size, biases = engine.session.model.config.vocab_size, {}
         for token, bias in self.logit_bias.items():
-            if not (token.isdecimal() and len(token) < 10 and int(token) < size and -100 <= bias <= 100):
-                raise bad_request(
-                    f"logit_bias takes token ids below {size} with numbers in [-100, 100], not "
-                    f"{short_repr(token)}: {bias:g}",
-                    "logit_bias",
-                )
-        sequences = {(int(token),): float(bias) for token, bias in self.logit_bias.items()}
-        return [SequenceBiasLogitsProcessor(sequences)]
+            is_bias = isinstance(bias, (int, float)) and not isinstance(bias, bool) and -100 <= bias <= 100
+            if not (is_bias and token.isdecimal() and len(token) < 10 and int(token) < size):
+                message = f"logit_bias takes token ids below {size} with numbers in [-100, 100]"
+                raise bad_request(f"{message}, not {short_repr(token)}: {short_repr(bias)}", "logit_bias")
+            biases[int(token),] = float(bias)
+        return [SequenceBiasLogitsProcessor(biases)]
 
     def _settings(self) -> dict[str, tuple[str, Any]]:
         """By the name of a setting, the parameter that gives it, and its value."""
-        found = {name: (f"cocoa.{name}", value) for name, value in self.options.given().items()}
-        for name, (param, value) in found.items():
+        settings = {name: (f"cocoa.{name}", value) for name, value in self.cocoa.given().items()}
+        for name, (param, value) in settings.items():
             if name in _NUMBERS and isinstance(value, (bool, str)):
                 raise bad_request(f"{param}: the value must be a number (got {short_repr(value)})", param)
         for param, setting in SAME_SETTING.items():
             value = getattr(self, param, None)
-            if value is None:
+            if value is None or (param == "top_k" and value <= 0):
                 continue
             if param == "seed":
                 value %= 2**63  # OpenAI's may be negative
-            if param == "top_k" and value <= 0:
-                continue
-            if setting in found and found[setting][1] != value:
+            other, before = settings.setdefault(setting, (param, value))
+            if before != value:
                 raise bad_request(
-                    f"{param} and {found[setting][0]} are the same setting, but differ: {short_repr(value)} and "
-                    f"{short_repr(found[setting][1])}; give one of them",
+                    f"{param} and {other} are the same setting, but differ: {short_repr(value)} and "
+                    f"{short_repr(before)}; give one of them",
                     param,
                 )
-            found[setting] = (param, value)
-        return found
+            settings[setting] = (param, value)
+        return settings
 
 
 def config_of_answer(config: CocoaConfig, number: int) -> CocoaConfig:
     """The settings of one of several answers to a request, which have different seeds."""
     return config if config.seed is None or number == 0 else config.replace(seed=(config.seed + number) % 2**63)
+
+
+def written_size(value: Any) -> int:
+    """The characters of a value in a prompt: of texts their own, of other JSON those with which it is written."""
+    if value is None or isinstance(value, str):
+        return len(value or "")
+    if isinstance(value, list) and all(isinstance(text, str) for text in value):  # each is a prompt of its own
+        return sum(map(len, value))
+    return len(json.dumps(value, ensure_ascii=False))
 
 
 def _value(given: Mapping[str, Any], name: str) -> Any:
@@ -308,48 +279,14 @@ def _value(given: Mapping[str, Any], name: str) -> Any:
     return value if not inner else value.get(inner) if isinstance(value, Mapping) else None
 
 
-def written_size(value: Any) -> int:
-    """The characters of a value in a prompt: of a text its own, of other JSON those with which it is written."""
-    if value is None or isinstance(value, str):
-        return len(value or "")
-    if isinstance(value, list) and all(isinstance(one, str) for one in value):  # texts, each of a prompt of its own
-        return sum(map(len, value))
-    size, left = 0, [value]
-    while left:
-        one = left.pop()
-        if isinstance(one, Mapping):
-            size += 6 * len(one)  # two quotes, a colon, a comma and two spaces
-            left.extend([*one, *one.values()])
-        elif isinstance(one, list):
-            size += 2 * len(one)
-            left.extend(one)
-        else:
-            size += len(json.dumps(one, ensure_ascii=False)) - 2 if isinstance(one, str) else len(str(one))
-    return size
-
-
-def _members(value: Any, param: str) -> Sequence[Any]:
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            message = f"{param} has a lone surrogate (half of a character), which is not valid Unicode; remove it"
-            raise bad_request(message, param) from None
-        return ()
-    if isinstance(value, dict):
-        return [*value, *value.values()]
-    return value if isinstance(value, list) else ()
+def _members(value: Any) -> Any:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _in_words_of_the_request(message: str, given: Mapping[str, tuple[str, Any]]) -> tuple[str, str | None]:
     """The message of an error about settings with the parameters that gave them, and the first of these."""
-    params: list[str] = []
-
-    def param(setting: re.Match[str]) -> str:
-        params.append(given[setting[2]][0] if setting[2] in given else setting[2])
-        return f"{setting[1]}{params[-1]}: "
-
-    renamed = re.sub(r"(^|; )(\w+): ", param, message)
-    first = re.match(r"\w+", message)
-    named = next(iter(params), given[first[0]][0] if first and first[0] in given else None)
-    return renamed, named
+    params = {name: param for name, (param, _) in given.items()}
+    renamed = re.sub(r"(^|; )(\w+): ", lambda found: f"{found[1]}{params.get(found[2], found[2])}: ", message)
+    first = re.match(r"\w*", message)
+    name = first[0] if first else ""
+    return renamed, params.get(name, name if name in CocoaConfig.model_fields else None)

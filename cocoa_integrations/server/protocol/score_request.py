@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -18,7 +18,7 @@ from cocoa_integrations.chat_service.local import PreparedCall
 from cocoa_integrations.server.errors import bad_request, naming
 from cocoa_integrations.server.protocol.answers import max_risk_of, score_one, wire_report
 from cocoa_integrations.server.protocol.chat_request import Message, entries_of, size_of_messages, template_variables
-from cocoa_integrations.server.protocol.decoding import DecodingRequest, Flag, Several, Whole
+from cocoa_integrations.server.protocol.decoding import CocoaOptions, DecodingRequest, Flag, Several, Whole
 from cocoa_integrations.server.settings import REFUSED, SAME_SETTING, Refused, ServerSettings, each
 
 _NOT_DECODED = "nothing is decoded; leave it out"
@@ -36,7 +36,12 @@ REFUSED_IN_SCORE: Refused = {
     **each("parallel_tool_calls reasoning_effort", _NOT_DECODED, True),
 }
 
-_OF_DECODING = frozenset(("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop", "max_risk"))
+_WITHOUT_EFFECT = {
+    **dict.fromkeys(("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop", "max_risk"), _NOT_DECODED),
+    **dict.fromkeys(("report", "top_logprobs"), "the entries of the texts have all of the risk"),
+    "source": "give source",
+}
+"""Of the object ``cocoa``, and what to do instead."""
 
 
 class ScoreRequest(DecodingRequest):
@@ -65,37 +70,20 @@ class ScoreRequest(DecodingRequest):
     @property
     def given(self) -> list[str]:
         """The texts."""
-        return [self.text] if self.texts is None and self.text is not None else self.texts or []
-
-    @property
-    def passages(self) -> list[str] | None:
-        """The passages, if the request names any."""
-        return [self.source] if isinstance(self.source, str) else self.source
+        return [self.text] if self.text is not None else self.texts or []
 
     def check(self, limits: ServerSettings) -> None:
-        """Refuse what is not supported, contradicts itself, or is above a limit.
-
-        Raises:
-            ApiError: there is such a parameter. It names it.
-        """
+        """Refuse what contradicts itself or is above a limit; see :meth:`DecodingRequest.read`."""
         super().check(limits)
         for one, other in (("prompt", "messages"), ("text", "texts")):
             if (getattr(self, one) is None) == (getattr(self, other) is None):
                 raise bad_request(f"give either {one} or {other}", one)
         if self.chat_template_kwargs and self.messages is None:
             raise bad_request("chat_template_kwargs has no effect on a prompt; give messages", "chat_template_kwargs")
-        for name in ("report", "source", "top_logprobs"):
-            if name in self.options.model_fields_set and getattr(self.options, name) not in (
-                "both",
-                "message",
-                None,
-                0,
-            ):
-                instead = "give source" if name == "source" else "the entries of the texts have all of the risk"
-                raise bad_request(f"cocoa.{name} has no effect here; {instead}", f"cocoa.{name}")
-        for name, value in self.options.given().items():
-            if name in _OF_DECODING and value != CocoaConfig.model_fields[name].default:
-                raise bad_request(f"cocoa.{name} has no effect here; {_NOT_DECODED}", f"cocoa.{name}")
+        for name in _WITHOUT_EFFECT.keys() & self.cocoa.model_fields_set:
+            value = getattr(self.cocoa, name)
+            if value is not None and value not in (CocoaOptions.model_fields[name].default, "message"):
+                raise bad_request(f"cocoa.{name} has no effect here; {_WITHOUT_EFFECT[name]}", f"cocoa.{name}")
         if not self.given:
             raise bad_request("there is no text to score; give at least one", "texts")
 
@@ -104,20 +92,6 @@ class ScoreRequest(DecodingRequest):
         if name == "messages" and self.messages is not None:
             return size_of_messages(self.messages)
         return len(self.prompt or ()) if name == "prompt" else super().size_of(name)
-
-    def prompt_ids(self, engine: CocoaEngine) -> list[int]:
-        """The token ids of the prompt.
-
-        Raises:
-            ApiError: the messages are not valid.
-            ChatTemplateError: the model has no chat template, or it refuses the messages.
-        """
-        if isinstance(self.prompt, str):
-            return engine.encode(self.prompt)
-        if self.prompt is not None:
-            return self.prompt
-        options = ChatTemplateOptions(chat_template_kwargs=template_variables(self.chat_template_kwargs, engine))
-        return PreparedCall(engine, ChatCall(messages=entries_of(self.messages or ()), template=options)).token_ids
 
 
 class ScoreJob:
@@ -143,13 +117,18 @@ class ScoreJob:
         self._generations: list[Generation] = []
         size = 1 if body.divide else engine.runtime.max_batch_size
         self.batches = [range(at, min(at + size, len(self._texts))) for at in range(0, len(self._texts), size)]
-        with self._naming_parameters():
-            ids = body.prompt_ids(engine)
         # a text prompt stays a text: it is divided into tokens together with the text after it
-        self._prompt: Any = body.prompt if isinstance(body.prompt, str) else ids
+        self._prompt: Any = body.prompt
+        if body.messages is not None:
+            with self._naming_parameters():
+                template = ChatTemplateOptions(
+                    chat_template_kwargs=template_variables(body.chat_template_kwargs, engine)
+                )
+                call = ChatCall(messages=entries_of(body.messages), template=template)
+                self._prompt = PreparedCall(engine, call).token_ids
         self._options: dict[str, Any] = {
             "config": config,
-            "source": body.passages,
+            "source": [body.source] if isinstance(body.source, str) else body.source,
             "divide": body.divide,
             "cancellation": cancellation,
         }
@@ -170,7 +149,7 @@ class ScoreJob:
 
     def answer(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """The entries of all texts, and the usage."""
-        rivals = self._body.options.candidates
+        rivals = self._body.cocoa.candidates
         entries = [
             {
                 "object": "cocoa.score",
@@ -180,7 +159,15 @@ class ScoreJob:
             }
             for number, (text, generation) in enumerate(zip(self._texts, self._generations, strict=True))
         ]
-        return entries, _usage(self._generations)
+        usages = [generation.usage for generation in self._generations]
+        tokens = usages[0].prompt_tokens + sum(usage.completion_tokens for usage in usages)
+        risk = max_risk_of(self._generations)
+        return entries, {
+            "prompt_tokens": tokens,
+            "completion_tokens": 0,
+            "total_tokens": tokens,
+            "completion_tokens_details": {} if risk is None else {"cocoa_max_risk": risk},
+        }
 
     @contextmanager
     def _naming_parameters(self, first: int = 0) -> Iterator[None]:
@@ -192,18 +179,5 @@ class ScoreJob:
             message = re.sub(r"(?<=at index )\d+", lambda found: str(int(found[0]) + first), str(error))
             raise naming(PromptError(message), "text" if "text to score" in message else of_prompt) from None
         except ConfigError as error:
-            named = next((name for name in ("source", "divide") if re.search(rf"\b{name}\b", str(error))), None)
-            raise naming(error, named) from None
-
-
-def _usage(generations: Sequence[Generation]) -> dict[str, Any]:
-    prompt = generations[0].usage.prompt_tokens
-    given = sum(one.usage.completion_tokens for one in generations)
-    risk = max_risk_of(generations)
-    details = {} if risk is None else {"cocoa_max_risk": risk}
-    return {
-        "prompt_tokens": prompt + given,
-        "completion_tokens": 0,
-        "total_tokens": prompt + given,
-        "completion_tokens_details": details,
-    }
+            named = re.search(r"\b(source|divide)\b", str(error))
+            raise naming(error, named and named[0]) from None

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import fastapi
+import torch
+import transformers
+import uvicorn
 from fastapi import APIRouter, Request, Response
+from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from cocoa_engine import CocoaEngine, RiskCalibrator, __version__
+from cocoa_engine import CocoaEngine, __version__
 from cocoa_integrations._shared.workers import in_worker
 from cocoa_integrations.server.errors import ApiError
 from cocoa_integrations.server.lifecycle import ServerState, state_of
@@ -17,8 +21,6 @@ from cocoa_integrations.server.protocol.decoding import OPERATORS
 
 router = APIRouter()
 own = APIRouter()
-
-PACKAGES = ("torch", "transformers", "fastapi", "uvicorn")
 
 
 @own.get("/version")
@@ -31,58 +33,45 @@ async def server_version() -> dict[str, str]:
 async def info(request: Request) -> dict[str, Any]:
     """The model, the settings of requests that give none, where their risk comes from, the limits and the versions."""
     state = state_of(request)
-    of_engine = await in_worker(state.engine, _of_engine, state.engine)
-    limits = {name: value for name, value in state.settings if name.startswith("max_")}
     runtime = state.engine.runtime
     return {
         "object": "cocoa.info",
         "served_names": list(names_of(state)),
-        **of_engine,
+        **await in_worker(state.engine, _of_engine, state.engine),
         "limits": {
-            **limits,
+            **{name: value for name, value in state.settings if name.startswith("max_")},
             "context_window": state.engine.context_window,
             "max_batch_size": runtime.max_batch_size,
             "max_queue": runtime.max_queue,
         },
-        "versions": {"cocoa": __version__, "python": platform.python_version(), **_versions()},
+        "versions": {
+            "cocoa": __version__,
+            "python": platform.python_version(),
+            **{module.__name__: module.__version__ for module in (torch, transformers, fastapi, uvicorn)},
+        },
     }
 
 
 def _of_engine(engine: CocoaEngine) -> dict[str, Any]:
-    """The engine's model, settings and source of risk. The first call tries the backends and forward passes."""
-    calibrator = engine.calibrator_for(engine.config)
+    """The engine's model, settings and source of risk, if the request names no passages.
+
+    The first call tries the backends and forward passes.
+    """
+    calibrator, risk_source = engine.calibrator_for(engine.config), engine.config.risk
+    if risk_source == "auto":
+        risk_source = "token_probability" if calibrator is None or calibrator.span is None else "calibrator"
     return {
         "model": engine.info().model_dump(mode="json"),
         "settings": engine.config.model_dump(mode="json", exclude=set(OPERATORS)),
-        "risk_source": _risk_source(engine, calibrator),
-        "calibrator": None if calibrator is None else _calibrator(calibrator),
+        "risk_source": risk_source,
+        "calibrator": calibrator
+        and {
+            "model_name": calibrator.model_name,
+            "spans": calibrator.span is not None,
+            "answers": calibrator.answer is not None,
+            "settings": calibrator.settings.model_dump(mode="json"),
+        },
     }
-
-
-def _risk_source(engine: CocoaEngine, calibrator: RiskCalibrator | None) -> str:
-    """Where the risk of a span comes from, if the request names no passages."""
-    if engine.config.risk != "auto":
-        return engine.config.risk
-    return "token_probability" if calibrator is None or calibrator.span is None else "calibrator"
-
-
-def _calibrator(calibrator: RiskCalibrator) -> dict[str, Any]:
-    return {
-        "model_name": calibrator.model_name,
-        "spans": calibrator.span is not None,
-        "answers": calibrator.answer is not None,
-        "settings": calibrator.settings.model_dump(mode="json"),
-    }
-
-
-def _versions() -> dict[str, str]:
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:  # a build of its own name
-            continue
-    return versions
 
 
 READY = ("/health", "/ready", "/health/ready")
@@ -137,16 +126,12 @@ def served_name(name: str | None, state: ServerState, *, strict: bool = False) -
         ApiError: the name is refused.
     """
     names = names_of(state)
-    if name is not None and name in names:
-        return name
+    if name in names:
+        return str(name)
     if name is None or not (strict or state.settings.served_names):
         return names[0]
-    raise ApiError(
-        404,
-        f"the model {name[:100]!r} is not served; served are {', '.join(names)}",
-        param="model",
-        code="model_not_found",
-    )
+    message = f"the model {name[:100]!r} is not served; served are {', '.join(names)}"
+    raise ApiError(404, message, param="model", code="model_not_found")
 
 
 def _entry(name: str, state: ServerState) -> dict[str, Any]:
@@ -165,7 +150,10 @@ METRICS = "/metrics"
 @own.get(METRICS)
 async def metrics(request: Request) -> Response:
     """The metrics of the server, in the format that the header Accept asks for."""
-    state = state_of(request)
-    state.metrics.update()
+    return exposition(request, state_of(request).metrics.registry)
+
+
+def exposition(request: Request, registry: CollectorRegistry) -> Response:
+    """The response with some metrics."""
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    return Response(encode(state.metrics.registry), headers={"content-type": content_type})
+    return Response(encode(registry), headers={"content-type": content_type})

@@ -21,11 +21,12 @@ from transformers import PreTrainedModel
 from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
 from cocoa_engine.decoding.request import FREE_LEAVES
 from cocoa_engine.execution.backends import KINDS, Path, ReadBack, choose
-from cocoa_engine.execution.backends.copied_cache import CopiedTree
 from cocoa_engine.execution.backends.shared_cache import SPARE_SLOTS, SharedCache, SharedTree
+from cocoa_engine.execution.backends.unshared import UnsharedTree
+from cocoa_engine.execution.forward import trial
 from cocoa_engine.execution.forward.kv_store import KeyValues
 from cocoa_engine.execution.forward.linears import LinearBackend
-from cocoa_engine.execution.native import operators, trial
+from cocoa_engine.execution.native import operators
 from cocoa_engine.model.configs import Windows
 from cocoa_engine.model.hidden_states import CaptureSpec, FinalLayer
 from cocoa_engine.model.language_model import LanguageModel
@@ -235,7 +236,7 @@ def test_every_branch_can_be_dropped(architecture: str, kind: str) -> None:
                 torch.testing.assert_close(row, plain(model, [*committed, *path]), atol=1e-4, rtol=1e-4)
             tree.drop_branches()
             assert tree.committed == len(committed)
-            if isinstance(tree, CopiedTree):
+            if isinstance(tree, UnsharedTree):
                 assert list(tree.caches) == [()]
             if isinstance(tree, SharedTree):
                 assert tree.used == tree.committed

@@ -14,7 +14,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import PromptError
 from cocoa_engine.execution.backends import KINDS
-from cocoa_engine.execution.native import trial
+from cocoa_engine.execution.forward import trial
 from cocoa_engine.model import gguf_model
 from cocoa_engine.model.configs import context_window_of
 from cocoa_engine.model.gguf_reader import GgufFile

@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cocoa_engine import CocoaEngine, Runtime
-from cocoa_engine.execution.forward import attention
+from cocoa_engine.execution.forward import attention, trial
 from cocoa_engine.execution.forward.attention import attend
 from cocoa_engine.execution.forward.base import Segment
 from cocoa_engine.execution.forward.kv_store import KeyValues
-from cocoa_engine.execution.native import trial
 from tests.helpers.alike import assert_alike
 from tests.helpers.tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
 

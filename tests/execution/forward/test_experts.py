@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from cocoa_engine import CocoaEngine, Runtime
-from cocoa_engine.execution.forward import linears
+from cocoa_engine.execution.forward import linears, trial
 from cocoa_engine.execution.forward.lean import Lean, Mixture, Mlp, lean_obstacle
 from cocoa_engine.execution.forward.linears import FastLinear, LinearBackend, can_pack, choose_linear_backend
 from cocoa_engine.execution.forward.static import StaticLean
-from cocoa_engine.execution.native import trial
 from cocoa_engine.model.language_model import LanguageModel
 from tests.helpers.backends import PROMPTS, same
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer

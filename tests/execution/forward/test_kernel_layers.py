@@ -10,10 +10,10 @@ import torch
 
 from cocoa_engine.execution.backends import KINDS, FeedRequest
 from cocoa_engine.execution.backends.shared_cache import SharedCache
+from cocoa_engine.execution.forward.kernel_layers import MAX_ROWS, KernelLayers
 from cocoa_engine.execution.forward.kv_store import KeyValues
 from cocoa_engine.execution.forward.lean import Lean
 from cocoa_engine.execution.forward.linears import LinearBackend
-from cocoa_engine.execution.native.layers import MAX_ROWS, KeyValuePointers, Layers
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 from tests.helpers.in_threads import threads
@@ -69,8 +69,8 @@ def outputs(backend: SharedCache, capture: CaptureSpec) -> list[torch.Tensor]:
 
 
 def assert_as_written_out(backend: SharedCache, capture: CaptureSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, run = [], Layers.__call__
-    monkeypatch.setattr(Layers, "__call__", lambda *args: (calls.append(args), run(*args))[1])
+    calls, run = [], KernelLayers.__call__
+    monkeypatch.setattr(KernelLayers, "__call__", lambda *args: (calls.append(args), run(*args))[1])
     found = outputs(backend, capture)
     assert len(calls) == 3
     lean(backend).kernels = None
@@ -151,7 +151,7 @@ def test_slots_are_moved_as_torch_moves_them() -> None:
         for layer in range(3):
             store.write(layer, 0, *torch.randn(2, 2, 10, 5, generator=generator))
         if known:
-            store.pointers = KeyValuePointers([*store.keys], [*store.values])
+            assert store.is_addressable()
         store.compact([4, 5, 7, 9], 4)
         store.compact([8, 9], 2)
         stores.append(store)

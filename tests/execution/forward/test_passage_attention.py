@@ -185,11 +185,10 @@ def test_segments_without_passages_get_zeros() -> None:
     probe, bare = SourceProbe([(0, 1)], range(1, 5), [range(1, 3)]), SourceProbe([(0, 1)], range(1, 5))
     for each, width in ((probe, 2), (bare, 3)):
         each.add(0, torch.randn(4, width, 8), torch.randn(2, 10, 8), None, scale=0.3)
-    _, found = of_segments([(bare, 3), (None, 1), (probe, 2)])
-    own = probe.of_passages()
+    found, own = of_segments([(bare, 3), (None, 1), (probe, 2)]), probe.means()
     assert found is not None
     assert own is not None
-    assert found.shape == (6, 1)
-    assert found[:4].abs().max() == 0
+    assert found.shape == (6, 2)
+    assert found[:4, 1].abs().max() == found[3].abs().max() == 0 < found[:3, 0].min()
     assert torch.equal(found[4:], own)
-    assert of_segments([(bare, 3)])[1] is None
+    assert of_segments([(None, 3)]) is None

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation
 from cocoa_engine.execution.forward.observed_attention import Observer
-from cocoa_engine.execution.forward.source_attention import SourceProbe, source_mass
+from cocoa_engine.execution.forward.source_attention import SourceProbe
 from cocoa_engine.methods.retrieval_heads import SOURCE_HEADS, known_heads, source_heads
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.scoring.text_profile import Profiler
@@ -129,22 +129,6 @@ def test_the_prefix_cache_changes_nothing(tmp_path: Path) -> None:
     assert source_attention(second) == near(source_attention(first))
 
 
-def test_soft_caps_and_masks() -> None:
-    torch.manual_seed(0)
-    query, keys = torch.randn(4, 3, 8), torch.randn(2, 10, 8)
-    mask = torch.zeros(3, 10)
-    mask[0, 7:] = torch.finfo(torch.float32).min
-    found = source_mass(query, keys, [0, 3], mask, slice(1, 5), scale=0.4, softcap=2.0)
-    rows = []
-    for head in (0, 3):
-        scores = 2.0 * torch.tanh(query[head] @ keys[head // 2].T * 0.4 / 2.0) + mask
-        rows.append(scores.softmax(-1)[:, 1:5].sum(-1))
-    assert torch.allclose(found, rows[0] + rows[1], atol=1e-6)
-    inside = torch.zeros(10, dtype=torch.bool)
-    inside[1:5] = True
-    assert torch.allclose(source_mass(query, keys, [0, 3], mask, inside, scale=0.4, softcap=2.0), found, atol=1e-6)
-
-
 def test_the_best_heads_of_the_embedded_model() -> None:
     embedded = known_heads(None, 30, 9)
     assert embedded is not None
@@ -193,9 +177,9 @@ def test_layers_of_a_model_may_lie_on_several_devices() -> None:
     torch.manual_seed(0)
     for layer, dtype in enumerate((torch.float32, torch.bfloat16)):
         observer.see(layer, torch.randn(4, 6, 8, dtype=dtype), torch.randn(2, 6, 8, dtype=dtype), None, scale=0.5)
-    found = probe.mean()
+    found = probe.means()
     assert found is not None
-    assert found.shape == (2,)
+    assert found.shape == (2, 1)
     assert found.isfinite().all()
 
 
@@ -215,12 +199,9 @@ def test_masks_sinks_and_dropped_keys() -> None:
             scores = query[head] @ keys[head // 2].T * 0.4 + added[head]
             weights = torch.cat([scores, sinks[head].expand(2, 1)], dim=-1).softmax(-1)
             masses.append(torch.stack([weights[:, :3].sum(-1), torch.zeros(2), weights[:, 1:3].sum(-1)]))
-        source, *passages = torch.stack(masses).mean(dim=0)
-        found, by_passage = probe.mean(), probe.of_passages()
+        found = probe.means()
         assert found is not None
-        assert by_passage is not None
-        torch.testing.assert_close(found, source)
-        torch.testing.assert_close(by_passage, torch.stack(passages, dim=1))
+        torch.testing.assert_close(found, torch.stack(masses).mean(dim=0).T)
 
 
 def test_a_prompt_of_one_token_has_no_source(tmp_path: Path) -> None:

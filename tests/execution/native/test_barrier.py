@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from cocoa_engine.execution.native import build, trial
+from cocoa_engine.execution.forward import trial
+from cocoa_engine.execution.native import build
 from tests.helpers.in_threads import join, start
 from tests.helpers.libraries import forget, needs_kernels
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from cocoa_engine.execution.native import operators, trial
-from cocoa_engine.execution.native.trial import sample_blocks
+from cocoa_engine.execution.forward import trial
+from cocoa_engine.execution.forward.trial import sample_blocks
+from cocoa_engine.execution.native import operators
 from cocoa_engine.model.blocks import BLOCK_KINDS, BlockTensor
 from tests.helpers.in_threads import threads
 from tests.helpers.libraries import needs_kernels

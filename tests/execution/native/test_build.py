@@ -19,8 +19,8 @@ import torch
 
 from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.cache_directory import CACHE_VARIABLE
-from cocoa_engine.execution.forward import linears
-from cocoa_engine.execution.native import build, trial
+from cocoa_engine.execution.forward import linears, trial
+from cocoa_engine.execution.native import build
 from tests.helpers.libraries import QUICK_FLAGS, forget, keeping_compiler, needs_kernels
 from tests.helpers.processes import LIMIT, python
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
@@ -50,7 +50,8 @@ def anew(compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 BUILDS_TWICE = f"""
 import os
-from cocoa_engine.execution.native import build, trial
+from cocoa_engine.execution.forward import trial
+from cocoa_engine.execution.native import build
 build.FLAGS = {QUICK_FLAGS}
 child = os.fork()  # both have imported torch already
 os.write(1, str(trial.obstacle()).encode() + b"\\n")  # in one piece, unlike print

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple, cast
 import pytest
 import torch
 
-from cocoa_engine.execution.native import build, operators, trial
+from cocoa_engine.execution.forward import trial
+from cocoa_engine.execution.native import build, operators
 from cocoa_engine.model.blocks import BLOCK_KINDS
 from tests.helpers.emulated_kernels import DRIVER, EmulatedKernels
 from tests.helpers.libraries import forget, needs_kernels

@@ -10,11 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.messages.ai import UsageMetadata
-from langchain_core.outputs import ChatGeneration, ChatResult
-from pydantic import Field
 from typer.testing import CliRunner
 
 from cocoa_engine import CocoaConfig
@@ -24,7 +19,7 @@ from cocoa_engine.errors import ConfigError
 from cocoa_integrations.evaluation.harness import new_run, write_rows
 from cocoa_integrations.evaluation.judge import factscore, factscore_report, factscore_run
 from cocoa_integrations.evaluation.prompts import facts_of
-from cocoa_integrations.evaluation.table import markdown
+from tests.helpers.judges import RuleJudge
 
 DOCUMENTS = {"1": "Ann baked a cake on Monday.", "2": "Bob sold his car."}
 SUMMARIES = {
@@ -33,7 +28,7 @@ SUMMARIES = {
     ("cocoa-sig fMLDS (α=2.5)", "1"): "Ann baked.",
     ("cocoa-sig fMLDS (α=2.5)", "2"): "",
 }
-ANSWERS: dict[str, str | int] = {
+ANSWERS = {
     "Summary:\nAnn baked two cakes.": 'Here: ["Ann baked.", "There were two cakes.", "Ann baked."]',
     "Summary:\nBob sold a car.": '```json\n["Bob sold a car."]\n```',
     "Summary:\nAnn baked.": '["Ann baked."]',
@@ -43,32 +38,21 @@ ANSWERS: dict[str, str | int] = {
 }
 
 
-class Recorded(BaseChatModel):
-    """A judge that replays the last recorded answer whose key is in the prompt, and counts words as tokens."""
-
-    model: str = "recorded"
-    temperature: float | None = 0.0
-    answers: dict[str, str | int] = Field(default_factory=lambda: dict(ANSWERS))
-    prompts: list[str] = Field(default_factory=list)
-
-    @property
-    def _llm_type(self) -> str:
-        return "recorded"
-
-    def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **options: Any) -> Any:
-        prompt = str(messages[0].content)
-        self.prompts.append(prompt)
-        answer = next(answer for key, answer in reversed(self.answers.items()) if key in prompt)
-        if isinstance(answer, int):
-            raise ValueError(f"status {answer}")
-        read, written = len(prompt.split()), len(answer.split())
-        usage = UsageMetadata(input_tokens=read, output_tokens=written, total_tokens=read + written)
-        return ChatResult(generations=[ChatGeneration(message=AIMessage(content=answer, usage_metadata=usage))])
+@pytest.fixture
+def answers() -> dict[str, str]:
+    """The replies of the judge: the last whose key is in a prompt."""
+    return dict(ANSWERS)
 
 
 @pytest.fixture
-def recorded() -> Recorded:
-    return Recorded()
+def recorded(answers: dict[str, str]) -> RuleJudge:
+    def rule(prompt: str) -> str:
+        reply = next(reply for key, reply in reversed(answers.items()) if key in prompt)
+        if reply == "error":
+            raise ValueError("status 500")
+        return reply
+
+    return RuleJudge(rule=rule, temperature=0.0)
 
 
 @pytest.fixture
@@ -106,7 +90,7 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "factscore.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def test_the_share_of_facts_that_the_document_supports(folder: Path, recorded: Recorded) -> None:
+def test_the_share_of_facts_that_the_document_supports(folder: Path, recorded: RuleJudge) -> None:
     results = factscore_run(folder, recorded)
     greedy, cocoa = results["arms"]
     assert greedy["metrics"]["factscore"]["mean"] == pytest.approx((1 / 2 + 1) / 2)
@@ -114,8 +98,12 @@ def test_the_share_of_facts_that_the_document_supports(folder: Path, recorded: R
     assert (cocoa["metrics"]["factscore"]["mean"], cocoa["without_facts"], cocoa["unjudged"]) == (1.0, 1, 0)
     assert cocoa["metrics"]["factscore"]["difference"]["estimate"] == 0.5  # of the one summary that both have
     assert json.loads((folder / "factscore.json").read_text()) == results
+    read = sum(len(prompt.split()) for prompt in recorded.prompts)
+    written = sum(len(line["reply"].split()) for line in lines_of(folder))
+    assert results["cost"] == {"calls": 6, "without_verdict": 0, "input_tokens": read, "output_tokens": written}
     shown = (folder / "factscore.md").read_text()
-    assert shown == markdown(factscore_report(results))
+    assert shown == factscore_report(results)
+    assert f"Calls of the judge: 6, 0 of them without a verdict; {read} tokens read and {written} written." in shown
     assert "| Baseline (greedy) | - | 75.00 ± 25.00 | 1.50 ± 0.50 | 0 |" in shown
     assert "Summaries empty or without a fact, which are left out of the means: 1 across all arms." in shown
     # three summaries, and three facts: "Ann baked." is checked once for both methods
@@ -126,18 +114,7 @@ def test_the_share_of_facts_that_the_document_supports(folder: Path, recorded: R
     assert not any(document in prompt for prompt in prompts if prompt not in checks for document in DOCUMENTS.values())
 
 
-def test_the_cost_is_counted(folder: Path, recorded: Recorded) -> None:
-    results = factscore_run(folder, recorded)
-    read = sum(len(prompt.split()) for prompt in recorded.prompts)
-    written = sum(len(line["reply"].split()) for line in lines_of(folder))
-    assert results["cost"] == {"calls": 6, "without_verdict": 0, "input_tokens": read, "output_tokens": written}
-    assert (
-        f"Calls of the judge: 6, 0 of them without a verdict; {read} tokens read and {written} written."
-        in (folder / "factscore.md").read_text()
-    )
-
-
-def test_nothing_is_asked_twice(folder: Path, recorded: Recorded) -> None:
+def test_nothing_is_asked_twice(folder: Path, recorded: RuleJudge) -> None:
     first = factscore_run(folder, recorded)
     asked = len(recorded.prompts)
     assert factscore_run(folder, recorded) == first
@@ -150,9 +127,9 @@ def test_nothing_is_asked_twice(folder: Path, recorded: Recorded) -> None:
     assert len(recorded.prompts) == asked + 4
 
 
-def test_errors_are_kept_and_asked_again(folder: Path, recorded: Recorded) -> None:
-    recorded.answers["Statement: There were two cakes."] = 500
-    recorded.answers["Summary:\nBob sold a car."] = "I cannot do that."
+def test_errors_are_kept_and_asked_again(folder: Path, recorded: RuleJudge, answers: dict[str, str]) -> None:
+    answers["Statement: There were two cakes."] = "error"
+    answers["Summary:\nBob sold a car."] = "I cannot do that."
     results = factscore_run(folder, recorded, attempts=2)
     greedy = results["arms"][0]
     assert (greedy["unjudged"], greedy["metrics"]["factscore"]["mean"]) == (2, None)
@@ -162,13 +139,13 @@ def test_errors_are_kept_and_asked_again(folder: Path, recorded: Recorded) -> No
     assert sorted(line["error"] for line in errors) == kinds
     assert {line["reply"] for line in errors} == {None, "I cannot do that."}
     assert "Summaries without all verdicts, which are left out of the means: 2" in (folder / "factscore.md").read_text()
-    recorded.answers |= ANSWERS
+    answers |= ANSWERS
     mended = factscore_run(folder, recorded)
     assert mended["arms"][0]["metrics"]["factscore"]["mean"] == 0.75
     assert mended["cost"]["without_verdict"] == 4
 
 
-def test_the_length_penalty_is_that_of_the_papers_code(folder: Path, recorded: Recorded) -> None:
+def test_the_length_penalty_is_that_of_the_papers_code(folder: Path, recorded: RuleJudge) -> None:
     assert factscore([True, True, False]) == pytest.approx(2 / 3)
     assert factscore([True, True, False], gamma=10) == pytest.approx(2 / 3 * math.exp(1 - 10 / 3))
     assert factscore([True] * 10, gamma=10) == 1.0
@@ -195,19 +172,17 @@ def test_facts_in_a_reply(reply: str, facts: list[str] | None) -> None:
     assert facts_of(reply) == facts
 
 
-def test_refused(folder: Path, tmp_path: Path, recorded: Recorded) -> None:
+def test_refused(folder: Path, tmp_path: Path, recorded: RuleJudge) -> None:
     with pytest.raises(ConfigError, match="samsum and xsum, not for nq"):
         factscore_run(run_of("nq", tmp_path / "nq"), recorded)
     for gamma in (0, -1, math.nan, math.inf):
         with pytest.raises(ConfigError, match="gamma must be above 0"):
             factscore_run(folder, recorded, gamma=gamma)
-    with pytest.raises(ConfigError, match="temperature=0"):
-        factscore_run(folder, Recorded(temperature=0.5))
     assert not recorded.prompts
     assert not (folder / "factscore.jsonl").exists()
 
 
-def test_command(folder: Path, recorded: Recorded, entry_point: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command(folder: Path, recorded: RuleJudge, entry_point: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(entry_point))
     monkeypatch.setattr("langchain.chat_models.init_chat_model", lambda name, **_: recorded)
 

@@ -39,23 +39,11 @@ def test_bare_code(code: str, after: str) -> None:
     assert code_of(code + after) == code
 
 
-@given(codes, fences, st.sampled_from(WORDS), st.sampled_from(("", "\n[/PYTHON]")))
-def test_bare_code_that_a_fence_closes(code: str, fence: str, after: str, closed: str) -> None:
-    assert code_of(f"{code}\n{fence}\n{after}{closed}") == code
-
-
 @given(words, fences, tags, codes, st.sampled_from(("", "[PYTHON]\n", "[python]\n")), words)
 def test_fenced_code(before: str, fence: str, tag: str, code: str, opened: str, after: str) -> None:
     assert code_of(f"{before}\n{opened}{fence}{tag}\n{code}\n{fence}\n{after}") == code
-
-
-@given(words, fences, tags, codes)
-def test_fence_that_is_never_closed(before: str, fence: str, tag: str, code: str) -> None:
-    assert code_of(f"{before}\n{fence}{tag}\n{code}") == code
-
-
-@given(words, codes, words)
-def test_tags_in_the_answer(before: str, code: str, after: str) -> None:
+    assert code_of(f"{code}\n{fence}\n{after}") == code  # a fence that only closes
+    assert code_of(f"{before}\n{fence}{tag}\n{code}") == code  # and one that is never closed
     assert code_of(f"{before}\n[PYTHON]\n{code}\n[/PYTHON]\n{after}") == code
 
 
@@ -195,14 +183,17 @@ def test_bubblewrap_takes_network_files_and_processes_away(tmp_path: Path) -> No
     assert passes("import os", ["assert os.getuid() == os.getgid() == 65534"])
 
 
-def test_without_bubblewrap_code_needs_consent(nothing_confines: None, tmp_path: Path) -> None:
+def test_without_bubblewrap_code_needs_consent(
+    nothing_confines: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     note = tmp_path / "note"
     with pytest.raises(ConfigError, match="--confirm-run-unsafe-code"):
         passes(f"open({str(note)!r}, 'w')", [])
     assert not note.exists()
-    with pytest.raises(ConfigError, match="bubblewrap"):
-        require_confinement(False)
     require_confinement(True)
+    monkeypatch.setattr(generated_code.os, "name", "nt")
+    with pytest.raises(ConfigError, match="Linux or macOS"):
+        require_confinement(True)
 
 
 def test_a_bubblewrap_that_may_make_no_namespaces_does_not_count(nothing_confines: None, tmp_path: Path) -> None:
@@ -228,10 +219,3 @@ def test_bubblewrap_is_used_where_it_works_and_binds_nothing_to_write(nothing_co
     for line in lines:
         assert {"--unshare-all", "--clearenv", "--die-with-parent", "--new-session"} <= set(line.split())
         assert "--bind" not in line
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="a system of another kind is made up")
-def test_other_systems_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generated_code.os, "name", "nt")
-    with pytest.raises(ConfigError, match="Linux or macOS"):
-        require_confinement(True)

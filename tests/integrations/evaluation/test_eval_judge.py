@@ -16,10 +16,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
-from pydantic import Field
 from sklearn.metrics import cohen_kappa_score
 from typer.testing import Result
 
@@ -30,28 +26,10 @@ from cocoa_integrations.evaluation.agreement import agreement, in_words, read_la
 from cocoa_integrations.evaluation.judge import Judge, judge_run
 from cocoa_integrations.evaluation.prompts import QUESTIONS, yes_or_no
 from tests.helpers.eval_data import write_truthfulqa
+from tests.helpers.judges import RuleJudge
 
 ARMS = [Arm("greedy"), Arm("cocoa-sig", "f_mlds", 2.5)]
 CORRECT, WRONG = '{"verdict": "Correct"}', '```json\n{"verdict": "Wrong"}\n```'
-
-
-class RuleJudge(BaseChatModel):
-    """A chat model that answers every prompt by a rule."""
-
-    rule: Callable[[str], str]
-    prompts: list[str] = Field(default_factory=list)
-    options: list[dict[str, Any]] = Field(default_factory=list)
-    temperature: float | None = None
-
-    @property
-    def _llm_type(self) -> str:
-        return "rule"
-
-    def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **options: Any) -> Any:
-        prompt = str(messages[0].content)
-        self.prompts.append(prompt)
-        self.options.append(options)
-        return ChatResult(generations=[ChatGeneration(message=AIMessage(content=self.rule(prompt)))])
 
 
 def _of(prompt: str) -> str:
@@ -139,59 +117,58 @@ def test_rubbish_is_kept_retried_and_never_true(folder: Path, rubbish: str) -> N
 
 
 def test_faults_and_time_outs_are_retried(folder: Path) -> None:
-    faults = iter([RuntimeError("overloaded"), "sleep"])
-
-    def rule(prompt: str) -> str:
-        fault = next(faults, None)
-        if fault == "sleep":
-            time.sleep(3)
-        elif fault is not None:
-            raise fault
-        return _long_is_true(prompt)
-
-    results = judge_run(folder, RuleJudge(rule=rule), timeout=1.0, concurrency=1)
-    assert all(arm["unjudged"] == 0 for arm in results["arms"])
-    errors = [line["error"] for line in rows_of(folder, "judgements.jsonl") if line["error"]]
-    assert errors == ["RuntimeError: overloaded", "no reply within 1 s"]
-
-
-def test_a_reply_that_cannot_be_written_is_a_fault(folder: Path) -> None:
-    faults = iter(["\ud83d", RuntimeError("\ud83d"), '{"verdict": ' * 5_000, '{"verdict": ' + "1" * 5000])
+    faults = iter(
+        [
+            RuntimeError("overloaded"),
+            "sleep",
+            "\ud83d",  # a reply that cannot be written
+            RuntimeError("\ud83d"),
+            '{"verdict": ' * 5_000,
+            '{"verdict": ' + "1" * 5000,
+        ]
+    )
 
     def rule(prompt: str) -> str:
         fault = next(faults, None)
         if isinstance(fault, Exception):
             raise fault
-        return _long_is_true(prompt) if fault is None else fault
+        if fault == "sleep":
+            time.sleep(3)
+        return fault or _long_is_true(prompt)
 
-    results = judge_run(folder, RuleJudge(rule=rule), concurrency=1, attempts=5)
+    results = judge_run(folder, RuleJudge(rule=rule), timeout=1.0, concurrency=1, attempts=7)
     assert all(arm["unjudged"] == 0 for arm in results["arms"])
     errors = [line["error"] for line in rows_of(folder, "judgements.jsonl") if line["error"]]
-    assert errors[0].startswith("UnicodeEncodeError")
-    assert errors[1:] == [r"RuntimeError: \ud83d", "no verdict in the reply", "no verdict in the reply"]
+    assert errors[:2] == ["RuntimeError: overloaded", "no reply within 1 s"]
+    assert errors[2].startswith("UnicodeEncodeError")
+    assert errors[3:] == [r"RuntimeError: \ud83d", "no verdict in the reply", "no verdict in the reply"]
 
 
-def test_a_killed_judging_goes_on(folder: Path) -> None:
-    calls = 0
+def test_a_stopped_judging_goes_on_and_does_not_wait_for_a_judge_that_hangs(folder: Path) -> None:
+    release, calls = threading.Event(), list[str]()
 
     def rule(prompt: str) -> str:
-        nonlocal calls
-        calls += 1
+        calls.append(prompt)
+        if "informativeness" in prompt and len(calls) > 3:
+            release.wait(60)
         return _long_is_true(prompt)
 
     def stop(_: int) -> None:
-        if calls >= 3:
+        if len(calls) >= 3:
             raise KeyboardInterrupt
 
+    start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        judge_run(folder, RuleJudge(rule=rule), concurrency=1, advance=stop)
+        judge_run(folder, RuleJudge(rule=rule), concurrency=2, advance=stop)
+    assert time.monotonic() - start < 30
+    release.set()
     kept = rows_of(folder, "judgements.jsonl")
     with (folder / "judgements.jsonl").open("a") as file:
         file.write('{"key": "torn')
     done: list[int] = []
     results = judge_run(folder, RuleJudge(rule=_long_is_true), begin=done.append)
     distinct = {(row["question"], row["answer"]) for row in rows_of(folder)}
-    assert len(kept) >= 3
+    assert kept
     assert done == [2 * len(distinct) - len(kept)]
     assert all(arm["unjudged"] == 0 for arm in results["arms"])
 
@@ -212,42 +189,31 @@ def test_verdicts_of_each_prompt() -> None:
     assert summary.prompt(row).endswith("<summary_to_evaluate> $5 </summary_to_evaluate>\n")
 
 
-PAPERS_PLACES = {  # of what is filled in, by prompt
+PLACES: dict[str, dict[str, Any]] = {  # of what is filled in, by prompt, as the paper writes them
     "truth": {
-        "question": "{question}",
         "references": ["{correct_answers}"],
         "incorrect": ["{incorrect_answers}"],
         "answer": "{candidate_answer}",
     },
-    "info": {"question": "{question}", "answer": "{answer}"},
-    "summary": {"context": "{context}", "answer": "{summary}"},
-    "grounded": {
-        "context": "{context}",
-        "question": "{question}",
-        "references": ["{ground_truth}"],
-        "answer": "{response}",
-    },
+    "info": {"answer": "{answer}"},
+    "summary": {"answer": "{summary}"},
+    "grounded": {"references": ["{ground_truth}"], "answer": "{response}"},
+}
+NAMES = {
+    "truthfulqa_gen": ["truth", "info"],
+    **{task: ["summary"] for task in ("samsum", "xsum")},
+    **{task: ["grounded"] for task in ("nq", "nq_swap")},
 }
 
 
-@pytest.mark.parametrize(
-    ("task", "names"),
-    [
-        ("truthfulqa_gen", ["truth", "info"]),
-        ("samsum", ["summary"]),
-        ("xsum", ["summary"]),
-        ("nq", ["grounded"]),
-        ("nq_swap", ["grounded"]),
-    ],
-)
-def test_prompts_are_the_papers_word_by_word(task: str, names: list[str]) -> None:
+@pytest.mark.parametrize("task", NAMES)
+def test_prompts_are_the_papers_word_by_word(task: str) -> None:
     """Against what its appendix prints, line by line; its examples in context, which it does not print, aside."""
-    assert len(QUESTIONS[task]) == len(names)
-    for asked, name in zip(QUESTIONS[task], names, strict=True):
-        nothing: dict[str, Any] = {"question": "", "references": [], "incorrect": [], "answer": "", "context": ""}
-        prompt = asked.prompt({**nothing, **PAPERS_PLACES[name]})
+    row = {"question": "{question}", "context": "{context}", "references": [], "incorrect": []}
+    for asked, name in zip(QUESTIONS[task], NAMES[task], strict=True):
         printed = (Path(__file__).parent / "judge_prompts" / f"{name}.txt").read_text(encoding="utf-8")
-        assert [line for line in prompt.splitlines() if line] == printed.splitlines()
+        lines = asked.prompt({**row, **PLACES[name]}).splitlines()
+        assert [line for line in lines if line] == printed.splitlines()
 
 
 def test_bad_requests(folder: Path, tmp_path: Path) -> None:
@@ -283,24 +249,6 @@ def test_command_with_an_unknown_judge(folder: Path, cocoa: Callable[..., Result
     assert "nobody" in shown.stderr
     assert shown.stderr.count("\n") == 1
     assert not (folder / "judged.md").exists()
-
-
-def test_stopping_does_not_wait_for_a_judge_that_hangs(folder: Path) -> None:
-    release = threading.Event()
-
-    def rule(prompt: str) -> str:
-        if "informativeness" in prompt:
-            release.wait(60)
-        return _long_is_true(prompt)
-
-    def stop(_: int) -> None:
-        raise KeyboardInterrupt
-
-    start = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        judge_run(folder, RuleJudge(rule=rule), concurrency=2, advance=stop)
-    assert time.monotonic() - start < 30
-    release.set()
 
 
 def write_labels(path: Path, rows: list[dict[str, str]]) -> Path:
@@ -366,47 +314,22 @@ def test_labels_of_a_run(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        (["ann:style"], "the column 'ann:style'; answers are judged by truth, info"),
-        ([":info"], "the column ':info'; answers are judged by"),
-        (["ann", "ann: truth"], "two columns contain the labels of 'ann' about truth"),
-    ],
-)
-def test_columns_that_cannot_be_labels(folder: Path, tmp_path: Path, columns: list[str], message: str) -> None:
-    judge = RuleJudge(rule=_long_is_true)
-    row = {"arm": "greedy", "id": "0", **dict.fromkeys(columns, "1")}
-    with pytest.raises(DataError, match=message):
-        judge_run(folder, judge, labels=write_labels(tmp_path / "labels.csv", [row]))
-    assert not judge.prompts
-
-
-def test_labels_of_an_empty_answer(folder: Path, tmp_path: Path) -> None:
-    rows = rows_of(folder)
-    rows[0]["answer"] = ""
-    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    labelled = [{"arm": row["arm"], "id": row["id"], "ann": "1"} for row in rows]
-    results = judge_run(folder, RuleJudge(rule=_long_is_true), labels=write_labels(tmp_path / "labels.csv", labelled))
-    assert results["agreement"]["truth"]["labelled"] == {"ann": len(rows)}
-    assert (
-        results["agreement"]["truth"]["judge"]["ann"]["pairs"] == len(rows) - 1
-    )  # of an answer that is none, no verdict
-
-
-@pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([("0", "perhaps")], "line 2: the label 'perhaps' of 'ann' is neither true nor false"),
-        ([("77", "1")], "line 2: the run has no sample '77' of the arm 'greedy'"),
-        ([("0", "1"), ("1", "1"), ("0", "0")], r"line 4: the answer '0' of 'greedy' already has labels in .*line 2"),
-        ([("0", "")], "contains no labels"),
+        ([{"ann": "perhaps"}], "line 2: the label 'perhaps' of 'ann' is neither true nor false"),
+        ([{"id": "77", "ann": "1"}], "line 2: the run has no sample '77' of the arm 'greedy'"),
+        ([{"ann": "1"}, {"id": "1", "ann": "1"}, {"ann": "0"}], "line 4: the answer '0' of 'greedy' already has"),
+        ([{"ann": ""}], "contains no labels"),
+        ([{"ann:style": "1"}], "the column 'ann:style'; answers are judged by truth, info"),
+        ([{":info": "1"}], "the column ':info'; answers are judged by"),
+        ([{"ann": "1", "ann: truth": "1"}], "two columns contain the labels of 'ann' about truth"),
     ],
 )
 def test_bad_labels_are_refused_before_judging(
-    folder: Path, tmp_path: Path, rows: list[tuple[str, str]], message: str
+    folder: Path, tmp_path: Path, rows: list[dict[str, str]], message: str
 ) -> None:
     judge = RuleJudge(rule=_long_is_true)
-    labels = write_labels(tmp_path / "bad.csv", [{"arm": "greedy", "id": key, "ann": said} for key, said in rows])
+    labels = write_labels(tmp_path / "bad.csv", [{"arm": "greedy", "id": "0", **row} for row in rows])
     with pytest.raises(DataError, match=message):
         judge_run(folder, judge, labels=labels)
     assert not judge.prompts

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import scipy.stats
 from torch import Tensor
 from typer.testing import Result
 
@@ -70,9 +71,7 @@ def test_multiple_choice_is_the_engines_scores(engine: CocoaEngine, truthfulqa: 
         own = [row["metrics"]["mc2"] for row in rows if row["arm"] == str(arm)]
         assert summary["samples"] == len(own) == 3
         assert summary["metrics"]["mc2"]["mean"] == pytest.approx(sum(own) / 3)
-        mean = sum(own) / 3
-        variance = sum((value - mean) ** 2 for value in own) / 2
-        assert summary["metrics"]["mc2"]["standard_error"] == pytest.approx((variance / 3) ** 0.5)
+        assert summary["metrics"]["mc2"]["standard_error"] == pytest.approx(scipy.stats.sem(own))
     assert json.loads((tmp_path / "out" / "results.json").read_text()) == results
 
 
@@ -151,15 +150,6 @@ def test_a_prompt_that_does_not_fit_is_cut(tmp_path: Path) -> None:
         else:
             scored = engine.score(cut, " ab", method="greedy")
             assert row["choices"][0]["score"] == pytest.approx(scored.spans[0].score, abs=1e-3)
-
-
-def test_a_complete_run_is_not_run_again(engine: CocoaEngine, truthfulqa: Path, tmp_path: Path) -> None:
-    samples = load_samples("truthfulqa_mc", truthfulqa)
-    model = {"name": "m"}
-    first = evaluate(engine, MC, samples, ARMS, tmp_path / "out", model=model)
-    before = (tmp_path / "out" / "samples.jsonl").read_bytes()
-    assert evaluate(not_loaded, MC, samples, ARMS, tmp_path / "out", model=model) == first
-    assert (tmp_path / "out" / "samples.jsonl").read_bytes() == before
 
 
 def test_a_torn_last_line_is_done_again(engine: CocoaEngine, truthfulqa: Path, tmp_path: Path) -> None:
@@ -243,7 +233,9 @@ def test_settings_are_not_mixed(engine: CocoaEngine, truthfulqa: Path, tmp_path:
     assert len(rows_of(out)) == 9
 
 
-def test_other_data_and_another_order_are_refused(cocoa: Cocoa, truthfulqa: Path, tmp_path: Path) -> None:
+def test_other_data_another_order_and_other_heads_are_refused(
+    cocoa: Cocoa, engine: CocoaEngine, truthfulqa: Path, tmp_path: Path
+) -> None:
     def command(*more: str) -> Result:
         return cocoa(
             "eval", "truthfulqa_mc", "--data", truthfulqa, "--out", tmp_path / "out", "--methods", "greedy", *more
@@ -252,40 +244,33 @@ def test_other_data_and_another_order_are_refused(cocoa: Cocoa, truthfulqa: Path
     shown = command("--shuffle", "3", "--limit", "1")
     assert shown.exit_code == 0, shown.output
     assert "data.shuffle is 3 there, null now" in command("--limit", "1").stderr
-    assert "data.shuffle is 3 there, 4 now" in command("--limit", "1", "--shuffle", "4").stderr
     write_truthfulqa(truthfulqa, [*TRUTHFULQA, ("Is it?", "Yes", "Yes", "No")])
     assert "data.sha256 is" in command("--limit", "1", "--shuffle", "3").stderr
 
-
-def test_other_heads_are_refused(engine: CocoaEngine, truthfulqa: Path, tmp_path: Path) -> None:
     from cocoa_engine.methods import retrieval_heads as heads
 
     samples, file = load_samples("truthfulqa_mc", truthfulqa)[:1], tmp_path / "heads.json"
     found = heads.RetrievalHeads.model_validate_json(heads._EMBEDDED.read_text())
-    config, arms = CocoaConfig(decore_heads=str(file)), [Arm("decore")]
+    config, arms, out = CocoaConfig(decore_heads=str(file)), [Arm("decore")], tmp_path / "decore"
     with pytest.raises(ConfigError, match="cannot be read"):
-        evaluate(engine, MC, samples, arms, tmp_path / "out", config=config)
-    assert not (tmp_path / "out").exists()
+        evaluate(engine, MC, samples, arms, out, config=config)
+    assert not out.exists()
     file.write_text(found.model_dump_json())
-    evaluate(engine, MC, samples, arms, tmp_path / "out", config=config)
+    evaluate(engine, MC, samples, arms, out, config=config)
     file.write_text(found.model_copy(update={"heads": found.heads[::-1]}).model_dump_json())
     with pytest.raises(ConfigError, match="decore_heads is"):
-        evaluate(engine, MC, samples, arms, tmp_path / "out", config=config)
+        evaluate(engine, MC, samples, arms, out, config=config)
 
 
-def test_a_run_without_a_sample_claims_no_folder(engine: CocoaEngine, truthfulqa: Path, tmp_path: Path) -> None:
+def test_a_run_without_a_sample_claims_no_folder(truthfulqa: Path, tmp_path: Path) -> None:
     def fails() -> CocoaEngine:
         raise ConfigError("the model cannot be loaded")
 
     samples = load_samples("truthfulqa_mc", truthfulqa)[:1]
-    with pytest.raises(ConfigError, match="cannot be loaded"):
-        evaluate(fails, MC, samples, ARMS, tmp_path / "out", model={"name": "wrong"})
-    results = evaluate(engine, MC, samples, ARMS[:1], tmp_path / "out", model={"name": "right"})
-    settings = json.loads((tmp_path / "out" / "settings.json").read_text())
-    assert settings == results["settings"]
-    assert settings["model"] == {"name": "right"}
-    with pytest.raises(ConfigError, match=r"model\.name is"):
-        evaluate(fails, MC, samples, ARMS[:1], tmp_path / "out", model={"name": "wrong"})
+    for name in ("wrong", "right"):  # other settings are not refused
+        with pytest.raises(ConfigError, match="cannot be loaded"):
+            evaluate(fails, MC, samples, ARMS, tmp_path / "out", model={"name": name})
+    assert json.loads((tmp_path / "out" / "settings.json").read_text())["model"] == {"name": "right"}
 
 
 def test_foreign_folders_are_refused(engine: CocoaEngine, truthfulqa: Path, tmp_path: Path) -> None:
@@ -307,24 +292,23 @@ def test_foreign_folders_are_refused(engine: CocoaEngine, truthfulqa: Path, tmp_
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes",
     [
-        ({"metrics": {}}, "line 1: not a row"),
-        ({"alpha": 2.5}, "line 1: not a row"),
-        ({"metrics": {"mc1": None, "mc2": 0.0, "mc3": 0.0}}, "line 1: not a row"),
-        ({"metrics": []}, "line 1: not a row"),
-        ({"id": ["0"]}, "line 1: not a row"),
-        ({"answer": None}, "line 1: not a row"),
+        {"metrics": {}},
+        {"alpha": 2.5},
+        {"metrics": {"mc1": None, "mc2": 0.0, "mc3": 0.0}},
+        {"id": ["0"]},
+        {"answer": None},
     ],
 )
 def test_a_row_that_was_changed_is_refused(
-    engine: CocoaEngine, truthfulqa: Path, tmp_path: Path, changes: dict[str, Any], message: str
+    engine: CocoaEngine, truthfulqa: Path, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     samples, out = load_samples("truthfulqa_mc", truthfulqa)[:1], tmp_path / "out"
     evaluate(engine, MC, samples, ARMS[:1], out)
     (row,) = rows_of(out)
     (out / "samples.jsonl").write_text(json.dumps({**row, **changes}) + "\n")
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match="line 1: not a row"):
         evaluate(engine, MC, samples, ARMS[:1], out)
 
 
@@ -364,9 +348,10 @@ def test_arms() -> None:
             make_arms(*bad)
 
 
-def test_command(cocoa: Cocoa, engine: CocoaEngine, truthfulqa: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    arguments = ("eval", "truthfulqa-mc", "--data", truthfulqa, "--out", out, "--methods", "greedy,cocoa,cocoa-sig")
+def test_command(cocoa: Cocoa, truthfulqa: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "truthfulqa_mc-SmolLM2-135M-Instruct"  # a name of its own
+    arguments = ("eval", "truthfulqa-mc", "--data", truthfulqa, "--methods", "greedy,cocoa,cocoa-sig")
     shown = cocoa(*arguments, "--metric", "f_mlds,con_mlds", "--alpha", "1,2.5", "--limit", "2")
     assert shown.exit_code == 0, shown.output
     table = (out / "table.md").read_text()
@@ -379,14 +364,6 @@ def test_command(cocoa: Cocoa, engine: CocoaEngine, truthfulqa: Path, tmp_path: 
     assert [row["question"] for row in rows_of(out) if row["arm"] == "greedy"] == [one.question for one in expected]
 
 
-def test_the_folder_has_a_name_of_its_own(
-    cocoa: Cocoa, truthfulqa: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert cocoa("eval", "truthfulqa-mc", "--data", truthfulqa, "--methods", "greedy", "--limit", "1").exit_code == 0
-    assert (tmp_path / "truthfulqa_mc-SmolLM2-135M-Instruct" / "table.md").exists()
-
-
 def test_command_with_a_rival_method(
     cocoa: Cocoa, engine: CocoaEngine, data_files: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -394,7 +371,6 @@ def test_command_with_a_rival_method(
     arguments = ("eval", "samsum", "--data", data_files["samsum"], "--out", out, "--methods", "diver", "--limit", "1")
     shown = cocoa(*arguments, "--max-new-tokens", "8", "--diver-weight", "0.5")
     assert shown.exit_code == 0, shown.output
-    assert shown.stdout == (out / "table.md").read_text()
     assert [line for line in shown.stdout.splitlines() if line.startswith("| Diver |")]
     (row,) = rows_of(out)
     (sample,) = load_samples("samsum", data_files["samsum"], limit=1)
@@ -402,7 +378,6 @@ def test_command_with_a_rival_method(
     expected = engine.generate(sample.prompt, config=config)
     assert expected.usage.risk_points
     assert row["arm"] == row["method"] == "diver"
-    assert row["answer"] == TASKS["samsum"].answer(expected.text)
     spans = [Span.model_validate(span) for span in row["spans"]]
     assert [span.token_ids for span in spans] == [span.token_ids for span in expected.spans]
     assert [span.score for span in spans] == pytest.approx([span.score for span in expected.spans], abs=1e-3)
@@ -457,7 +432,7 @@ def test_command_runs_code_only_when_allowed(
     ("arguments", "message"),
     [
         (["truthfulqa_mcc"], "did you mean 'truthfulqa_mc'"),
-        (["nq"], "there is no column 'question'"),
+        (["nq"], "question: Field required"),
         (["truthfulqa_mc", "--alpha", "x"], "alpha: 'x' is not a number"),
         (["truthfulqa_mc", "--methods", "dowsing"], "unknown method 'dowsing'"),
         (["truthfulqa_mc", "--paper-model", "GPT-2"], "unknown model of the paper for truthfulqa_mc 'GPT-2'"),
@@ -472,24 +447,6 @@ def test_command_with_bad_input(
     assert message in shown.stderr
     assert shown.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
-
-
-def test_commands_that_cannot_be_loaded_fail_alone(
-    cocoa: Cocoa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    info = tmp_path / "broken" / "broken-1.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[cocoa.commands]\nbroken = no_such_module:command\n")
-    monkeypatch.syspath_prepend(str(info.parent))
-    shown = cocoa("--help")
-    assert shown.exit_code == 0
-    assert "eval" in shown.stdout
-    assert "(cannot be loaded)" in shown.stdout
-    failed = cocoa("broken")
-    assert failed.exit_code == 2
-    assert "no_such_module" in failed.stderr
-    assert cocoa("nothing").exit_code == 2
 
 
 def test_the_engine_does_not_import_the_integrations() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +17,11 @@ from rich.console import Console
 
 from cocoa_engine import CocoaConfig
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.lab.tables import show
 from cocoa_integrations.evaluation import TASKS, Arm, table
 from cocoa_integrations.evaluation.judge import COLUMNS, TRUTH
 from cocoa_integrations.evaluation.metrics import beyond_noise, statistics
-from cocoa_integrations.evaluation.table import choose_model, draw, markdown, paper_results, report, show
+from cocoa_integrations.evaluation.table import choose_model, paper_results, report
 
 
 def results(
@@ -51,7 +51,7 @@ def test_table_as_the_papers() -> None:
         Arm("cocoa", "f_mlds", 2.5): {"mc1": 0.40001, "mc2": 0.6, "mc3": 0.2},
         Arm("cocoa-sig", "f_mlds", 2.5): {"mc1": 0.40002, "mc2": 0.55, "mc3": 0.1},
     }
-    assert markdown(report(TASKS["truthfulqa_mc"], results("truthfulqa_mc", figures))) == (
+    assert report(TASKS["truthfulqa_mc"], results("truthfulqa_mc", figures)) == (
         "**truthfulqa_mc**, Llama-3.1-8B, 10 samples\n"
         "\n"
         "| Decoding method | Mode | MC1 (%) ↑ | MC2 (%) ↑ | MC3 (%) ↑ "
@@ -64,21 +64,6 @@ def test_table_as_the_papers() -> None:
         "↑ more is better, ↓ less is better.\n"
         "The paper's results are those of Llama-3-8b on the paper's samples.\n"
     )
-
-
-def test_less_can_be_better_and_fractions_keep_four_decimals() -> None:
-    figures = {
-        Arm("greedy"): {"rejected": 0.2, "rouge_l_acc": 0.5},
-        Arm("cocoa-sig", "con_mlds", 1.0): {"rejected": 0.1, "rouge_l_acc": 0.5},
-    }
-    table = markdown(report(TASKS["truthfulqa_gen"], results("truthfulqa_gen", figures, empty=3)))
-    assert "| paper: Rej. rate (%) ↓ | Empty |\n" in table
-    assert "| Baseline (greedy) | - | 20.00 | 50.00 | 13.50 | 3 |" in table
-    assert "| CoCoA-SIG | ConMLDS (α=1) | 10.00 | 50.00 | 22.05 | 3 |" in table
-    figures = {Arm("greedy"): {"em": 0.483, "f1": 0.71094}}
-    table = markdown(report(TASKS["nq"], results("nq", figures, "Qwen/Qwen2.5-14B-Instruct")))
-    assert "| Baseline (greedy) | - | 48.30 | 0.7109 | 48.30 | 0.7109 |" in table
-    assert "F1 ↑" in table
 
 
 def test_a_model_of_the_paper_is_chosen() -> None:
@@ -138,35 +123,17 @@ def test_the_papers_figures(task: str, model: str, arm: Arm, figures: dict[str, 
     assert paper_results(task, model, arm) == figures
 
 
-# rows of the paper's tables, times the figures in each: of these no figure may get lost
-NQ = {"greedy": 3 * 2 + 1, "dola": 3 * 2 + 1, "diver": 3 * 2 + 1, "decore": 2 * 2, "cocoa-sig": 3 * 6 * 2 + 1}
-SUMMARIES = {"greedy": 2 * 2, "dola": 2 * 2, "diver": 2 * 2, "cocoa-sig": 2 * 4 * 2}
-ONE_EACH = {"greedy": 1, "dola": 1, "diver": 1, "cocoa-sig": 1}
-COUNTS = {
-    "truthfulqa_gen": {
-        "greedy": 5 * 7,
-        "dola": 5 * 7,
-        "diver": 5 * 7,
-        "decore": 4 * 7,
-        "cocoa": 2 * 6,
-        "cocoa-sig": (4 * 6 + 4 + 1 + 5) * 7,  # detailed; alpha 10 to 100; alpha 0; layers
-    },
-    "truthfulqa_mc": {"greedy": 5 * 3, "dola": 5 * 3, "diver": 5 * 3, "decore": 4 * 3, "cocoa-sig": 4 * 6 * 3},
-    "nq": NQ,
-    "nq_swap": NQ,
-    "samsum": SUMMARIES,
-    "xsum": SUMMARIES,
-    "mbpp": ONE_EACH,
-    "gsm8k": ONE_EACH,
-}
 WINDOWS = {"": None, "all": (1, 32), "11-19": (11, 19), "12-18": (12, 18), "13-17": (13, 17), "14-16": (14, 16)}
 
 
-def test_all_of_the_papers_figures_are_there_and_can_be_shown() -> None:
+def test_all_of_the_papers_figures_can_be_shown() -> None:
     with Path(table.__file__).with_name("paper_figures.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    counts = Counter((row["task"], row["method"]) for row in rows)
-    assert counts == {(task, method): n for task, methods in COUNTS.items() for method, n in methods.items()}
+    counts = Counter(row["task"] for row in rows)
+    assert counts == {"truthfulqa_gen": 383, "truthfulqa_mc": 129, "nq": 62, "nq_swap": 62} | {
+        **dict.fromkeys(("samsum", "xsum"), 28),
+        **dict.fromkeys(("mbpp", "gsm8k"), 4),
+    }
     places = [tuple(row[name] for name in row if name != "value") for row in rows]
     assert len(places) == len(set(places))
     for row in rows:
@@ -177,15 +144,6 @@ def test_all_of_the_papers_figures_are_there_and_can_be_shown() -> None:
         assert results[row["figure"]] == float(row["value"])
 
 
-def test_without_a_weight_metric_and_layers_do_not_count() -> None:
-    alone = {"truth": 76.25, "info": 55.40, "rejected": 23.26, "truth_and_info": 42.24}
-    alone |= {"truth_kept": 71.90, "info_kept": 72.19, "truth_and_info_kept": 51.91}
-    for metric in ("f_mlds", "con_mlds"):
-        for layers in (None, [11, 19]):
-            assert paper_results("truthfulqa_gen", "Llama-3-8b", Arm("cocoa-sig", metric, 0.0), layers) == alone
-    assert paper_results("truthfulqa_gen", "Llama-3-8b", Arm("greedy"), [11, 19])["truth"] == 66.00
-
-
 def test_figures_are_those_of_the_layers_that_were_set() -> None:
     arm = Arm("cocoa-sig", "con_mlds", 1.0)
     truth = {
@@ -193,13 +151,19 @@ def test_figures_are_those_of_the_layers_that_were_set() -> None:
         for layers in (None, [10, 21], [0, 31], [1, 32], [11, 19], [14, 16], [11, 20])
     }
     assert list(truth.values()) == [80.00, 80.00, 76.50, 76.50, 76.87, 77.36, None]
+    alone = [  # without a weight, metric and layers do not count
+        paper_results("truthfulqa_gen", "Llama-3-8b", Arm("cocoa-sig", metric, 0.0), layers)["truth"]
+        for metric in ("f_mlds", "con_mlds")
+        for layers in (None, [11, 19])
+    ]
+    assert alone == [76.25] * 4
     assert not paper_results("truthfulqa_gen", "Llama-3-8b", Arm("cocoa-sig", "f_mlds", 1.0), [11, 19])
     assert paper_results("nq", "Qwen-2.5-14b", arm, [16, 32]) == paper_results("nq", "Qwen-2.5-14b", arm) != {}
 
     figures = {Arm("greedy"): {"rejected": 0.2}, arm: {"rejected": 0.1}, Arm("cocoa"): {"rejected": 0.3}}
     figures = {one: {**means, "rouge_l_acc": 0.5} for one, means in figures.items()}
     given = results("truthfulqa_gen", figures, config=CocoaConfig.paper(middle_layers=(11, 19)))
-    table = markdown(report(TASKS["truthfulqa_gen"], given))
+    table = report(TASKS["truthfulqa_gen"], given)
     assert "| Baseline (greedy) | - | 20.00 | 50.00 | 13.50 |" in table
     assert "| CoCoA-SIG | ConMLDS (α=1) | 10.00 | 50.00 | 21.05 |" in table
     assert "\nMiddle layers are set to 11 to 19: " in table
@@ -207,17 +171,17 @@ def test_figures_are_those_of_the_layers_that_were_set() -> None:
     assert "CocoaConfig.paper()" not in table
     del figures[arm]
     given = results("truthfulqa_gen", figures, config=CocoaConfig.paper(middle_layers=(11, 19)))
-    assert "Middle layers" not in markdown(report(TASKS["truthfulqa_gen"], given))
+    assert "Middle layers" not in report(TASKS["truthfulqa_gen"], given)
 
 
 def test_a_table_says_what_was_not_set_as_in_the_paper() -> None:
     figures = {Arm("greedy"): {"em": 0.483, "f1": 0.71094}}
     # the task's and the model's
     usual = CocoaConfig.paper(max_new_tokens=9, stop="\n", seed=1, decore_heads="heads.json")
-    plain = markdown(report(TASKS["nq"], results("nq", figures)))
-    assert markdown(report(TASKS["nq"], results("nq", figures, config=usual))) == plain
+    plain = report(TASKS["nq"], results("nq", figures))
+    assert report(TASKS["nq"], results("nq", figures, config=usual)) == plain
     other = CocoaConfig.paper(gamma=0.2, max_candidates=4, span_boundary="own", repetition_penalty=1.1)
-    assert markdown(report(TASKS["nq"], results("nq", figures, config=other))).endswith(
+    assert report(TASKS["nq"], results("nq", figures, config=other)).endswith(
         "The paper's results are those of Llama-3-8b on the paper's samples.\n"
         "Settings that differ from `CocoaConfig.paper()`, whose values are in brackets: "
         "gamma 0.2 (0.3), max_candidates 4 (8), span_boundary own (right), repetition_penalty 1.1 (none).\n"
@@ -227,38 +191,14 @@ def test_a_table_says_what_was_not_set_as_in_the_paper() -> None:
 def test_a_judged_table_is_compared_with_a_model_that_was_judged() -> None:
     figures = {Arm("greedy"): {"truth": 0.5}, Arm("cocoa-sig", "f_mlds", 2.5): {"truth": 0.6}}
     judged = replace(TASKS["nq_swap"], columns=(TRUTH,))
-    table = markdown(report(judged, results("nq_swap", figures)))
+    table = report(judged, results("nq_swap", figures))
     assert "| Baseline (greedy) | - | 50.00 | 58.60 |" in table
     assert "| CoCoA-SIG | fMLDS (α=2.5) | 60.00 | 59.70 |" in table
     assert "those of Qwen-2.5-14b on the paper's samples" in table
-    assert "paper" not in markdown(report(judged, results("nq_swap", figures), "mistral-7b"))
-
-
-def test_settings_are_named_also_where_the_paper_has_no_figures() -> None:
-    config = CocoaConfig(gamma=0.2, middle_layers=(11, 19))
-    arms = {Arm("cocoa-sig", "con_mlds", 1.0): {"accuracy": 0.5}}
-    table = markdown(report(TASKS["gsm8k"], results("gsm8k", arms, config=config)))
-    assert "paper:" not in table
-    assert "Middle layers are set to 11 to 19" in table
-    assert "gamma 0.2 (0.3)" in table
+    assert "paper" not in report(judged, results("nq_swap", figures), "mistral-7b")
 
 
 # Statistics.
-
-
-def test_differences_are_paired() -> None:
-    """Two methods whose values vary much from sample to sample, and differ by little but always."""
-    first = {str(number): float(number % 10) for number in range(40)}
-    better = {key: value + 0.5 for key, value in first.items()}
-    found = statistics(better, first)
-    values = list(better.values())
-    assert found["mean"] == pytest.approx(sum(values) / 40)
-    assert found["standard_error"] == pytest.approx(scipy.stats.sem(values))
-    assert found["difference"] == {"estimate": 0.5, "low": 0.5, "high": 0.5, "samples": 40}
-    assert beyond_noise(found["difference"])
-    assert "difference" not in statistics(first)
-    assert statistics({"a": 1.0})["standard_error"] is None
-    assert statistics({"a": 1.0}, {"a": 0.0, "b": 0.0})["difference"]["low"] is None
 
 
 def test_the_interval_is_that_of_the_mean() -> None:
@@ -269,6 +209,14 @@ def test_the_interval_is_that_of_the_mean() -> None:
     expected = scipy.stats.norm.interval(0.95, np.mean(steps), scipy.stats.sem(steps))
     difference = statistics(other, first)["difference"]
     assert (difference["low"], difference["high"]) == pytest.approx(expected, abs=0.01)
+    assert difference["estimate"] == pytest.approx(np.mean(steps))
+    assert statistics(other)["standard_error"] == pytest.approx(scipy.stats.sem(list(other.values())))
+    assert "difference" not in statistics(first)
+    always = statistics({key: value + 0.5 for key, value in first.items()}, first)["difference"]
+    assert (always["low"], always["high"]) == pytest.approx((0.5, 0.5))
+    assert beyond_noise(always)
+    assert statistics({"a": 1.0})["standard_error"] is None
+    assert statistics({"a": 1.0}, {"a": 0.0, "b": 0.0})["difference"]["low"] is None
     few = {key: other[key] for key in list(other)[:5]}
     assert statistics(few, first)["difference"]["samples"] == 5
     assert not beyond_noise({"estimate": 1.0, "low": 1.0, "high": 1.0, "samples": 5})  # too few to say so
@@ -294,7 +242,7 @@ NOISY = {
 
 
 def test_bold_only_beyond_noise() -> None:
-    table = markdown(report(TASKS["truthfulqa_gen"], noisy("truthfulqa_gen", NOISY)))
+    table = report(TASKS["truthfulqa_gen"], noisy("truthfulqa_gen", NOISY))
     means, differences = table.split("Difference to Baseline (greedy)")
     assert "| Baseline (greedy) | - | 50.00 ± 8.01 | 50.00 ± 8.01 | 13.50 | 0 | 2 |" in means
     assert "| CoCoA | fMLDS (α=1) | **20.00 ± 6.41** | 52.50 ± 8.00 |" in means  # less is better there
@@ -302,26 +250,26 @@ def test_bold_only_beyond_noise() -> None:
     assert "| Empty | Rejected |" in means
     assert "| CoCoA | fMLDS (α=1) | **-30.00 (-45.00 – -17.50)** | +2.50 (+0.00 – +7.50) |" in differences
     assert "| CoCoA-SIG | fMLDS (α=1) | +40.00 (" in differences
-    assert "Bold (* on a terminal): better than the first method beyond noise" in differences
-    assert "<u>" not in table
+    assert "Bold: better than the first method beyond noise" in differences
 
 
-def test_a_terminal_gets_no_markdown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_terminal_gets_no_markdown() -> None:
     made = report(TASKS["truthfulqa_gen"], noisy("truthfulqa_gen", NOISY))
-    show(made)
-    assert capsys.readouterr().out == markdown(made)  # piped
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    monkeypatch.setenv("COLUMNS", "160")
-    show(made)
-    drawn = capsys.readouterr().out
-    for raw in ("**", "---:", "<u>", "| "):
+
+    def shown(*, as_markdown: bool = False, **options: Any) -> str:
+        console = Console(file=io.StringIO(), legacy_windows=False, **options)
+        show(made, console, as_markdown=as_markdown)
+        return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+    terminal: dict[str, Any] = {"force_terminal": True, "color_system": "standard"}
+    assert shown(width=200) == made  # piped
+    assert shown(width=200, as_markdown=True, **terminal) == made
+    assert shown(width=60, **terminal) == made  # numbers would be cut off
+    assert shown(width=200, force_terminal=True, color_system=None) == made  # what is bold would not be seen
+    drawn = shown(width=200, **terminal)
+    for raw in ("**", "---:", "| "):
         assert raw not in drawn
-    for text in ("truthfulqa_gen", "Baseline (greedy)", "20.00 ± 6.41", "+2.50 (+0.00 – +7.50)", "standard error"):
+    for text in ("truthfulqa_gen", "Baseline (greedy)", "+2.50 (+0.00 – +7.50)", "standard error"):
         assert text in drawn
-    show(made, as_markdown=True)
-    assert capsys.readouterr().out == markdown(made)
-    console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=160, legacy_windows=False)
-    draw(made, console)
-    coloured = console.file.getvalue()  # type: ignore[attr-defined]
-    assert re.search(r"\x1b\[1;32m *20.00 ± 6.41\*\x1b", coloured)
-    assert "52.50 ± 8.00*" not in coloured
+    assert re.search(r"\x1b\[1m *20.00 ± 6.41", drawn)
+    assert not re.search(r"\x1b\[1m *52.50", drawn)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
-from pydantic import BaseModel
 
-from cocoa_engine import CocoaEngine, ConfigError
+from cocoa_engine import CocoaEngine
 from cocoa_integrations.langchain import (
     ChatCocoa,
     ToolRiskMiddleware,
@@ -16,8 +15,8 @@ from cocoa_integrations.langchain import (
     get_risk_callback,
     get_spans,
 )
-from tests.helpers.inside import assert_idle
 from tests.helpers.reports import to_dicts, without_run
+from tests.helpers.structured import engine_for_schemas
 
 agents = pytest.importorskip("langchain.agents")
 middleware = pytest.importorskip("langchain.agents.middleware")
@@ -41,7 +40,12 @@ def test_risk_reaches_messages_updates_and_callbacks(quick_chat: ChatCocoa, quic
     assert without_run(risk.reports) == [expected] * 3
 
 
-def double(number: int) -> int:
+@pytest.fixture(scope="module")
+def engine() -> CocoaEngine:
+    return engine_for_schemas()
+
+
+def double(number: Literal[7, 42]) -> int:
     """Double a number."""
     return 2 * number
 
@@ -52,7 +56,7 @@ def asked() -> dict[str, Any]:
 
 
 def agent_of(engine: CocoaEngine, *more: Any) -> Any:
-    chat = ChatCocoa(engine=engine, max_tokens=40, initial_tool_choice="any", risk_metadata="full")
+    chat = ChatCocoa(engine=engine, max_tokens=80, initial_tool_choice="any", risk_metadata="full")
     return agents.create_agent(chat, tools=[double], middleware=more)
 
 
@@ -90,48 +94,3 @@ async def test_a_risky_call_is_not_run(engine: CocoaEngine, asked: dict[str, Any
         ToolRiskMiddleware(0, arguments=["other"]),
     ):
         assert agent_of(engine, lenient).invoke(asked)["messages"][2].content == result.content
-
-
-def test_a_tool_that_raises_loses_no_generation(engine: CocoaEngine, asked: dict[str, Any]) -> None:
-    def double(number: int) -> int:
-        """Double a number."""
-        raise OSError(f"no paper to write {number} on")
-
-    memory = pytest.importorskip("langgraph.checkpoint.memory").InMemorySaver()
-    chat = ChatCocoa(engine=engine, max_tokens=40, initial_tool_choice="any", risk_metadata="full")
-    agent = agents.create_agent(chat, tools=[double], checkpointer=memory)
-    thread = {"configurable": {"thread_id": "1"}}
-    with get_risk_callback() as risk, pytest.raises(OSError, match="no paper"):
-        agent.invoke(asked, thread)
-    call = agent.get_state(thread).values["messages"][-1]
-    assert call.tool_calls
-    assert [get_risk(call).to_dict()] == without_run(risk.reports)
-    assert_idle(engine)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"threshold": "low"},
-        {"threshold": float("nan")},
-        {"threshold": 1, "tools": "double"},
-        {"threshold": 1, "metric": None},
-    ],
-)
-def test_bad_limits_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        ToolRiskMiddleware(**options)
-
-
-class Answer(BaseModel):
-    """An answer."""
-
-    number: int
-
-
-@pytest.mark.parametrize("tools", [[], [double]])
-def test_a_response_format_is_kept(engine: CocoaEngine, asked: dict[str, Any], tools: list[Any]) -> None:
-    chat = ChatCocoa(engine=engine, max_tokens=40)
-    agent = agents.create_agent(chat, tools=tools, response_format=Answer)
-    state = agent.invoke(asked, {"recursion_limit": 4})
-    assert isinstance(state["structured_response"], Answer)

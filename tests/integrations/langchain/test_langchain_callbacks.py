@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import copy
 from typing import Any
 
 import pytest
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableLambda
-from langchain_core.tracers import context
 
 from cocoa_engine import CocoaEngine
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_risk, get_risk_callback, get_spans
 from tests.helpers.forward_passes import failing
 from tests.helpers.in_threads import join, start
-from tests.helpers.reports import to_dicts, without_run
+from tests.helpers.reports import without_run
 
 pytestmark = pytest.mark.also_remote
 
@@ -91,15 +88,6 @@ def test_a_stream_left_early_leaves_a_partial_report(
     assert risk.max_risk == max(chat_report.max_risk, llm_report.max_risk)
 
 
-async def test_an_async_stream_left_early_leaves_a_partial_report(quick_chat: ChatCocoa, question: str) -> None:
-    with get_risk_callback() as risk:
-        stream = quick_chat.astream(question)
-        await anext(stream)
-        await stream.aclose()
-    [report] = risk.reports
-    assert report.partial is True
-
-
 @pytest.mark.also_remote(False)
 def test_an_error_in_mid_stream_leaves_a_partial_report(
     quick_engine: CocoaEngine, quick_chat: ChatCocoa, question: str
@@ -130,15 +118,6 @@ def test_an_outer_block_sees_what_an_inner_one_sees_once(quick_chat: ChatCocoa) 
     assert len(outer.reports) == 3
 
 
-def test_using_it_often_leaves_no_hooks_behind(quick_chat: ChatCocoa) -> None:
-    hooks = len(context._configure_hooks)
-    for _ in range(5):
-        with get_risk_callback() as risk:
-            quick_chat.invoke("a", max_tokens=1)
-        assert len(risk.reports) == 1
-    assert len(context._configure_hooks) == hooks
-
-
 def test_it_ends_with_the_block_also_after_an_error(quick_chat: ChatCocoa) -> None:
     with pytest.raises(KeyError), get_risk_callback() as risk:
         raise KeyError
@@ -162,15 +141,11 @@ def _here(function: Any, *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
-@pytest.fixture
-async def risk_of_a_test() -> Any:
+def test_answers_of_other_models_are_left_alone() -> None:
     with get_risk_callback() as risk:
-        yield risk
-
-
-async def test_a_block_may_be_an_async_fixture(risk_of_a_test: Any, quick_chat: ChatCocoa) -> None:
-    await quick_chat.ainvoke("a", config={"callbacks": [risk_of_a_test]}, max_tokens=1)
-    assert len(risk_of_a_test.reports) == 1
+        FakeListChatModel(responses=["hello"]).invoke("Hi")
+        next(FakeListChatModel(responses=["hello"]).stream("Hi"))
+    assert risk.reports == []
 
 
 def test_blocks_may_be_left_in_any_order(quick_chat: ChatCocoa) -> None:
@@ -181,48 +156,3 @@ def test_blocks_may_be_left_in_any_order(quick_chat: ChatCocoa) -> None:
     second.__exit__(None, None, None)
     quick_chat.invoke("a", max_tokens=1)
     assert (len(outer.reports), len(inner.reports)) == (0, 1)
-
-
-def test_reports_are_nobodys_but_the_handlers(quick_chat: ChatCocoa) -> None:
-    with get_risk_callback() as outer, get_risk_callback() as inner:
-        message = quick_chat.invoke("a", max_tokens=4)
-    expected = copy.deepcopy(get_risk(message).to_dict())
-    inner.reports[0].spans.clear()
-    assert without_run(outer.reports) == [expected]
-    outer.reports[0].spans.clear()
-    assert get_risk(message).to_dict() == expected
-
-
-@pytest.mark.also_remote(False)
-def test_a_handler_can_end_an_answer_that_grows_too_risky(quick_chat: ChatCocoa, question: str, spy: Any) -> None:
-    class TooRiskyError(Exception):
-        pass
-
-    class Limit(BaseCallbackHandler):
-        raise_error = True
-
-        def __init__(self) -> None:
-            self.spans = 0
-
-        def on_llm_new_token(self, token: Any, *, chunk: Any = None, **kwargs: Any) -> None:
-            self.spans += len(to_dicts(get_spans(chunk)))
-            if self.spans == 2:
-                raise TooRiskyError
-
-    for ask in (
-        lambda limit: list(quick_chat.stream(question, {"callbacks": [limit]})),
-        lambda limit: quick_chat.invoke(question, {"callbacks": [limit]}, stream=True),
-    ):
-        limit = Limit()
-        with pytest.raises(TooRiskyError):
-            ask(limit)
-        assert limit.spans == 2
-        assert spy.streams[-1].closed
-        assert spy.streams[-1].generation is None
-
-
-def test_answers_of_other_models_are_left_alone() -> None:
-    with get_risk_callback() as risk:
-        FakeListChatModel(responses=["hello"]).invoke("Hi")
-        next(FakeListChatModel(responses=["hello"]).stream("Hi"))
-    assert risk.reports == []

@@ -95,18 +95,6 @@ async def test_the_event_loop_runs_on(call: Any, quick_chat: ChatCocoa, quick_ll
     assert gate.passes > 2 * (BEFORE_GATE + len(PROMPTS))  # so that stopping early is visible above
 
 
-async def test_a_batch_that_is_cancelled_begins_no_further_part(quick_engine: CocoaEngine, gate: Gate) -> None:
-    llm = CocoaLLM(engine=quick_engine, batch_size=1, max_tokens=12)
-    task = asyncio.ensure_future(llm.abatch(PROMPTS))
-    await asyncio.to_thread(gate.reached.wait, 60)
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
-    gate.opened.set()
-    await asyncio.to_thread(wait_until, lambda: is_idle(quick_engine))
-    assert gate.passes == BEFORE_GATE
-
-
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 async def test_a_cancelled_call_that_waits_leaves_the_queue(call: Any, quick_engine: CocoaEngine) -> None:
     runtime = Runtime(max_batch_size=1, max_queue=3)

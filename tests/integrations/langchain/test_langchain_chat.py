@@ -3,44 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-import weakref
 from typing import Any
 
 import pytest
 import torch
-from langchain_core.chat_history import InMemoryChatMessageHistory
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, trim_messages
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import ConfigurableField, RunnableBranch, RunnableLambda, RunnableParallel
-from langchain_core.runnables.history import RunnableWithMessageHistory
+from langchain_core.runnables import RunnableLambda, RunnableParallel
+from langchain_core.runnables.utils import add as added
 
 from cocoa_engine import CocoaEngine
-from cocoa_engine.errors import ChatTemplateError, ConfigError, PromptError
+from cocoa_engine.errors import PromptError
 from cocoa_integrations.chat_service import local
-from cocoa_integrations.langchain import (
-    ChatCocoa,
-    GenerationTimeoutError,
-    get_risk,
-    get_spans,
-    risk_gate,
-)
+from cocoa_integrations.langchain import ChatCocoa, GenerationTimeoutError, get_risk, get_spans, risk_gate
 from tests.helpers.alike import close, token_counts
 from tests.helpers.forward_passes import failing
 from tests.helpers.reports import risk_report, to_dicts
-from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 
 def score(message: AIMessage) -> float:
     return to_dicts(get_spans(message))[0]["score"]
-
-
-def added(chunks: list[AIMessageChunk]) -> AIMessageChunk:
-    whole = chunks[0]
-    for chunk in chunks[1:]:
-        whole = whole + chunk
-    return whole
 
 
 def test_an_answer_is_the_engines_chat_answer(engine: CocoaEngine, answer: AIMessage, question: str) -> None:
@@ -49,18 +32,6 @@ def test_an_answer_is_the_engines_chat_answer(engine: CocoaEngine, answer: AIMes
     assert get_risk(answer).to_dict() == risk_report(expected)
     assert answer.response_metadata["finish_reason"] == expected.finish_reason == "length"
     assert answer.response_metadata["model_name"] == engine.model_name
-
-
-def test_dola_answers_as_the_engines_chat_does(
-    quick_engine: CocoaEngine, quick_chat: ChatCocoa, quick_answer: AIMessage, question: str
-) -> None:
-    expected = quick_engine.chat([{"role": "user", "content": question}], method="dola", max_new_tokens=12)
-    assert expected.text != quick_answer.content
-    made_with = ChatCocoa(engine=quick_engine, max_tokens=12, method="dola", risk_metadata="full")
-    for message in (made_with.invoke(question), quick_chat.invoke(question, method="dola")):
-        assert message.content == expected.text
-        assert close(get_risk(message).to_dict(), risk_report(expected))
-    assert added(list(made_with.stream(question))).content == expected.text
 
 
 def test_each_chunk_is_one_span_and_the_last_is_the_report(chunks: list[AIMessageChunk], answer: AIMessage) -> None:
@@ -81,25 +52,10 @@ def test_streamed_chunks_add_up_to_the_answer(chunks: list[AIMessageChunk], answ
     assert token_counts(whole.usage_metadata) == token_counts(answer.usage_metadata)
 
 
-def test_a_stream_tells_callbacks_of_each_span_once(quick_chat: ChatCocoa, live: Any, question: str) -> None:
-    chunks = list(quick_chat.stream(question, config={"callbacks": [live]}))
-    assert live.tokens == [chunk.content for chunk in chunks]
-    assert live.spans == [span for chunk in chunks for span in to_dicts(get_spans(chunk))]
-    assert live.ends == 1
-
-
 def test_an_answer_ends_by_itself(chat: ChatCocoa) -> None:
     answer = chat.invoke("What is the capital of France?")
     assert answer.response_metadata["finish_reason"] == "eos"
     assert answer.content == "The capital of France is Paris."
-
-
-def test_a_chunk_comes_before_the_answer_is_complete(quick_chat: ChatCocoa, spy: Any, question: str) -> None:
-    stream = quick_chat.stream(question)
-    first = next(stream)
-    assert first.content
-    assert spy.streams[0].generation is None
-    stream.close()
 
 
 def test_leaving_a_stream_early_stops_the_engine(quick_chat: ChatCocoa, spy: Any, question: str) -> None:
@@ -108,28 +64,6 @@ def test_leaving_a_stream_early_stops_the_engine(quick_chat: ChatCocoa, spy: Any
     [stream] = spy.streams
     assert next(stream, None) is None
     assert stream.generation is None
-
-
-async def test_leaving_an_async_stream_early_stops_the_engine(quick_chat: ChatCocoa, spy: Any, question: str) -> None:
-    stream = quick_chat.astream(question)
-    await anext(stream)
-    await stream.aclose()
-    [of_engine] = map(weakref.ref, spy.streams)
-    spy.streams.clear()
-    for _ in range(1000):  # the loop and a worker thread let go of it in their own time
-        if of_engine() is None:
-            break
-        await asyncio.sleep(0.01)
-    assert of_engine() is None
-
-
-def test_a_suspended_stream_blocks_no_other_call(quick_chat: ChatCocoa, quick_answer: AIMessage, question: str) -> None:
-    texts = []
-    for number, chunk in enumerate(quick_chat.stream(question)):
-        texts.append(chunk.content)
-        if number == 0:
-            assert quick_chat.batch([question, question])[1].content == quick_answer.content
-    assert "".join(texts) == quick_answer.content
 
 
 def test_usage_counts_the_prompt_as_the_template_makes_it(
@@ -145,16 +79,6 @@ def test_tokens_are_counted_by_the_models_own_tokenizer(engine: CocoaEngine, cha
     text = "naïve café 🙂"
     assert chat.get_token_ids(text) == engine.encode(text, add_special_tokens=False)
     assert ChatCocoa(engine=engine, custom_get_token_ids=lambda text: [1, 2]).get_num_tokens(text) == 2
-
-
-def test_logprobs_have_the_shape_of_openai(engine: CocoaEngine, chat: ChatCocoa, answer: AIMessage) -> None:
-    content = answer.response_metadata["logprobs"]["content"]
-    assert len(content) == answer.usage_metadata["output_tokens"]
-    assert set(content[0]) == {"token", "logprob", "bytes", "top_logprobs"}
-    assert "".join(entry["token"] for entry in content) == answer.content
-    assert bytes(content[0]["bytes"]).decode() == content[0]["token"]
-    total = sum(span["log_prob"] for span in to_dicts(get_spans(answer)))
-    assert sum(entry["logprob"] for entry in content) == pytest.approx(total)
 
 
 def test_logprobs_can_be_left_out_and_switched_on_as_scorers_do(quick_engine: CocoaEngine) -> None:
@@ -193,21 +117,6 @@ def test_every_setting_can_be_overridden_for_a_call(
     assert quick_chat.alpha == 2.5
 
 
-def test_settings_can_be_configured_in_a_chain(
-    quick_engine: CocoaEngine, quick_answer: AIMessage, question: str
-) -> None:
-    chat = ChatCocoa(engine=quick_engine, max_tokens=12, risk_metadata="full").configurable_fields(
-        alpha=ConfigurableField(id="alpha"), max_new_tokens=ConfigurableField(id="length")
-    )
-    configured = chat.with_config(configurable={"alpha": 0.5, "length": 12})
-    first = to_dicts(get_spans(quick_answer))[0]
-    expected = pytest.approx(first["log_prob"] * (1 + 0.5 * first["f_mlds"]))
-    assert score(configured.invoke(question)) == expected
-    chunks = list(configured.stream(question))
-    assert len(chunks) > 2  # the rebuilt model still streams
-    assert score(added(chunks)) == expected
-
-
 def test_batches_answer_as_single_calls_do(quick_chat: ChatCocoa, quick_answer: AIMessage, question: str) -> None:
     questions = ["Name a colour.", question, "What is 2 + 2?", "Say hello.", question]
     answers = quick_chat.batch(questions, max_tokens=12)
@@ -223,25 +132,6 @@ async def test_async_calls_answer_as_sync_ones(quick_chat: ChatCocoa, quick_answ
     assert [one.content, batch[0].content, batch[1].content, added(chunks).content] == [quick_answer.content] * 4
     assert close(get_risk(one).to_dict(), get_risk(quick_answer).to_dict())
     assert close(get_risk(added(chunks)).to_dict(), get_risk(quick_answer).to_dict())
-
-
-async def test_the_event_loop_never_waits_for_the_model(
-    quick_engine: CocoaEngine, quick_chat: ChatCocoa, monkeypatch: pytest.MonkeyPatch, question: str
-) -> None:
-    loop_thread = threading.get_ident()
-    seen: set[int] = set()
-    forward = quick_engine.model.forward
-
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        seen.add(threading.get_ident())
-        return forward(*args, **kwargs)
-
-    monkeypatch.setattr(quick_engine.model, "forward", watched)
-    await quick_chat.ainvoke(question, max_tokens=3)
-    await quick_chat.abatch([question, question], max_tokens=3)
-    await _collect(quick_chat.astream(question, max_tokens=3))
-    assert seen
-    assert loop_thread not in seen
 
 
 async def _collect(stream: Any) -> list[Any]:
@@ -264,19 +154,6 @@ def test_text_streams_with_the_risk_beside_it(chat: ChatCocoa, answer: AIMessage
     assert "".join(piece["text"] for piece in pieces) == answer.content
 
 
-def test_a_chain_can_branch_on_risk(quick_chat: ChatCocoa, quick_answer: AIMessage, question: str) -> None:
-    for limit, expected in ((0.0, "I do not know."), (1e9, quick_answer.content)):
-        abstain = (lambda message, limit=limit: get_risk(message).max_risk > limit, lambda _: "I do not know.")
-        assert (quick_chat | RunnableBranch(abstain, StrOutputParser())).invoke(question) == expected
-
-
-def test_risk_is_not_found_in_plain_text(quick_answer: AIMessage) -> None:
-    with pytest.raises(ConfigError, match="before it is parsed"):
-        get_risk(quick_answer.content).to_dict()
-    with pytest.raises(ConfigError, match="has no risk report"):
-        get_risk(AIMessage("from elsewhere")).to_dict()
-
-
 def test_risk_metadata_never_reaches_a_later_prompt(
     quick_engine: CocoaEngine, quick_chat: ChatCocoa, spy: Any, quick_answer: AIMessage, question: str
 ) -> None:
@@ -292,20 +169,6 @@ def test_risk_metadata_never_reaches_a_later_prompt(
     assert "cocoa" not in quick_engine.render_chat(messages)
 
 
-@pytest.mark.filterwarnings("ignore:.*deprecated")
-def test_a_history_of_several_turns_holds_texts_only(
-    quick_engine: CocoaEngine, quick_chat: ChatCocoa, spy: Any
-) -> None:
-    history = InMemoryChatMessageHistory()
-    chain = RunnableWithMessageHistory(quick_chat.bind(max_tokens=6), lambda: history)
-    answers = [chain.invoke(question).content for question in ("One?", "Two?", "Three?")]
-    turns = [("user", "One?"), ("assistant", answers[0]), ("user", "Two?"), ("assistant", answers[1])]
-    expected = [{"role": role, "content": text} for role, text in [*turns, ("user", "Three?")]]
-    assert spy.asked("chat")[-1] == expected
-    assert "cocoa" not in quick_engine.render_chat(expected)
-    assert all(to_dicts(get_spans(message)) for message in history.messages[1::2])
-
-
 def test_messages_are_trimmed_by_the_models_own_count(quick_chat: ChatCocoa) -> None:
     messages = [HumanMessage("One?"), AIMessage("1"), HumanMessage("Two?"), AIMessage(""), HumanMessage("Three?")]
     limit = quick_chat.get_num_tokens_from_messages(messages[2:])
@@ -315,24 +178,11 @@ def test_messages_are_trimmed_by_the_models_own_count(quick_chat: ChatCocoa) -> 
     assert quick_chat.get_num_tokens_from_messages([]) == 0
 
 
-def test_a_tokenizer_without_a_chat_template_is_refused() -> None:
-    chat = ChatCocoa(engine=CocoaEngine(tiny_model("llama"), tiny_tokenizer()))
-    with pytest.raises(ChatTemplateError, match="no chat template"):
-        chat.invoke("Hi")
-    with pytest.raises(ChatTemplateError, match="no chat template"):
-        next(chat.stream("Hi"))
-
-
 def test_an_empty_conversation_is_refused_before_any_work(quick_chat: ChatCocoa, spy: Any) -> None:
     for empty in ([], "", [HumanMessage(" \n")]):
         with pytest.raises(PromptError, match="empty"):
             quick_chat.invoke(empty)
     assert spy.calls == []
-
-
-def test_a_prompt_beyond_the_context_window_is_refused(chat: ChatCocoa) -> None:
-    with pytest.raises(PromptError, match=r"tokens"):
-        chat.invoke("word " * 20_000)
 
 
 def test_a_timeout_raises_so_that_fallbacks_start(
@@ -380,6 +230,17 @@ def test_running_out_of_gpu_memory_is_tried_again(
         ChatCocoa(engine=quick_engine, max_tokens=12, max_retries=1).invoke(question)
 
 
+def test_invoke_hands_spans_to_callbacks_when_streaming_is_on(
+    quick_engine: CocoaEngine, question: str, quick_answer: AIMessage, live: Any
+) -> None:
+    chat = ChatCocoa(engine=quick_engine, max_tokens=12, streaming=True, risk_metadata="full")
+    message = chat.invoke(question, config={"callbacks": [live]})
+    assert message.content == quick_answer.content
+    assert get_risk(message).to_dict() == get_risk(quick_answer).to_dict()
+    assert live.spans == to_dicts(get_spans(quick_answer))
+    assert len(list(ChatCocoa(engine=quick_engine, max_tokens=12, streaming=False).stream(question))) == 1
+
+
 def test_a_stream_that_began_is_not_begun_again(
     quick_engine: CocoaEngine, quick_chat: ChatCocoa, monkeypatch: pytest.MonkeyPatch, spy: Any, question: str
 ) -> None:
@@ -390,14 +251,3 @@ def test_a_stream_that_began_is_not_begun_again(
     with failing(quick_engine, error), pytest.raises(torch.OutOfMemoryError):
         list(stream)
     assert len(spy.streams) == 1
-
-
-def test_invoke_hands_spans_to_callbacks_when_streaming_is_on(
-    quick_engine: CocoaEngine, question: str, quick_answer: AIMessage, live: Any
-) -> None:
-    chat = ChatCocoa(engine=quick_engine, max_tokens=12, streaming=True, risk_metadata="full")
-    message = chat.invoke(question, config={"callbacks": [live]})
-    assert message.content == quick_answer.content
-    assert get_risk(message).to_dict() == get_risk(quick_answer).to_dict()
-    assert live.spans == to_dicts(get_spans(quick_answer))
-    assert len(list(ChatCocoa(engine=quick_engine, max_tokens=12, streaming=False).stream(question))) == 1

@@ -220,17 +220,6 @@ async def test_where_attention_finds_no_source_they_are_by_lift(
     assert ("citations are by lift, because" in caplog.text) == (case != "a lowest lift")
 
 
-@pytest.mark.parametrize("by", [None, "attention"])
-def test_the_documents_take_the_place_of_other_sources(by: Any, quick_chat: ChatCocoa) -> None:
-    chat = quick_chat.model_copy(update={"source": ["Who"]})
-    for format_documents, count in ((len, 0), (lambda documents: DOCUMENTS[0].page_content, 1)):
-        chain = with_citations(PROMPT, chat, by=by, min_attention=0.0, format_documents=format_documents)
-        for span in to_dicts(get_spans(chain.invoke(VALUES))):
-            values = span.get("source_attentions") or span["source_lifts"]
-            assert len(values) == 3
-            assert by is None or sum(value is not None for value in values) == count
-
-
 def test_attention_that_cannot_be_measured(quick_chat: ChatCocoa, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retrieval_heads, "spread_heads_of", lambda model: None)  # as of a model without attention
     with pytest.raises(ConfigError, match="need a model with attention over the whole prompt"):
@@ -262,12 +251,6 @@ async def test_retries_and_streams_name_their_passages(detail: Any, seeing_chat:
         assert all(len(span["passage_attention"]) == 1 for span in spans)
     with pytest.raises(ConfigError, match="is not in the prompt"):
         chat.invoke("it rains", source=["it snows"])
-
-
-def test_answers_with_other_passages_are_not_taken_from_a_cache(seeing_chat: ChatCocoa) -> None:
-    cached = seeing_chat.model_copy(update={"cache": InMemoryCache()})
-    assert "passage_attention" not in to_dicts(get_spans(cached.invoke("it rains")))[0]
-    assert len(to_dicts(get_spans(cached.invoke("it rains", source=["rains"])))[0]["passage_attention"]) == 1
 
 
 def look_up(word: str) -> str:
@@ -308,3 +291,9 @@ def test_the_lift_is_of_the_prompt_that_was_answered(
     assert full == answered
     assert bare
     assert answered not in bare
+
+
+def test_answers_with_other_passages_are_not_taken_from_a_cache(seeing_chat: ChatCocoa) -> None:
+    cached = seeing_chat.model_copy(update={"cache": InMemoryCache()})
+    assert "passage_attention" not in to_dicts(get_spans(cached.invoke("it rains")))[0]
+    assert len(to_dicts(get_spans(cached.invoke("it rains", source=["rains"])))[0]["passage_attention"]) == 1

@@ -218,23 +218,6 @@ async def test_text_models_with_risk(steps: list[str], door: Door) -> None:
         await model.ainvoke("Hi", CONFIG)
 
 
-def test_the_steps_of_this_package_take_composed_models(quick_engine: CocoaEngine) -> None:
-    from langchain_core.documents import Document
-    from langchain_core.prompts import ChatPromptTemplate
-    from langchain_core.runnables import RunnableLambda
-
-    chat: Any = ChatCocoa(engine=quick_engine).bind(max_tokens=4).with_config(tags=["a"])
-    prompt = ChatPromptTemplate.from_template("{context} {question}")
-    given: dict[str, Any] = {"context": [Document("It is blue.")], "question": "Why?"}
-    retriever = RunnableLambda(lambda question: given["context"])
-    for step in (
-        with_context_lift(prompt, chat),
-        with_citations(prompt, chat, by="lift"),
-        with_risk_retry(retriever, prompt, chat, top_k_growth=1, max_tries=2),
-    ):
-        assert step.invoke(given).usage_metadata["output_tokens"] <= 4
-
-
 CHAINS: dict[str, Any] = {
     "with_citations": lambda chat: with_citations(PROMPT, chat),
     "with_context_lift": lambda chat: with_context_lift(PROMPT, chat),

@@ -11,16 +11,9 @@ from langchain_core.runnables.utils import add
 from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM
-from tests.helpers.tiny_models import tiny_model
 
 MODELS = [ChatCocoa, CocoaLLM]
 each_model = pytest.mark.parametrize("kind", MODELS)
-
-
-@pytest.fixture
-def own_engine(quick_engine: CocoaEngine) -> CocoaEngine:
-    """With an empty prefix cache."""
-    return CocoaEngine(tiny_model("llama", seed=6), quick_engine.tokenizer, model_name="quick")
 
 
 def test_stream_usage_leaves_the_usage_out(quick_engine: CocoaEngine) -> None:
@@ -40,31 +33,6 @@ def test_stream_usage_leaves_the_usage_out(quick_engine: CocoaEngine) -> None:
     assert ChatCocoa(stream_usage=None) == ChatCocoa()
     with pytest.raises(ConfigError, match="stream_usage"):
         chat.invoke("Hi", stream_usage="perhaps")
-
-
-def test_stream_usage_of_a_text_model(quick_engine: CocoaEngine, live: Any) -> None:
-    llm = CocoaLLM(engine=quick_engine, max_tokens=3, streaming=True)
-    result = llm.generate(["Hi"], stream_usage=False)
-    assert "usage_metadata" not in result.generations[0][0].generation_info
-    assert llm.generate(["Hi"]).generations[0][0].generation_info["usage_metadata"]["output_tokens"] == 3
-    assert "".join(llm.stream("Hi", stream_usage=False)) == "".join(llm.stream("Hi"))
-
-
-def test_answers_with_and_without_usage_are_cached_apart(quick_engine: CocoaEngine) -> None:
-    keys = [ChatCocoa(engine=quick_engine, stream_usage=usage)._identifying_params for usage in (True, False)]
-    assert keys[0] != keys[1]
-
-
-def test_tokens_read_from_the_prefix_cache_are_counted(own_engine: CocoaEngine) -> None:
-    chat, llm = ChatCocoa(engine=own_engine, max_tokens=2), CocoaLLM(engine=own_engine, max_tokens=2)
-    prompt = "A prompt that is long enough to be worth keeping. " * 3
-    first, second = chat.invoke(prompt), chat.invoke(prompt)
-    streamed = add(list(chat.stream(prompt)))
-    read = [answer.usage_metadata["input_token_details"]["cache_read"] for answer in (first, second, streamed)]
-    assert read[0] == 0 < read[1] == read[2] < second.usage_metadata["input_tokens"]
-    llm.invoke(prompt)
-    [[answer]] = llm.generate([prompt]).generations
-    assert answer.generation_info["usage_metadata"]["input_token_details"]["cache_read"] > 0
 
 
 def test_answers_name_their_provider(quick_chat: ChatCocoa) -> None:
@@ -123,3 +91,16 @@ def test_from_model_id_is_the_constructor(kind: Any) -> None:
 def test_from_model_id_refuses_what_is_not_supported(kind: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         kind.from_model_id("org/name", **options)
+
+
+def test_stream_usage_of_a_text_model(quick_engine: CocoaEngine, live: Any) -> None:
+    llm = CocoaLLM(engine=quick_engine, max_tokens=3, streaming=True)
+    result = llm.generate(["Hi"], stream_usage=False)
+    assert "usage_metadata" not in result.generations[0][0].generation_info
+    assert llm.generate(["Hi"]).generations[0][0].generation_info["usage_metadata"]["output_tokens"] == 3
+    assert "".join(llm.stream("Hi", stream_usage=False)) == "".join(llm.stream("Hi"))
+
+
+def test_answers_with_and_without_usage_are_cached_apart(quick_engine: CocoaEngine) -> None:
+    keys = [ChatCocoa(engine=quick_engine, stream_usage=usage)._identifying_params for usage in (True, False)]
+    assert keys[0] != keys[1]

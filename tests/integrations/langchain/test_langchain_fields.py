@@ -51,25 +51,6 @@ def test_the_end_of_a_stream_has_them(chat: ChatCocoa, method: Any) -> None:
     assert close(field_risks(whole), field_risks(expected))
 
 
-def test_fields_of_an_answer_that_was_cut_off(chat: ChatCocoa) -> None:
-    bound = chat.bind(
-        response_format={"type": "json_schema", "json_schema": {"schema": Order.model_json_schema()}},
-        risk_metadata="full",
-    )
-    whole = bound.invoke(REQUEST)
-    text = generated(whole)
-    end = text.index('"items"')
-    limit = next(
-        number
-        for number, _ in enumerate(whole.response_metadata["logprobs"]["content"])
-        if len("".join(each["token"] for each in whole.response_metadata["logprobs"]["content"][:number])) > end
-    )
-    cut = bound.invoke(REQUEST, max_tokens=limit)
-    assert cut.response_metadata["finish_reason"] == "length"
-    assert list(field_risks(cut))[:3] == PATHS[:3]
-    assert not {"$.items[1]", "$.paid"} & field_risks(cut).keys()
-
-
 def test_answers_without_structure_have_no_fields(chat: ChatCocoa) -> None:
     plain = chat.invoke("Hi", max_tokens=4)
     assert field_risks(plain) == {}

@@ -82,24 +82,6 @@ def test_an_answer_passes_or_raises_with_its_report(quick_chat: ChatCocoa, quest
     assert (str(again), again.report, again.value) == (str(error), error.report, error.value)
 
 
-def test_the_threshold_itself_is_too_risky(quick_answer: AIMessage) -> None:
-    value = max_risk(quick_answer)
-    with pytest.raises(HallucinationRiskError):
-        risk_gate(value).invoke(quick_answer)
-    assert risk_gate(value + 1e-9).invoke(quick_answer) is quick_answer
-
-
-@pytest.mark.parametrize("metric", ["risk", "con_mlds", "f_mlds", "self_information"])
-def test_the_threshold_is_for_the_chosen_figure(quick_answer: AIMessage, metric: Any) -> None:
-    spans = to_dicts(get_spans(quick_answer))
-    figures = [-span["log_prob"] if metric == "self_information" else span[metric] for span in spans]
-    assert max_risk(quick_answer, metric) == max(figures)
-    risk_gate(max(figures) + 1e-9, metric=metric).invoke(quick_answer)
-    with pytest.raises(HallucinationRiskError, match=metric) as caught:
-        risk_gate(max(figures), metric=metric).invoke(quick_answer)
-    assert caught.value.value == max(figures)
-
-
 def test_spans_of_whitespace_only_do_not_count(quick_answer: AIMessage) -> None:
     report = copy.deepcopy(get_risk(quick_answer).to_dict())
     others = max(span["risk"] for span in report["spans"][1:])
@@ -156,18 +138,6 @@ def test_marks_stand_around_risky_spans(
     worst = max(to_dicts(get_spans(quick_answer)), key=lambda span: span["risk"])
     assert own.text == with_riskiest_marked(quick_answer, "", f"^{worst['span']}")
     assert risk_gate(1.0, on_risk="mark").invoke(before) is before
-
-
-def test_marks_of_the_real_model_leave_whitespace_outside(chat: ChatCocoa, answer: AIMessage) -> None:
-    marked = risk_gate(0.0, on_risk="mark").invoke(answer).text
-    assert (
-        marked.count("[[")
-        == len([span for span in to_dicts(get_spans(answer)) if any(map(str.isalnum, span["text"]))])
-        > 1
-    )
-    assert marked.replace("[[", "").replace("]]", "") == answer.text
-    assert "[[ " not in marked
-    assert " ]]" not in marked
 
 
 def test_abstaining_keeps_the_report(quick_chat: ChatCocoa, quick_answer: AIMessage, question: str) -> None:
@@ -258,36 +228,6 @@ def test_marks_stream_through(quick_chat: ChatCocoa, quick_answer: AIMessage, qu
     assert len(list((quick_chat | risk_gate(1.0, on_risk="mark")).stream(question))) == len(seen)
 
 
-def test_marks_find_their_place_where_text_comes_later_than_its_spans(
-    quick_chat: ChatCocoa, quick_answer: AIMessage, question: str, between: float
-) -> None:
-    first, second, *others = quick_chat.stream(question)
-    late = [
-        first.model_copy(update={"content": ""}),  # as where a tool call may begin
-        second.model_copy(update={"content": first.text + second.text}),
-        *others,
-    ]
-    gate = risk_gate(between, on_risk="mark")
-    whole = add(list(gate.transform(iter(late))))
-    assert whole.text == with_riskiest_marked(quick_answer)
-    assert get_risk(whole).to_dict() == get_risk(gate.invoke(quick_answer)).to_dict()
-
-
-def test_a_chat_model_with_tools_is_marked_too(chat: ChatCocoa, question: str) -> None:
-    def look_up(name: str) -> str:
-        """Look something up."""
-        return name
-
-    with_tools = chat.bind_tools([look_up])
-    answer = with_tools.invoke(question)
-    assert not answer.tool_calls
-    gated = with_tools | risk_gate(0.0, on_risk="mark")
-    texts = [span["text"].strip() for span in to_dicts(get_spans(answer))]
-    marked = "".join(f"[[{text}]]" if any(map(str.isalnum, text)) else text for text in texts)
-    assert "".join(gated.invoke(question).text.split()) == "".join(marked.split())
-    assert add(list(gated.stream(question))).text == gated.invoke(question).text
-
-
 async def test_async_calls_do_the_same(
     quick_chat: ChatCocoa, quick_answer: AIMessage, question: str, between: float
 ) -> None:
@@ -314,14 +254,9 @@ async def test_async_calls_do_the_same(
     ("options", "message"),
     [
         ({"threshold": float("nan")}, "finite number"),
-        ({"threshold": "0.5"}, "finite number"),
-        ({"threshold": True}, "finite number"),
         ({"metric": "fmlds"}, "f_mlds"),
         ({"on_risk": "abstein"}, "abstain"),
         ({"mark": "**"}, "no {text} field"),
-        ({"mark": "{text}{risk}"}, "mark takes"),
-        ({"mark": "{text"}, "mark takes"),
-        ({"mark": None}, "mark takes"),
         ({"answer": None}, "answer takes a text"),
     ],
 )
@@ -349,12 +284,6 @@ async def test_answers_without_a_whole_report_are_refused(quick_chat: ChatCocoa,
             (quick_chat | StrOutputParser() | step).invoke(question)
         with pytest.raises(ConfigError, match="no risk report"):
             step.invoke({"text": "hello"} if step is gate else "hello")
-
-
-def test_a_text_that_was_changed_cannot_be_marked(quick_answer: AIMessage) -> None:
-    changed = quick_answer.model_copy(update={"content": quick_answer.text.upper() + "!"})
-    with pytest.raises(ConfigError, match="before changing its text"):
-        risk_gate(0.0, on_risk="mark").invoke(changed)
 
 
 # Text and risk together.
@@ -409,3 +338,18 @@ def test_a_cached_text_has_its_risk(quick_engine: CocoaEngine, spy: Any) -> None
     model = CocoaLLM(engine=quick_engine, max_tokens=4, cache=InMemoryCache()).with_risk()
     assert model.invoke("Once") == model.invoke("Once")
     assert len(spy.calls) == 1
+
+
+def test_marks_find_their_place_where_text_comes_later_than_its_spans(
+    quick_chat: ChatCocoa, quick_answer: AIMessage, question: str, between: float
+) -> None:
+    first, second, *others = quick_chat.stream(question)
+    late = [
+        first.model_copy(update={"content": ""}),  # as where a tool call may begin
+        second.model_copy(update={"content": first.text + second.text}),
+        *others,
+    ]
+    gate = risk_gate(between, on_risk="mark")
+    whole = add(list(gate.transform(iter(late))))
+    assert whole.text == with_riskiest_marked(quick_answer)
+    assert get_risk(whole).to_dict() == get_risk(gate.invoke(quick_answer)).to_dict()

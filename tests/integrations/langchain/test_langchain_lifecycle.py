@@ -18,9 +18,7 @@ from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
 from cocoa_engine.errors import ConfigError, PromptError, UnsupportedFeatureError
 from cocoa_engine.model.embedded import CONTEXT_WINDOW
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_risk
-from tests.helpers.inside import sequences_running
 from tests.helpers.model_folders import counted_loads, save_calibrator, save_model
-from tests.helpers.processors import Meets
 
 MODELS = [ChatCocoa, CocoaLLM]
 each_model = pytest.mark.parametrize("kind", MODELS)
@@ -67,54 +65,6 @@ def test_a_calibrator_set_later_applies_from_the_next_call(
     assert loads == [folder]
 
 
-@each_model
-def test_options_of_a_call_use_what_was_set_and_load_it_once(
-    kind: Any, folder: str, other_folder: str, loads: list[str]
-) -> None:
-    model = kind(model=folder, max_tokens=4)
-    model.model_name = other_folder
-    for alpha in (1.0, 2.0):
-        generation(model, alpha=alpha)
-    assert asyncio.run(model.ainvoke("Hi", alpha=3.0))
-    assert loads == [other_folder]
-
-
-@pytest.mark.slow
-@each_model
-def test_a_model_set_later_is_loaded_by_the_next_call(kind: Any, folder: str, other_folder: str) -> None:
-    model = kind(model=folder, max_tokens=8)
-    first = generation(model)
-    key = model._identifying_params
-    model.model = Path(other_folder)
-    assert model.model_name == other_folder
-    second = generation(model)
-    assert second.text == generation(kind(model=other_folder, max_tokens=8)).text != first.text
-    assert model._identifying_params != key
-
-
-@pytest.mark.slow
-@each_model
-def test_every_loading_option_set_later_reaches_the_engine(kind: Any, folder: str, other_folder: str) -> None:
-    model = kind(model=folder)
-    assert model.load().runtime == Runtime()
-    model.runtime = {"max_batch_size": 3}
-    assert model.runtime == Runtime(max_batch_size=3) == model.load().runtime
-    model.dtype = "bfloat16"
-    assert str(model.load().model.dtype) == "torch.bfloat16"
-    model.model_kwargs = {"attn_implementation": "eager"}
-    assert model.load().model.config._attn_implementation == "eager"
-    model.model_kwargs["attn_implementation"] = "sdpa"  # inside the dict
-    assert model.load().model.config._attn_implementation == "sdpa"
-    model.tokenizer_name = other_folder
-    assert model.load().tokenizer.name_or_path == other_folder
-    model.tokenizer_kwargs = {"bos_token": "<pad>"}
-    assert model.load().tokenizer.bos_token == "<pad>"
-    model.device_map = None
-    assert str(model.load().model.device) == "cpu"
-    model.dtype = None
-    assert model.dtype == "auto"
-
-
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
@@ -150,29 +100,6 @@ def test_an_engine_excludes_loading_options_later_too(kind: Any, quick_engine: C
     assert unnamed.load() is quick_engine
 
 
-@pytest.mark.slow
-@each_model
-def test_models_that_differ_in_calibrator_or_runtime_share_the_weights(
-    kind: Any, folder: str, calibrator: str, loads: list[str]
-) -> None:
-    plain, calibrated = kind(model=folder), kind(model=folder, calibrator=calibrator)
-    faster, both = kind(model=folder, runtime={"max_batch_size": 2}), CocoaLLM(model=folder, calibrator=calibrator)
-    engines = [model.load() for model in (calibrated, plain, faster, both)]
-    assert loads == [folder]
-    assert len({id(engine.model) for engine in engines}) == 1
-    assert engines[0] is engines[3]
-    assert engines[0].session is engines[1].session  # one batch for both
-    assert [engine.calibrator is None for engine in engines] == [False, True, True, False]
-
-
-def test_the_cache_key_knows_a_change_made_before_a_model_that_shares_the_weights(folder: str, calibrator: str) -> None:
-    plain, calibrated = ChatCocoa(model=folder), ChatCocoa(model=folder, calibrator=calibrator)
-    unchanged = calibrated._identifying_params
-    plain.load().model.generation_config.repetition_penalty = 1.7
-    calibrated.load()
-    assert calibrated._identifying_params != unchanged
-
-
 # --- copies and pickles
 
 
@@ -189,20 +116,6 @@ def test_copies_share_the_engine(kind: Any, folder: str, loads: list[str], quick
         other.alpha = 9.0
         assert model.alpha != 9.0
     assert loads == [folder]
-
-
-@pytest.mark.slow
-@each_model
-def test_a_copy_whose_model_is_changed_leaves_the_original_alone(
-    kind: Any, folder: str, other_folder: str, loads: list[str]
-) -> None:
-    model = kind(model=folder, max_tokens=2)
-    model.load()
-    other = copy.deepcopy(model)
-    other.model = other_folder
-    other.invoke("Hi")
-    model.invoke("Hi")
-    assert loads == [folder, other_folder]
 
 
 @each_model
@@ -276,17 +189,6 @@ def test_a_window_that_cannot_be_read_is_absent(name: str, tmp_path: Path) -> No
     assert profile["tool_calling"] is True
 
 
-def test_the_configuration_is_not_read_by_the_constructor(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cocoa_integrations._shared import loading
-
-    monkeypatch.setattr(loading, "read_context_window", lambda *args, **options: pytest.fail("was read"))
-    chat = ChatCocoa(model="org/name")
-    assert copy.deepcopy(chat) == chat
-    assert "org/name" in repr(chat)
-    assert chat.model_dump()["model_name"] == "org/name"
-    assert "org/name" in chat.model_dump_json()
-
-
 # --- prompts
 
 
@@ -305,11 +207,6 @@ def test_a_lone_surrogate_is_refused_before_a_model_is_loaded(kind: Any, how: st
         calls[how]()
 
 
-def test_the_message_with_the_surrogate_is_named(quick_chat: ChatCocoa) -> None:
-    with pytest.raises(PromptError, match=r"message 2 \(user\) has a lone surrogate \(U\+DFFF\) at character 0"):
-        quick_chat.invoke([("user", "Hi"), ("assistant", "Hello"), ("user", "\udfff")])
-
-
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_one_bad_prompt_of_a_batch_fails_alone(asynchronous: bool, quick_llm: CocoaLLM, live: Any) -> None:
     prompts: list[Any] = ["One, two,", LONE, "", "Once upon"]
@@ -324,13 +221,6 @@ def test_one_bad_prompt_of_a_batch_fails_alone(asynchronous: bool, quick_llm: Co
     assert quick_llm.batch([], return_exceptions=True) == []
     errors = quick_llm.batch(["Hi", "Ho"], return_exceptions=True, gamma=7)
     assert all(isinstance(error, ConfigError) for error in errors)
-
-
-def test_prompts_of_such_a_batch_are_decoded_together(quick_engine: CocoaEngine) -> None:
-    llm, most = CocoaLLM(engine=quick_engine, max_tokens=6, batch_size=3), []
-    options: dict[str, Any] = {"stopping_criteria": [Meets(lambda _: most.append(sequences_running(quick_engine)))]}
-    assert len(llm.batch([f"{number}. " for number in range(9)], return_exceptions=True, **options)) == 9
-    assert max(most) == 3
 
 
 # --- synonyms
@@ -354,3 +244,22 @@ def test_max_tokens_can_be_set_and_configured(kind: Any, quick_engine: CocoaEngi
         model.configurable_fields(max_tokens=ConfigurableField(id="a"), max_new_tokens=ConfigurableField(id="b"))
     with pytest.raises(ValueError, match="max_tokenz"):
         model.configurable_fields(max_tokenz=ConfigurableField(id="a"))
+
+
+def test_the_cache_key_knows_a_change_made_before_a_model_that_shares_the_weights(folder: str, calibrator: str) -> None:
+    plain, calibrated = ChatCocoa(model=folder), ChatCocoa(model=folder, calibrator=calibrator)
+    unchanged = calibrated._identifying_params
+    plain.load().model.generation_config.repetition_penalty = 1.7
+    calibrated.load()
+    assert calibrated._identifying_params != unchanged
+
+
+def test_the_configuration_is_not_read_by_the_constructor(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cocoa_integrations._shared import loading
+
+    monkeypatch.setattr(loading, "read_context_window", lambda *args, **options: pytest.fail("was read"))
+    chat = ChatCocoa(model="org/name")
+    assert copy.deepcopy(chat) == chat
+    assert "org/name" in repr(chat)
+    assert chat.model_dump()["model_name"] == "org/name"
+    assert "org/name" in chat.model_dump_json()

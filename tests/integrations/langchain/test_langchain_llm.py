@@ -11,8 +11,8 @@ from langchain_core.prompts import PromptTemplate
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import PromptError
-from cocoa_integrations.langchain import CocoaLLM, UnsupportedFeatureError, get_risk, get_spans
-from tests.helpers.alike import close, without_reuse
+from cocoa_integrations.langchain import CocoaLLM, get_risk, get_spans
+from tests.helpers.alike import without_reuse
 from tests.helpers.reports import risk_report, to_dicts
 
 PROMPTS = ["The capital of France is", "One, two, three,", "Once upon a time"]
@@ -28,16 +28,6 @@ def test_an_answer_goes_on_from_the_prompt_as_it_is(engine: CocoaEngine) -> None
     assert answer.text == expected.text  # neither echoed nor wrapped in a chat template
     assert get_risk(answer).to_dict() == risk_report(expected)
     assert answer.generation_info["finish_reason"] == "length"
-
-
-def test_dola_answers_as_the_engine_does(quick_engine: CocoaEngine, quick_llm: CocoaLLM) -> None:
-    expected = quick_engine.generate(PROMPTS[0], method="dola", max_new_tokens=12)
-    assert expected.text != quick_llm.invoke(PROMPTS[0])
-    made_with = CocoaLLM(engine=quick_engine, max_tokens=12, method="dola")
-    for answer in (only(made_with, PROMPTS[0]), only(quick_llm, PROMPTS[0], method="dola")):
-        assert answer.text == expected.text
-        assert close(get_risk(answer).to_dict(), risk_report(expected))
-    assert "".join(made_with.stream(PROMPTS[0])) == expected.text
 
 
 def test_invoke_and_stream_return_text(quick_llm: CocoaLLM) -> None:
@@ -60,16 +50,6 @@ def test_callbacks_see_each_span_of_a_stream_live(quick_llm: CocoaLLM, live: Any
     answer = only(quick_llm, PROMPTS[0])
     assert live.spans == to_dicts(get_spans(answer)) == get_risk(answer).to_dict()["spans"]
     assert "".join(live.tokens) == answer.text
-
-
-def test_a_whole_answer_and_a_streamed_one_carry_the_same(quick_llm: CocoaLLM) -> None:
-    chunks = list(quick_llm._stream(PROMPTS[0]))
-    whole = chunks[0]
-    for chunk in chunks[1:]:
-        whole = whole + chunk
-    answer = only(quick_llm, PROMPTS[0])
-    assert whole.text == answer.text
-    assert without_reuse(whole.generation_info) == without_reuse(answer.generation_info)
 
 
 def test_a_batch_is_one_engine_call_with_the_answers_of_single_ones(quick_llm: CocoaLLM, spy: Any) -> None:
@@ -144,12 +124,3 @@ def test_an_empty_prompt_is_refused(quick_llm: CocoaLLM) -> None:
         quick_llm.invoke("")
     with pytest.raises(PromptError, match="empty"):
         quick_llm.batch([PROMPTS[0], ""])
-
-
-def test_tokens_are_counted_by_the_models_own_tokenizer(quick_engine: CocoaEngine, quick_llm: CocoaLLM) -> None:
-    assert quick_llm.get_num_tokens("naïve 🙂") == len(quick_engine.encode("naïve 🙂", add_special_tokens=False))
-
-
-def test_schemas_are_refused(quick_llm: CocoaLLM) -> None:
-    with pytest.raises(UnsupportedFeatureError, match="CocoaLLM"):
-        quick_llm.with_structured_output({"title": "Answer"})

@@ -11,7 +11,6 @@ from langchain_core.messages import (
     FunctionMessage,
     HumanMessage,
     SystemMessage,
-    ToolMessage,
 )
 
 from cocoa_engine.errors import PromptError
@@ -37,27 +36,3 @@ def test_known_messages(message: BaseMessage, expected: dict[str, str]) -> None:
 def test_messages_without_a_role_are_refused() -> None:
     with pytest.raises(PromptError, match="cannot hold messages of type FunctionMessage"):
         to_chat([HumanMessage("Hi"), FunctionMessage("a", name="f")])
-
-
-def test_tool_calls_and_results() -> None:
-    call = {"name": "f", "args": {"x": 1}, "id": "1"}
-    blocks = [{"type": "text", "text": "I call."}, {"type": "tool_use", "id": "1", "name": "f", "input": {"x": 1}}]
-    faulty = {"name": "f", "args": '{"x": ', "id": "2", "error": None, "type": "invalid_tool_call"}
-    function = {"type": "function", "id": "1", "function": {"name": "f", "arguments": {"x": 1}}}
-    assert to_chat(
-        [
-            AIMessage(blocks, tool_calls=[call]),
-            ToolMessage("a", tool_call_id="1"),
-            AIMessage("", invalid_tool_calls=[faulty]),
-        ]
-    ) == [
-        {"role": "assistant", "content": "I call.", "tool_calls": [function]},
-        {"role": "tool", "content": "a", "tool_call_id": "1", "name": "f"},
-        {"role": "assistant", "content": '{"name": "f", "arguments": {"x": '},
-    ]
-
-
-def test_content_that_is_no_text_is_refused() -> None:
-    picture = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
-    with pytest.raises(PromptError, match="content of type 'image_url' in HumanMessage; the model reads text only"):
-        to_chat([HumanMessage([{"type": "text", "text": "What is this?"}, picture])])

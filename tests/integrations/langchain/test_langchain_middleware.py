@@ -101,33 +101,6 @@ def reported(text: str, span_risk: float, **more: Any) -> dict[str, Any]:
     return {**report, "spans": [{**one, "flagged": flagged} for one in report["spans"]], "threshold": 0.6, **more}
 
 
-def test_by_default_the_risk_of_the_answer_is_compared_where_there_is_one() -> None:
-    answered = {"answer_risk": 0.8, "answer_threshold": 0.7}
-    first = Reported(responses=["no"], reports=[reported("no", 0.1, **answered)])
-    [entry] = agent_of(first, RiskMiddleware()).invoke(asked("?"))["cocoa_risks"]
-    assert (entry["value"], entry["action"]) == (0.8, "keep")
-    spans = Reported(responses=["no"], reports=[reported("no", 0.5)])
-    [entry] = agent_of(spans, RiskMiddleware()).invoke(asked("?"))["cocoa_risks"]
-    assert (entry["value"], entry["action"]) == (0.5, "none")
-    marked = Reported(responses=["no"], reports=[reported("no", 0.65, **answered)])
-    state = agent_of(marked, RiskMiddleware(on_risk="mark")).invoke(asked("?"))
-    assert (state["messages"][-1].text, state["cocoa_risks"][-1]["value"]) == ("[[no]]", 0.65)
-
-
-def test_the_risks_of_answers_and_of_spans_are_not_compared_with_each_other() -> None:
-    answered = {"answer_risk": 0.8, "answer_threshold": 0.7}
-    first = Reported(responses=["first"], reports=[reported("first", 0.1, **answered)])
-    worse = Reported(responses=["worse"], reports=[reported("worse", 0.75)])  # 0.75 of a span, and above its threshold
-    better = Reported(responses=["better"], reports=[reported("better", 0.9, **{**answered, "answer_risk": 0.75})])
-    state = agent_of(first, RiskMiddleware(retry_with=worse)).invoke(asked("?"))
-    assert (state["messages"][-1].text, state["cocoa_risks"][-1]["attempts"]) == ("first", [0.8, 0.75])
-    state = agent_of(first, RiskMiddleware(retry_with=[worse, better])).invoke(asked("?"))
-    assert (state["messages"][-1].text, state["cocoa_risks"][-1]["value"]) == ("better", 0.75)
-    passes = Reported(responses=["passes"], reports=[reported("passes", 0.55)])
-    state = agent_of(first, RiskMiddleware(retry_with=passes)).invoke(asked("?"))
-    assert (state["messages"][-1].text, state["cocoa_risks"][-1]["action"]) == ("passes", "none")
-
-
 def test_risks_of_different_sources_are_not_compared_with_each_other_under_a_number() -> None:
     def model(text: str, risk: float, source: str) -> Reported:
         return Reported(responses=[text], reports=[reported(text, risk, risk_source=source)])
@@ -195,21 +168,6 @@ async def test_it_raises_if_asked_to(quick_chat: ChatCocoa, quick_answer: AIMess
         await agent.ainvoke(asked(question))
 
 
-@pytest.mark.parametrize("on_risk", ["mark", "abstain"])
-def test_an_agent_of_the_real_model_with_a_tool(chat: ChatCocoa, question: str, on_risk: Any) -> None:
-    def look_up(name: str) -> str:
-        """Look something up."""
-        return f"{name}: nothing known"
-
-    middleware = RiskMiddleware(0.0, retry_with={"alpha": 0.0}, on_risk=on_risk)
-    state = agents.create_agent(chat, tools=[look_up], middleware=[middleware]).invoke(asked(question))
-    [entry] = state["cocoa_risks"]
-    assert len(entry["attempts"]) == 2
-    assert entry["value"] == min(entry["attempts"])
-    text = state["messages"][-1].text
-    assert text == "I don't know." if on_risk == "abstain" else "[[" in text
-
-
 class Caller(GenericFakeChatModel):
     """Says what it is told to, tool calls too."""
 
@@ -274,23 +232,15 @@ def test_two_of_them_agree_on_the_state(quick_chat: ChatCocoa, question: str) ->
     ("options", "message"),
     [
         ({"on_risk": "keeep"}, "keep"),
-        ({"threshold": "half"}, "finite number"),
-        ({"metric": "max_risk"}, "risk"),
         ({"metric": "none"}, "unknown metric 'none'"),
         ({"retry_with": {"gama": 0.1}}, "did you mean 'gamma'"),
         ({"retry_with": "gpt-5"}, "chat models and dicts"),
-        ({"retry_with": [None]}, "chat models and dicts"),
         ({"mark": "!"}, "no {text} field"),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         RiskMiddleware(**{"threshold": 0.5, **options})
-
-
-def test_settings_that_make_no_sense_are_refused_by_the_model(quick_chat: ChatCocoa, question: str) -> None:
-    with pytest.raises(ConfigError, match="alpha"):
-        agent_of(quick_chat, RiskMiddleware(0.0, retry_with={"alpha": -1.0})).invoke(asked(question))
 
 
 @pytest.mark.parametrize(("name", "module"), [("RiskMiddleware", "agents"), ("ToolRiskMiddleware", "agents")])

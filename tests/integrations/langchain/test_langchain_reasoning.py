@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 from langchain_core.language_models.base import LanguageModelInput
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, message_to_dict, messages_from_dict
+from langchain_core.messages import AIMessage, HumanMessage, message_to_dict, messages_from_dict
 from langchain_core.output_parsers import StrOutputParser
+from langchain_core.runnables.utils import add as added
 from pydantic import BaseModel
 
-from cocoa_engine import CocoaEngine, ConfigError, HallucinationRiskError, PromptError
+from cocoa_engine import ConfigError, HallucinationRiskError, PromptError
 from cocoa_integrations.langchain import (
     ChatCocoa,
     CocoaLLM,
-    context_lift,
     field_risks,
     get_risk,
     get_risk_callback,
@@ -23,14 +23,12 @@ from cocoa_integrations.langchain import (
     max_risk,
     risk_gate,
 )
-from tests.helpers.alike import close, near, token_counts
+from tests.helpers.alike import close, token_counts
 from tests.helpers.reasoning_models import HYBRID, PLAIN, READS_REASONING, reasoning_engine, saying
 from tests.helpers.reports import to_dicts
 
 THOUGHT = 'I could <tool_call>{"name":"get_weather","arguments":{}}</tool_call> but…'
 TEXT = f"{THOUGHT}</think>\n\nHello!"
-CALL = '<tool_call>\n{"name": "get_weather", "arguments": {}}\n</tool_call>'
-TAGS = ["text", "added", "special"]
 
 
 def get_weather() -> str:
@@ -39,33 +37,19 @@ def get_weather() -> str:
 
 
 @pytest.fixture(scope="module")
-def engines() -> dict[str, CocoaEngine]:
-    return {tags: reasoning_engine(tags=tags) for tags in TAGS}
-
-
-@pytest.fixture(scope="module")
-def thinker(engines: dict[str, CocoaEngine]) -> ChatCocoa:
-    return ChatCocoa(engine=engines["text"], **saying(engines["text"], TEXT))
-
-
-def added(chunks: list[AIMessageChunk]) -> AIMessageChunk:
-    whole = chunks[0]
-    for chunk in chunks[1:]:
-        whole += chunk
-    return whole
+def thinker() -> ChatCocoa:
+    engine = reasoning_engine()
+    return ChatCocoa(engine=engine, **saying(engine, TEXT))
 
 
 def without_index(content: Any) -> Any:
     return [{key: value for key, value in block.items() if key != "index"} for block in content]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("tags", TAGS)
 @pytest.mark.parametrize("version", [None, "v1"])
-def test_nothing_is_called_before_the_end_of_the_reasoning(
-    engines: dict[str, CocoaEngine], tags: str, version: str | None
-) -> None:
-    chat = ChatCocoa(engine=engines[tags], output_version=version, **saying(engines[tags], TEXT))
+def test_nothing_is_called_before_the_end_of_the_reasoning(version: str | None) -> None:
+    engine = reasoning_engine()
+    chat = ChatCocoa(engine=engine, output_version=version, **saying(engine, TEXT))
     model = chat.bind_tools([get_weather], risk_metadata="full")
     message = model.invoke("Hi")
     blocks = [{"type": "reasoning", "reasoning": THOUGHT}, {"type": "text", "text": "Hello!"}]
@@ -83,20 +67,6 @@ def test_nothing_is_called_before_the_end_of_the_reasoning(
     assert close(get_risk(whole).to_dict(), get_risk(message).to_dict())
 
 
-@pytest.mark.slow
-def test_a_call_after_the_reasoning(engines: dict[str, CocoaEngine]) -> None:
-    text = f"{THOUGHT}</think>\n\nI look.\n{CALL}"
-    for version in (None, "v1"):
-        chat = ChatCocoa(engine=engines["text"], output_version=version, **saying(engines["text"], text))
-        model = chat.bind_tools([get_weather])
-        for message in (model.invoke("Hi"), added(list(model.stream("Hi")))):
-            [call] = message.tool_calls
-            assert (call["name"], call["args"]) == ("get_weather", {})
-            assert message.text == "I look.\n"
-            assert [block["reasoning"] for block in message.content_blocks if block["type"] == "reasoning"] == [THOUGHT]
-            assert [entry["id"] for entry in get_risk(message).to_dict()["tool_calls"]] == [call["id"]]
-
-
 async def test_streams_of_events_and_async(thinker: ChatCocoa) -> None:
     whole = added([chunk async for chunk in thinker.astream("Hi")])
     assert without_index(whole.content) == thinker.invoke("Hi").content
@@ -104,40 +74,6 @@ async def test_streams_of_events_and_async(thinker: ChatCocoa) -> None:
     assert events[-1]["data"]["output"].text == "Hello!"
     assert "".join(thinker.pipe(StrOutputParser()).stream("Hi")) == "Hello!"
     assert messages_from_dict([message_to_dict(whole)])[0].content == whole.content
-
-
-@pytest.mark.slow
-def test_what_the_model_opens_itself_is_reasoning_too(engines: dict[str, CocoaEngine]) -> None:
-    for tags in TAGS:
-        engine = reasoning_engine(HYBRID, tags=tags)
-        chat = ChatCocoa(engine=engine, **saying(engine, f"<think>\n{TEXT}"))
-        for message in (chat.invoke("Hi"), added(list(chat.stream("Hi")))):
-            assert without_index(message.content) == [
-                {"type": "reasoning", "reasoning": THOUGHT},
-                {"type": "text", "text": "Hello!"},
-            ]
-        empty = saying(engine, "<think>\n\n</think>\n\nHello!")
-        assert chat.invoke("Hi", **empty).content == "Hello!"
-        assert added(list(chat.stream("Hi", **empty))).content == "Hello!"
-        plain = saying(engine, "\n <b>Hello</think>")
-        if tags != "special":
-            assert chat.invoke("Hi", **plain).content == "\n <b>Hello</think>"
-            chunks = list(chat.stream("Hi", **plain))
-            assert added(chunks).content == "\n <b>Hello</think>"
-            assert all(chunk.text == "".join(span["text"] for span in to_dicts(get_spans(chunk))) for chunk in chunks)
-
-
-@pytest.mark.parametrize("limit", [12, 40])
-def test_an_answer_cut_off_inside_has_no_text(thinker: ChatCocoa, limit: int) -> None:
-    message, whole = thinker.invoke("Hi", max_tokens=limit), added(list(thinker.stream("Hi", max_tokens=limit)))
-    for each in (message, whole):
-        [block] = without_index(each.content)
-        assert THOUGHT.startswith(block["reasoning"])
-        assert each.text == ""
-        assert get_risk(each).max_risk == 0.0
-        assert get_risk(each).to_dict()["reasoning"]["max_risk"] > 0.0
-    assert message.usage_metadata is not None
-    assert message.usage_metadata["output_token_details"] == {"reasoning": limit}
 
 
 def test_the_risk_is_that_of_the_answer(thinker: ChatCocoa) -> None:
@@ -193,18 +129,6 @@ def test_reasoning_of_the_history_does_not_reach_the_prompt(thinker: ChatCocoa) 
     assert thinker.invoke([HumanMessage("Hi"), answer, HumanMessage("Again")]).text == "Hello!"
     with pytest.raises(PromptError, match="content of type 'reasoning' in HumanMessage"):
         thinker.invoke([HumanMessage(blocks[:1]), HumanMessage("Hi")])
-
-
-def test_a_template_may_read_the_reasoning_of_the_history() -> None:
-    engine = reasoning_engine(READS_REASONING)
-    chat = ChatCocoa(engine=engine)
-    for said in (
-        AIMessage([{"type": "reasoning", "reasoning": "Well."}, {"type": "text", "text": "Hello!"}]),
-        AIMessage([{"type": "thinking", "thinking": "Well."}, {"type": "text", "text": "Hello!"}]),
-        AIMessage("Hello!", additional_kwargs={"reasoning_content": "Well."}),
-    ):
-        prompt = chat.prompt_text([HumanMessage("Hi"), said, HumanMessage("Again")])
-        assert "<think>Well.</think>Hello!" in prompt
 
 
 def test_thinking_is_switched_off_by_the_constructor_or_a_call() -> None:
@@ -268,10 +192,10 @@ class Move(BaseModel):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tags", TAGS)
+@pytest.mark.parametrize("tags", ["text", "added", "special"])
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
-def test_a_schema_holds_after_the_reasoning(engines: dict[str, CocoaEngine], tags: str, method: Any) -> None:
-    engine = engines[tags]
+def test_a_schema_holds_after_the_reasoning(tags: str, method: Any) -> None:
+    engine = reasoning_engine(tags=tags)
     options = saying(engine, "Up {or} down?</think>\n", ends=False)
     chat = ChatCocoa(engine=engine, **{**options, "max_new_tokens": 200})
     model = chat.with_structured_output(Move, method=method, include_raw=True)
@@ -285,44 +209,35 @@ def test_a_schema_holds_after_the_reasoning(engines: dict[str, CocoaEngine], tag
     assert (path, json.loads(text[field.start : field.end])) == ("$.up", answer["parsed"].up)
 
 
-@pytest.mark.parametrize("tags", TAGS)
-def test_a_compact_message_has_no_text_twice(engines: dict[str, CocoaEngine], tags: str) -> None:
-    chat = ChatCocoa(engine=engines[tags], **saying(engines[tags], TEXT))
-    full = chat.invoke("Hi", risk_metadata="full")
-    for message in (chat.invoke("Hi"), added(list(chat.stream("Hi", risk_metadata="compact")))):
-        report = message.response_metadata["cocoa_risk"]
-        kept = [span["text"] for span in report["spans"] if "text" in span and span["text"].strip()]
-        assert len(kept) <= 4, kept  # those with a tag
-        assert {span["part"] for span in report["spans"]} == {"reasoning", "answer"}
-        assert "spans" not in report["reasoning"]
-        assert report["max_risk"] == near(get_risk(full).max_risk)
-        ours, theirs = get_risk(message).to_dict(), get_risk(full).to_dict()
-        assert ours["reasoning"].keys() == theirs["reasoning"].keys()
-        assert ours["reasoning"]["spans"] == theirs["reasoning"]["spans"]
-        assert all(close({**whole, **span}, whole) for span, whole in zip(ours["spans"], theirs["spans"], strict=True))
-        gate = risk_gate(max_risk(message), on_risk="mark")
-        assert gate.invoke(message).text == risk_gate(max_risk(full), on_risk="mark").invoke(full).text != "Hello!"
+@pytest.mark.parametrize("limit", [12, 40])
+def test_an_answer_cut_off_inside_has_no_text(thinker: ChatCocoa, limit: int) -> None:
+    message, whole = thinker.invoke("Hi", max_tokens=limit), added(list(thinker.stream("Hi", max_tokens=limit)))
+    for each in (message, whole):
+        [block] = without_index(each.content)
+        assert THOUGHT.startswith(block["reasoning"])
+        assert each.text == ""
+        assert get_risk(each).max_risk == 0.0
+        assert get_risk(each).to_dict()["reasoning"]["max_risk"] > 0.0
+    assert message.usage_metadata is not None
+    assert message.usage_metadata["output_token_details"] == {"reasoning": limit}
 
 
-def test_a_changed_text_after_the_reasoning_is_noticed(thinker: ChatCocoa) -> None:
-    message = thinker.invoke("Hi")
-    changed = message.model_copy(update={"content": [message.content[0], {"type": "text", "text": "Hello, you!"}]})
-    assert max_risk(changed) == max_risk(message)
-    with pytest.raises(HallucinationRiskError, match="characters"):
-        risk_gate(0.0, metric="f_mlds").invoke(changed)
-    with pytest.raises(ConfigError, match="differs from the text of its spans"):
-        risk_gate(0.0, on_risk="mark").invoke(changed)
-    silent = message.model_copy(update={"content": message.text})  # without its reasoning
-    assert get_risk(silent).max_risk == max_risk(silent) == max_risk(message)
-    assert "".join(span["text"] for span in get_risk(silent).to_dict()["spans"] if span["part"] == "answer").endswith(
-        "Hello!"
-    )
-
-
-def test_context_lift_feeds_the_prompt_that_was_answered() -> None:
+def test_what_the_model_opens_itself_is_reasoning_too() -> None:
     engine = reasoning_engine(HYBRID)
-    off, on = ChatCocoa(engine=engine, enable_thinking=False, max_tokens=6), ChatCocoa(engine=engine)
-    prompts = ("Dune is by Frank Herbert. Who wrote it?", "Who wrote it?")
-    message = off.invoke(prompts[0])
-    lifts = [to_dicts(get_spans(context_lift(chat, message, *prompts)))[0]["context_lift"] for chat in (off, on)]
-    assert lifts[0] != pytest.approx(lifts[1], abs=1e-3)
+    chat = ChatCocoa(engine=engine, **saying(engine, "<think>\nWell.</think>\n\nHello!"))
+    blocks = [{"type": "reasoning", "reasoning": "Well."}, {"type": "text", "text": "Hello!"}]
+    assert without_index(added(list(chat.stream("Hi"))).content) == chat.invoke("Hi").content == blocks
+    empty = saying(engine, "<think>\n\n</think>\n\nHello!")
+    assert added(list(chat.stream("Hi", **empty))).content == chat.invoke("Hi", **empty).content == "Hello!"
+
+
+def test_a_template_may_read_the_reasoning_of_the_history() -> None:
+    engine = reasoning_engine(READS_REASONING)
+    chat = ChatCocoa(engine=engine)
+    for said in (
+        AIMessage([{"type": "reasoning", "reasoning": "Well."}, {"type": "text", "text": "Hello!"}]),
+        AIMessage([{"type": "thinking", "thinking": "Well."}, {"type": "text", "text": "Hello!"}]),
+        AIMessage("Hello!", additional_kwargs={"reasoning_content": "Well."}),
+    ):
+        prompt = chat.prompt_text([HumanMessage("Hi"), said, HumanMessage("Again")])
+        assert "<think>Well.</think>Hello!" in prompt

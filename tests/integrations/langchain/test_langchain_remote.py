@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import pickle
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import openai
 import pytest
-from langchain_core.caches import InMemoryCache
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate
@@ -50,7 +48,6 @@ from tests.helpers.remote import Recording, listening, same_ids, serving
 from tests.helpers.reports import to_dicts
 from tests.helpers.rivals import heads_file, heads_of
 from tests.helpers.served import speaker
-from tests.helpers.span_handlers import Spans
 from tests.helpers.structured import PATHS, Order, engine_for_schemas
 
 QUESTION = "Who invented the telephone?"
@@ -125,14 +122,6 @@ async def test_the_report_is_that_of_the_model_in_this_process(
     assert_same(joined(own), joined([chunk async for chunk in there.astream(QUESTION)]))
 
 
-def test_an_answer_that_is_too_risky_ends_there_too(engine: CocoaEngine, url: str) -> None:
-    here, there = here_and_there(engine, url, max_risk=0.3, max_tokens=40)
-    answer = there.invoke(QUESTION)
-    assert answer.response_metadata["finish_reason"] == "risk"
-    assert to_dicts(get_spans(answer))[-1]["reaches_max_risk"]
-    assert_same(here.invoke(QUESTION), answer)
-
-
 @pytest.mark.parametrize("detail", ["full", "compact", "none"])
 def test_returned_answers_have_the_detail_and_callbacks_everything(engine: CocoaEngine, url: str, detail: Any) -> None:
     here, there = here_and_there(engine, url)
@@ -147,12 +136,6 @@ def test_returned_answers_have_the_detail_and_callbacks_everything(engine: Cocoa
     assert len(risk.reports) == 4
     with pytest.raises(ConfigError, match="did you mean 'full'"):
         there.invoke(QUESTION, risk_metadata="fulll")
-
-
-def test_default_answers_are_compact(engine: CocoaEngine, url: str) -> None:
-    answer = ChatCocoa(base_url=url, max_tokens=12).invoke(QUESTION)
-    assert answer.response_metadata["cocoa_risk"]["compact"]
-    assert "cocoa_spans" not in answer.additional_kwargs
 
 
 def look_up(place: str) -> str:
@@ -178,9 +161,7 @@ async def test_structured_output_has_the_risk_of_each_field(engine: CocoaEngine,
     assert await model.ainvoke("An order.") == own["parsed"]
 
 
-@pytest.mark.parametrize(
-    "choice", ["any", "required", True, "look_up", {"type": "function", "function": {"name": "look_up"}}]
-)
+@pytest.mark.parametrize("choice", ["any", {"type": "function", "function": {"name": "look_up"}}])
 def test_a_required_call_has_the_risk_of_each_argument(engine: CocoaEngine, url: str, choice: Any) -> None:
     here, there = here_and_there(engine, url, max_tokens=60)
     [own, remote] = [
@@ -206,23 +187,6 @@ def test_a_call_that_was_cut_off_is_invalid_for_the_same_reason(written: str) ->
     assert streamed.tool_calls == []
     assert len(streamed.invalid_tool_calls) == 1
     assert get_risk(streamed).to_dict()["tool_calls"][0]["error"] == answer.invalid_tool_calls[0]["error"]
-
-
-@pytest.mark.slow
-def test_calls_that_are_not_sent_are_text_in_streams_too() -> None:
-    call = '{"name": "look_up", "arguments": {"place": "the'
-    engine = speaker(
-        f'<tool_call>{{"place": "red"}}</tool_call><tool_call>{call} loaf"}}}}</tool_call><tool_call>{call}'
-    )
-    with serving(engine) as url:
-        _, there = here_and_there(engine, url, max_tokens=200)
-        remote = there.bind_tools([look_up])
-        whole, streamed = remote.invoke("Where?"), joined(list(remote.stream("Where?")))
-    for answer in (whole, streamed):
-        assert answer.content == '{"place": "red"}'
-        assert [made["args"] for made in answer.tool_calls] == [{"place": "the loaf"}]
-        [cut] = answer.invalid_tool_calls
-        assert str(cut["args"]).startswith('{"place": "the')
 
 
 async def test_the_reasoning_is_where_it_is_in_this_process() -> None:
@@ -302,11 +266,7 @@ def test_settings_are_sent_by_name_and_those_of_a_call_take_precedence(url: str,
     ("options", "message"),
     [
         ({"alhpa": 1.0}, r"ChatCocoa: unknown option 'alhpa' \(did you mean 'alpha'\?\)"),
-        ({"frequency_penalty": 1.0}, r"frequency_penalty=1\.0 \(give repetition_penalty\)"),
-        ({"alpha": -1.0}, "alpha"),
-        ({"max_risk": 2.0}, "max_risk"),
         ({"decore_heads": "heads.json"}, "decore_heads names a file of the server's machine"),
-        ({"max_tokens": 3, "max_new_tokens": 4}, "given twice"),
         ({"risk_metadata": "all"}, "risk_metadata"),
     ],
 )
@@ -315,26 +275,11 @@ def test_options_are_checked_before_anything_is_sent(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         ChatCocoa(base_url=url, **options)
-    if "max_new_tokens" not in options:
-        with pytest.raises(ConfigError, match=message.replace("ChatCocoa", "a call of ChatCocoa")):
-            ChatCocoa(base_url=url).invoke("Hi", **options)
+    with pytest.raises(ConfigError, match=message.replace("ChatCocoa", "a call of ChatCocoa")):
+        ChatCocoa(base_url=url).invoke("Hi", **options)
     with pytest.raises(PromptError, match="empty"):
         ChatCocoa(base_url=url).invoke("")
     assert sent == []
-
-
-def test_models_with_other_settings_do_not_share_cached_answers(engine: CocoaEngine, url: str, sent: list[Any]) -> None:
-    cache = InMemoryCache()
-    for alpha in (1.0, 2.0, 1.0):
-        chat = ChatCocoa(base_url=url, max_tokens=2, alpha=alpha, cache=cache)
-        assert get_risk(chat.invoke("Hi")).to_dict()["spans"]
-    assert len(sent) == 2
-
-
-def test_versions_are_recorded(url: str) -> None:
-    metadata = ChatCocoa(base_url=url).metadata
-    assert metadata is not None
-    assert {*metadata["lc_versions"]} >= {"langchain-core", "cocoa-integrations"}
 
 
 def test_there_is_no_tokenizer(url: str) -> None:
@@ -529,43 +474,26 @@ def test_what_feeds_the_answer_again_needs_the_model(url: str) -> None:
         with_risk_retry(RunnableLambda(lambda _: []), prompt, there, context_lift=True, top_k_growth=1)
 
 
-def pick(number: Literal[7, 42]) -> str:
-    """Pick a number."""
-    return f"picked {number}"
+def test_an_answer_that_is_too_risky_ends_there_too(engine: CocoaEngine, url: str) -> None:
+    here, there = here_and_there(engine, url, max_risk=0.3, max_tokens=40)
+    answer = there.invoke(QUESTION)
+    assert answer.response_metadata["finish_reason"] == "risk"
+    assert to_dicts(get_spans(answer))[-1]["reaches_max_risk"]
+    assert_same(here.invoke(QUESTION), answer)
 
 
 @pytest.mark.slow
-def test_an_agent_refuses_a_risky_call_of_a_tool(engine: CocoaEngine, url: str) -> None:
-    agents = pytest.importorskip("langchain.agents")
-    from cocoa_integrations.langchain import ToolRiskMiddleware
-
-    chat = ChatCocoa(base_url=url, max_tokens=80, initial_tool_choice="any", risk_metadata="full")
-    asked = {"messages": [("user", "Pick.")]}
-    _, call, result, answer = agents.create_agent(chat, tools=[pick]).invoke(asked)["messages"]
-    assert result.content.startswith("picked")
-    assert not answer.tool_calls
-    measured = argument_risks(call)[call.tool_calls[0]["id"]]["number"].risk
-    refused = agents.create_agent(chat, tools=[pick], middleware=[ToolRiskMiddleware(0.9 * measured)]).invoke(asked)
-    assert refused["messages"][2].status == "error"
-    assert "pick was not run" in refused["messages"][2].content
-
-
-async def test_the_span_around_a_call_has_its_risk(url: str) -> None:
-    spans, chat = Spans(), ChatCocoa(base_url=url, max_tokens=12)
-
-    async def streamed() -> None:
-        _ = [chunk async for chunk in chat.astream(QUESTION)]
-
-    for ask in (
-        lambda: chat.invoke(QUESTION),
-        lambda: list(chat.stream(QUESTION)),
-        lambda: chat.ainvoke(QUESTION),
-        streamed,
-    ):
-        with get_risk_callback() as risk, spans.tracer.start_as_current_span("around"):
-            made = ask()
-            if asyncio.iscoroutine(made):
-                await made
-        found = [attributes for name, attributes in spans.with_risk() if name == "around"]
-        assert found[-1]["cocoa.max_risk"] == risk.max_risk
-        assert found[-1]["cocoa.answers"] == 1
+def test_calls_that_are_not_sent_are_text_in_streams_too() -> None:
+    call = '{"name": "look_up", "arguments": {"place": "the'
+    engine = speaker(
+        f'<tool_call>{{"place": "red"}}</tool_call><tool_call>{call} loaf"}}}}</tool_call><tool_call>{call}'
+    )
+    with serving(engine) as url:
+        _, there = here_and_there(engine, url, max_tokens=200)
+        remote = there.bind_tools([look_up])
+        whole, streamed = remote.invoke("Where?"), joined(list(remote.stream("Where?")))
+    for answer in (whole, streamed):
+        assert answer.content == '{"place": "red"}'
+        assert [made["args"] for made in answer.tool_calls] == [{"place": "the loaf"}]
+        [cut] = answer.invalid_tool_calls
+        assert str(cut["args"]).startswith('{"place": "the')

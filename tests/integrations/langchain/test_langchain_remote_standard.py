@@ -8,16 +8,15 @@ not. ``_LEFT_OUT`` has the tests that take long and show nothing of HTTP.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessage
-from langchain_core.runnables.utils import add
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
 
 from cocoa_engine import CocoaEngine
 from cocoa_integrations.langchain import ChatCocoa
+from tests.helpers.langchain_standard import Declarations
 from tests.helpers.reasoning_models import OPENS
 from tests.helpers.remote import serving
 from tests.helpers.served import speaker
@@ -35,6 +34,8 @@ _LONG = {
 _LEFT_OUT = {
     "test_unicode_tool_call_integration": "what the model writes into arguments is the same with and without a server",
     "test_json_mode": "the same request as that of json_schema, with another schema",
+    "test_structured_output": "in test_langchain_remote",
+    "test_structured_output_async": "in test_langchain_remote",
     "test_structured_output_pydantic_2_v1": "the classes are made in this process",
     "test_structured_output_optional_param": "schemas are converted in this process",
     "test_anthropic_inputs": "messages are converted by the code of ChatCocoa",
@@ -42,10 +43,11 @@ _LEFT_OUT = {
 """Tests that are not run, with the reasons."""
 
 
-class _Declarations:
+class _Declarations(Declarations):
     """What is tested. The suites read properties, so the address is put on the class."""
 
     _url: str
+    _thinking_url: str
     _options: dict[str, Any]
 
     @pytest.fixture(scope="class")
@@ -53,51 +55,23 @@ class _Declarations:
         with serving(engine, served_names=("cocoa", "another-name")) as url:
             yield url
 
+    @pytest.fixture(scope="class")
+    def thinking_url(self) -> Iterator[str]:
+        with serving(speaker("Well.</think>Hello!", template=OPENS)) as url:
+            yield url
+
     @pytest.fixture(autouse=True)
-    def _use_server(self, url: str, request: pytest.FixtureRequest) -> None:
+    def _use_server(self, url: str, thinking_url: str, request: pytest.FixtureRequest) -> None:
         name = request.node.originalname
         if name in _LEFT_OUT:
             pytest.skip(_LEFT_OUT[name])
-        type(self)._url = url
+        type(self)._url, type(self)._thinking_url = url, thinking_url
         type(self)._options = next((options for part, options in _LONG.items() if part in name), {"max_tokens": 6})
-
-    @property
-    def chat_model_class(self) -> type[ChatCocoa]:
-        return ChatCocoa
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
         # the small model calls no tool that it is not told to
         return {"base_url": self._url, "timeout": 60, "initial_tool_choice": "any", **self._options}
-
-    @property
-    def has_tool_calling(self) -> bool:
-        return True
-
-    @property
-    def has_tool_choice(self) -> bool:
-        return True
-
-    @property
-    def has_structured_output(self) -> bool:
-        return True
-
-    @property
-    def supports_json_mode(self) -> bool:
-        return True
-
-    @property
-    def returns_usage_metadata(self) -> bool:
-        return True
-
-    @property
-    def supported_usage_metadata_details(self) -> dict[Any, list[Any]]:
-        details = ["cache_read_input", "reasoning_output"]
-        return {"invoke": details, "stream": details}
-
-    @property
-    def supports_anthropic_inputs(self) -> bool:
-        return True
 
     @property
     def supports_model_override(self) -> bool:
@@ -107,21 +81,8 @@ class _Declarations:
     def model_override_value(self) -> str:
         return "another-name"
 
-    def invoke_with_cache_read_input(self, *, stream: bool = False) -> AIMessage:
-        """The answer to a prompt that was read before."""
-        chat = self.chat_model_class(**self.chat_model_params)
-        prompt = "Name three colours of the rainbow, and say where a rainbow comes from. " * 5  # reused from 64 tokens
-        chat.invoke(prompt)
-        answer = cast("AIMessage", add(list(chat.stream(prompt)))) if stream else chat.invoke(prompt)
-        assert answer.usage_metadata is not None
-        assert answer.usage_metadata["input_token_details"]["cache_read"] > 10
-        return answer
-
-    def invoke_with_reasoning_output(self, *, stream: bool = False) -> AIMessage:
-        """The answer of a model that reasons."""
-        with serving(speaker("Well.</think>Hello!", template=OPENS)) as url:
-            chat = self.chat_model_class(base_url=url, timeout=60)
-            return cast("AIMessage", add(list(chat.stream("Hi")))) if stream else chat.invoke("Hi")
+    def thinker(self) -> ChatCocoa:
+        return ChatCocoa(base_url=self._thinking_url, timeout=60)
 
 
 class TestUnit(_Declarations, ChatModelUnitTests):

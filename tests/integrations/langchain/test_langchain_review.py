@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import pickle
-from inspect import signature
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from langchain_core.messages import AIMessage
 from pydantic import BaseModel
 
-from cocoa_engine import CocoaEngine
-from cocoa_engine.errors import ConfigError
+from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_engine.model.embedded import MODEL_NAME
 from cocoa_integrations.langchain import ChatCocoa, argument_risks, get_risk, max_risk
 
@@ -23,10 +21,8 @@ from langgraph.checkpoint.memory import InMemorySaver  # noqa: E402
 from langgraph.types import Command  # noqa: E402
 
 from cocoa_integrations.langchain import RiskMiddleware, RiskyToolCalls, ToolRiskMiddleware  # noqa: E402
-from tests.helpers.reports import (  # noqa: E402
-    made_report,
-    without_offsets,
-)
+from tests.helpers.reports import made_report, without_offsets  # noqa: E402
+from tests.helpers.structured import engine_for_schemas  # noqa: E402
 
 THREAD: Any = {"configurable": {"thread_id": "1"}}
 TEXT = "Alexander Graham Bell."
@@ -154,27 +150,21 @@ def test_a_safe_answer_does_not_wait(quick_chat: ChatCocoa, quick_answer: AIMess
     assert state["cocoa_risks"][0]["action"] == "none"
 
 
-def test_the_least_risky_attempt_is_shown(quick_chat: ChatCocoa, asked: Any, spy: Any) -> None:
-    middleware = RiskMiddleware(0.0, retry_with={"max_tokens": 3}, on_risk="interrupt")
-    agent = agent_of(quick_chat, middleware)
-    [interrupt] = agent.invoke(asked, THREAD)["__interrupt__"]
-    assert len(spy.calls) == 2
-    state = agent.invoke(Command(resume={"type": "accept"}), THREAD)
-    assert len(spy.calls) == 2
-    assert state["messages"][-1].text == interrupt.value["answer"]
-    assert interrupt.value["value"] == min(state["cocoa_risks"][0]["attempts"])
-
-
 # Tool calls. These need a model that writes one.
 
 
 class Answer(BaseModel):
     """An answer."""
 
-    number: int
+    number: Literal[7, 42]
 
 
-def double(number: int) -> int:
+@pytest.fixture(scope="module")
+def engine() -> CocoaEngine:
+    return engine_for_schemas()
+
+
+def double(number: Literal[7, 42]) -> int:
     """Double a number."""
     return 2 * number
 
@@ -183,7 +173,7 @@ DOUBLE = {"messages": [("user", "Double 4.")]}
 
 
 def test_a_structured_answer_is_accepted_or_refused(engine: CocoaEngine) -> None:
-    chat = ChatCocoa(engine=engine, max_tokens=40)
+    chat = ChatCocoa(engine=engine, max_tokens=80)
     agent = agent_of(chat, RiskMiddleware(0.0, on_risk="interrupt"), response_format=Answer)
     [interrupt] = agent.invoke(DOUBLE, THREAD)["__interrupt__"]
     assert interrupt.value["decisions"] == ["accept", "abstain"]
@@ -194,47 +184,30 @@ def test_a_structured_answer_is_accepted_or_refused(engine: CocoaEngine) -> None
 
 
 async def test_an_agent_stops_at_a_risky_argument_and_goes_on_after_an_edit(engine: CocoaEngine) -> None:
-    chat = ChatCocoa(engine=engine, max_tokens=40, initial_tool_choice="any")
+    chat = ChatCocoa(engine=engine, max_tokens=80, initial_tool_choice="any")
     risky = RiskyToolCalls(0.0)
-    has_modes = "interrupt_mode" in signature(HumanInTheLoopMiddleware).parameters  # older versions are "batched"
-    for mode in ("batched", "per_call") if has_modes else ("batched",):
-        review: Any = {"allowed_decisions": ["approve", "edit"], "when": risky, "description": risky.description}
-        middleware = HumanInTheLoopMiddleware(
-            interrupt_on={"double": review}, **({"interrupt_mode": mode} if has_modes else {})
-        )
-        agent = agent_of(chat, middleware, tools=[double])
-        state = await agent.ainvoke(DOUBLE, THREAD)
-        [interrupt] = state["__interrupt__"]
-        call = state["messages"][-1]
-        measured = argument_risks(call)[call.tool_calls[0]["id"]]["number"].risk
-        request = interrupt.value if mode == "per_call" else interrupt.value["action_requests"][0]
-        number = call.tool_calls[0]["args"]["number"]
-        assert request["description"] == f"the risk of these arguments reaches 0: number={number} ({measured:.2f})"
-        decision = {"type": "edit", "edited_action": {"name": "double", "args": {"number": 21}}}
-        state = await agent.ainvoke(
-            Command(resume=decision if mode == "per_call" else {"decisions": [decision]}), THREAD
-        )
-        assert state["messages"][2].content.endswith("42")
+    review: Any = {"allowed_decisions": ["approve", "edit"], "when": risky, "description": risky.description}
+    agent = agent_of(chat, HumanInTheLoopMiddleware(interrupt_on={"double": review}), tools=[double])
+    state = await agent.ainvoke(DOUBLE, THREAD)
+    [interrupt] = state["__interrupt__"]
+    call = state["messages"][-1]
+    measured = argument_risks(call)[call.tool_calls[0]["id"]]["number"].risk
+    number = call.tool_calls[0]["args"]["number"]
+    described = interrupt.value["action_requests"][0]["description"]
+    assert described == f"the risk of these arguments reaches 0: number={number} ({measured:.2f})"
+    decision = {"type": "edit", "edited_action": {"name": "double", "args": {"number": 42}}}
+    state = await agent.ainvoke(Command(resume={"decisions": [decision]}), THREAD)
+    assert state["messages"][2].content.endswith("84")
 
 
 @pytest.mark.parametrize(
     "risky", [RiskyToolCalls(1.0), RiskyToolCalls(0.0, arguments=["other"]), RiskyToolCalls(100, metric="f_mlds")]
 )
 def test_other_calls_are_not_stopped(engine: CocoaEngine, risky: RiskyToolCalls) -> None:
-    chat = ChatCocoa(engine=engine, max_tokens=40, initial_tool_choice="any")
+    chat = ChatCocoa(engine=engine, max_tokens=80, initial_tool_choice="any")
     review: Any = {"allowed_decisions": ["approve"], "when": risky}
     agent = agent_of(chat, HumanInTheLoopMiddleware(interrupt_on={"double": review}), tools=[double])
     assert agent.invoke(DOUBLE, THREAD)["messages"][2].status == "success"
-
-
-@pytest.mark.parametrize(
-    "options", [{"threshold": "low"}, {"threshold": 1, "arguments": "a"}, {"threshold": 1, "metric": "x"}]
-)
-def test_invalid_conditions_are_refused(options: Any) -> None:
-    with pytest.raises(ConfigError):
-        RiskyToolCalls(**options)
-    with pytest.raises(ConfigError):
-        ToolRiskMiddleware(**options)
 
 
 @pytest.mark.parametrize(
@@ -252,3 +225,12 @@ def test_the_default_threshold_of_arguments(
 ) -> None:
     report = made_report([0.1], risk_source=source, threshold=chosen, model_name=model)
     assert RiskyToolCalls(given).threshold_for(report) == expected
+
+
+@pytest.mark.parametrize("kind", [RiskyToolCalls, ToolRiskMiddleware])
+@pytest.mark.parametrize(
+    "options", [{"threshold": "low"}, {"threshold": 1, "arguments": "a"}, {"threshold": 1, "metric": "x"}]
+)
+def test_invalid_conditions_are_refused(kind: Any, options: Any) -> None:
+    with pytest.raises(ConfigError):
+        kind(**options)

@@ -2,87 +2,52 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import uuid
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from inspect import signature
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from langchain_core.callbacks import CallbackManagerForRetrieverRun
-from langchain_core.documents import Document
-from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tracers import LangChainTracer
 from langsmith import Client, traceable, tracing_context
 
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, RiskScores, max_risk
+from tests.helpers.alike import near
+from tests.helpers.span_handlers import Events, Spans
 
 pytest.importorskip("opentelemetry.sdk")
 
-from tests.helpers.alike import near
-from tests.helpers.span_handlers import Events, Spans  # it needs the SDK
 
 pytestmark = pytest.mark.also_remote
 
 PROJECT = uuid.uuid4()
 
 
-class Server:
-    """A LangSmith server on this machine that records the feedback it is sent."""
+class Recorder(Client):
+    """A client of LangSmith that keeps the feedback instead of sending it."""
 
     def __init__(self) -> None:
-        feedback: list[dict[str, Any]] = []
+        super().__init__(api_url="http://127.0.0.1:9", api_key="none", auto_batch_tracing=False)
+        self.feedback: list[dict[str, Any]] = []
 
-        class Handler(BaseHTTPRequestHandler):
-            def _reply(self, value: Any) -> None:
-                body = json.dumps(value).encode()
-                self.send_response(200)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+    def create_feedback(self, **feedback: Any) -> Any:
+        signature(Client.create_feedback).bind(self, **feedback)
+        self.feedback.append(feedback)
 
-            def do_GET(self) -> None:
-                if "/sessions" in self.path:
-                    project = {
-                        "id": str(PROJECT),
-                        "name": "ours",
-                        "tenant_id": str(PROJECT),
-                        "start_time": "2026-01-01",
-                        "reference_dataset_id": None,
-                    }
-                    self._reply([project])
-                else:  # /info: an old server, to which feedback is sent at once
-                    self._reply({"version": "0.8.0"})
+    def read_project(self, **kwargs: Any) -> Any:
+        return SimpleNamespace(id=PROJECT)
 
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                if self.path.endswith("/feedback"):
-                    feedback.append(json.loads(body))
-                self._reply({})
+    def create_run(self, *args: Any, **kwargs: Any) -> None: ...
 
-            def log_message(self, *args: Any) -> None: ...
-
-        self.feedback = feedback
-        self.http = HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}"
-        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
+    def update_run(self, *args: Any, **kwargs: Any) -> None: ...
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    server = Server()
-    yield server
-    server.http.shutdown()
-    server.http.server_close()
-
-
-@pytest.fixture
-def client(server: Server) -> Client:
-    return Client(api_url=server.url, api_key="none", auto_batch_tracing=False)
+def client() -> Recorder:
+    return Recorder()
 
 
 @pytest.fixture
@@ -90,22 +55,22 @@ def events() -> Events:
     return Events()
 
 
-def test_langsmith_gets_feedback_on_every_run(quick_chat: ChatCocoa, client: Client, server: Server) -> None:
+def test_langsmith_gets_feedback_on_every_run(quick_chat: ChatCocoa, client: Recorder) -> None:
     scores, run_id = RiskScores(client=client, threshold=0.0), uuid.uuid4()
     answer = quick_chat.invoke("a", {"run_id": run_id, "callbacks": [scores]}, max_tokens=4)
     scores.flush()
-    [feedback] = server.feedback
+    [feedback] = client.feedback
     assert feedback["key"] == "hallucination_risk"
     assert feedback["score"] == near(max_risk(answer))
-    assert feedback["run_id"] == feedback["trace_id"] == str(run_id)
-    assert feedback["session_id"] == str(PROJECT)
+    assert feedback["run_id"] == feedback["trace_id"] == run_id
+    assert feedback["session_id"] == PROJECT
     assert feedback["value"] == "fail"
     assert "how unsure the model was" in feedback["comment"]
-    assert feedback["feedback_source"]["metadata"]["model"] == "quick"
+    assert feedback["source_info"]["model"] == "quick"
 
 
 async def test_feedback_in_a_chain_names_the_trace(
-    quick_chat: ChatCocoa, quick_llm: CocoaLLM, client: Client, server: Server
+    quick_chat: ChatCocoa, quick_llm: CocoaLLM, client: Recorder
 ) -> None:
     scores, run_id = RiskScores(client=client), uuid.uuid4()
     callbacks = [LangChainTracer(client=client), scores]
@@ -117,15 +82,13 @@ async def test_feedback_in_a_chain_names_the_trace(
         pass
     list(quick_chat.stream("a", {"callbacks": callbacks}))
     scores.flush()
-    *of_chains, alone = server.feedback
-    assert [feedback["trace_id"] for feedback in of_chains] == [str(run_id)] * 8
-    assert len({str(run_id), *(feedback["run_id"] for feedback in of_chains)}) == 9
+    *of_chains, alone = client.feedback
+    assert [feedback["trace_id"] for feedback in of_chains] == [run_id] * 8
+    assert len({run_id, *(feedback["run_id"] for feedback in of_chains)}) == 9
     assert alone["trace_id"] == alone["run_id"]
 
 
-def test_feedback_inside_a_traced_function_names_its_trace(
-    quick_chat: ChatCocoa, client: Client, server: Server
-) -> None:
+def test_feedback_inside_a_traced_function_names_its_trace(quick_chat: ChatCocoa, client: Recorder) -> None:
     scores, run_id = RiskScores(client=client), uuid.uuid4()
 
     @traceable
@@ -136,67 +99,51 @@ def test_feedback_inside_a_traced_function_names_its_trace(
     with tracing_context(enabled=True, client=client):
         ask(langsmith_extra={"run_id": root, "client": client})
     scores.flush()
-    [feedback] = server.feedback
-    assert (feedback["run_id"], feedback["trace_id"]) == (str(run_id), str(root))
+    [feedback] = client.feedback
+    assert (feedback["run_id"], feedback["trace_id"]) == (run_id, root)
 
 
-def test_without_a_langsmith_trace_feedback_names_the_run_alone(
-    quick_chat: ChatCocoa, client: Client, server: Server
-) -> None:
+def test_without_a_langsmith_trace_feedback_names_the_run_alone(quick_chat: ChatCocoa, client: Recorder) -> None:
     scores = RiskScores(client=client)
     (RunnableLambda(str) | quick_chat).invoke("a", {"callbacks": [scores]})
     scores.flush()
-    [feedback] = server.feedback
+    [feedback] = client.feedback
     assert feedback["run_id"]
-    assert "trace_id" not in feedback
+    assert feedback["trace_id"] is None
 
 
 def test_more_feedback_than_can_wait_is_dropped(
     quick_chat: ChatCocoa, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent, may_send = [], threading.Event()
+    may_send = threading.Event()
 
-    class Slow(Client):
-        def create_feedback(self, *args: Any, **kwargs: Any) -> Any:
+    class Slow(Recorder):
+        def create_feedback(self, **feedback: Any) -> Any:
             may_send.wait(60)
-            sent.append(kwargs["run_id"])
-
-        def read_project(self, *args: Any, **kwargs: Any) -> Any:
-            raise RuntimeError("no server")
+            super().create_feedback(**feedback)
 
     monkeypatch.setattr("cocoa_integrations.langchain.callbacks._MAX_WAITING", 2)
-    scores = RiskScores(client=Slow(api_url="http://127.0.0.1:9", api_key="none", auto_batch_tracing=False))
+    scores = RiskScores(client=(client := Slow()))
     for _ in range(3):
         quick_chat.invoke("a", {"callbacks": [scores]}, max_tokens=1)
     may_send.set()
     scores.flush()
-    assert len(sent) == 2
+    assert len(client.feedback) == 2
     assert "2 others wait to be sent" in caplog.text
     quick_chat.invoke("a", {"callbacks": [scores]}, max_tokens=1)
     scores.flush()
-    assert len(sent) == 3
-
-
-def test_without_langsmith_nothing_is_sent(
-    quick_chat: ChatCocoa, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LANGSMITH_ENDPOINT", server.url)
-    monkeypatch.setenv("LANGSMITH_TRACING", "false")
-    scores = RiskScores()
-    quick_chat.invoke("a", {"callbacks": [scores]}, max_tokens=1)
-    scores.flush()
-    assert server.feedback == []
+    assert len(client.feedback) == 3
 
 
 def test_a_server_that_fails_does_not_fail_the_call(quick_chat: ChatCocoa, caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(Client):
-        def create_feedback(self, *args: Any, **kwargs: Any) -> Any:
+    class Broken(Recorder):
+        def create_feedback(self, **feedback: Any) -> Any:
             raise RuntimeError("no server\x1b[31m" + "x" * 10**6)
 
-        def read_project(self, *args: Any, **kwargs: Any) -> Any:
+        def read_project(self, **kwargs: Any) -> Any:
             raise RuntimeError("no server")
 
-    scores = RiskScores(client=Broken(api_url="http://127.0.0.1:9", api_key="none", auto_batch_tracing=False))
+    scores = RiskScores(client=Broken())
     assert quick_chat.invoke("a", {"callbacks": [scores]}, max_tokens=1).text
     scores.flush()
     (record,) = (record for record in caplog.records if record.levelname == "WARNING")
@@ -229,19 +176,6 @@ def test_opentelemetry_gets_an_event_in_the_current_span(quick_chat: ChatCocoa, 
     assert (event.trace_id, event.span_id) == (context.trace_id, context.span_id)
 
 
-async def test_an_event_of_an_async_call_of_a_text_model(quick_llm: CocoaLLM, events: Events) -> None:
-    spans = Spans()
-    config: Any = {"callbacks": [RiskScores(logger_provider=events.provider, explain=False, name="risk")]}
-    with spans.tracer.start_as_current_span("outer") as outer:
-        await quick_llm.ainvoke("a", config)
-    [event] = events.records()
-    assert event.span_id == outer.get_span_context().span_id
-    assert event.attributes["gen_ai.evaluation.name"] == "risk"
-    explanation = event.attributes["gen_ai.evaluation.explanation"]
-    assert explanation == "highest risk of any span (how unsure the model was)"
-    assert "gen_ai.evaluation.score.label" not in event.attributes
-
-
 def test_an_interrupted_answer_has_no_score(quick_chat: ChatCocoa, events: Events) -> None:
     scores = RiskScores(logger_provider=events.provider)
     stream = quick_chat.stream("a", {"callbacks": [scores]})
@@ -256,18 +190,22 @@ def test_invalid_options_are_refused(options: Any) -> None:
         RiskScores(**options)
 
 
-async def test_a_run_inside_a_retriever_is_in_its_trace(quick_llm: CocoaLLM, client: Client, server: Server) -> None:
-    class Rewrites(BaseRetriever):
-        """Asks a model before it searches."""
+async def test_an_event_of_an_async_call_of_a_text_model(quick_llm: CocoaLLM, events: Events) -> None:
+    spans = Spans()
+    config: Any = {"callbacks": [RiskScores(logger_provider=events.provider, explain=False, name="risk")]}
+    with spans.tracer.start_as_current_span("outer") as outer:
+        await quick_llm.ainvoke("a", config)
+    [event] = events.records()
+    assert event.span_id == outer.get_span_context().span_id
+    assert event.attributes["gen_ai.evaluation.name"] == "risk"
+    explanation = event.attributes["gen_ai.evaluation.explanation"]
+    assert explanation == "highest risk of any span (how unsure the model was)"
+    assert "gen_ai.evaluation.score.label" not in event.attributes
 
-        def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
-            text = quick_llm.invoke(query, {"callbacks": run_manager.get_child()}, max_tokens=1)
-            return [Document(text)]
 
-    scores, run_id = RiskScores(client=client), uuid.uuid4()
-    chain = RunnableLambda(str) | Rewrites()
-    callbacks = [LangChainTracer(client=client), scores]
-    chain.invoke("a", {"run_id": run_id, "callbacks": callbacks})
+def test_without_langsmith_nothing_is_sent(quick_chat: ChatCocoa, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LANGSMITH_TRACING", "false")
+    monkeypatch.setattr(Client, "create_feedback", lambda *args, **kwargs: pytest.fail("was sent"))
+    scores = RiskScores()
+    quick_chat.invoke("a", {"callbacks": [scores]}, max_tokens=1)
     scores.flush()
-    [feedback] = server.feedback
-    assert feedback["trace_id"] == str(run_id) != feedback["run_id"]

@@ -23,13 +23,6 @@ def test_the_latest_reports_are_kept_and_the_highest_risk_of_all(quick_chat: Cha
     assert handler.max_risk > max(report.max_risk or 0.0 for report in handler.reports)
 
 
-def test_a_block_can_keep_fewer_reports_than_the_block_around_it(quick_chat: ChatCocoa) -> None:
-    with get_risk_callback(max_reports=None) as outer, get_risk_callback(max_reports=1) as inner:
-        for _ in range(3):
-            quick_chat.invoke("a", max_tokens=1)
-    assert (len(outer.reports), len(inner.reports)) == (3, 1)
-
-
 @pytest.mark.slow
 def test_nothing_else_grows_with_the_number_of_runs(quick_chat: ChatCocoa) -> None:
     handler = RiskCallbackHandler(max_reports=1)

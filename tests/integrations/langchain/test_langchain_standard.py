@@ -16,11 +16,9 @@ They are for chat models; there are none for text models. Every capability that 
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessage
-from langchain_core.runnables.utils import add
 from langchain_tests import integration_tests, unit_tests
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
@@ -28,6 +26,7 @@ from langchain_tests.unit_tests.chat_models import ChatModelTests
 
 from cocoa_engine import CocoaConfig, CocoaEngine
 from cocoa_integrations.langchain import ChatCocoa
+from tests.helpers.langchain_standard import Declarations
 from tests.helpers.reasoning_models import reasoning_engine, saying
 
 pytestmark = pytest.mark.slow
@@ -42,7 +41,7 @@ _CONFIGS = {
 """By a part of a test's name: where an answer must be complete. A few tokens will do elsewhere."""
 
 
-class _Declarations:
+class _Declarations(Declarations):
     """What is tested. The suites read properties, so the engine is put on the class."""
 
     _engine: CocoaEngine
@@ -55,62 +54,17 @@ class _Declarations:
         type(self)._config = next((config for part, config in _CONFIGS.items() if part in name), _SHORT)
 
     @property
-    def chat_model_class(self) -> type[ChatCocoa]:
-        return ChatCocoa
-
-    @property
     def chat_model_params(self) -> dict[str, Any]:
         # the small model calls no tool that it is not told to
         return {"engine": self._engine, "config": self._config, "initial_tool_choice": "any"}
 
     @property
-    def has_tool_calling(self) -> bool:
-        return True
-
-    @property
-    def has_tool_choice(self) -> bool:
-        return True
-
-    @property
-    def has_structured_output(self) -> bool:
-        return True
-
-    @property
-    def supports_json_mode(self) -> bool:
-        return True
-
-    @property
-    def returns_usage_metadata(self) -> bool:
-        return True
-
-    @property
-    def supported_usage_metadata_details(self) -> dict[Any, list[Any]]:
-        details = ["cache_read_input", "reasoning_output"]
-        return {"invoke": details, "stream": details}
-
-    @property
-    def supports_anthropic_inputs(self) -> bool:
-        return True
-
-    @property
     def supports_model_override(self) -> bool:
         return False
 
-    def invoke_with_cache_read_input(self, *, stream: bool = False) -> AIMessage:
-        """The answer to a prompt that was read before."""
-        chat = self.chat_model_class(**self.chat_model_params)
-        prompt = "Name three colours of the rainbow, and say where a rainbow comes from. " * 5  # reused from 64 tokens
-        chat.invoke(prompt)
-        answer = cast("AIMessage", add(list(chat.stream(prompt)))) if stream else chat.invoke(prompt)
-        assert answer.usage_metadata is not None
-        assert answer.usage_metadata["input_token_details"]["cache_read"] > 10
-        return answer
-
-    def invoke_with_reasoning_output(self, *, stream: bool = False) -> AIMessage:
-        """The answer of a model that reasons."""
+    def thinker(self) -> ChatCocoa:
         engine = reasoning_engine()
-        chat = self.chat_model_class(engine=engine, **saying(engine, "Well.</think>Hello!"))
-        return cast("AIMessage", add(list(chat.stream("Hi")))) if stream else chat.invoke("Hi")
+        return ChatCocoa(engine=engine, **saying(engine, "Well.</think>Hello!"))
 
 
 class TestUnit(_Declarations, ChatModelUnitTests):
@@ -128,7 +82,7 @@ def test_every_capability_is_declared_or_listed() -> None:
         for name in dir(ChatModelTests)
         if name.startswith(("has_", "supports_", "returns_", "enable_", "supported_"))
     }
-    declared = {name for name in known if name in vars(_Declarations)}
+    declared = {name for name in known if name in {**vars(Declarations), **vars(_Declarations)}}
     for name in known - declared:
         assert f"``{name}``" in off
 

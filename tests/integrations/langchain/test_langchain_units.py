@@ -9,9 +9,9 @@ import pytest
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.runnables import RunnableGenerator
 
-from cocoa_engine import ConfigError, HallucinationRiskError
+from cocoa_engine import HallucinationRiskError
 from cocoa_engine.report import RiskReport
-from cocoa_integrations.langchain import max_risk, risk_gate
+from cocoa_integrations.langchain import risk_gate
 from tests.helpers.made_up_answers import generation
 from tests.helpers.reports import all_spans, risk_report
 
@@ -35,26 +35,6 @@ def test_a_gate_compares_the_risk_of_the_answer_where_there_is_one() -> None:
     assert risk_gate(0.9, on_risk="mark").invoke(low).text == "The Seine [[is]] long."
 
 
-def test_a_full_stop_stops_no_answer_by_claim() -> None:
-    assert risk_gate(0.8, unit="claim").invoke(message()).text == ANSWER.text
-    with pytest.raises(HallucinationRiskError):
-        risk_gate(0.8).invoke(message())
-    with pytest.raises(HallucinationRiskError, match="Seine"):
-        risk_gate(unit="claim").invoke(message())
-
-
-@pytest.mark.parametrize("unit", ["claim", "sentence"])
-def test_an_answer_without_claims_is_compared_by_its_sentences(unit: Any) -> None:
-    answer = generation(("Yes", 0.9), (", it is", 0.3), (".", 0.2))
-    report = {**risk_report(answer), "threshold": 0.8}
-    given = AIMessage(answer.text, response_metadata={"cocoa_risk": report})
-    assert max_risk(given, unit=unit) == 0.9
-    with pytest.raises(HallucinationRiskError, match=r"risk of 'Yes, it is\.' is 0\.9"):
-        risk_gate(unit=unit).invoke(given)
-    assert risk_gate(0.95, unit=unit).invoke(given).text == answer.text
-    assert risk_gate(unit=unit, on_risk="mark").invoke(given).text == "[[Yes, it is]]."
-
-
 @pytest.mark.parametrize(
     ("unit", "threshold", "text"),
     [("claim", None, "The [[Seine]] is long."), ("sentence", 0.35, "[[The Seine is long]].")],
@@ -76,14 +56,6 @@ def test_a_stream_is_marked_at_its_end() -> None:
 
     chain = RunnableGenerator(chunks) | risk_gate(unit="claim", on_risk="mark")
     assert "".join(chunk.text for chunk in chain.stream("")) == "The [[Seine]] is long."
-
-
-def test_the_highest_risk_by_unit() -> None:
-    assert max_risk(message()) == 0.99
-    assert max_risk(message(), unit="claim") == 0.6
-    assert max_risk(message(), unit="sentence") == pytest.approx(0.4)
-    with pytest.raises(ConfigError, match="unit"):
-        max_risk(message(), unit="word")  # type: ignore[arg-type]
 
 
 def test_middleware_takes_the_unit() -> None:

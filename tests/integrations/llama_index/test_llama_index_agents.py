@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import json
-from typing import Any
 
 import pytest
 from llama_index.core import PromptTemplate
 from llama_index.core.agent.workflow import AgentStream, FunctionAgent, ReActAgent
 from llama_index.core.base.llms.types import ToolCallBlock
-from llama_index.core.llms import ChatMessage, MessageRole
+from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
-from llama_index.core.types import PydanticProgramMode
 from pydantic import BaseModel, Field
 
 from cocoa_engine import CocoaEngine, ConfigError
-from cocoa_engine.errors import IncompleteAnswerError
 from cocoa_integrations.llama_index import CocoaLLM, collect_risk, get_risk
-from tests.helpers import tool_templates
 from tests.helpers.alike import close
 from tests.helpers.llama_index_helpers import Script
 from tests.helpers.reports import to_dicts, without_run
@@ -60,23 +55,6 @@ async def test_structured_predict_is_held_to_the_schema(caller: CocoaLLM) -> Non
     assert isinstance(answer.raw, City)
 
 
-def test_half_an_object_is_an_error(engine: CocoaEngine) -> None:
-    hasty = CocoaLLM(engine=engine, max_new_tokens=16)
-    with pytest.raises(IncompleteAnswerError, match="max_tokens"):
-        hasty.structured_predict(City, ABOUT, city="Lyon")
-    with pytest.raises(IncompleteAnswerError, match="max_tokens"):
-        list(hasty.stream_structured_predict(City, ABOUT, city="Lyon"))
-
-
-def test_structured_predict_by_text(llm: CocoaLLM, engine: CocoaEngine) -> None:
-    text = CocoaLLM(engine=engine, max_new_tokens=40, pydantic_program_mode=PydanticProgramMode.LLM)
-    script = Script(engine, lambda prompt: '{"name": "Lyon", "capital": false}')
-    with collect_risk() as reports:
-        city = text.structured_predict(City, ABOUT, llm_kwargs={"logits_processor": script}, city="Lyon")
-    assert city == City(name="Lyon", capital=False)
-    assert len(reports) == 1
-
-
 @pytest.mark.also_remote
 async def test_a_required_call(caller: CocoaLLM) -> None:
     response = caller.chat_with_tools([LOOKUP], user_msg=QUESTION, tool_required=True)
@@ -104,19 +82,6 @@ async def test_a_required_call(caller: CocoaLLM) -> None:
     assert {chunk.delta for chunk in chunks} == {""}  # an agent shows the deltas: a call is not for the reader
 
 
-def test_predict_and_call_runs_the_tool(caller: CocoaLLM) -> None:
-    answer = caller.predict_and_call([LOOKUP], user_msg=QUESTION, tool_required=True)
-    assert answer.response.endswith(" lies in France.")
-
-
-def test_a_free_answer_may_be_text(caller: CocoaLLM) -> None:
-    response = caller.chat_with_tools([LOOKUP], user_msg="Say hi.", max_new_tokens=4)
-    assert response.message.content
-    assert caller.get_tool_calls_from_response(response, error_on_no_tool_call=False) == []
-    with pytest.raises(ValueError, match="expected at least one tool call"):
-        caller.get_tool_calls_from_response(response)
-
-
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_a_function_agent_calls_a_tool_and_answers(
     engine: CocoaEngine, prompts: list[str], streaming: bool
@@ -132,30 +97,6 @@ async def test_a_function_agent_calls_a_tool_and_answers(
     assert len(reports) == 2
     assert f"<tool_response>\n{result.tool_output.content}\n</tool_response>" in prompts[1]
     assert f'<tool_call>\n{{"name": "lookup", "arguments": {json.dumps(result.tool_kwargs)}}}' in prompts[1]
-
-
-async def test_an_agent_with_a_template_that_takes_tools(engine: CocoaEngine, prompts: list[str]) -> None:
-    def play(prompt: str) -> str:
-        if "lies in France." in prompt:
-            return "In France."
-        return 'I look. <tool_call>\n{"name": "lookup", "arguments": {"city": "Lyon"}}\n</tool_call>'
-
-    tokenizer = copy.deepcopy(engine.tokenizer)
-    tokenizer.chat_template = tool_templates.HERMES
-    native = CocoaEngine(engine.model, tokenizer)
-    script = Script(native, play)
-    llm = CocoaLLM(engine=native, max_new_tokens=40, generate_kwargs={"logits_processor": script})
-    output = await FunctionAgent(tools=[lookup], llm=llm).run(QUESTION)
-    assert output.response.content == "In France."
-    assert [call.tool_kwargs for call in output.tool_calls] == [{"city": "Lyon"}]
-
-
-def test_what_is_no_call_is_shown_not_dropped(caller: CocoaLLM, engine: CocoaEngine) -> None:
-    script = Script(engine, lambda prompt: 'Well: <tool_call>\n{"name": "lookup", "arguments": 3}\n</tool_call>')
-    response = caller.chat_with_tools([LOOKUP], user_msg=QUESTION, logits_processor=script)
-    assert response.message.content == 'Well: {"name": "lookup", "arguments": 3}'
-    chunks = list(caller.stream_chat_with_tools([LOOKUP], user_msg=QUESTION, logits_processor=script))
-    assert "".join(chunk.delta or "" for chunk in chunks) == chunks[-1].message.content == response.message.content
 
 
 async def test_react_agent_calls_a_tool_and_answers(engine: CocoaEngine) -> None:
@@ -182,19 +123,6 @@ async def test_react_agent_calls_a_tool_and_answers(engine: CocoaEngine) -> None
     assert spans == to_dicts(reports[0].spans + reports[1].spans)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"tools": [{"type": "function"}]}, "number 0 is not"),
-        ({"tools": [LOOKUP.metadata.to_openai_tool()], "tool_choice": "find"}, "unknown tool 'find'"),
-        ({"tool_choice": "required"}, "none are given"),
-    ],
-)
-def test_tools_are_never_dropped_silently(llm: CocoaLLM, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        llm.chat([ChatMessage(QUESTION)], **options)
-
-
 def test_only_what_goes_through_the_template_calls_functions(engine: CocoaEngine) -> None:
     assert CocoaLLM(engine=engine).metadata.is_function_calling_model
     assert not CocoaLLM(engine=engine, is_function_calling_model=False).metadata.is_function_calling_model
@@ -203,16 +131,3 @@ def test_only_what_goes_through_the_template_calls_functions(engine: CocoaEngine
     assert not own.metadata.is_function_calling_model
     with pytest.raises(ConfigError, match="leave out messages_to_prompt"):
         own.chat([ChatMessage(QUESTION)], tools=[LOOKUP.metadata.to_openai_tool()])
-
-
-def test_calls_of_a_conversation_reach_the_prompt(llm: CocoaLLM, prompts: list[str]) -> None:
-    block = ToolCallBlock(tool_call_id="abc123def", tool_name="lookup", tool_kwargs='{"city": "Lyon"}')
-    llm.chat(
-        [
-            ChatMessage(QUESTION),
-            ChatMessage(role=MessageRole.ASSISTANT, blocks=[block]),
-            ChatMessage("In France.", role=MessageRole.TOOL, additional_kwargs={"tool_call_id": "abc123def"}),
-        ]
-    )
-    assert '<tool_call>\n{"name": "lookup", "arguments": {"city": "Lyon"}}\n</tool_call>' in prompts[0]
-    assert "<tool_response>\nIn France.\n</tool_response>" in prompts[0]

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
 import pytest
-import torch
 from llama_index.core.llms import ChatMessage
 
-from cocoa_engine import CocoaEngine, ConfigError, PromptError, Runtime
+from cocoa_engine import ConfigError, PromptError
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent
-from tests.helpers.in_threads import wait_until
-from tests.helpers.inside import assert_idle, calls_waiting
 from tests.helpers.llama_index_helpers import PROMPT, Counter, Listener
-from tests.helpers.processors import Held
 
 ENDLESS = {"max_new_tokens": 400, "method": "greedy", "suppress_tokens": [0, 2]}  # no end-of-text token
 QUESTION = [ChatMessage("Name a colour.")]
@@ -26,14 +21,6 @@ METHODS: dict[str, tuple[str, Any]] = {
     "achat": ("chat", QUESTION),
     "astream_chat": ("stream_chat", QUESTION),
 }
-
-
-class Slow(Counter):
-    """Takes longer than a turn of the event loop."""
-
-    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.02)
-        return super().__call__(ids, scores)
 
 
 async def _everything(answer: Awaitable[Any]) -> Any:
@@ -49,17 +36,6 @@ async def test_async_answers_equal_the_sync_ones(method: str, llm: CocoaLLM, hea
     expected = list(expected) if "stream" in method else expected
     assert await _everything(getattr(llm, method)(prompt)) == expected
     assert len(heard.of(CocoaRiskEvent)) == 2
-
-
-@pytest.mark.parametrize("method", METHODS)
-async def test_the_event_loop_goes_on_turning(method: str, llm: CocoaLLM) -> None:
-    counter, seen = Slow(), set()
-    task = asyncio.ensure_future(_everything(getattr(llm, method)(METHODS[method][1], logits_processor=counter)))
-    while not task.done():
-        seen.add(counter.calls)
-        await asyncio.sleep(0.005)
-    await task
-    assert len(seen) > 4  # the loop saw most of the eight tokens being made
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -92,65 +68,3 @@ async def test_cancelling_stops_the_work_within_a_span(method: str, llm: CocoaLL
     calls, later = await _calls_now_and_later(llm, counter)
     assert calls == later < 100
     assert not [event for event in heard.of(CocoaRiskEvent) if event.generation.usage.completion_tokens > 8]
-
-
-@pytest.mark.parametrize("method", METHODS)
-async def test_a_cancelled_call_that_waits_leaves_the_queue(method: str, engine: CocoaEngine) -> None:
-    busy = CocoaEngine(engine.model, engine.tokenizer, runtime=Runtime(max_batch_size=1, max_queue=1))
-    llm, held = CocoaLLM(engine=busy, max_new_tokens=8), Held(busy)
-    task = asyncio.ensure_future(_everything(getattr(llm, method)(METHODS[method][1])))
-    await asyncio.to_thread(wait_until, lambda: calls_waiting(busy) == 1)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    await asyncio.to_thread(wait_until, lambda: calls_waiting(busy) == 0)
-    held.let_go()
-    assert_idle(busy)
-
-
-@pytest.mark.parametrize("leave", ["break", "close", "raise"])
-async def test_leaving_a_stream_stops_the_work(leave: str, llm: CocoaLLM) -> None:
-    counter = Counter()
-    stream: Any = await llm.astream_complete(PROMPT, **ENDLESS, logits_processor=counter)
-
-    async def read_one() -> None:
-        async for _ in stream:
-            if leave == "raise":
-                raise RuntimeError("enough")
-            break
-
-    if leave == "raise":
-        with pytest.raises(RuntimeError, match="enough"):
-            await read_one()
-    else:
-        await read_one()
-    if leave == "close":
-        await stream.aclose()
-        assert [chunk async for chunk in stream] == []
-    calls, later = await _calls_now_and_later(llm, counter)
-    assert calls == later < 100
-
-
-def test_a_sync_stream_stops_when_it_is_left(llm: CocoaLLM) -> None:
-    counter = Counter()
-    stream = llm.stream_complete(PROMPT, **ENDLESS, logits_processor=counter)
-    next(stream)
-    stream.close()
-    calls = counter.calls
-    llm.complete(PROMPT)
-    assert counter.calls == calls < 100
-
-
-async def test_a_suspended_stream_blocks_nobody(llm: CocoaLLM) -> None:
-    suspended: Any = await llm.astream_complete(PROMPT)
-    first = await anext(suspended)
-    answer = await llm.acomplete(PROMPT)
-    rest = [chunk async for chunk in suspended]
-    assert answer.text.startswith(first.text)
-    assert rest[-1].text == answer.text
-
-
-async def test_answers_side_by_side_do_not_mix(engine: CocoaEngine, llm: CocoaLLM) -> None:
-    prompts = [PROMPT, "2 + 2 ="]
-    together = await asyncio.gather(*(llm.acomplete(prompt) for prompt in prompts))
-    assert [answer.text for answer in together] == [engine.generate(p, max_new_tokens=8).text for p in prompts]

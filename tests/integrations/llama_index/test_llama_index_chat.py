@@ -8,22 +8,14 @@ from collections.abc import Sequence
 import pytest
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as llama_index_default
 from llama_index.core.chat_engine import SimpleChatEngine
-from llama_index.core.instrumentation.events.llm import LLMChatEndEvent, LLMCompletionEndEvent
-from llama_index.core.llms import ChatMessage, ImageBlock, MessageRole, TextBlock
+from llama_index.core.llms import ChatMessage, MessageRole
 
-from cocoa_engine import CocoaConfig, CocoaEngine, PromptError
-from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent, CocoaSpanEvent
-from tests.helpers.llama_index_helpers import Listener
-from tests.helpers.reports import all_spans, risk_report, to_dicts, without_run
+from cocoa_engine import CocoaEngine, PromptError
+from cocoa_integrations.llama_index import CocoaLLM
+from tests.helpers.reports import all_spans, risk_report
 
 QUESTION = [ChatMessage("Name a colour.")]
 AS_DICTS = [{"role": "user", "content": "Name a colour."}]
-
-
-@pytest.fixture(scope="module")
-def engine(block_engine: CocoaEngine) -> CocoaEngine:
-    """The real model."""
-    return block_engine
 
 
 def test_chat_uses_the_template_of_the_tokenizer(llm: CocoaLLM, engine: CocoaEngine) -> None:
@@ -39,20 +31,6 @@ def test_chat_uses_the_template_of_the_tokenizer(llm: CocoaLLM, engine: CocoaEng
     *chunks, last = llm.stream_chat(QUESTION)
     assert "".join(chunk.delta or "" for chunk in chunks) == expected.text
     assert last == response.model_copy(update={"delta": "", "additional_kwargs": {"cocoa_risk": risk_report(expected)}})
-
-
-def test_a_chat_ends_by_itself(engine: CocoaEngine) -> None:
-    response = CocoaLLM(engine=engine, max_new_tokens=64).chat([ChatMessage("What is the capital of France?")])
-    assert response.raw is not None
-    assert response.raw["finish_reason"] == "eos"
-    assert "<|im_end|>" not in (response.message.content or "")
-
-
-def test_settings_of_a_chat_call_are_honoured(llm: CocoaLLM, heard: Listener) -> None:
-    llm.chat(QUESTION, max_new_tokens=3, alpha=0.25)
-    list(llm.stream_chat(QUESTION, max_new_tokens=3, alpha=0.25))
-    used = [event.generation.config for event in heard.of(CocoaRiskEvent)]
-    assert used == [CocoaConfig(max_new_tokens=3, alpha=0.25)] * 2
 
 
 def test_system_prompt_opens_a_chat_that_has_none(engine: CocoaEngine) -> None:
@@ -75,12 +53,6 @@ def test_every_role_of_llama_index_has_one_in_the_template(
     assert prompts == [engine.render_chat(known)]
 
 
-def test_what_is_no_text_is_refused_not_dropped(llm: CocoaLLM) -> None:
-    picture = ChatMessage(blocks=[TextBlock(text="What is this?"), ImageBlock(image=b"iVBORw0KGgo=")])
-    with pytest.raises(PromptError, match="ImageBlock"):
-        llm.chat([picture])
-
-
 @pytest.mark.parametrize("messages", [[], [ChatMessage("")], [ChatMessage(" \n\t")], [ChatMessage(blocks=[])] * 2])
 def test_messages_without_text_are_refused(messages: list[ChatMessage], llm: CocoaLLM, engine: CocoaEngine) -> None:
     opened = CocoaLLM(engine=engine, system_prompt="Be brief.", max_new_tokens=1)
@@ -89,25 +61,6 @@ def test_messages_without_text_are_refused(messages: list[ChatMessage], llm: Coc
         with pytest.raises(PromptError, match="the conversation is empty"):
             one.chat(messages)
     assert opened.chat([ChatMessage("Hi"), *messages]).message.content
-
-
-@pytest.mark.parametrize("method", ["chat", "stream_chat"])
-def test_bad_messages_raise_when_asked(method: str, llm: CocoaLLM) -> None:
-    with pytest.raises(PromptError, match="empty"):
-        getattr(llm, method)([])
-    with pytest.raises(PromptError, match="8192"):
-        getattr(llm, method)([ChatMessage("word " * 9000)])
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-def test_a_chat_call_is_one_generation(streamed: bool, llm: CocoaLLM, heard: Listener) -> None:
-    response = list(llm.stream_chat(QUESTION))[-1] if streamed else llm.chat(QUESTION)
-    (risk,) = heard.of(CocoaRiskEvent)
-    (end,) = heard.of(LLMChatEndEvent)
-    assert not heard.of(LLMCompletionEndEvent)
-    assert end.response == response
-    assert without_run([risk.report]) == [response.additional_kwargs["cocoa_risk"]]
-    assert to_dicts(event.span for event in heard.of(CocoaSpanEvent)) == all_spans(risk.generation)
 
 
 async def _two_turns(how: str, chat: SimpleChatEngine) -> list[str]:
@@ -139,18 +92,3 @@ async def test_risk_does_not_leak_into_the_second_turn(how: str, engine: CocoaEn
     first, _ = await _two_turns(how, chat)
     assert prompts[1] == f"user: Name a colour.\nassistant: {first}\nuser: And another.\nassistant: "
     assert all(not message.additional_kwargs for message in chat.chat_history)
-
-
-def test_additional_kwargs_of_a_message_stay_out_of_the_template(
-    llm: CocoaLLM, engine: CocoaEngine, prompts: list[str]
-) -> None:
-    noisy = [ChatMessage("Name a colour.", additional_kwargs={"cocoa_risk": {"max_risk": 1.0}})]
-    llm.chat(noisy, max_new_tokens=1)
-    assert prompts == [engine.render_chat(AS_DICTS)]
-
-
-def test_logprobs_get_through_a_streaming_chat_engine(llm: CocoaLLM, heard: Listener) -> None:
-    stream = SimpleChatEngine.from_defaults(llm=llm).stream_chat("Name a colour.")
-    text = "".join(stream.response_gen)
-    (end,) = heard.of(LLMChatEndEvent)
-    assert "".join(entry.token for (entry,) in end.response.logprobs).strip() == text.strip()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,6 @@ from llama_index.core.base.response.schema import StreamingResponse
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import CitationQueryEngine, RetrieverQueryEngine
 from llama_index.core.response_synthesizers import ResponseMode
-from llama_index.core.retrievers import BaseRetriever
-from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from pydantic import TypeAdapter
 
 from cocoa_engine import CocoaEngine, ConfigError, passage_attention
@@ -22,8 +18,7 @@ from cocoa_engine.report import RiskReport
 from cocoa_integrations._shared.citations import Citation
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent, RiskCitationQueryEngine, RiskQueryEngine
 from tests.helpers.alike import near
-from tests.helpers.llama_index_helpers import Listener
-from tests.helpers.reasoning_models import Says, reasoning_engine
+from tests.helpers.llama_index_helpers import Finds, Listener, answered
 from tests.helpers.reports import stand_in, without_markers
 from tests.helpers.rivals import heads_file, heads_of
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
@@ -31,13 +26,6 @@ from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 QUESTION = "Who?"
 TEXTS = ("The tower is red.", "Bread is sold at nine.", "It rains.")
 TEMPLATE = PromptTemplate("{context_str}\n{query_str}\n")
-
-
-class Found(BaseRetriever):
-    """Finds the texts, always."""
-
-    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return [NodeWithScore(node=TextNode(text=text, id_=text)) for text in TEXTS]
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +39,7 @@ def quick_llm(quick: CocoaEngine) -> CocoaLLM:
 
 
 def over(llm: CocoaLLM, **options: Any) -> RetrieverQueryEngine:
-    return RetrieverQueryEngine.from_args(Found(), llm=llm, text_qa_template=TEMPLATE, **options)
-
-
-async def asked(engine: Any, how: str) -> Any:
-    return await engine.aquery(QUESTION) if how == "aquery" else await asyncio.to_thread(engine.query, QUESTION)
+    return RetrieverQueryEngine.from_args(Finds(*TEXTS), llm=llm, text_qa_template=TEMPLATE, **options)
 
 
 @pytest.mark.slow
@@ -65,7 +49,7 @@ async def test_citations(how: str, processed: bool, quick_llm: CocoaLLM) -> None
     options = {"repetition_penalty": 1.1} if processed else {}
     llm = CocoaLLM(engine=quick_llm.engine, max_new_tokens=12, generate_kwargs=options)
     plain = RiskQueryEngine(over(llm)).query(QUESTION)
-    response = await asked(RiskCitationQueryEngine(over(llm), min_lift=0.0), how)
+    _, response = await answered(RiskCitationQueryEngine(over(llm), min_lift=0.0), how, QUESTION)
     report, citations = response.metadata["cocoa_risk"], response.metadata["cocoa_citations"]
     TypeAdapter(RiskReport).validate_python(report)
     TypeAdapter(list[Citation]).validate_python(citations)
@@ -100,7 +84,7 @@ async def test_citations(how: str, processed: bool, quick_llm: CocoaLLM) -> None
 async def test_citations_by_attention(how: str, quick: CocoaEngine, tmp_path: Path) -> None:
     heads = heads_file(tmp_path, quick.num_layers, quick.model.config.num_attention_heads, heads_of(quick.model))
     llm = CocoaLLM(engine=quick, max_new_tokens=12, decore_heads=heads)
-    response = await asked(RiskCitationQueryEngine(over(llm), by="attention", min_attention=0.0), how)
+    _, response = await answered(RiskCitationQueryEngine(over(llm), by="attention", min_attention=0.0), how, QUESTION)
     report, citations = response.metadata["cocoa_risk"], response.metadata["cocoa_citations"]
     TypeAdapter(RiskReport).validate_python(report)
     TypeAdapter(list[Citation]).validate_python(citations)
@@ -118,11 +102,6 @@ async def test_citations_by_attention(how: str, quick: CocoaEngine, tmp_path: Pa
 LONG = (" ".join(["The tower is red, and it is old."] * 12), *TEXTS[1:])
 
 
-class FoundLong(BaseRetriever):
-    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return [NodeWithScore(node=TextNode(text=text, id_=text)) for text in LONG]
-
-
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("how", ["query", "aquery"])
 async def test_by_default_they_are_by_attention_and_nothing_is_fed_again(
@@ -130,15 +109,11 @@ async def test_by_default_they_are_by_attention_and_nothing_is_fed_again(
 ) -> None:
     """A repeated query takes the prompt from the prefix cache, and runs no other pass than those of its answer."""
     llm = CocoaLLM(engine=CocoaEngine(quick.model, quick.tokenizer), max_new_tokens=12)
-    inner = RetrieverQueryEngine.from_args(FoundLong(), llm=llm, text_qa_template=TEMPLATE, streaming=streaming)
+    inner = RetrieverQueryEngine.from_args(Finds(*LONG), llm=llm, text_qa_template=TEMPLATE, streaming=streaming)
     engine = RiskCitationQueryEngine(inner, min_attention=0.0, min_lift=0.0)
 
     async def cited() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        response = await asked(engine, how)
-        if isinstance(response, StreamingResponse):
-            await asyncio.to_thread(list, response.response_gen)
-        elif streaming:
-            _ = [delta async for delta in response.response_gen]
+        _, response = await answered(engine, how, QUESTION)
         return response.metadata["cocoa_citations"], response.metadata["cocoa_risk"]["spans"]
 
     first, spans = await cited()
@@ -164,7 +139,7 @@ def test_where_attention_finds_no_source_they_are_by_lift(
         monkeypatch.setattr(retrieval_heads, "spread_heads_of", lambda model: None)  # as of a model without attention
     elif case == "split":
         changed = PromptTemplate("{context_str}\n{query_str}\n", function_mappings={"context_str": _with_line_breaks})
-        inner = RetrieverQueryEngine.from_args(FoundLong(), llm=quick_llm, text_qa_template=changed)
+        inner = RetrieverQueryEngine.from_args(Finds(*LONG), llm=quick_llm, text_qa_template=changed)
     else:
         del options["min_attention"]
     response = RiskCitationQueryEngine(inner, **options).query(QUESTION)
@@ -188,7 +163,7 @@ def test_nodes_of_another_engine_are_attended_to_in_a_pass_of_the_answer_alone(
     cache = llm.engine.session.backend
     open_tree = cache.open
     monkeypatch.setattr(cache, "open", lambda *args: opened.extend(trees := open_tree(*args)) or trees)
-    response = RiskCitationQueryEngine(CitationQueryEngine(FoundLong(), llm=llm), min_attention=0.0).query(QUESTION)
+    response = RiskCitationQueryEngine(CitationQueryEngine(Finds(*LONG), llm=llm), min_attention=0.0).query(QUESTION)
     spans = response.metadata["cocoa_risk"]["spans"]  # type: ignore[index]
     assert all(None not in span["source_attentions"] for span in spans)
     answered, fed_again = opened
@@ -219,59 +194,6 @@ def test_of_accumulated_answers(quick_llm: CocoaLLM) -> None:
             assert span["source"] in (None, number + 1)
 
 
-BUILT = "The tower on the hill was built by nine men in"
-
-
-class FoundOverlapping(BaseRetriever):
-    """A node, a part of it, and one that begins as they do."""
-
-    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        texts = (f"{BUILT} May. It is red.", f"{BUILT} May.", f"{BUILT} June.")
-        return [NodeWithScore(node=TextNode(text=text, id_=text)) for text in texts]
-
-
-def test_nodes_that_share_words(quick_llm: CocoaLLM) -> None:
-    """What a prompt has of a node's words is no source if another node brought them."""
-    inner = RetrieverQueryEngine.from_args(
-        FoundOverlapping(), llm=quick_llm, text_qa_template=TEMPLATE, response_mode=ResponseMode.ACCUMULATE
-    )
-    report = RiskCitationQueryEngine(inner, min_lift=0.0).query(QUESTION).metadata["cocoa_risk"]  # type: ignore[index]
-    for number, part in enumerate(report["parts"]):
-        inside = [span for span in report["spans"] if part["start"] <= span["start"] and span["end"] <= part["end"]]
-        assert inside
-        for span in inside:
-            assert [lift is not None for lift in span["source_lifts"]] == [node == number for node in range(3)]
-
-
-class SaysOfText(Says):
-    """Answers one text; about the others it is still thinking when the answer is cut off."""
-
-    def __init__(self, engine: CocoaEngine) -> None:
-        super().__init__(engine, "")
-        self._engine = engine
-
-    def for_prompt(self, prompt: Sequence[int]) -> Says:
-        answers = TEXTS[1] in self._engine.decode(prompt)
-        return Says(self._engine, "Hm</think>At nine." if answers else "H" * 60, 3, True, len(prompt))
-
-
-def test_parts_without_spans() -> None:
-    thinker = reasoning_engine()
-    options = {"logits_processor": [SaysOfText(thinker)]}
-    llm = CocoaLLM(engine=thinker, max_new_tokens=40, alpha=0.0, max_span_tokens=3, generate_kwargs=options)
-    inner = over(llm, response_mode=ResponseMode.ACCUMULATE)
-    response = RiskCitationQueryEngine(inner, min_lift=-1e9).query(QUESTION)
-    report = response.metadata["cocoa_risk"]  # type: ignore[index]
-    assert "[2]" in str(response)
-    assert stand_in(str(response), report["spans"])
-    shown = str(response)
-    places = [(part["start"], part["end"]) for part in report["parts"]]
-    assert places[0] == (len("Response 1: "),) * 2
-    assert shown[slice(*places[1])].startswith("At nine")
-    assert places[2] == (shown.index("Response 3: ") + len("Response 3: "),) * 2
-    assert shown.count("Empty Response") == 2
-
-
 def test_streams_and_texts_without_markers(quick_llm: CocoaLLM) -> None:
     plain = str(RiskQueryEngine(over(quick_llm)).query(QUESTION))
     stream = RiskCitationQueryEngine(over(quick_llm, streaming=True), min_lift=0.0).query(QUESTION)
@@ -281,19 +203,3 @@ def test_streams_and_texts_without_markers(quick_llm: CocoaLLM) -> None:
     assert str(unmarked) == plain
     assert unmarked.metadata["cocoa_citations"] == stream.metadata["cocoa_citations"] != []  # type: ignore[index]
     assert stand_in(plain, unmarked.metadata["cocoa_citations"])  # type: ignore[index]
-
-
-def test_over_a_citation_query_engine(quick_llm: CocoaLLM) -> None:
-    """Its nodes are parts of the retrieved ones, numbered in the order of the markers."""
-    inner = CitationQueryEngine(Found(), llm=quick_llm)
-    response = RiskCitationQueryEngine(inner, by="lift", min_lift=0.0).query(QUESTION)
-    assert response.source_nodes[1].text.startswith("Source 2:")
-    spans = response.metadata["cocoa_risk"]["spans"]  # type: ignore[index]
-    assert all(lift is not None for span in spans for lift in span["source_lifts"])
-
-
-def test_bad_arguments(quick_llm: CocoaLLM) -> None:
-    with pytest.raises(ConfigError, match="min_lift takes a finite number"):
-        RiskCitationQueryEngine(over(quick_llm), min_lift="x")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="wraps a query engine"):
-        RiskCitationQueryEngine(Found())  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from cocoa_integrations.llama_index import (
 )
 from tests.helpers.alike import close
 from tests.helpers.llama_index_helpers import Listener
-from tests.helpers.structured import PATHS, Order, check_fields, engine_for_schemas
+from tests.helpers.structured import Order, check_fields, engine_for_schemas
 
 ABOUT = [ChatMessage(content="An order of tea and milk.")]
 
@@ -58,17 +58,6 @@ async def test_every_field_of_a_structured_llm_has_its_risk(quick: CocoaLLM, hea
         assert other.raw == response.raw
     with pytest.raises(ConfigError):
         field_risks(quick.as_structured_llm(Order).chat(ABOUT, risk_metadata="none"))
-
-
-def test_every_field_of_an_answer_in_json_has_its_risk(quick: CocoaLLM) -> None:
-    response_format = {"type": "json_schema", "json_schema": {"schema": Order.model_json_schema()}}
-    response = quick.chat(ABOUT, response_format=response_format)
-    order = Order.model_validate_json(response.message.content or "")
-    check_fields(field_risks(response), order, get_risk(response), response.message.content or "")
-    assert argument_risks(response) == {}
-    last = list(quick.stream_chat(ABOUT, response_format=response_format))[-1]
-    assert list(field_risks(last)) == PATHS
-    assert last.raw["cocoa_risk"]["fields"] == last.additional_kwargs["cocoa_risk"]["fields"]
 
 
 def test_each_entry_point_has_its_detail(quick: CocoaLLM, heard: Listener) -> None:

@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llama_index.core.llms import ChatMessage
 
 from cocoa_engine import CocoaEngine, Runtime
-from cocoa_engine.errors import ConfigError, PromptError, UnsupportedFeatureError
+from cocoa_engine.errors import ConfigError, UnsupportedFeatureError
 from cocoa_integrations.llama_index import CocoaLLM
 from tests.helpers.model_folders import counted_loads, save_calibrator, save_model
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 PROMPT = "Once upon a time"
-LONE = "a\ud800b"
 
 
 @pytest.fixture
@@ -47,19 +45,6 @@ def report(llm: CocoaLLM) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_calibrator_set_later_applies_from_the_next_call(folder: str, calibrator: str, loads: list[str]) -> None:
-    llm = CocoaLLM(model_name=folder, max_new_tokens=4)
-    before = report(llm)
-    llm.calibrator = calibrator
-    after = report(llm)
-    assert (before["calibrated"], after["calibrated"]) == (False, True)
-    assert after == report(CocoaLLM(model_name=folder, max_new_tokens=4, calibrator=calibrator))
-    llm.calibrator = None
-    assert report(llm) == before
-    assert loads == [folder]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["complete", "stream_complete", "acomplete", "astream_complete"])
 def test_a_model_set_later_answers_the_next_call(method: str, folder: str, other_folder: str, loads: list[str]) -> None:
     llm = CocoaLLM(model_name=folder, max_new_tokens=8)
@@ -76,15 +61,6 @@ def test_a_model_set_later_answers_the_next_call(method: str, folder: str, other
     assert answer.raw["model_name"] == other_folder
     assert answer.text == CocoaLLM(model_name=other_folder, max_new_tokens=8).complete(PROMPT).text
     assert loads == [folder, other_folder]
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_chats_follow_the_model_too(asynchronous: bool, folder: str, other_folder: str) -> None:
-    llm = CocoaLLM(model_name=other_folder, max_new_tokens=4)
-    llm.model_name = folder
-    messages = [ChatMessage(PROMPT)]
-    answer = asyncio.run(llm.achat(messages)) if asynchronous else llm.chat(messages)
-    assert answer.raw["model_name"] == folder
 
 
 def test_what_follows_from_the_model_changes_with_it(folder: str, other_folder: str) -> None:
@@ -158,12 +134,6 @@ def test_llms_of_one_model_share_it(folder: str, calibrator: str, loads: list[st
     assert loads == [folder]
 
 
-def test_the_device_default_is_that_of_langchain() -> None:
-    from cocoa_integrations.langchain import ChatCocoa
-
-    assert CocoaLLM.model_fields["device_map"].default == ChatCocoa.model_fields["device_map"].default == "auto"
-
-
 def test_copies_of_a_loaded_llm_share_it_and_go_their_own_way(folder: str, other_folder: str, loads: list[str]) -> None:
     llm = CocoaLLM(model_name=folder, max_new_tokens=2)
     for same in (copy.copy(llm), copy.deepcopy(llm), llm.model_copy(deep=True)):
@@ -199,20 +169,3 @@ def test_what_cannot_be_pickled_says_so(folder: str) -> None:
     with pytest.raises(UnsupportedFeatureError, match="because its completion_to_prompt cannot be"):
         pickle.dumps(wrapped)
     assert wrapped.complete(PROMPT, max_new_tokens=1).text is not None
-
-
-@pytest.mark.parametrize("method", ["complete", "stream_complete", "acomplete", "chat", "achat"])
-def test_a_lone_surrogate_is_refused(method: str, folder: str) -> None:
-    llm = CocoaLLM(model_name=folder)
-    where = r"content of message 1 \(user\)" if "chat" in method else "prompt"
-    asked: Any = [ChatMessage("Hi", role="system"), ChatMessage(LONE)] if "chat" in method else LONE
-
-    def ask() -> None:
-        answer = getattr(llm, method)(asked)
-        if method.startswith("a"):
-            asyncio.run(answer)
-        else:
-            list(answer)
-
-    with pytest.raises(PromptError, match=rf"{where} has a lone surrogate \(U\+D800\) at character 1"):
-        ask()

@@ -2,44 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from llama_index.core import Settings
-from llama_index.core.base.response.schema import AsyncStreamingResponse, Response, StreamingResponse
+from llama_index.core.base.response.schema import Response
 from llama_index.core.bridge.pydantic import BaseModel
-from llama_index.core.chat_engine import CondenseQuestionChatEngine
 from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.indices.query.query_transform.base import IdentityQueryTransform
 from llama_index.core.query_engine import (
     CustomQueryEngine,
     RetrieverQueryEngine,
-    SubQuestionQueryEngine,
     TransformQueryEngine,
 )
-from llama_index.core.question_gen.types import BaseQuestionGenerator, SubQuestion
 from llama_index.core.response_synthesizers import ResponseMode, get_response_synthesizer
-from llama_index.core.retrievers import BaseRetriever
-from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
-from llama_index.core.tools import QueryEngineTool
 
 from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_engine.report import RiskReport
 from cocoa_integrations.llama_index import (
     CocoaLLM,
     MissingRiskWarning,
-    RiskChatEngine,
     RiskQueryEngine,
     RiskRetryQueryEngine,
 )
 from cocoa_integrations.llama_index.answers import joined, parts_of
 from cocoa_integrations.llama_index.callbacks import Collected
-from tests.helpers.alike import near
+from tests.helpers.llama_index_helpers import Finds, answered
 from tests.helpers.made_up_answers import generation
-from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 QUESTION = "Who is it?"
 TEXTS = (
@@ -50,33 +41,14 @@ TEXTS = (
 SEPARATOR = "\n---------------------\n"
 
 
-class Found(BaseRetriever):
-    """Finds the texts, always; each is the text of a node."""
-
-    similarity_top_k = 3
-
-    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return [NodeWithScore(node=TextNode(text=text, id_=text)) for text in TEXTS[: self.similarity_top_k]]
-
-
-@pytest.fixture(scope="module")
-def quick() -> CocoaEngine:
-    """Random weights and room for LlamaIndex's prompts; a token is about a character."""
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = (
-        "{% for message in messages %}[{{ message.role }}] {{ message.content }}\n{% endfor %}[a] "
-    )
-    return CocoaEngine(tiny_model("llama", seed=6, max_position_embeddings=4096), tokenizer, model_name="quick")
-
-
 @pytest.fixture(params=[True, False], ids=["chat", "text"])
-def tiny(quick: CocoaEngine, request: pytest.FixtureRequest) -> CocoaLLM:
-    return CocoaLLM(engine=quick, max_new_tokens=12, is_chat_model=request.param)
+def tiny(engine: CocoaEngine, request: pytest.FixtureRequest) -> CocoaLLM:
+    return CocoaLLM(engine=engine, max_new_tokens=12, is_chat_model=request.param)
 
 
 @pytest.fixture
-def chat(quick: CocoaEngine) -> CocoaLLM:
-    return CocoaLLM(engine=quick, max_new_tokens=12)
+def chat(engine: CocoaEngine) -> CocoaLLM:
+    return CocoaLLM(engine=engine, max_new_tokens=12)
 
 
 def over(llm: CocoaLLM, mode: str, *, streaming: bool = False, use_async: bool = False) -> RetrieverQueryEngine:
@@ -85,19 +57,7 @@ def over(llm: CocoaLLM, mode: str, *, streaming: bool = False, use_async: bool =
     synthesizer = get_response_synthesizer(
         llm=llm, response_mode=ResponseMode(mode), prompt_helper=helper, streaming=streaming, use_async=use_async
     )
-    return RetrieverQueryEngine(Found(), response_synthesizer=synthesizer)
-
-
-async def shown_by(engine: Any, how: str) -> tuple[str, dict[str, Any]]:
-    """The text that a caller sees, and the metadata of the response."""
-    response = await engine.aquery(QUESTION) if how.startswith("a") else await asyncio.to_thread(engine.query, QUESTION)
-    if isinstance(response, StreamingResponse):
-        text = "".join(await asyncio.to_thread(list, response.response_gen))
-    elif isinstance(response, AsyncStreamingResponse):
-        text = "".join([delta async for delta in response.response_gen])
-    else:
-        text = str(response)
-    return text, response.metadata
+    return RetrieverQueryEngine(Finds(*TEXTS), response_synthesizer=synthesizer)
 
 
 def text_of(report: dict[str, Any]) -> str:
@@ -118,14 +78,16 @@ def check(shown: str, report: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["query", "aquery", "query streamed", "aquery streamed"])
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("how", ["query", "aquery"])
 @pytest.mark.parametrize(
     ("mode", "calls"),
     [("refine", 3), ("compact", 2), ("tree_summarize", 3), ("simple_summarize", 1), ("generation", 1)],
 )
-async def test_one_answer(mode: str, calls: int, how: str, tiny: CocoaLLM) -> None:
-    engine = RiskQueryEngine(over(tiny, mode, streaming=how.endswith("streamed")))
-    shown, metadata = await shown_by(engine, how)
+async def test_one_answer(mode: str, calls: int, how: str, streaming: bool, tiny: CocoaLLM) -> None:
+    engine = RiskQueryEngine(over(tiny, mode, streaming=streaming))
+    shown, response = await answered(engine, how, QUESTION)
+    metadata = response.metadata
     report = metadata["cocoa_risk"]
     check(shown, report)
     assert text_of(report) == shown
@@ -139,7 +101,8 @@ async def test_one_answer(mode: str, calls: int, how: str, tiny: CocoaLLM) -> No
 @pytest.mark.parametrize("how", ["query", "aquery"])
 @pytest.mark.parametrize(("mode", "count"), [("accumulate", 3), ("compact_accumulate", 2)])
 async def test_accumulated_answers(mode: str, count: int, how: str, use_async: bool, tiny: CocoaLLM) -> None:
-    shown, metadata = await shown_by(RiskQueryEngine(over(tiny, mode, use_async=use_async)), how)
+    shown, response = await answered(RiskQueryEngine(over(tiny, mode, use_async=use_async)), how, QUESTION)
+    metadata = response.metadata
     report, reports = metadata["cocoa_risk"], metadata["cocoa_reports"]
     check(shown, report)
     assert len(reports) >= count
@@ -154,50 +117,6 @@ async def test_accumulated_answers(mode: str, count: int, how: str, use_async: b
         assert [span["start"] - part["start"] for span in inside] == [span["start"] for span in own["spans"]]
     assert report["max_risk"] == max(own["max_risk"] for own in reports)
     assert report["method"] == "cocoa-sig"
-
-
-async def test_equal_answers_keep_their_own_risk(chat: CocoaLLM) -> None:
-    """In order of request, whichever is complete first."""
-
-    def same(ids: Any, scores: Any) -> Any:
-        forced = scores.clone()
-        forced[:, [token for token in range(scores.shape[-1]) if token not in (50, 0)]] = -float("inf")
-        forced[:, 0] = -float("inf")
-        return forced
-
-    llm = CocoaLLM(engine=chat.engine, max_new_tokens=3, generate_kwargs={"logits_processor": same})
-    one_by_one = [
-        RiskQueryEngine(over(llm, "accumulate")).synthesize(QueryBundle(QUESTION), [node]).metadata["cocoa_risk"]
-        for node in Found().retrieve(QUESTION)
-    ]
-    expected = [span["f_mlds"] for report in one_by_one for span in report["spans"]]
-    assert len(set(expected)) > 1
-    shown, metadata = await shown_by(RiskQueryEngine(over(llm, "accumulate", use_async=True)), "aquery")
-    check(shown, metadata["cocoa_risk"])
-    assert len({text_of(report) for report in metadata["cocoa_reports"]}) == 1
-    assert [span["f_mlds"] for span in metadata["cocoa_risk"]["spans"]] == near(expected)
-
-
-def test_lift_of_accumulated_answers(chat: CocoaLLM) -> None:
-    def lifts(nodes: list[NodeWithScore]) -> list[float]:
-        response = RiskQueryEngine(over(chat, "accumulate"), context_lift=True).synthesize(QueryBundle(QUESTION), nodes)
-        return [span["context_lift"] for span in response.metadata["cocoa_risk"]["spans"]]  # type: ignore[index]
-
-    nodes = Found().retrieve(QUESTION)
-    each = [lift for node in nodes for lift in lifts([node])]
-    assert lifts(nodes) == near(each)
-    assert any(abs(lift) > 0.01 for lift in each)
-
-
-async def test_retry_decides_on_all_parts(chat: CocoaLLM) -> None:
-    engine = RiskRetryQueryEngine(
-        Found(), chat, threshold=0.0, max_tries=2, top_k_growth=1, response_mode=ResponseMode.ACCUMULATE
-    )
-    for response in (await asyncio.to_thread(engine.query, QUESTION), await engine.aquery(QUESTION)):
-        for tried in response.metadata["cocoa_tries"]:
-            check(tried["answer"], tried["cocoa_risk"])
-            assert len(tried["cocoa_risk"]["parts"]) == 3
-            assert tried["risk"] == tried["cocoa_risk"]["max_risk"]
 
 
 class Fact(BaseModel):
@@ -224,10 +143,10 @@ def test_modes_without_a_report_are_refused(
 ) -> None:
     if "streaming" not in options:  # its tries do not stream
         with pytest.raises(ConfigError, match=words):
-            RiskRetryQueryEngine(Found(), chat, threshold=0.5, **options)
+            RiskRetryQueryEngine(Finds(*TEXTS), chat, threshold=0.5, top_k_growth=1, **options)
     monkeypatch.setattr(Settings, "_llm", chat)
     options = {**options, "response_mode": ResponseMode(options["response_mode"])}
-    inner = RetrieverQueryEngine.from_args(Found(), llm=chat, **options)
+    inner = RetrieverQueryEngine.from_args(Finds(*TEXTS), llm=chat, **options)
     with pytest.raises(ConfigError, match=words):
         RiskQueryEngine(inner)
     with pytest.raises(ConfigError, match=words):
@@ -245,14 +164,6 @@ class Wrapping(CustomQueryEngine):
         return Response(self.change(str(response)), response.source_nodes, response.metadata)
 
 
-def test_white_space_around_an_answer(chat: CocoaLLM) -> None:
-    response = RiskQueryEngine(Wrapping(inner=over(chat, "compact"), change=lambda text: f"  {text}\n")).query(QUESTION)
-    report = response.metadata["cocoa_risk"]  # type: ignore[index]
-    check(str(response), report)
-    own = response.metadata["cocoa_reports"][report["parts"][0]["report"]]  # type: ignore[index]
-    assert [span["risk"] for span in report["spans"]] == [span["risk"] for span in own["spans"]]
-
-
 @pytest.mark.parametrize("change", [lambda text: text[::-1], lambda text: f"Answer: {text}", lambda text: text[:4]])
 def test_a_changed_text_has_no_report(change: Callable[[str], str], chat: CocoaLLM) -> None:
     engine = RiskQueryEngine(Wrapping(inner=over(chat, "compact"), change=change))
@@ -260,44 +171,6 @@ def test_a_changed_text_has_no_report(change: Callable[[str], str], chat: CocoaL
         response = engine.query(QUESTION)
     assert response.metadata["cocoa_risk"] is None  # type: ignore[index]
     assert response.metadata["cocoa_reports"]  # type: ignore[index]
-
-
-class Asks(BaseQuestionGenerator):
-    """Two questions, without a model."""
-
-    def _get_prompts(self) -> dict[str, Any]:
-        return {}
-
-    def _update_prompts(self, prompts: dict[str, Any]) -> None: ...
-
-    def generate(self, tools: Any, query: QueryBundle) -> list[SubQuestion]:
-        return [SubQuestion(sub_question=text, tool_name="facts") for text in ("Who?", "When?")]
-
-    async def agenerate(self, tools: Any, query: QueryBundle) -> list[SubQuestion]:
-        return self.generate(tools, query)
-
-
-@pytest.mark.parametrize("how", ["query", "aquery"])
-@pytest.mark.parametrize(("mode", "parts"), [("compact", 1), ("accumulate", 2)])
-async def test_sub_questions(mode: str, parts: int, how: str, chat: CocoaLLM) -> None:
-    tool = QueryEngineTool.from_defaults(over(chat, "generation"), name="facts", description="All facts.")
-    synthesizer = get_response_synthesizer(llm=chat, response_mode=ResponseMode(mode))
-    inner = SubQuestionQueryEngine.from_defaults(
-        [tool], llm=chat, question_gen=Asks(), response_synthesizer=synthesizer, use_async=False
-    )
-    shown, metadata = await shown_by(RiskQueryEngine(inner), how)
-    check(shown, metadata["cocoa_risk"])
-    assert len(metadata["cocoa_reports"]) == 2 + parts
-    assert len(metadata["cocoa_risk"].get("parts", [0])) == parts
-
-
-@pytest.mark.parametrize("how", ["chat", "achat"])
-async def test_a_chat_engine_over_accumulated_answers(how: str, chat: CocoaLLM) -> None:
-    inner = CondenseQuestionChatEngine.from_defaults(query_engine=over(chat, "accumulate"), llm=chat)
-    engine = RiskChatEngine(inner)
-    response = await engine.achat(QUESTION) if how == "achat" else await asyncio.to_thread(engine.chat, QUESTION)
-    check(str(response), response.metadata["cocoa_risk"])
-    assert len(response.metadata["cocoa_risk"]["parts"]) == 3
 
 
 def collected(*texts: str) -> list[Collected]:

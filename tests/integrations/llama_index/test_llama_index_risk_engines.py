@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
-import math
 from typing import Any
 
 import pytest
-from llama_index.core import Document, MockEmbedding, VectorStoreIndex
+from llama_index.core import Document
 from llama_index.core.base.response.schema import AsyncStreamingResponse, Response, StreamingResponse
 from llama_index.core.chat_engine import (
     CondensePlusContextChatEngine,
@@ -16,11 +14,10 @@ from llama_index.core.chat_engine import (
     ContextChatEngine,
 )
 from llama_index.core.llms import MockLLM
-from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts import PromptTemplate
-from llama_index.core.query_engine import CustomQueryEngine, RetrieverQueryEngine
+from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
@@ -38,15 +35,13 @@ from cocoa_integrations.llama_index import (
     RiskCitationQueryEngine,
     RiskQueryEngine,
     RiskRetryQueryEngine,
-    RiskStreamingChatResponse,
     collect_risk,
 )
 from cocoa_integrations.llama_index.retrieved import WithoutNodes
-from cocoa_integrations.llama_index.retry import with_top_k
-from tests.helpers.alike import close, near
-from tests.helpers.llama_index_helpers import Listener, Script
+from tests.helpers.alike import near
+from tests.helpers.llama_index_helpers import Listener, Script, answered
 from tests.helpers.paths import CORPUS
-from tests.helpers.reports import to_dicts, without_markers, without_run
+from tests.helpers.reports import to_dicts
 
 QUESTION = "Who built the lighthouse, and in which year?"
 
@@ -66,33 +61,13 @@ def text_of(report: dict[str, Any]) -> str:
     return "".join(span["text"] for span in report["spans"])
 
 
-async def asked(engine: Any, how: str, question: str = QUESTION) -> tuple[str, Any]:
-    """The text of an engine's response, read to its end, and the response."""
-    if how == "query":
-        response = await asyncio.to_thread(engine.query, question)
-    elif how == "aquery":
-        response = await engine.aquery(question)
-    else:
-        method = getattr(engine, how)
-        response = await method(question) if how.startswith("a") else await asyncio.to_thread(method, question)
-    if isinstance(response, StreamingResponse):
-        return "".join(await asyncio.to_thread(list, response.response_gen)), response
-    if isinstance(response, AsyncStreamingResponse):
-        return "".join([delta async for delta in response.response_gen]), response
-    if isinstance(response, RiskStreamingChatResponse):
-        if how.startswith("a"):
-            return "".join([delta async for delta in response.async_response_gen()]), response
-        return "".join(await asyncio.to_thread(list, response.response_gen)), response
-    return response.response, response
-
-
 @pytest.mark.also_remote
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("how", ["query", "aquery"])
 async def test_query_engine(how: str, streaming: bool, llm: CocoaLLM, retriever: BM25Retriever) -> None:
     inner = RetrieverQueryEngine.from_args(retriever, llm=llm, streaming=streaming)
     with collect_risk() as reports:
-        text, response = await asked(RiskQueryEngine(inner), how)
+        text, response = await answered(RiskQueryEngine(inner), how, QUESTION)
     expected = {False: Response, True: AsyncStreamingResponse if how == "aquery" else StreamingResponse}[streaming]
     assert isinstance(response, expected)
     assert response.metadata["cocoa_risk"] == reports[-1].to_dict()
@@ -105,20 +80,18 @@ async def test_query_engine(how: str, streaming: bool, llm: CocoaLLM, retriever:
 
 
 @pytest.mark.also_remote
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("mode", [ResponseMode.COMPACT, ResponseMode.REFINE, ResponseMode.ACCUMULATE])
+@pytest.mark.parametrize(
+    ("mode", "streaming"),
+    [(ResponseMode.COMPACT, False), (ResponseMode.REFINE, True), (ResponseMode.ACCUMULATE, False)],
+)
 async def test_the_retrieved_nodes_are_the_passages(
     mode: ResponseMode, streaming: bool, llm: CocoaLLM, retriever: BM25Retriever
 ) -> None:
-    if streaming and mode is ResponseMode.ACCUMULATE:
-        return  # refused
     inner = RetrieverQueryEngine.from_args(retriever, llm=llm, response_mode=mode, streaming=streaming)
-    _, response = await asked(RiskQueryEngine(inner), "query" if streaming else "aquery")
+    _, response = await answered(RiskQueryEngine(inner), "query" if streaming else "aquery", QUESTION)
     assert len(response.source_nodes) == 2
-    spans = [
-        [value is not None for value in one["passage_attention"]] for one in response.metadata["cocoa_risk"]["spans"]
-    ]
-    seen = {tuple(one) for one in spans}
+    spans = response.metadata["cocoa_risk"]["spans"]
+    seen = {tuple(value is not None for value in one["passage_attention"]) for one in spans}
     # the prompt has both nodes; each answer was written from one; the last answer was refined by the second node
     expected = {
         ResponseMode.COMPACT: {(True, True)},
@@ -165,19 +138,11 @@ def test_passages_of_given_nodes_and_of_none(llm: CocoaLLM, retriever: BM25Retri
     engine = RiskQueryEngine(RetrieverQueryEngine.from_args(retriever, llm=llm))
     found = list(reversed(retriever.retrieve(QUESTION)))
     response = engine.synthesize(QueryBundle(QUESTION), found)
-    [risk] = [response.metadata["cocoa_risk"]]  # type: ignore[index]
-    assert all(None not in one["passage_attention"] for one in risk["spans"])
+    assert all(None not in one["passage_attention"] for one in response.metadata["cocoa_risk"]["spans"])  # type: ignore[index]
     with collect_risk() as reports:
         llm.complete("The lighthouse is old, and ")
         RetrieverQueryEngine.from_args(retriever, llm=llm).query(QUESTION)  # nothing collects its nodes
     assert not any(span.passage_attention for report in reports for span in report.spans)
-
-
-@pytest.mark.also_remote
-def test_a_chat_engine_has_the_passages_too(llm: CocoaLLM, retriever: BM25Retriever) -> None:
-    engine = RiskChatEngine(ContextChatEngine.from_defaults(retriever=retriever, llm=llm))
-    response = engine.chat(QUESTION)
-    assert {len(one["passage_attention"]) for one in response.metadata["cocoa_risk"]["spans"]} == {2}
 
 
 async def test_a_stream_has_its_risk_at_its_end_only(llm: CocoaLLM, retriever: BM25Retriever) -> None:
@@ -196,49 +161,6 @@ async def test_a_stream_has_its_risk_at_its_end_only(llm: CocoaLLM, retriever: B
     assert broken_off.metadata == {**(broken_off.metadata or {}), "cocoa_risk": None, "cocoa_reports": []}
 
 
-@pytest.mark.parametrize(
-    ("mode", "count"), [(ResponseMode.REFINE, 2), (ResponseMode.TREE_SUMMARIZE, 1), (ResponseMode.ACCUMULATE, 2)]
-)
-async def test_the_shown_answers_count(mode: ResponseMode, count: int, llm: CocoaLLM, retriever: BM25Retriever) -> None:
-    inner = RetrieverQueryEngine.from_args(retriever, llm=llm, response_mode=mode, use_async=True)
-    text, response = await asked(RiskQueryEngine(inner), "aquery")
-    reports = response.metadata["cocoa_reports"]
-    assert len(reports) == count
-    report = response.metadata["cocoa_risk"]
-    if mode is ResponseMode.ACCUMULATE:
-        assert report["max_risk"] == max(one["max_risk"] for one in reports)
-        assert all(text[span["start"] : span["end"]] == span["text"] for span in report["spans"])
-    else:
-        assert report == reports[-1]
-        assert text_of(report) == text
-
-
-def test_what_is_asked_after_the_answer_does_not_count(llm: CocoaLLM, retriever: BM25Retriever) -> None:
-    inner = RetrieverQueryEngine.from_args(retriever, llm=llm)
-
-    class AsksOn(CustomQueryEngine):
-        def custom_query(self, query_str: str) -> Any:
-            response = inner.query(query_str)
-            llm.complete("Something else entirely:")
-            return response
-
-    response = RiskQueryEngine(AsksOn()).query(QUESTION)
-    assert response.metadata is not None
-    assert len(response.metadata["cocoa_reports"]) == 2
-    assert text_of(response.metadata["cocoa_risk"]) == str(response) != text_of(response.metadata["cocoa_reports"][1])
-
-
-def test_given_nodes(llm: CocoaLLM, retriever: BM25Retriever) -> None:
-    engine = RiskQueryEngine(RetrieverQueryEngine.from_args(retriever, llm=llm))
-    found = engine.retrieve(QueryBundle(QUESTION))
-    assert len(found) == 2
-    response = engine.synthesize(QueryBundle(QUESTION), found[:1])
-    assert text_of(response.metadata["cocoa_risk"]) == str(response)  # type: ignore[index]
-    assert len(response.source_nodes) == 1
-    again = asyncio.run(engine.asynthesize(QueryBundle(QUESTION), found[:1]))
-    assert close(*(without_run([one.metadata["cocoa_risk"]]) for one in (again, response)))  # type: ignore[index]
-
-
 class NothingFound(BaseRetriever):
     """Finds nothing."""
 
@@ -251,7 +173,7 @@ async def test_an_answer_without_a_report_is_kept(llm: CocoaLLM, retriever: BM25
     nothing = RiskQueryEngine(RetrieverQueryEngine.from_args(NothingFound(), llm=llm))
     for engine, how in ((other, "query"), (other, "aquery"), (nothing, "query")):
         with pytest.warns(MissingRiskWarning, match="no CocoaLLM generated it"):
-            text, response = await asked(engine, how)
+            text, response = await answered(engine, how, QUESTION)
         assert text
         assert (response.metadata["cocoa_risk"], response.metadata["cocoa_reports"]) == (None, [])
 
@@ -259,19 +181,15 @@ async def test_an_answer_without_a_report_is_kept(llm: CocoaLLM, retriever: BM25
 @pytest.mark.parametrize(
     ("kind", "how"),
     [
-        (ContextChatEngine, "chat"),
-        (ContextChatEngine, "achat"),
-        (ContextChatEngine, "stream_chat"),
-        (ContextChatEngine, "astream_chat"),
-        (CondensePlusContextChatEngine, "chat"),
-        (CondensePlusContextChatEngine, "astream_chat"),
+        *((ContextChatEngine, how) for how in ("chat", "achat", "stream_chat", "astream_chat")),
+        *((CondensePlusContextChatEngine, how) for how in ("chat", "astream_chat")),
     ],
 )
 async def test_chat_engine(kind: type[Any], how: str, llm: CocoaLLM, retriever: BM25Retriever) -> None:
     engine = RiskChatEngine(kind.from_defaults(retriever=retriever, llm=llm), context_lift=True)
     texts = []
     for number, question in enumerate((QUESTION, "How high is it?")):
-        text, response = await asked(engine, how, question)
+        text, response = await answered(engine, how, question)
         metadata = response.metadata
         assert text.strip() == text_of(metadata["cocoa_risk"]).strip() != ""
         # CondensePlusContext first asks the model to rewrite the second question
@@ -285,15 +203,6 @@ async def test_chat_engine(kind: type[Any], how: str, llm: CocoaLLM, retriever: 
     assert engine.chat_history == []
 
 
-@pytest.mark.also_remote
-async def test_a_chat_stream_has_its_risk_at_its_end_only(llm: CocoaLLM, retriever: BM25Retriever) -> None:
-    inner = ContextChatEngine.from_defaults(retriever=retriever, llm=llm, memory=ChatMemoryBuffer.from_defaults())
-    stream = RiskChatEngine(inner).stream_chat(QUESTION)
-    assert stream.metadata["cocoa_risk"] is None
-    stream.print_response_stream()
-    assert text_of(stream.metadata["cocoa_risk"]).strip() == str(stream) == stream.response
-
-
 @pytest.mark.parametrize("how", ["stream_chat", "astream_chat"])
 async def test_a_chat_stream_keeps_the_citations_of_its_query_engine(
     how: str, llm: CocoaLLM, retriever: BM25Retriever
@@ -301,7 +210,7 @@ async def test_a_chat_stream_keeps_the_citations_of_its_query_engine(
     inner = RetrieverQueryEngine.from_args(retriever, llm=llm, streaming=True)
     cited = RiskCitationQueryEngine(inner, by="attention", min_attention=0.0)
     chat = RiskChatEngine(CondenseQuestionChatEngine.from_defaults(query_engine=cited, llm=MockLLM()))
-    text, response = await asked(chat, how, QUESTION)
+    text, response = await answered(chat, how, QUESTION)
     citations = response.metadata["cocoa_citations"]
     assert citations == response.sources[0].raw_output.metadata["cocoa_citations"] != []
     assert all(text[one["start"] : one["end"]] == one["text"] for one in citations)
@@ -316,7 +225,7 @@ async def test_context_lift(how: str, streaming: bool, block_engine: CocoaEngine
     scripted = CocoaLLM(engine=block_engine, max_new_tokens=24, generate_kwargs={"logits_processor": script})
     template = PromptTemplate("Context: {context_str}\nQuestion: {query_str}\nAnswer:")
     inner = RetrieverQueryEngine.from_args(retriever, llm=scripted, streaming=streaming, text_qa_template=template)
-    text, response = await asked(RiskQueryEngine(inner, context_lift=True), how)
+    text, response = await answered(RiskQueryEngine(inner, context_lift=True), how, QUESTION)
     assert text == said
     (span,) = response.metadata["cocoa_risk"]["spans"]
     context = "\n\n".join(node.get_content("llm").strip() for node in response.source_nodes)
@@ -329,18 +238,6 @@ async def test_context_lift(how: str, streaming: bool, block_engine: CocoaEngine
     assert span["context_lift"] == pytest.approx(full.log_prob - bare.log_prob, abs=1e-2)
     assert span["f_mlds_lift"] == near(full.f_mlds - bare.f_mlds)
     assert span["con_mlds_lift"] == near(full.con_mlds - bare.con_mlds)
-
-
-def test_context_lift_of_each_span(block_engine: CocoaEngine, retriever: BM25Retriever) -> None:
-    inner = RetrieverQueryEngine.from_args(retriever, llm=CocoaLLM(engine=block_engine, max_new_tokens=24))
-    response = RiskQueryEngine(inner, context_lift=True).query(QUESTION)
-    assert response.metadata is not None
-    lifts = [span["context_lift"] for span in response.metadata["cocoa_risk"]["spans"]]
-    assert len(lifts) > 1
-    assert max(lifts) > 3  # what stands in the corpus only
-    text_completing = CocoaLLM(engine=block_engine, max_new_tokens=8, is_chat_model=False)
-    again = RiskQueryEngine(RetrieverQueryEngine.from_args(retriever, llm=text_completing), context_lift=True)
-    assert all("context_lift" in span for span in again.query(QUESTION).metadata["cocoa_risk"]["spans"])  # type: ignore[index]
 
 
 def test_no_lift_where_no_node_is_in_the_prompt(llm: CocoaLLM, retriever: BM25Retriever) -> None:
@@ -378,7 +275,7 @@ def test_nodes_are_cut_out_of_a_prompt() -> None:
 async def test_retry(how: str, llm: CocoaLLM, retriever: BM25Retriever, prompts: list[str]) -> None:
     before = (copy.copy(vars(retriever)), llm.to_dict())
     engine = RiskRetryQueryEngine(retriever, llm, threshold=0.0)  # nothing is that good
-    text, response = await asked(engine, how)
+    text, response = await answered(engine, how, QUESTION)
     tries = response.metadata["cocoa_tries"]
     assert [one["alpha"] for one in tries] == [2.5, 5.0, 10.0]
     assert [one["top_k"] for one in tries] == [2, 4, 5]  # BM25 looks for no more nodes than there are
@@ -409,32 +306,31 @@ def test_retry_stops_at_a_good_answer(llm: CocoaLLM, retriever: BM25Retriever, p
     assert len(reached.metadata["cocoa_tries"]) == 2  # type: ignore[index]
 
 
-def test_retry_with_other_alphas_and_a_second_retriever(
+@pytest.mark.also_remote
+async def test_retry_with_other_settings_and_a_second_retriever(
     llm: CocoaLLM, retriever: BM25Retriever, nodes: list[Any]
 ) -> None:
     second = BM25Retriever.from_defaults(nodes=nodes, similarity_top_k=3)
-    strict = RiskRetryQueryEngine(
-        retriever,
-        llm,
-        threshold=0.0,
-        max_tries=3,
-        alphas=[4],
-        second_retriever=second,
-        response_mode="simple_summarize",
-    )
-    tries = strict.query(QUESTION).metadata["cocoa_tries"]  # type: ignore[index]
-    assert [one["alpha"] for one in tries] == [2.5, 4.0, 4.0]
-    assert [one["top_k"] for one in tries] == [2, 2, 2]
-    assert [one["source_nodes"] for one in tries] == [2, 3, 3]  # the two that both found are there once
-    answer = asyncio.run(strict.aquery(QUESTION))
-    assert [one["answer"] for one in answer.metadata["cocoa_tries"]] == [one["answer"] for one in tries]  # type: ignore[index]
+    steps = [{"method": "greedy"}, {"max_tokens": 1, "alpha": 4}]
+    options: dict[str, Any] = {"settings": steps, "second_retriever": second, "response_mode": "simple_summarize"}
+    engine = RiskRetryQueryEngine(retriever, llm, threshold=0.0, **options)
+    for how in ("query", "aquery"):
+        _, response = await answered(engine, how, QUESTION)
+        tries = response.metadata["cocoa_tries"]
+        TypeAdapter(list[Try]).validate_python(tries)
+        assert [one["settings"] for one in tries] == [{}, *steps]
+        assert [one["alpha"] for one in tries] == [2.5, 2.5, 4.0]
+        assert [one["cocoa_risk"]["method"] for one in tries] == ["cocoa-sig", "greedy", "cocoa-sig"]
+        assert [one["top_k"] for one in tries] == [2, 2, 2]
+        assert [one["source_nodes"] for one in tries] == [2, 3, 3]  # the two that both found are there once
+        assert len(tries[2]["answer"]) < len(tries[1]["answer"])
 
 
 async def refused_by(engine: Any, how: str) -> Any:
     if how == "chat":
         chats = CondenseQuestionChatEngine.from_defaults(query_engine=engine, llm=MockLLM())
         return (await chats.achat(QUESTION)).sources[0].raw_output
-    return (await asked(engine, how))[1]
+    return (await answered(engine, how, QUESTION))[1]
 
 
 @pytest.mark.also_remote
@@ -452,9 +348,6 @@ async def test_retry_refuses(how: str, llm: CocoaLLM, retriever: BM25Retriever) 
     gate = {"action": "abstain", "metric": "max_risk", "threshold": 0.0, "value": near(best["risk"])}
     assert said.metadata["cocoa_risk"]["gate"] == gate
     assert text_of(said.metadata["cocoa_risk"]) == best["answer"]
-    assert [one["answer"] for one in said.metadata["cocoa_tries"]] == [
-        one["answer"] for one in kept.metadata["cocoa_tries"]
-    ]
     assert len(said.source_nodes) == best["source_nodes"]
     marked = await refused_by(engine(on_risk="mark", mark="<{text}>"), how)
     assert ("<" in str(marked)) == any(map(str.isalnum, str(kept)))  # marks stand around words
@@ -479,115 +372,15 @@ async def test_a_retry_streams_the_answer_that_it_returns(
         return RiskRetryQueryEngine(retriever, llm, **options)
 
     for on_risk in ("keep", "mark", "abstain"):
-        text, response = await asked(engine(on_risk=on_risk), how)
-        streamed, stream = await asked(engine(on_risk=on_risk, streaming=True), how)
+        text, response = await answered(engine(on_risk=on_risk), how, QUESTION)
+        streamed, stream = await answered(engine(on_risk=on_risk, streaming=True), how, QUESTION)
         assert isinstance(stream, AsyncStreamingResponse if how == "aquery" else StreamingResponse)
         assert streamed == text
         assert stream.metadata.keys() == response.metadata.keys()
         assert stream.metadata["cocoa_risk"].get("gate", {}).get("action") == (None if on_risk == "keep" else on_risk)
-        assert [one["answer"] for one in stream.metadata["cocoa_tries"]] == [
-            one["answer"] for one in response.metadata["cocoa_tries"]
-        ]
-        assert [node.node_id for node in stream.source_nodes] == [node.node_id for node in response.source_nodes]
+        assert len(stream.metadata["cocoa_tries"]) == len(response.metadata["cocoa_tries"])
     with pytest.raises(HallucinationRiskError):
-        await asked(engine(on_risk="raise", streaming=True), how)
-
-
-@pytest.mark.parametrize("how", ["query", "aquery"])
-@pytest.mark.parametrize("streaming", [False, True])
-async def test_a_retried_response_is_cited(
-    how: str, streaming: bool, block_engine: CocoaEngine, retriever: BM25Retriever
-) -> None:
-    llm = CocoaLLM(engine=block_engine, max_new_tokens=24)
-
-    def engine(**options: Any) -> RiskCitationQueryEngine:
-        options = {"threshold": 0.0, "max_tries": 2, "mark": "<{text}>", "streaming": streaming, **options}
-        return RiskCitationQueryEngine(RiskRetryQueryEngine(retriever, llm, **options), min_attention=0.0)
-
-    kept, response = await asked(engine(), how)
-    (answer,) = [one["answer"] for one in response.metadata["cocoa_tries"] if one["chosen"]]
-    assert without_markers(kept) == answer
-    assert (kept == answer) == streaming  # a stream has no markers
-    assert response.metadata["cocoa_citations"]
-    marked, of_marked = await asked(engine(on_risk="mark"), how)
-    assert without_markers(marked).replace("<", "").replace(">", "") == answer
-    assert "<" in marked
-    assert of_marked.metadata["cocoa_risk"]["gate"]["action"] == "mark"
-    for shown, one in ((kept, response), (marked, of_marked)):
-        for citation in one.metadata["cocoa_citations"]:
-            stretch = without_markers(shown[citation["start"] : citation["end"]])
-            assert stretch.replace("<", "").replace(">", "") == citation["text"]
-    said, of_said = await asked(engine(on_risk="abstain"), how)
-    assert (said, of_said.metadata["cocoa_citations"]) == ("I don't know.", [])
-    with pytest.raises(HallucinationRiskError):
-        await asked(engine(on_risk="raise"), how)
-
-
-@pytest.mark.parametrize("outer", [RiskQueryEngine, RiskCitationQueryEngine])
-async def test_a_refusal_inside_another_engine_keeps_its_report(
-    outer: Any, llm: CocoaLLM, retriever: BM25Retriever
-) -> None:
-    inner = RiskRetryQueryEngine(retriever, llm, threshold=0.0, max_tries=1, on_risk="abstain")
-    text, response = await asked(outer(inner), "query")
-    assert text == "I don't know."
-    assert response.metadata["cocoa_risk"]["gate"]["action"] == "abstain"
-    assert not response.metadata.get("cocoa_citations")
-
-
-async def test_each_joined_answer_is_marked(llm: CocoaLLM, retriever: BM25Retriever) -> None:
-    options: dict[str, Any] = {"threshold": 0.0, "max_tries": 1, "response_mode": ResponseMode.ACCUMULATE}
-    plain, _ = await asked(RiskRetryQueryEngine(retriever, llm, **options), "query")
-    text, _ = await asked(RiskRetryQueryEngine(retriever, llm, on_risk="mark", mark="<{text}>", **options), "query")
-    assert text.replace("<", "").replace(">", "") == plain
-    for marked, answer in zip(*(one.split("Response ")[1:] for one in (text, plain)), strict=True):
-        assert ("<" in marked) == any(map(str.isalnum, answer.partition(": ")[2]))  # marks stand around words
-
-
-def test_a_refusal_without_nodes(llm: CocoaLLM) -> None:
-    def engine(on_risk: Any) -> RiskRetryQueryEngine:
-        return RiskRetryQueryEngine(NothingFound(), llm, max_tries=1, on_risk=on_risk)
-
-    with pytest.warns(MissingRiskWarning):
-        assert str(engine("abstain").query(QUESTION)) == "I don't know."
-    with pytest.warns(MissingRiskWarning), pytest.raises(HallucinationRiskError, match="has no report"):
-        engine("raise").query(QUESTION)
-
-
-@pytest.mark.also_remote
-def test_retry_with_other_settings(llm: CocoaLLM, retriever: BM25Retriever) -> None:
-    steps = [{"method": "greedy"}, {"max_tokens": 1, "alpha": 4}]
-    engine = RiskRetryQueryEngine(retriever, llm, threshold=0.0, settings=steps)
-    tries = engine.query(QUESTION).metadata["cocoa_tries"]  # type: ignore[index]
-    TypeAdapter(list[Try]).validate_python(tries)
-    assert [one["settings"] for one in tries] == [{}, *steps]
-    assert [one["alpha"] for one in tries] == [2.5, 2.5, 4.0]
-    assert [one["cocoa_risk"]["method"] for one in tries] == ["cocoa-sig", "greedy", "cocoa-sig"]
-    assert len(tries[2]["answer"]) < len(tries[1]["answer"])
-
-
-def test_one_try_needs_nothing_to_grow(llm: CocoaLLM) -> None:
-    engine = RiskRetryQueryEngine(NothingFound(), llm, threshold=0.5, max_tries=1)
-    with pytest.warns(MissingRiskWarning):
-        response = engine.query(QUESTION)
-    assert [one["top_k"] for one in response.metadata["cocoa_tries"]] == [None]  # type: ignore[index]
-
-
-def test_retry_from_nothing_to_something(llm: CocoaLLM, retriever: BM25Retriever) -> None:
-    """An empty response has no risk, which is not good enough."""
-    engine = RiskRetryQueryEngine(NothingFound(), llm, threshold=1.0, second_retriever=retriever)
-    with pytest.warns(MissingRiskWarning):
-        response = engine.query(QUESTION)
-    first, second = response.metadata["cocoa_tries"]  # type: ignore[index]
-    assert (first["risk"], first["source_nodes"], first["chosen"]) == (None, 0, False)
-    assert (second["source_nodes"], second["chosen"]) == (2, True)
-    assert str(response) == second["answer"]
-
-
-def test_a_vector_index_retrieves_more(nodes: list[Any]) -> None:
-    index = VectorStoreIndex(nodes, embed_model=MockEmbedding(embed_dim=4))
-    few = index.as_retriever(similarity_top_k=1)
-    assert len(with_top_k(few, 4.0).retrieve(QUESTION)) == 4
-    assert len(few.retrieve(QUESTION)) == 1
+        await answered(engine(on_risk="raise", streaming=True), how, QUESTION)
 
 
 @pytest.mark.parametrize(
@@ -597,25 +390,12 @@ def test_a_vector_index_retrieves_more(nodes: list[Any]) -> None:
         ({"retriever": None}, "retriever must be a BaseRetriever, not a NoneType"),
         ({"retriever": NothingFound()}, "no number of documents to increase"),
         ({"second_retriever": "x"}, "second_retriever must be a BaseRetriever"),
-        ({"threshold": "low"}, "threshold takes a finite number"),
-        ({"threshold": float("inf")}, "threshold takes a finite number"),
         ({"max_tries": 0}, "max_tries must be a whole number"),
-        ({"alphas": []}, "alphas takes a list of numbers"),
-        ({"alphas": [-1.0]}, "alpha"),
         ({"alphas": [2.5], "top_k_growth": 1}, "every attempt would be the same"),
-        *[({"top_k_growth": value}, "finite number, at least 1") for value in (0.5, "2", True, math.nan, math.inf)],
         ({"nonsense": 1}, "unknown option 'nonsense'"),
         ({"topk_growth": 3}, "did you mean 'top_k_growth'"),
         ({"alpha": 3.0}, "did you mean 'alphas'"),
-        ({"measure": "mlds"}, "unknown measure"),
-        ({"on_risk": "refuse"}, "unknown on_risk 'refuse'"),
-        ({"on_risk": "mark", "mark": "!"}, "mark has no {text} field"),
-        ({"answer": None}, "answer takes a text"),
-        ({"settings": {"alpha": 3.0}}, "settings takes a list"),
-        ({"settings": [3.0]}, "settings takes a dict"),
         ({"settings": [{"alhpa": 3.0}]}, "settings: unknown option 'alhpa'"),
-        ({"settings": [{"method": "x"}]}, "method"),
-        ({"settings": [{"alpha": 3.0}], "alphas": [3.0]}, "both given"),
         ({"response_synthesizer": object()}, "has its own LLM"),
     ],
 )
@@ -623,10 +403,3 @@ def test_bad_arguments(changes: dict[str, Any], words: str, llm: CocoaLLM, retri
     arguments: dict[str, Any] = {"retriever": retriever, "llm": llm, "threshold": 0.5, **changes}
     with pytest.raises(ConfigError, match=words):
         RiskRetryQueryEngine(**arguments)
-
-
-def test_only_engines_can_be_wrapped(llm: CocoaLLM, retriever: BM25Retriever) -> None:
-    with pytest.raises(ConfigError, match="wraps a query engine, not a BM25Retriever"):
-        RiskQueryEngine(retriever)
-    with pytest.raises(ConfigError, match="wraps a chat engine, not a RetrieverQueryEngine"):
-        RiskChatEngine(RetrieverQueryEngine.from_args(retriever, llm=llm))  # type: ignore[arg-type]

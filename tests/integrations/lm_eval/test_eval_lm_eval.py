@@ -22,7 +22,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
-from cocoa_engine.errors import ChatTemplateError, ConfigError, DataError, PromptError
+from cocoa_engine.errors import ChatTemplateError, ConfigError, PromptError
 from cocoa_integrations.evaluation import TASKS, Arm, evaluate, generated_code, load_samples, metrics
 from cocoa_integrations.lm_eval import TASKS_PATH, CocoaLM
 from cocoa_integrations.lm_eval.__main__ import main
@@ -60,21 +60,20 @@ def cocoa_lm(engine: CocoaEngine) -> CocoaLM:
     return CocoaLM(engine=engine, method="cocoa-sig", alpha=6.0)
 
 
-def test_loglikelihood_is_that_of_hf(cocoa_lm: CocoaLM, hf: HFLM) -> None:
+def test_loglikelihood_is_that_of_hf(engine: CocoaEngine, cocoa_lm: CocoaLM, hf: HFLM) -> None:
     ours = cocoa_lm.loglikelihood(requests("loglikelihood", PAIRS), disable_tqdm=True)
     theirs = hf.loglikelihood(requests("loglikelihood", PAIRS), disable_tqdm=True)
     assert [value for value, _ in ours] == pytest.approx([value for value, _ in theirs], abs=1e-3)
     assert [greedy for _, greedy in ours] == [greedy for _, greedy in theirs]
     assert {greedy for _, greedy in ours} == {True, False}  # or the comparison says nothing
-
-
-def test_loglikelihood_is_that_of_plain_transformers(cocoa_lm: CocoaLM, engine: CocoaEngine) -> None:
-    before, whole = engine.tokenizer(CONTEXT)["input_ids"], engine.tokenizer(CONTEXT + " Paris.")["input_ids"]
-    with torch.inference_mode():
-        log_probs = engine.model(torch.tensor([whole])).logits[0].log_softmax(-1)
-    expected = sum(log_probs[n - 1, whole[n]].item() for n in range(len(before), len(whole)))
-    ((value, _),) = cocoa_lm.loglikelihood(requests("loglikelihood", [(CONTEXT, " Paris.")]), disable_tqdm=True)
-    assert value == pytest.approx(expected, abs=1e-3)
+    # a long context is cut from the left: ours counts the last predicted token too
+    short = HFLM(pretrained=engine.model, tokenizer=engine.tokenizer, batch_size=1, max_length=9)
+    asked = requests("loglikelihood", PAIRS[:4])
+    expected = [value for value, _ in short.loglikelihood(asked, disable_tqdm=True)]
+    found = [value for value, _ in CocoaLM(engine=engine, max_length=10).loglikelihood(asked, disable_tqdm=True)]
+    assert found == pytest.approx(expected, abs=1e-3)
+    with pytest.raises(PromptError, match="must fit 3"):
+        CocoaLM(engine=engine, max_length=3).loglikelihood(asked, disable_tqdm=True)
 
 
 def test_rolling_is_that_of_hf(engine: CocoaEngine, cocoa_lm: CocoaLM, hf: HFLM) -> None:
@@ -89,39 +88,16 @@ def test_rolling_is_that_of_hf(engine: CocoaEngine, cocoa_lm: CocoaLM, hf: HFLM)
     assert expected_short[0] != pytest.approx(expected[0], abs=0.1)
 
 
-def test_long_contexts_are_cut_from_the_left(engine: CocoaEngine) -> None:
-    short = HFLM(pretrained=engine.model, tokenizer=engine.tokenizer, batch_size=1, max_length=9)
-    ours = CocoaLM(engine=engine, max_length=10)
-    asked = requests("loglikelihood", PAIRS[:4])
-    expected = [value for value, _ in short.loglikelihood(asked, disable_tqdm=True)]
-    assert [value for value, _ in ours.loglikelihood(asked, disable_tqdm=True)] == pytest.approx(expected, abs=1e-3)
-    with pytest.raises(PromptError, match="must fit 3"):
-        CocoaLM(engine=engine, max_length=3).loglikelihood(asked, disable_tqdm=True)
-
-
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_greedy_generation_is_that_of_hf(engine: CocoaEngine, hf: HFLM, batch_size: int) -> None:
-    ours = CocoaLM(engine=engine, method="greedy", batch_size=batch_size)
+def test_greedy_generation_is_that_of_hf(engine: CocoaEngine, hf: HFLM) -> None:
     until = {"until": ["\n\n", "."], "max_gen_toks": 16, "do_sample": False, "temperature": 0.0}
     other = {"until": "\n", "max_gen_toks": 8}
     arguments = [(CONTEXT, until), ("The sky is", until), ("One, two,", other), ("Once upon a time", until)]
     expected = hf.generate_until(requests("generate_until", arguments), disable_tqdm=True)
-    assert ours.generate_until(requests("generate_until", arguments), disable_tqdm=True) == expected
+    for size in (1, 3):
+        ours = CocoaLM(engine=engine, method="greedy", batch_size=size)
+        assert ours.generate_until(requests("generate_until", arguments), disable_tqdm=True) == expected
     assert not any("." in text for text in expected[:2])
     assert len({*expected}) == len(expected)
-
-
-def test_generation_is_the_engines(engine: CocoaEngine, cocoa_lm: CocoaLM) -> None:
-    prompt = "Question: Who wrote Pride and Prejudice?\nAnswer:"
-    arguments = [(prompt, {"until": ["\n"], "max_gen_toks": 24})]
-    expected = engine.generate(prompt, method="cocoa-sig", alpha=6.0, max_new_tokens=24, stop=("\n",))
-    assert cocoa_lm.generate_until(requests("generate_until", arguments), disable_tqdm=True) == [expected.text]
-
-
-def test_span_scores_are_the_engines(engine: CocoaEngine, cocoa_lm: CocoaLM) -> None:
-    arguments = [(CONTEXT, " Paris."), ("The sky is", " blue."), (CONTEXT, " Rome.")]
-    expected = [engine.score(*pair, method="cocoa-sig", alpha=6.0).spans[0].score for pair in arguments]
-    assert cocoa_lm.span_score(requests("span_score", arguments)) == pytest.approx(expected, abs=1e-3)
 
 
 def test_greedy_flags_ignore_the_generation_config() -> None:
@@ -187,25 +163,12 @@ def test_every_setting_is_a_model_arg(engine: CocoaEngine, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("written", "layers"), [("16", "16"), ("16-18-20", "16,18,20"), ("16-18", "16,18"), ("low", "low")]
-)
-def test_layers_of_dola_in_a_text(
-    engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch, written: str, layers: str
-) -> None:
-    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **__: engine)
-    lm = get_model("cocoa").create_from_arg_string(f"method=dola,dola_layers={written}")
-    assert lm.config.dola_layers == layers
-    assert CocoaLM(engine=engine, dola_layers=[16, 18]).config.dola_layers == "16,18"
-    with pytest.raises(ConfigError, match="dola_layers"):
-        get_model("cocoa").create_from_arg_string("method=dola,dola_layers=16-x")
-
-
-@pytest.mark.parametrize(
     ("options", "device_map"),
     [
         ({"device": "cuda:0"}, None),  # what the harness's command line says where there is no GPU, too
         ({"device": "cpu"}, None),
         ({"device": "mps"}, "mps"),
+        ({"device": "cuda:0", "device_map": "auto"}, None),
     ],
 )
 def test_devices(
@@ -218,16 +181,8 @@ def test_devices(
     assert loaded["device_map"] == device_map
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     CocoaLM(**options)
-    assert loaded["device_map"] == (device_map or {"cuda:0": "cuda:0"}.get(options["device"]))
-
-
-@pytest.mark.parametrize("gpu", [False, True])
-def test_a_device_map_goes_before_the_device(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch, gpu: bool) -> None:
-    loaded: dict[str, Any] = {}
-    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **given: loaded.update(given) or engine)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    CocoaLM(device="cuda:0", device_map="auto")
-    assert loaded["device_map"] == ("auto" if gpu else None)
+    expected = options.get("device_map", options["device"])
+    assert loaded["device_map"] == (None if expected == "cpu" else expected)
 
 
 def test_bad_model_args(engine: CocoaEngine) -> None:
@@ -239,6 +194,12 @@ def test_bad_model_args(engine: CocoaEngine) -> None:
         CocoaLM(engine=engine, method="dowsing")
     with pytest.raises(ConfigError, match="engine= is given"):
         CocoaLM(engine=engine, forward="modules")
+    with pytest.raises(ConfigError, match="dola_layers"):
+        CocoaLM(engine=engine, method="dola", dola_layers="16-x")
+    for layers, parsed in ((16, "16"), ("16-18-20", "16,18,20"), ([16, 18], "16,18")):
+        assert CocoaLM(engine=engine, dola_layers=layers).config.dola_layers == parsed
+    with pytest.raises(ConfigError, match="--metadata"):
+        run(engine, ["cocoa_nq"], None)
 
 
 def run(engine: CocoaEngine, tasks: list[str], data: Any, **options: Any) -> dict[str, Any]:
@@ -259,7 +220,7 @@ def test_our_tasks_give_what_our_command_gives(
     engine: CocoaEngine, data_files: dict[str, Path], tmp_path: Path
 ) -> None:
     arm = Arm("cocoa-sig", "f_mlds", 2.5)
-    names = ["truthfulqa_mc", "nq", "gsm8k"]
+    names = ["truthfulqa_mc", "nq"]
     data = {f"cocoa_{name}": str(data_files[name]) for name in names}
     found = run(engine, list(data), data, gen_kwargs={"max_gen_toks": 12})
     for name in names:
@@ -347,13 +308,6 @@ def test_chat_templates_that_write_special_tokens_or_take_no_system_message() ->
     assert score == near(engine.score("hi the", " thing").spans[0].score)
     with pytest.raises(ChatTemplateError, match="no chat template"):
         CocoaLM(engine=CocoaEngine(tiny_model("llama"), tiny_tokenizer())).apply_chat_template(chat)
-
-
-def test_tasks_without_their_data(engine: CocoaEngine, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--metadata"):
-        run(engine, ["cocoa_nq"], None)
-    with pytest.raises(DataError, match="there is no file"):
-        run(engine, ["cocoa_nq"], str(tmp_path / "none.jsonl"))
 
 
 def test_command_line(

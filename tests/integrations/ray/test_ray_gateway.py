@@ -14,8 +14,8 @@ from starlette.datastructures import Headers
 from starlette.types import Message
 
 from cocoa_engine.errors import EngineBusyError
-from cocoa_integrations.ray.gateway import Board, Replicas, gateway
-from cocoa_integrations.ray.relay import Drain, Forwarded, Relay, Replica, ReplicaLostError, session_of
+from cocoa_integrations.ray.gateway import Board, gateway
+from cocoa_integrations.ray.relay import Drain, Forwarded, Replica, ReplicaLostError, session_of
 from cocoa_integrations.server import ServerSettings
 from tests.helpers.inside import sequences_running
 from tests.helpers.served import CHAT, HELLO, Exchange, Speaker, error_of, gated, happens, speaker, threads_of_json
@@ -63,8 +63,17 @@ async def _ready() -> int:
     return 2
 
 
-def app_of(ask: Any, *, board: Board | None = None, retries: int = 2, **settings: Any) -> Any:
-    return gateway(Replicas(ask, _ready, board or Board(60)), ServerSettings(**settings), retries=retries)
+def app_of(
+    ask: Any,
+    *,
+    board: Board | None = None,
+    drain: Drain | None = None,
+    ready: Any = _ready,
+    retries: int = 2,
+    **settings: Any,
+) -> Any:
+    drain = Drain(settings.get("retry_after", 1)) if drain is None else drain
+    return gateway(ask, ready, ServerSettings(**settings), board=board or Board(60), drain=drain, retries=retries)
 
 
 async def ask(app: Any, body: Any = SAYS, path: str = CHAT, *, client: str = "127.0.0.1", **headers: str) -> Any:
@@ -134,30 +143,27 @@ async def test_signs_of_life_are_no_answer() -> None:
     assert response.text == ': reading the prompt\n\ndata: {"error": {"code": "engine_busy"}}\n\n'
 
 
-async def test_where_no_replica_has_a_place_the_answer_is_429() -> None:
-    async def busy(request: Forwarded, session: str | None) -> AsyncGenerator[Message, None]:
-        raise EngineBusyError("all replicas are busy; try again later")
-        yield {}
-
-    response = await ask(app_of(busy, retry_after=7))
-    assert response.status_code == 429
-    assert error_of(response)["type"] == "rate_limit_error"
-    assert response.headers["retry-after"] == "7"
-
-
-async def test_an_unexpected_error_is_500_without_its_message() -> None:
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (EngineBusyError("all replicas are busy; secret"), 429, "rate_limit_error"),
+        (RuntimeError("the prompt was: secret"), 500, "server_error"),
+    ],
+)
+async def test_errors_of_replicas_have_their_status(error: Exception, status: int, kind: str) -> None:
     async def broken(request: Forwarded, session: str | None) -> AsyncGenerator[Message, None]:
-        raise RuntimeError("the prompt was: secret")
+        raise error
         yield {}
 
-    response = await ask(app_of(broken))
-    assert response.status_code == 500
-    assert "secret" not in error_of(response)["message"]
+    response = await ask(app_of(broken, retry_after=7))
+    assert (response.status_code, error_of(response)["type"]) == (status, kind)
+    assert response.headers.get("retry-after") == ("7" if status == 429 else None)
+    assert ("secret" in error_of(response)["message"]) is (status == 429)
 
 
 async def test_a_client_that_goes_ends_the_work_of_the_replica() -> None:
     engine = speaker(ends=False, prefix_cache_mb=0)
-    relay = Relay(Handle(Replica(engine, ServerSettings())))
+    relay = app_of(Handle(Replica(engine, ServerSettings())))
     exchange = Exchange(relay, {"messages": HELLO, "max_tokens": 4000, "stream": True})  # type: ignore[arg-type]
     await happens(lambda: len(exchange.events) > 2)
     exchange.leave()
@@ -168,7 +174,7 @@ async def test_a_client_that_goes_ends_the_work_of_the_replica() -> None:
 
 async def test_a_gateway_that_stops_takes_no_calls_and_lets_those_that_run_end() -> None:
     drain, engine = Drain(retry_after=7), speaker("Yes, it is.", prefix_cache_mb=0)
-    app = gateway(Replicas(Handle(Replica(engine, ServerSettings())), _ready, Board(60)), ServerSettings(), drain=drain)
+    app = app_of(Handle(Replica(engine, ServerSettings())), drain=drain)
     with gated(engine) as gate:
         exchange = Exchange(app, {**SAYS, "stream": True})
         await happens(lambda: gate.reached > 0)
@@ -185,8 +191,8 @@ async def test_a_gateway_that_stops_takes_no_calls_and_lets_those_that_run_end()
 
 
 async def test_a_call_that_was_being_received_when_the_gateway_stopped_is_refused() -> None:
-    drain = Drain()
-    app = gateway(Replicas(pytest.fail, _ready, Board(60)), ServerSettings(), drain=drain)
+    drain = Drain(1)
+    app = app_of(pytest.fail, drain=drain)
 
     async def slowly() -> AsyncGenerator[bytes, None]:
         yield b"{}"
@@ -200,8 +206,8 @@ async def test_a_call_that_was_being_received_when_the_gateway_stopped_is_refuse
 
 
 async def test_calls_that_run_too_long_end_with_an_error() -> None:
-    drain, engine = Drain(), speaker(ends=False, prefix_cache_mb=0)
-    app = gateway(Replicas(Handle(Replica(engine, ServerSettings())), _ready, Board(60)), ServerSettings(), drain=drain)
+    drain, engine = Drain(1), speaker(ends=False, prefix_cache_mb=0)
+    app = app_of(Handle(Replica(engine, ServerSettings())), drain=drain)
     asked = {"messages": HELLO, "max_tokens": 4000}
     whole = asyncio.ensure_future(ask(app, asked))
     exchange = Exchange(app, {**asked, "stream": True})
@@ -229,16 +235,10 @@ async def test_keys_bodies_and_hosts_are_those_of_the_server(tiny: Speaker) -> N
     assert (await ask(app, None, "/metrics")).status_code == 401
 
 
-async def test_the_gateway_parses_no_body_in_its_event_loop(tiny: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    threads = threads_of_json(monkeypatch)
-    response = await ask(app_of(Handle(Replica(tiny, ServerSettings()))))
-    assert response.status_code == 200
-    assert threads
-    assert threading.get_ident() not in threads
-
-
-async def test_the_key_stays_in_the_gateway(tiny: Speaker) -> None:
-    seen: list[Forwarded] = []
+async def test_the_gateway_parses_no_body_in_its_event_loop_and_keeps_the_key(
+    tiny: Speaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, seen = threads_of_json(monkeypatch), []
 
     async def noting(request: Forwarded, session: str | None) -> AsyncGenerator[Message, None]:
         seen.append(request)
@@ -246,7 +246,10 @@ async def test_the_key_stays_in_the_gateway(tiny: Speaker) -> None:
             for message in messages:
                 yield message
 
-    await ask(app_of(noting, api_keys=("right",)), authorization="Bearer right")
+    response = await ask(app_of(noting, api_keys=("right",)), authorization="Bearer right")
+    assert response.status_code == 200
+    assert threads
+    assert threading.get_ident() not in threads
     assert "right" not in repr(seen[0])
 
 
@@ -263,7 +266,7 @@ async def test_health_is_503_where_no_replica_runs() -> None:
     async def none() -> int:
         return 0
 
-    app = gateway(Replicas(Handle, none, Board(60)), ServerSettings())  # type: ignore[arg-type]
+    app = app_of(Handle, ready=none)
     response = await ask(app, None, "/health")
     assert (response.status_code, error_of(response)["code"]) == (503, "no_replica")
     assert (await ask(app, None, "/health/live")).status_code == 200
@@ -279,10 +282,9 @@ async def test_metrics_of_replicas_are_one_text(tiny: Speaker) -> None:
     for name in "ab":
         sample = f'cocoa:request_success_total{{finished_reason="eos",model_name="tiny",replica="{name}"}} 1.0'
         assert sample in text
-    assert Board(-1).read() == {}
     old = Board(-1)
     old.keep("a", replica.metrics())
-    assert old.read() == {}
+    assert list(old.collect()) == []
 
 
 def session(body: Any, **headers: str) -> str | None:

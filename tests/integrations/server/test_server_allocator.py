@@ -8,14 +8,13 @@ import platform
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
 
 from cocoa_integrations.server import lifecycle
 from cocoa_integrations.server.lifecycle import free_memory_released, keep_one_arena, one_arena
 from tests.helpers.served import happens
-
-glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
 
 ARENAS = """
 import ctypes, sys, threading
@@ -39,70 +38,77 @@ print(done)
 """
 
 
-def arenas(*arguments: str, **variables: str) -> tuple[bool, int]:
-    """Whether a new process was told to keep one arena, and how many it has after six threads."""
-    inherited = {name: value for name, value in os.environ.items() if "MALLOC" not in name and name != "GLIBC_TUNABLES"}
-    command = [sys.executable, "-c", ARENAS, *arguments]
-    environment = {**inherited, **variables}
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
-    lines = run.stderr.splitlines()
-    return run.stdout.strip() == "True", sum(line.startswith("Arena ") for line in lines)
+@pytest.fixture(autouse=True)
+def unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of this process leaves the allocator as it is."""
+    for name in [name for name in os.environ if name.startswith("MALLOC_") or name == "GLIBC_TUNABLES"]:
+        monkeypatch.delenv(name)
 
 
 @pytest.mark.slow
-@glibc
-def test_all_threads_share_one_arena() -> None:
-    assert arenas() == (False, 7)  # the main thread's, and one for each: an import sets nothing
-    assert arenas("keep") == (True, 1)
-    assert arenas(**one_arena({})) == (False, 1)
-
-
-@pytest.mark.slow
-@glibc
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
 @pytest.mark.parametrize(
-    "variables",
+    ("arguments", "variables", "expected"),
     [
-        {"MALLOC_ARENA_MAX": "0"},
-        {"MALLOC_TRIM_THRESHOLD_": "131072"},
-        {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=8"},
+        ([], {}, (False, 7)),  # the main thread's, and one for each: an import sets nothing
+        (["keep"], {}, (True, 1)),
+        (["keep"], {"MALLOC_TRIM_THRESHOLD_": "131072"}, (False, 7)),
     ],
 )
-def test_what_the_user_has_set_stays(variables: dict[str, str]) -> None:
-    assert arenas("keep", **variables) == (False, 7)
-    assert one_arena(variables) == {}
+def test_all_threads_share_one_arena(
+    arguments: list[str], variables: dict[str, str], expected: tuple[bool, int]
+) -> None:
+    command = [sys.executable, "-c", ARENAS, *arguments]
+    environment = {**os.environ, **variables}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    lines = run.stderr.splitlines()
+    assert (run.stdout.strip() == "True", sum(line.startswith("Arena ") for line in lines)) == expected
 
 
-def test_other_variables_are_not_the_allocators() -> None:
-    assert one_arena({"GLIBC_TUNABLES": "glibc.cpu.x86_shstk=off", "PATH": "/bin"}) == {"MALLOC_ARENA_MAX": "1"}
+@pytest.mark.parametrize(
+    ("name", "value", "is_set"),
+    [
+        ("MALLOC_ARENA_MAX", "0", True),
+        ("GLIBC_TUNABLES", "glibc.malloc.tcache_count=8", True),
+        ("GLIBC_TUNABLES", "glibc.cpu.x86_shstk=off", False),
+    ],
+)
+def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch, name: str, value: str, is_set: bool) -> None:
+    monkeypatch.setenv(name, value)
+    assert one_arena() == ({} if is_set else {"MALLOC_ARENA_MAX": "1"})
 
 
-def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Musl:
-        @staticmethod
-        def mallopt(*args: int) -> int:
-            raise AssertionError("it has other numbers")
-
-    monkeypatch.setattr("ctypes.CDLL", lambda _: Musl())
-    assert not keep_one_arena({})
-
-    def windows(_: None) -> None:
-        raise TypeError("bad argument type")
-
-    monkeypatch.setattr("ctypes.CDLL", windows)
-    assert not keep_one_arena({})
+class Musl:
+    @staticmethod
+    def mallopt(*args: int) -> int:
+        raise AssertionError("it has other numbers")
 
 
-async def test_free_memory_is_released_until_the_server_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    releases: list[threading.Thread] = []
-    monkeypatch.setattr(lifecycle, "release_free_memory", lambda: releases.append(threading.current_thread()))
-    for environment in ({}, {"PATH": "/bin"}, one_arena({})):
-        releases.clear()
-        async with free_memory_released(0.001, environment):
-            await happens(lambda: len(releases) > 2)
-    after = len(releases)
-    await asyncio.sleep(0.02)
-    assert len(releases) - after <= 1  # the one that had begun
-    assert threading.main_thread() not in releases  # a release takes milliseconds
-    async with free_memory_released(0.001, {"MALLOC_ARENA_MAX": "8"}):
+def windows() -> Any:
+    raise TypeError("bad argument type")
+
+
+@pytest.mark.parametrize("library", [Musl, windows])
+def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch, library: Any) -> None:
+    monkeypatch.setattr("ctypes.CDLL", lambda _: library())
+    assert not keep_one_arena()
+
+
+@pytest.mark.parametrize(("arenas", "releases"), [(None, True), ("1", True), ("8", False)])
+async def test_free_memory_is_released_until_the_server_ends(
+    monkeypatch: pytest.MonkeyPatch, arenas: str | None, releases: bool
+) -> None:
+    threads: list[threading.Thread] = []
+    monkeypatch.setattr(lifecycle, "release_free_memory", lambda: threads.append(threading.current_thread()))
+    monkeypatch.setattr(lifecycle, "RELEASE_INTERVAL", 0.001)
+    if arenas is not None:
+        monkeypatch.setenv("MALLOC_ARENA_MAX", arenas)
+    async with free_memory_released():
+        if releases:
+            await happens(lambda: len(threads) > 2)
         await asyncio.sleep(0.02)
-    assert len(releases) - after <= 1
+    after = len(threads)
+    await asyncio.sleep(0.02)
+    assert len(threads) - after <= 1  # the one that had begun
+    assert bool(threads) is releases
+    assert threading.main_thread() not in threads  # a release takes milliseconds

@@ -241,35 +241,33 @@ def test_the_text_of_a_message_counts_as_it_is_in_one_part_or_many(texts: list[s
     assert ScoreRequest.model_validate({"prompt": "Hi", "texts": texts}).size_of("texts") == len("".join(texts))
 
 
-@pytest.mark.parametrize(
-    ("route", "body"),
-    [
-        (ChatRequest, {"messages": [{**HELLO[0], "reasoning_content": "a" * 400, "tool_call_id": "a" * 400}]}),
-        (ChatRequest, {"messages": [{**HELLO[0], "tool_calls": [{"x": "a" * 400}]}]}),
-        (ChatRequest, {"messages": [*HELLO, {**call(1), "cocoa_risk": "a" * 400}]}),
-        (ChatRequest, {"messages": HELLO, "cocoa": {"source": ["a" * 400]}}),
-        (ScoreRequest, {"prompt": "Hi", "text": "you", "source": ["a" * 400]}),
-    ],
-)
-def test_what_no_prompt_contains_does_not_count(route: type[DecodingRequest], body: dict[str, Any]) -> None:
-    route.model_validate(body).check(ServerSettings(max_prompt_chars=200))
+NOTHING = ""
 
 
 @pytest.mark.parametrize(
-    ("route", "body"),
+    ("route", "body", "param"),
     [
-        (CompletionRequest, {"prompt": [1] * 101}),
-        (CompletionRequest, {"prompt": [[1] * 51] * 2}),
-        (CompletionRequest, {"prompt": ["a" * 51] * 2}),
-        (ScoreRequest, {"prompt": [1] * 101}),
-        (ScoreRequest, {"text": "a" * 101}),
+        (ChatRequest, {"messages": [{**HELLO[0], "reasoning_content": "a" * 400, "tool_call_id": "a" * 400}]}, NOTHING),
+        (ChatRequest, {"messages": [{**HELLO[0], "tool_calls": [{"x": "a" * 400}]}]}, NOTHING),
+        (ChatRequest, {"messages": [*HELLO, {**call(1), "cocoa_risk": "a" * 400}]}, NOTHING),
+        (ChatRequest, {"messages": HELLO, "cocoa": {"source": ["a" * 400]}}, NOTHING),
+        (ScoreRequest, {"prompt": "Hi", "text": "you", "source": ["a" * 400]}, NOTHING),
+        (CompletionRequest, {"prompt": [1] * 201}, "prompt"),
+        (CompletionRequest, {"prompt": [[1] * 101] * 2}, "prompt"),
+        (CompletionRequest, {"prompt": ["a" * 101] * 2}, "prompt"),
+        (ScoreRequest, {"prompt": [1] * 201}, "prompt"),
+        (ScoreRequest, {"text": "a" * 201}, "text"),
     ],
 )
-def test_token_ids_count_as_characters(route: type[DecodingRequest], body: dict[str, Any]) -> None:
-    request = route.model_validate({**ROUTES[route][1], **body})
-    with pytest.raises(ApiError, match="above the server's limit of 100") as caught:
-        request.check(ServerSettings(max_prompt_chars=100))
-    assert caught.value.param == next(iter(body))
+def test_what_counts_as_prompt(route: type[DecodingRequest], body: dict[str, Any], param: str) -> None:
+    """Token ids count as characters, and what no prompt contains does not count."""
+    limits, body = ServerSettings(max_prompt_chars=200), {**ROUTES[route][1], **body}
+    if not param:
+        route.read(body, limits)
+        return
+    with pytest.raises(ApiError, match="above the server's limit of 200") as caught:
+        route.read(body, limits)
+    assert caught.value.param == param
 
 
 UNKNOWN = ["foo", "metadata", "guided_json", "messages.*.cocoa_risk"]

@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 
 from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_engine.cli.app import OneLineErrors
-from cocoa_integrations.server import ServerSettings, create_app, lifecycle, process
+from cocoa_integrations.server import ServerSettings, lifecycle, process
 from cocoa_integrations.server.command import given_keys, serve
 from tests.helpers.in_threads import start, wait_until
 from tests.helpers.served import CHAT, HELLO, PATIENCE, speaker
@@ -89,8 +89,11 @@ def until_ready(url: str, **headers: str) -> httpx.Response:
     return httpx.post(url + CHAT, json=body, headers=headers, timeout=PATIENCE)
 
 
-def test_a_server_from_its_start_to_sigterm(cocoa: Run, loaded: dict[str, Any], meanwhile: Any) -> None:
+def test_a_server_from_its_start_to_sigterm(
+    cocoa: Run, loaded: dict[str, Any], meanwhile: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: dict[str, Any] = {}
+    monkeypatch.setattr(lifecycle, "keep_one_arena", lambda: seen.update(arena_before_loading=not loaded))
 
     def visit(url: str) -> None:
         seen["refused"] = until_ready(url).status_code
@@ -106,24 +109,11 @@ def test_a_server_from_its_start_to_sigterm(cocoa: Run, loaded: dict[str, Any], 
     assert loaded["dtype"] == "float32"
     assert loaded["calibrator"] is None
     assert (loaded["runtime"].max_batch_size, loaded["runtime"].max_queue) == (3, 5)
+    assert seen["arena_before_loading"]
     assert seen["refused"] == 401
     assert seen["answer"]["model"] == "small"
     assert seen["answer"]["usage"]["completion_tokens"] == 3
     assert seen["answer"]["choices"][0]["message"]["cocoa_risk"]["method"] == "greedy"
-
-
-def test_one_arena_is_kept_before_the_model_is_loaded(
-    cocoa: Run, loaded: dict[str, Any], meanwhile: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    order: list[str] = []
-    load = CocoaEngine.from_pretrained
-    monkeypatch.setattr(lifecycle, "keep_one_arena", lambda: order.append("arena"))
-    monkeypatch.setattr(
-        CocoaEngine, "from_pretrained", lambda *args, **options: order.append("load") or load(*args, **options)
-    )
-    meanwhile(until_ready)
-    assert cocoa("--port", 0).exit_code == 0
-    assert order == ["arena", "load"]
 
 
 def test_a_model_that_cannot_be_found_ends_the_command(cocoa: Run, tmp_path: Path) -> None:
@@ -208,15 +198,6 @@ def test_an_error_about_a_key_does_not_show_it() -> None:
     with pytest.raises(ConfigError, match="key 1 is empty, or has characters") as refused:
         ServerSettings(api_keys=("fine-secret", "wrong-sécret"))
     assert "cret" not in str(refused.value)
-
-
-def test_the_servers_log_is_written_with_uvicorns(monkeypatch: pytest.MonkeyPatch) -> None:
-    configured: list[dict[str, Any]] = []
-    monkeypatch.setattr("logging.config.dictConfig", configured.append)
-    process.DrainingServer(create_app(speaker()))
-    logger = configured[0]["loggers"]["cocoa_integrations.server"]
-    assert (logger["level"], logger["handlers"]) == ("INFO", ["default"])
-    assert "uvicorn" in configured[0]["loggers"]
 
 
 def test_listing_the_command_imports_no_web_framework() -> None:

@@ -175,6 +175,8 @@ async def test_a_greedy_continuation_is_seen_as_greedy(tiny: Speaker) -> None:
 
 
 async def test_an_echo_alone(tiny: Speaker) -> None:
+    [one] = (await completion(tiny, prompt=[40], echo=True, logprobs=1, max_tokens=0))["choices"]
+    assert one["logprobs"]["token_logprobs"] == [None]
     for body in ({"max_tokens": 0}, {"max_tokens": 0, "stream": True}):
         with gated(tiny) as gate:
             gate.open()
@@ -190,11 +192,6 @@ async def test_an_echo_alone(tiny: Speaker) -> None:
         assert (choice["text"], choice["finish_reason"]) == (TEXT, "length")
         assert len(choice["logprobs"]["tokens"]) == len(tiny.encode(TEXT))
         assert "cocoa_risk" not in choice
-
-
-async def test_a_prompt_of_one_token_can_be_echoed(tiny: Speaker) -> None:
-    [choice] = (await completion(tiny, prompt=[40], echo=True, logprobs=1, max_tokens=0))["choices"]
-    assert choice["logprobs"]["token_logprobs"] == [None]
 
 
 async def test_an_end_token_is_listed_by_its_name() -> None:
@@ -232,7 +229,8 @@ async def test_where_the_risk_is(tiny: Speaker, report: str, in_choice: bool, in
 @pytest.mark.parametrize(
     ("body", "param", "says"),
     [
-        ({"prompt": None}, "prompt", "a text, a list of texts"),
+        ({"prompt": None}, "prompt", "required"),
+        ({"prompt": 3}, "prompt", "a text, a list of texts"),
         ({"prompt": [True]}, "prompt", "a list of token ids"),
         ({"prompt": ["a", 1]}, "prompt", "a list of token ids"),
         ({"prompt": ""}, "prompt", "empty"),
@@ -241,8 +239,6 @@ async def test_where_the_risk_is(tiny: Speaker, report: str, in_choice: bool, in
         ({"prompt": [10**6]}, "prompt", "10"),
         ({"prompt": [-1]}, "prompt", "-1"),
         ({"prompt": [10**6], "echo": True}, "prompt", "10"),
-        ({"prompt": [10**30]}, "prompt", "10"),
-        ({"prompt": "a\ud800"}, "prompt", "surrogate"),
         ({"prompt": ["a"] * 300}, "prompt", "limit of 256"),
         ({"prompt": [40] * 5000, "max_tokens": 1}, "prompt", "context window"),
         ({"prompt": [40] * 5000, "max_tokens": 0, "echo": True, "logprobs": 1}, "prompt", "context window"),
@@ -250,11 +246,6 @@ async def test_where_the_risk_is(tiny: Speaker, report: str, in_choice: bool, in
         ({"max_tokens": -1}, "max_tokens", "greater than or equal to 1"),
         ({"logprobs": 21}, "logprobs", "20"),
         ({"logprobs": 2, "cocoa": {"top_logprobs": 3}}, "logprobs", "differ"),
-        ({"best_of": 2}, "best_of", "give n"),
-        ({"suffix": "end"}, "suffix", "continues a prompt"),
-        ({"frequency_penalty": 1}, "frequency_penalty", "repetition_penalty"),
-        ({"stream_options": {}}, "stream_options", "stream"),
-        ({"cocoa": {"alfa": 1}}, "cocoa", "alpha"),
         ({"cocoa": {"source": ["not there"]}}, "cocoa.source", "not in the prompt"),
         ({"cocoa": {"source": ["a"]}, "max_tokens": 0, "echo": True}, "cocoa.source", "no effect"),
     ],
@@ -270,17 +261,6 @@ async def test_neutral_and_unknown_parameters_are_accepted(tiny: Speaker) -> Non
     plain = await completion(tiny)
     body = {"best_of": 1, "suffix": "", "presence_penalty": 0, "logit_bias": {}, "user": "me", "unheard_of": [1]}
     assert (await completion(tiny, **body))["choices"] == plain["choices"]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_logit_bias_applies(tiny: Speaker, stream: bool) -> None:
-    [token_id] = tiny.encode("Q")
-    body = {"logit_bias": {str(token_id): 100}, "max_tokens": 3}
-    if stream:
-        text = "".join(event["choices"][0]["text"] for event in await chunks(tiny, **body))
-    else:
-        text = (await completion(tiny, **body))["choices"][0]["text"]
-    assert text == "QQQ"
 
 
 async def test_a_client_that_leaves_frees_the_engine(tiny: Speaker) -> None:

@@ -56,15 +56,16 @@ async def note_loop(server, sockets):
     loop = asyncio.get_running_loop()
     await server.serve(sockets)
 
-settings = ServerSettings(port=0, shutdown_timeout=0, log_prompts=len(sys.argv) > 1)
 engine = speaker()
 engine.chat = chat
-app = create_app(engine, settings)
-server = DrainingServer(app)
-opened = listening(settings)
-print(opened.getsockname()[1], flush=True)
-with unhandled_logged(app.state.cocoa.shows_texts):
-    asyncio.run(note_loop(server, [opened]))
+for log_prompts in (False, True):
+    settings = ServerSettings(port=0, shutdown_timeout=0, log_prompts=log_prompts)
+    app = create_app(engine, settings)
+    server = DrainingServer(app)
+    opened = listening(settings)
+    print(opened.getsockname()[1], flush=True)
+    with unhandled_logged(app.state.cocoa.shows_texts):
+        asyncio.run(note_loop(server, [opened]))
 """
 
 BODY = json.dumps({"messages": [{"role": "user", "content": FORGED}]})
@@ -77,46 +78,44 @@ REQUESTS = (
 )
 
 
-def output_of(*arguments: str) -> str:
-    """What the process of a server writes while it answers the requests."""
-    with subprocess.Popen(
-        [sys.executable, "-X", "dev", "-c", PROGRAM, *arguments],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-    ) as process:
-        assert process.stdout is not None
-        before = []
-        while not (line := process.stdout.readline()).strip().isdecimal():
-            assert line, "".join(before)
-            before.append(line)
-        try:
-            for request in REQUESTS:
-                with socket.create_connection(("127.0.0.1", int(line)), timeout=PATIENCE) as opened:
-                    opened.sendall(request.encode("latin-1"))
-                    assert opened.recv(9)
-        finally:
-            process.terminate()
-            written, _ = process.communicate(timeout=PATIENCE)
+def ask(process: subprocess.Popen[str]) -> list[str]:
+    """What the process has written before its server listened; then it answers the requests, and ends its server."""
+    assert process.stdout is not None
+    written: list[str] = []
+    while not (line := process.stdout.readline()).strip().isdecimal():
+        assert line, "".join(written)
+        written.append(line)
+    for request in REQUESTS:
+        with socket.create_connection(("127.0.0.1", int(line)), timeout=PATIENCE) as opened:
+            opened.sendall(request.encode("latin-1"))
+            assert opened.recv(9)
+    process.terminate()
     return written
 
 
 @pytest.mark.slow
 def test_nothing_that_a_server_writes_has_text_of_a_request() -> None:
-    written = output_of()
-    assert SECRET not in written
-    assert written.count("RuntimeError (--log-prompts shows its message)") == 1
-    assert "another.package has a message" in written
-    assert "in raise_in_thread" in written  # where an error was raised is shown
-    assert '"_OTHER /health HTTP/1.1" 400' in written
-    assert "127.0.0.1" in written
-
-
-@pytest.mark.slow
-def test_text_that_may_be_written_stays_in_its_line() -> None:
-    written = output_of("--log-prompts")
-    lines = [line for line in written.splitlines() if SECRET in line]
-    assert any("another.package" not in line and "forged" in line for line in lines)
-    assert not any(line.startswith("ERROR: a forged") for line in written.splitlines())
-    assert not {"\x1b", "\x9b", "\u2028"} & set(written)
+    """Text that may be written stays in its line."""
+    with subprocess.Popen(
+        [sys.executable, "-X", "dev", "-c", PROGRAM],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+    ) as process:
+        try:
+            ask(process)
+            hidden = "".join(ask(process))
+            shown, _ = process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
+    assert SECRET not in hidden
+    assert hidden.count("RuntimeError (--log-prompts shows its message)") == 1
+    assert "another.package has a message" in hidden
+    assert "in raise_in_thread" in hidden  # where an error was raised is shown
+    assert '"_OTHER /health HTTP/1.1" 400' in hidden
+    assert "127.0.0.1" in hidden
+    lines = shown.splitlines()
+    assert any("another.package" not in line and "forged" in line for line in lines if SECRET in line)
+    assert not any(line.startswith("ERROR: a forged") for line in lines)
+    assert not {"\x1b", "\x9b", "\u2028"} & set(shown)

@@ -113,24 +113,15 @@ async def test_a_complete_stream_is_not_cancelled_by_its_end() -> None:
     assert not [key for key in await metrics(app) if key[0] == "cancelled_total"]
 
 
-async def test_apps_do_not_share_their_metrics() -> None:
-    engine = speaker(ends=False)
-    first, second = create_app(engine), create_app(engine)
+async def test_apps_do_not_share_their_metrics_which_need_the_key() -> None:
+    engine, settings = speaker(ends=False), ServerSettings(api_keys=("secret",), served_names=("tiny", "other"))
+    first, second = create_app(engine), create_app(engine, settings)
     await post(first, ASKED)
     assert ("spans_total", ()) in await metrics(first)
-    assert ("spans_total", ()) not in await metrics(second)
-
-
-async def test_they_need_the_key_and_name_the_served_model() -> None:
-    settings = ServerSettings(api_keys=("secret",), served_names=("tiny", "other"))
-    app = create_app(speaker(), settings)
-    async with client_of(app) as client:
+    assert ("spans_total", ()) not in await metrics(second, authorization="Bearer secret")
+    async with client_of(second) as client:
         assert (await client.get("/metrics")).status_code == 401
-    await metrics(app, authorization="Bearer secret")
-
-
-async def test_openmetrics_is_offered() -> None:
-    async with client_of(create_app(speaker()), accept="application/openmetrics-text; version=1.0.0") as client:
+    async with client_of(first, accept="application/openmetrics-text; version=1.0.0") as client:
         response = await client.get("/metrics")
     assert response.headers["content-type"].startswith("application/openmetrics-text")
     assert response.text.endswith("# EOF\n")

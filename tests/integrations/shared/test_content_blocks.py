@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, get_args
 
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import HumanMessage
 from langchain_core.messages.content import KNOWN_BLOCK_TYPES
 from llama_index.core.base.llms.types import (
     AudioBlock,
@@ -26,7 +26,7 @@ from llama_index.core.llms import ChatMessage
 
 from cocoa_engine import CocoaEngine, PromptError
 from cocoa_engine.model.text import TEXT_BLOCKS
-from cocoa_integrations.langchain.messages import CALL_BLOCKS, REASONING_BLOCKS, to_chat
+from cocoa_integrations.langchain.messages import to_chat
 from cocoa_integrations.llama_index.messages import require_text, to_entries
 from cocoa_integrations.server.errors import ApiError
 from cocoa_integrations.server.protocol.chat_request import Message, entries_of
@@ -83,14 +83,6 @@ def test_blocks_without_a_type_are_refused(engine: CocoaEngine, door: Callable[[
             door(engine, block)
 
 
-def test_the_server_names_the_block() -> None:
-    picture = {"type": "image_url", "text": "a", "image_url": {"url": "data:,x"}}
-    parts = [{"type": "input_text", "text": "Hi"}, picture]
-    with pytest.raises(ApiError) as caught:
-        entries_of([Message(role="system", content="Be brief."), Message(role="user", content=parts)])
-    assert (caught.value.status, caught.value.param) == (400, "messages[1].content[1]")
-
-
 @pytest.mark.parametrize("field", ["images", "audio", "function_call"])
 def test_fields_of_messages_that_would_be_lost_are_refused(field: str) -> None:
     message = {"role": "user", "content": "Hi", field: None}
@@ -98,36 +90,6 @@ def test_fields_of_messages_that_would_be_lost_are_refused(field: str) -> None:
     with pytest.raises(ApiError) as caught:
         entries_of([Message.model_validate({**message, field: ["x"]})])
     assert caught.value.param == f"messages[0].{field}"
-
-
-def test_the_engine_takes_a_text_or_blocks(engine: CocoaEngine) -> None:
-    with pytest.raises(PromptError, match="takes a text or a list of blocks"):
-        engine.render_chat([{"role": "user", "content": {"type": "image_url", "text": "a"}}])
-    with pytest.raises(PromptError, match="lone surrogate"):
-        engine.render_chat([{"role": "user", "content": [{"type": "text", "text": "\ud800"}]}])
-
-
-@pytest.mark.parametrize("kind", sorted(KNOWN_BLOCK_TYPES | OF_ANTHROPIC | {"function_call"}))
-def test_blocks_of_langchain_in_each_message(kind: str) -> None:
-    block = {"type": kind, "text": "a", "id": "1", "value": {}, "name": "f", "args": {}}
-    of_answers = CALL_BLOCKS | REASONING_BLOCKS
-    call = {"name": "f", "args": {}, "id": "1"}
-    for message in (HumanMessage([block]), SystemMessage([block]), ToolMessage([block], tool_call_id="1")):
-        if kind in TEXT_BLOCKS:
-            assert to_chat([message])[0]["content"] == "a"
-        else:
-            with pytest.raises(PromptError, match=f"content of type '{kind}' in {type(message).__name__}"):
-                to_chat([message])
-    answer = AIMessage(["b", block], tool_calls=[call])
-    if kind in TEXT_BLOCKS or kind in of_answers:
-        [entry] = to_chat([answer])
-        assert entry["content"] == ("ba" if kind in TEXT_BLOCKS else "b")
-    else:
-        with pytest.raises(PromptError, match=f"content of type '{kind}' in AIMessage; the model reads text only"):
-            to_chat([answer])
-    if kind in CALL_BLOCKS:
-        with pytest.raises(PromptError, match=f"content of type '{kind}' in AIMessage is not in its tool_calls"):
-            to_chat([AIMessage(["b", block], tool_calls=[{**call, "id": "2"}])])
 
 
 PIXEL = base64.b64decode("R0lGODlhAQABAAAAACwAAAAAAQABAAACAkQBADs=")

@@ -1,45 +1,20 @@
-"""What limits and stops leave of an answer is the same in every adapter and on the server, whole and streamed."""
+"""What limits and stops leave of an answer is the same in every adapter, whole and streamed."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from cocoa_integrations import langchain, llama_index
-from cocoa_integrations.server import create_app
-from tests.helpers.served import Speaker, post, speaker
+from tests.helpers.served import Speaker, speaker
 
 SAYS = "日x🙂\ufffd the 日"
-HI = [{"role": "user", "content": "hi"}]
 
 
 @pytest.fixture(scope="module")
 def engine() -> Speaker:
     return speaker(SAYS)
-
-
-def served(engine: Speaker, path: str, **body: Any) -> dict[str, str]:
-    """The text of an answer over HTTP, whole and streamed."""
-    whole = asyncio.run(post(create_app(engine), body, path)).json()["choices"][0]
-    events = asyncio.run(post(create_app(engine), {**body, "stream": True}, path)).text.split("\n\n")
-    chunks = [json.loads(event.removeprefix("data: ")) for event in events if event.startswith("data: {")]
-    deltas = [choice for chunk in chunks for choice in chunk["choices"]]
-    if "messages" in body:
-        streamed = "".join(choice["delta"].get("content") or "" for choice in deltas)
-        return {"whole": whole["message"]["content"], "streamed": streamed}
-    return {"whole": whole["text"], "streamed": "".join(choice["text"] for choice in deltas)}
-
-
-def chat_completions(engine: Speaker, limit: int, stop: list[str]) -> dict[str, str]:
-    return served(engine, "/v1/chat/completions", messages=HI, max_tokens=limit, stop=stop)
-
-
-def completions(engine: Speaker, limit: int, stop: list[str]) -> dict[str, str]:
-    return served(engine, "/v1/completions", prompt="hi", max_tokens=limit, stop=stop)
 
 
 def of_langchain(engine: Speaker, limit: int, stop: list[str]) -> dict[str, str]:
@@ -59,7 +34,7 @@ def of_llama_index(engine: Speaker, limit: int, stop: list[str]) -> dict[str, st
     return {"complete": llm.complete("hi").text, "streamed": streamed[-1].text}
 
 
-@pytest.mark.parametrize("ask", [chat_completions, completions, of_langchain, of_llama_index])
+@pytest.mark.parametrize("ask", [of_langchain, of_llama_index])
 @pytest.mark.parametrize(
     ("limit", "stop", "text"),
     [

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cocoa_engine.errors import ConfigError
-from cocoa_integrations._shared.limits import Limit, kind_of
+from cocoa_integrations._shared.limits import Limit
 from cocoa_integrations._shared.tries import Tries
 from tests.helpers.reports import made_report, retry_plan
 
@@ -33,11 +33,6 @@ def test_the_answer_as_a_whole() -> None:
         limit.reached(made_report([0.9]))
 
 
-def test_a_missing_answer_risk_is_said_also_without_a_number() -> None:
-    with pytest.raises(ConfigError, match="no calibrator for answers"):
-        Limit(metric="answer_risk").reached(made_report([0.9], threshold=0.6))
-
-
 def test_without_a_metric_the_risk_of_the_answer_is_compared_where_there_is_one() -> None:
     limit, whole = Limit(), {"answer_risk": 0.75, "answer_threshold": 0.7}
     assert limit.reached(made_report([0.1], threshold=0.6, **whole))
@@ -58,16 +53,6 @@ def test_without_a_metric_the_risk_of_the_answer_is_compared_where_there_is_one(
 def test_a_number_a_unit_or_a_metric_chooses_the_risk_of_spans(limit: Limit) -> None:
     assert limit.metric == "risk"
     assert not limit.reached(made_report([0.1], threshold=0.6, answer_risk=0.9, answer_threshold=0.7))
-
-
-@pytest.mark.parametrize(
-    ("measure", "threshold", "passes"), [(None, None, False), (None, 0.7, True), ("max_risk", None, True)]
-)
-def test_retries_compare_the_risk_of_the_answer_by_default(measure: Any, threshold: Any, passes: bool) -> None:
-    tries = Tries[str](retry_plan(threshold, 3, measure))
-    first = made_report([0.3], threshold=0.6, answer_risk=0.8, answer_threshold=0.7)
-    assert tries.add("first", first) is passes
-    assert tries.best()[1][0]["risk"] == (0.3 if passes else 0.8)
 
 
 def test_a_retry_is_compared_with_its_like_and_one_that_passes_is_chosen() -> None:
@@ -96,13 +81,6 @@ def test_risks_of_different_sources_are_not_ranked_under_a_number(measure: Any) 
     assert tries.best()[0] == "passes"
 
 
-def test_other_values_than_a_risk_mean_the_same_whatever_its_source_is() -> None:
-    reports = [made_report([0.5], risk_source=source) for source in ("calibrator", "source_attention")]
-    for metric in ("f_mlds", "self_information", "answer_risk"):
-        assert len({kind_of(metric, one) for one in reports}) == 1
-    assert len({kind_of("risk", one) for one in reports}) == 2
-
-
 @pytest.mark.parametrize("metric", ["risk", "answer_risk"])
 @pytest.mark.parametrize("threshold", [-0.1, 1.05, 2.0])
 def test_a_number_outside_the_scale_is_refused(metric: Any, threshold: float) -> None:
@@ -118,9 +96,3 @@ def test_a_raw_mlds_is_compared_under_its_own_name() -> None:
     assert Limit(0.5, "f_mlds").reached(raw)
     with pytest.raises(ConfigError, match="no default threshold"):
         Limit(None, "f_mlds")
-
-
-@pytest.mark.parametrize("risk", [float("nan"), float("inf")])
-def test_a_risk_that_is_not_finite_passes_no_gate(risk: float) -> None:
-    assert Limit(1.0).reached(made_report([risk]))
-    assert Limit(1.0, "answer_risk").reached(made_report([0.0], answer_risk=risk, answer_threshold=0.5))

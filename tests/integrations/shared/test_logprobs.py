@@ -27,20 +27,6 @@ def test_of_an_answer_that_ended(engine: CocoaEngine) -> None:
     assert [entry["logprob"] for entry in content] == log_probs[:-1]  # all but the end token's
 
 
-def test_of_characters_spread_over_tokens(engine: CocoaEngine) -> None:
-    out = engine.generate("🙂🙃🙂🙃🙂🙃🙂🙃🙂", max_new_tokens=18)
-    assert len(out.text) < len(out.token_ids)
-    assert len(check(out, engine)) == len(out.token_ids)
-
-
-def test_of_a_text_that_was_cut_off(engine: CocoaEngine) -> None:
-    whole = engine.generate("The capital of France is", max_new_tokens=12)
-    stop = whole.text[10:14]
-    out = engine.generate("The capital of France is", max_new_tokens=12, stop=stop)
-    assert out.finish_reason == "stop"
-    assert len(check(out, engine)) <= len(out.token_ids)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("tokenizer", [tiny_tokenizer, sentencepiece_like_tokenizer])
 @pytest.mark.parametrize("seed", range(4))

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cocoa_engine import CocoaConfig
 from cocoa_engine.decoding.result_builder import LONGEST, LOOP, is_loop
-from cocoa_integrations.langchain import ChatCocoa, get_spans
-from cocoa_integrations.llama_index import CocoaLLM
-from cocoa_integrations.server import create_app
 from tests.helpers.mutations import fuzz
-from tests.helpers.reports import to_dicts
-from tests.helpers.served import post, speaker
+from tests.helpers.served import speaker
 
 TOKENS = st.integers(0, 3)
 LONG = CocoaConfig(max_new_tokens=60)
@@ -37,19 +30,3 @@ def test_spans_say_that_they_repeat() -> None:
     with engine.stream("hi", config=LONG) as stream:
         assert [span.repeats for span in stream] == flags
     assert not any(span.repeats for span in speaker("A red house. It has no end.").generate("hi", config=LONG).spans)
-
-
-def test_every_door_shows_it() -> None:
-    engine = speaker("ab" * LOOP)
-
-    def last(spans: Any) -> Any:
-        return spans[-1].get("repeats")
-
-    message = ChatCocoa(engine=engine, max_tokens=40).invoke("hi")
-    compact = ChatCocoa(engine=engine, max_tokens=40, risk_metadata="compact").invoke("hi")
-    response = CocoaLLM(engine=engine, max_new_tokens=40).complete("hi")
-    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 40}
-    served = asyncio.run(post(create_app(engine), body, "/v1/chat/completions")).json()["choices"][0]["message"]
-    reports = [response.raw["cocoa_risk"], served["cocoa_risk"], {"spans": to_dicts(get_spans(compact))}]
-    assert last(to_dicts(get_spans(message))) is True
-    assert [last(report["spans"]) for report in reports] == [True] * 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -146,22 +145,14 @@ def test_a_stream_of_signs_loses_no_text_and_shows_no_risky_word(spans: list[tup
     "text",
     [
         "It costs $5 for each",
-        "It costs $x",
         "The cost is $",
         "See [the docs",
-        "![see",
         "If a <b",
         "Run `make",
-        "The sum \\(x",
         "The sum \\[x",
-        "a $$x",
         "[1] The tower",
-        '"The" tower',
         "{see} the",
-        "41 towers",
         "-1 is less",
-        "true or not",
-        "[see",
         "A [link](x",
     ],
 )
@@ -178,14 +169,6 @@ def test_a_stream_waits_for_the_end_of_few_characters(text: str) -> None:
     stream = risk_gate(0.5, on_risk="mark").transform(chunks())
     for _ in range(60):
         shown += next(stream).text
-
-
-@pytest.mark.parametrize(
-    "text", ["41", "-41.5e3", '"The tower is \\" red"', "true", "null", ' "x"\n', '[1.5, {"a": "b c"}]']
-)
-def test_json_of_a_response_format_has_no_marks_in_a_stream(text: str) -> None:
-    spans = [(part, 0.9) for part in re.findall(r"\s?\w+|\s|[^\w\s]", text)]
-    assert add(streamed(spans, risk_gate(0.5, on_risk="mark"), fields={})).text == text
 
 
 @pytest.mark.parametrize(
@@ -215,16 +198,13 @@ def test_redaction(spans: list[tuple[str, float]], shown: str) -> None:
     ("spans", "shown"),
     [
         ([("Use an RSA key", 0.1), (".", 0.9)], "Use an RSA key."),
-        ([("Use an RSA", 0.1), (" key", 0.9), (".", 0.9)], "Use an RSA [[key]]."),
         ([("Use an", 0.1), (" RSA", 0.9), (" key", 0.8), (".", 0.1)], "Use an [[RSA]] [[key]]."),
-        ([("Marta Lind", 0.1), ("qvist", 0.9), (" did", 0.1)], "Marta [[Lindqvist]] did"),
         ([("Marta", 0.1), (" Lind", 0.9), ("qvist", 0.9), (" did", 0.1)], "Marta [[Lindqvist]] did"),
         ([("Pi is 3", 0.1), (".", 0.9), ("14", 0.1), (".", 0.9)], "Pi is [[3.14]]."),
         ([("It costs ", 0.1), ("$", 0.9), ("5", 0.1)], "It costs [[$5]]"),
         ([("Red", 0.1), (" \n\n", 0.9), ("...", 0.9), (" —", 0.9)], "Red \n\n... —"),
         ([("Red", 0.9), (" tower\nOld", 0.9), (" one", 0.1)], "[[Red]] [[tower]]\n[[Old]] one"),
         ([("Run", 0.1), (":\n```sh\nmake now", 0.9), ("\n```", 0.9)], "Run:\n```sh\nmake now\n```"),
-        ([("1. Red", 0.9), ("\n- old", 0.9), ("\n# Big", 0.9)], "1. [[Red]]\n- [[old]]\n# [[Big]]"),
         ([("1.", 0.9), (" Red\n", 0.1), ("2.", 0.9), (" Old", 0.9)], "1. Red\n2. [[Old]]"),
         (
             [("See [the", 0.9), (" tower](https://", 0.1), ("x.org", 0.9), (").", 0.9)],
@@ -235,7 +215,6 @@ def test_redaction(spans: list[tuple[str, float]], shown: str) -> None:
         # one clause
         ([("Use", 0.1), (" an RSA key.", 0.9)], "Use [[an RSA key]]."),
         ([("The tower is red. It", 0.9), (" is old", 0.1)], "[[The tower is red]]. [[It]] is old"),
-        ([("A.", 0.1), (" Red tower. Old! New;", 0.9)], "A. [[Red tower]]. [[Old]]! [[New]];"),
         ([("Ask Dr. Berg; he", 0.9), (" left.", 0.9)], "[[Ask Dr. Berg]]; [[he]] [[left]]."),
         ([("in the U.S.", 0.9), (" Army", 0.1)], "[[in the U.S.]] Army"),
         ([("红色。很高", 0.9), ("。", 0.9)], "[[红色]]。[[很高]]。"),
@@ -246,7 +225,6 @@ def test_redaction(spans: list[tuple[str, float]], shown: str) -> None:
         ([("It is `x`", 0.1), (", the red", 0.9), (" one", 0.1)], "It is `x`, [[the red]] one"),
         # formulas and footnotes
         ([("It is:\n\\[\nx", 0.9), (" = 3\n", 0.9), ("\\]\nwith x", 0.9)], "[[It is]]:\n\\[\nx = 3\n\\]\n[[with x]]"),
-        ([("$$\nx", 0.9), ("\n= 3", 0.9), ("\n$$\nRed", 0.9)], "$$\nx\n= 3\n$$\n[[Red]]"),
         ([("So $$\nx", 0.9), ("\n\nRed", 0.9)], "[[So]] $$\nx\n\n[[Red]]"),
         (
             [("\\begin{align*}\nx &= 3 \\\\\n", 0.9), ("y", 0.9), ("\n\\end{align*} so", 0.9)],
@@ -261,7 +239,6 @@ def test_redaction(spans: list[tuple[str, float]], shown: str) -> None:
         ([("A [b](https://x.org/y_(z", 0.9), (")) d", 0.9)], "[[A]] [[[b]]](https://x.org/y_(z)) [[d]]"),
         # code and tags
         ([("Run `make", 0.9), (" now", 0.9), (" all` it", 0.9)], "[[Run]] `make now all` [[it]]"),
-        ([("A", 0.1), (" `b", 0.9), ("` c", 0.1), (" d", 0.9)], "A `b` c [[d]]"),
         ([("A", 0.1), (" `b", 0.9), (" c", 0.1), ("\nd", 0.9)], "A [[`b]] c\n[[d]]"),
         ([("<b class", 0.9), ("='x'>", 0.1), ("Red", 0.9), ("</b>", 0.9)], "<b class='x'>[[Red]]</b>"),
         (
@@ -289,18 +266,3 @@ def test_marks_that_touch_have_the_highest_value() -> None:
     seen: list[Any] = []
     assert marked(spans, mark=lambda text, span: seen.append(span) or f"<{text}>") == "Marta <Lindqvist> <did>"
     assert [(one.span, one.text, one.risk) for one in seen] == [(2, "Lindqvist", 0.9), (3, "did", 0.7)]
-
-
-@pytest.mark.parametrize("unit", ["claim", "sentence"])
-def test_other_units(unit: Any) -> None:
-    spans = [("The tower", 0.9), (" is", 0.1), (" red", 0.9), (". ", 0.9), ("...", 0.9)]
-    shown = {"claim": "The [[tower]] is [[red]]. ...", "sentence": "[[The tower is red]]. ..."}[unit]
-    assert risk_gate(0.5, unit=unit, on_risk="mark").invoke(message_of(spans)).text == shown
-
-
-def test_a_gate_counts_punctuation_and_does_not_mark_it() -> None:
-    message = message_of([("Use an RSA key", 0.1), (".", 0.9)])
-    marked = risk_gate(0.5, on_risk="mark").invoke(message)
-    assert (marked.text, marked.response_metadata["cocoa_risk"]["gate"]["value"]) == (message.text, 0.9)
-    assert risk_gate(0.5, unit="claim", on_risk="mark").invoke(message) is message
-    assert risk_gate(0.5, on_risk="abstain").invoke(message).text == "I don't know."

@@ -5,31 +5,25 @@ from __future__ import annotations
 import json
 import math
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
-from langchain_core.outputs import ChatGeneration, LLMResult
-from llama_index.core.base.response.schema import Response
 
-from cocoa_engine import CalibrationError, ContextLift, UnitLevel
+from cocoa_engine import ContextLift, UnitLevel
 from cocoa_engine.cli.ask import risk_of
 from cocoa_engine.report import RiskReport
-from cocoa_engine.risk.policy import reaches
 from cocoa_integrations._shared.citations import with_lifts
 from cocoa_integrations._shared.limits import Limit, highest
 from cocoa_integrations._shared.logprobs import TokenLogprobs
 from cocoa_integrations._shared.tries import Tries
 from cocoa_integrations.judging import Judgement
-from cocoa_integrations.langchain import HallucinationRiskError, RiskCallbackHandler, max_risk, risk_gate
+from cocoa_integrations.langchain import HallucinationRiskError, max_risk, risk_gate
 from cocoa_integrations.langchain.agents import RiskMiddleware, RiskyToolCalls
-from cocoa_integrations.llama_index import retry
 from cocoa_integrations.tool_calling.argument_risk import field_risks
 from cocoa_integrations.tracing import Scoring
 from tests.helpers.engines import endless
 from tests.helpers.made_up_answers import generation
-from tests.helpers.made_up_risk import fitted
 from tests.helpers.reports import retry_plan
 
 HIGH = 1.0
@@ -75,16 +69,6 @@ def test_a_gate_stops(risk: float) -> None:
 
 
 @NOT_FINITE
-def test_a_report_that_has_the_number_itself_is_stopped_too(risk: float) -> None:
-    """As reports of earlier versions may."""
-    values = (0.1, risk, 0.2)
-    spans = [span.with_values(risk=value) for span, value in zip(report_of(0.9).spans, values, strict=True)]
-    assert [part.text for part, _ in Limit(HIGH).risky(spans)] == ["Frank"]
-    assert highest(spans, "risk") == math.inf
-    assert Limit(HIGH, "self_information").risky([spans[0].with_values(log_prob=math.nan)])
-
-
-@NOT_FINITE
 def test_the_middleware_stops(risk: float) -> None:
     agents = pytest.importorskip("langchain.agents")
     model = GenericFakeChatModel(messages=iter([message_of(risk)]))
@@ -94,16 +78,6 @@ def test_the_middleware_stops(risk: float) -> None:
     entry = state["cocoa_risks"][0]
     assert (entry["action"], entry["value"], entry["attempts"]) == ("abstain", None, [None])
     json.dumps(state["cocoa_risks"], allow_nan=False)
-
-
-@NOT_FINITE
-def test_the_middleware_prefers_a_finite_risk(risk: float) -> None:
-    agents = pytest.importorskip("langchain.agents")
-    model = GenericFakeChatModel(messages=iter([message_of(risk)]))
-    other = GenericFakeChatModel(messages=iter([message_of(0.95)]))
-    agent = agents.create_agent(model, tools=[], middleware=[RiskMiddleware(0.99, retry_with=other)])
-    (entry,) = agent.invoke({"messages": [("user", "Who wrote Dune?")]})["cocoa_risks"]
-    assert (entry["value"], entry["attempts"]) == (0.95, [None, 0.95])
 
 
 @NOT_FINITE
@@ -132,42 +106,12 @@ def test_a_retry_goes_on_and_prefers_a_finite_risk(risk: float, measure: Any) ->
 
 
 @NOT_FINITE
-def test_a_query_engine_retries(risk: float) -> None:
-    response = Response("Frank", metadata={"cocoa_risk": report_of(risk).to_dict()})
-    tries = Tries[Any](retry_plan(HIGH, measure="max_risk"))
-    assert not retry.add_try(tries, response, {})
-
-
-@NOT_FINITE
 def test_a_judge_and_a_score_fail(risk: float) -> None:
     assert Judgement(risk, "max_risk", HIGH, report_of(risk)).passing is False
     assert "'Frank' (inf)" in Judgement(risk, "max_risk", HIGH, report_of(risk)).comment
     scoring = Scoring(threshold=HIGH)
     assert scoring.label(report_of(risk)) == "fail"
     assert scoring.explanation(report_of(risk)).endswith("the riskiest claim is 'Frank Herbert'")
-
-
-@NOT_FINITE
-def test_the_engine_stops(risk: float) -> None:
-    assert reaches(risk, 2.0)
-    assert not reaches(1.0, 2.0)
-    assert not reaches(risk, None)
-    highest_risk = generation(("a", 0.1), ("b", risk), ("c", 0.9)).max_risk
-    assert not math.isfinite(highest_risk)
-
-
-def test_a_calibrator_flags() -> None:
-    fit = fitted(threshold=("recall", 0.8)).span
-    assert fit is not None
-    with pytest.raises(CalibrationError, match="not a number"):
-        fit.flags([math.nan] * len(fit.features))
-
-
-@NOT_FINITE
-def test_a_collector_knows(risk: float) -> None:
-    handler = RiskCallbackHandler()
-    handler.on_llm_end(LLMResult(generations=[[ChatGeneration(message=message_of(risk))]]), run_id=uuid4())
-    assert handler.max_risk == math.inf
 
 
 def test_the_rest_of_the_metadata_is_json() -> None:
@@ -197,20 +141,6 @@ def test_a_risk_that_was_not_measured_is_another_matter(compact: bool) -> None:
 
 
 @NOT_FINITE
-def test_a_compact_report_tells_both_apart(risk: float) -> None:
-    report = report_of(risk).compact()
-    assert [part.text for part, _ in Limit(HIGH).risky(report.spans)] == ["Frank"]
-    assert (report.max_risk, report.mean_risk) == (None, None)
-
-
-@NOT_FINITE
-@pytest.mark.parametrize("unit", ["claim", "sentence"])
-def test_claims_and_sentences_stop(risk: float, unit: UnitLevel) -> None:
-    assert Limit(HIGH, unit=unit).reached(report_of(risk))
-    assert not Limit(HIGH, unit=unit).reached(report_of(0.9))
-
-
-@NOT_FINITE
 @pytest.mark.parametrize("unit", ["claim", "sentence"])
 @pytest.mark.parametrize("where", ["It", ".", " Yes"])
 def test_a_risk_outside_all_claims_stops(risk: float, unit: UnitLevel, where: str) -> None:
@@ -229,27 +159,6 @@ def test_a_risk_outside_all_claims_stops(risk: float, unit: UnitLevel, where: st
         mark = "." if where == "." else f"[[{where}]]"  # the gate acts, but punctuation is not marked
         assert marked.content == answer.text.replace(where, mark)
     assert not math.isfinite(risk_of(answer))
-
-
-@NOT_FINITE
-@pytest.mark.parametrize("unit", ["claim", "sentence"])
-def test_white_space_and_an_unmeasured_risk_pass(risk: float, unit: UnitLevel) -> None:
-    answer = generation(("It", 0.2), (" is", 0.1), ("\n\n", risk), ("Dune", 0.3), (".", 0.2))
-    first = answer.spans[0].model_copy(update={"risk": None, "risk_source": "source_attention"})
-    report = RiskReport.of(answer.model_copy(update={"spans": [first, *answer.spans[1:]]}))
-    assert not Limit(HIGH, unit=unit).reached(report)
-    assert Limit(HIGH, unit=unit).value(report) == 0.3
-
-
-@NOT_FINITE
-@pytest.mark.parametrize("unit", ["claim", "sentence"])
-def test_the_middleware_stops_a_risk_outside_all_claims(risk: float, unit: UnitLevel) -> None:
-    agents = pytest.importorskip("langchain.agents")
-    report = RiskReport.of(generation(("Frank", 0.1), (" Herbert", 0.2), (".", risk)))
-    message = AIMessage("Frank Herbert.", response_metadata={"cocoa_risk": report.to_dict()})
-    model = GenericFakeChatModel(messages=iter([message]))
-    agent = agents.create_agent(model, tools=[], middleware=[RiskMiddleware(HIGH, unit=unit, on_risk="abstain")])
-    assert agent.invoke({"messages": [("user", "Who?")]})["messages"][-1].text == "I don't know."
 
 
 @NOT_FINITE

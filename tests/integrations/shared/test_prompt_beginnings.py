@@ -21,14 +21,12 @@ CHAT = [{"role": "user", "content": "he is in"}]
 PROMPTS = ["the a", "<bos>the a", "rendered"]
 
 
-def engine_of(base: Callable[[], Any], added: str, *, begins: bool = True) -> CocoaEngine:
+def engine_of(base: Callable[[], Any], added: str) -> CocoaEngine:
     tokenizer = base()
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single=added, special_tokens=[("<bos>", BOS), ("<eos>", EOS)]
     )
-    tokenizer.chat_template = (
-        f"{'{{ bos_token }}' if begins else ''}{{% for each in messages %}}{{{{ each.content }}}}{{% endfor %}}"
-    )
+    tokenizer.chat_template = "{{ bos_token }}{% for each in messages %}{{ each.content }}{% endfor %}"
     return CocoaEngine(tiny_model("llama", seed=3), tokenizer, calibrator=None)
 
 
@@ -48,39 +46,12 @@ def prompt_of(engine: CocoaEngine, prompt: str, added: str) -> tuple[str, list[i
 @pytest.mark.slow
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("added", ADDED)
-def test_the_engines_doors(base: Callable[[], Any], added: str, prompt: str) -> None:
-    engine = engine_of(base, added)
-    text, ids = prompt_of(engine, prompt, added)
-    assert engine.encode(text) == ids
-    assert (ids.count(BOS), ids.count(EOS)) == (int(added.startswith("<bos>") or prompt != "the a"), 0)
-    expected = engine.generate(ids, max_new_tokens=3)
-    with engine.stream(text, max_new_tokens=3) as stream:
-        spans = list(stream)
-    answers = [
-        engine.generate(text, max_new_tokens=3),
-        stream.generation,
-        *engine.generate_batch([text, ids], max_new_tokens=3),
-    ]
-    for answer in answers:
-        assert answer is not None
-        assert (answer.token_ids, answer.usage.prompt_tokens) == (expected.token_ids, len(ids))
-    assert len(spans) == len(expected.spans)
-    assert engine.layer_profile(text, expected, 0).consecutive
-    for scored in (engine.score(text, " the"), *engine.score(text, [" the", "é"])):
-        assert scored.usage.prompt_tokens == len(ids)
-        assert not {BOS, EOS} & {*scored.token_ids}
-    if prompt == "rendered":
-        assert engine.chat(CHAT, max_new_tokens=3).token_ids == expected.token_ids
-        assert engine.encode_chat(CHAT) == ids
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("prompt", PROMPTS)
-@pytest.mark.parametrize("added", ADDED)
 async def test_the_doors_of_adapters_and_of_the_server(base: Callable[[], Any], added: str, prompt: str) -> None:
     engine = engine_of(base, added)
     text, ids = prompt_of(engine, prompt, added)
+    assert engine.encode(text) == ids
     expected = engine.generate(ids, max_new_tokens=3)
+    assert engine.generate(text, max_new_tokens=3).token_ids == expected.token_ids
     app = create_app(engine)
     body = {"prompt": text, "max_tokens": 3, "echo": True, "logprobs": 0}
     completion = (await post(app, body, "/v1/completions")).json()
@@ -100,23 +71,6 @@ async def test_the_doors_of_adapters_and_of_the_server(base: Callable[[], Any], 
         assert (answer.text, answer.usage_metadata["input_tokens"]) == (expected.text, len(ids))
         asked = llama_index.CocoaLLM(engine=engine, max_new_tokens=3).chat([ChatMessage(CHAT[0]["content"])])
         assert asked.message.content == expected.text
-
-
-@pytest.mark.parametrize("added", ADDED)
-def test_the_harness(base: Callable[[], Any], added: str) -> None:
-    pytest.importorskip("lm_eval")
-    from cocoa_integrations.lm_eval import CocoaLM
-
-    engine = engine_of(base, added)
-    for prompt in PROMPTS:
-        text, ids = prompt_of(engine, prompt, added)
-        assert CocoaLM(engine=engine).tok_encode(text) == ids
-
-
-@pytest.mark.parametrize("added", ADDED)
-def test_a_template_decides_about_the_beginning_of_a_chat(base: Callable[[], Any], added: str) -> None:
-    engine = engine_of(base, added, begins=False)
-    assert BOS not in engine.encode_chat(CHAT)
 
 
 async def test_messages_make_control_tokens_only_on_request() -> None:

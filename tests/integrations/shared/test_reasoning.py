@@ -12,7 +12,6 @@ from cocoa_integrations._shared.chat_template import (
     ChatTemplateOptions,
     ends_inside_reasoning,
     template_kwargs,
-    with_reasoning,
 )
 from cocoa_integrations._shared.edits import EditedText
 from cocoa_integrations._shared.limits import Limit
@@ -21,7 +20,7 @@ from cocoa_integrations.chat_service.local import GrowingAnswer
 from cocoa_integrations.tool_calling import Plan, ToolRequest
 from tests.helpers.made_up_answers import generation
 from tests.helpers.made_up_risk import fitted
-from tests.helpers.reasoning_models import HYBRID, OPENS, PLAIN, READS_REASONING, reasoning_engine
+from tests.helpers.reasoning_models import HYBRID, OPENS, PLAIN, reasoning_engine
 from tests.helpers.reports import risk_report
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
@@ -87,26 +86,6 @@ def test_the_parts_add_up_however_the_text_is_cut(
         assert all(piece.calls == [] for piece in seen) == (calls == 0)
         if calls:
             assert whole.text[slice(*reading.calls[0].values["a"])] == "1"
-
-
-def test_spans_are_passed_on_as_they_come_once_the_answer_has_begun(thinker: CocoaEngine) -> None:
-    growing = GrowingAnswer(Plan(ToolRequest(), thinker))
-    whole = generation((" ", 0.5), ("<", 0.5), ("b>", 0.5), ("c", 0.5))
-    assert [[piece.content for piece in growing.add(span)] for span in whole.spans] == [
-        [],
-        [],
-        [" ", "<", "b>"],
-        ["c"],
-    ]
-
-
-def test_a_span_belongs_to_where_its_visible_text_is(thinker: CocoaEngine) -> None:
-    texts = ["Well.", " </thi", "nk>\n", "\n", "Hello", "!"]
-    split = split_generation(generation(*((text, 0.5) for text in texts)), thinker, inside=True)
-    assert split.parts == ("reasoning", "reasoning", "reasoning", "answer", "answer", "answer")
-    straddles = split_generation(generation(("Well.</think> Hi", 0.9), ("!", 0.1)), thinker, inside=True)
-    assert straddles.parts == ("answer", "answer")
-    assert split_generation(generation(("Hi", 0.5)), thinker).parts is None
 
 
 def test_reports_and_limits_count_the_answer(thinker: CocoaEngine) -> None:
@@ -189,13 +168,3 @@ def test_options_of_the_template() -> None:
         template_kwargs(going_on, [USER], plain)
     expected = {"continue_final_message": True, "add_generation_prompt": False}
     assert template_kwargs(going_on, [{"role": "assistant", "content": "a"}], plain) == expected
-
-
-def test_reasoning_of_the_history_is_for_templates_that_read_it(thinker: CocoaEngine) -> None:
-    said = {"role": "assistant", "content": "Hello", "reasoning_content": "Well."}
-    assert with_reasoning([said], thinker) == [{"role": "assistant", "content": "Hello"}]
-    assert with_reasoning([said], reasoning_engine(READS_REASONING)) == [said]
-    calls = [{"type": "function", "id": "a", "function": {"name": "add", "arguments": {}}}]
-    chat, _ = Plan(ToolRequest.of([ADD]), reasoning_engine(READS_REASONING)).prompt([{**said, "tool_calls": calls}])
-    assert chat[-1]["reasoning_content"] == "Well."
-    assert "tool_calls" not in chat[-1]

@@ -17,7 +17,6 @@ from langchain_core.messages import (
 )
 from llama_index.core.llms import ChatMessage
 
-from cocoa_engine import ConfigError
 from cocoa_integrations.langchain import ChatCocoa
 from cocoa_integrations.llama_index import CocoaLLM
 from cocoa_integrations.llama_index.messages import to_entries as llama_index_entries
@@ -25,7 +24,7 @@ from cocoa_integrations.server.protocol.chat_request import Message, entries_of
 from cocoa_integrations.tool_calling import Plan, ToolRequest
 from tests.helpers import tool_templates
 from tests.helpers.reasoning_models import READS_REASONING
-from tests.helpers.served import HELLO, Speaker, chat, chunks, refusal, speaker
+from tests.helpers.served import HELLO, Speaker, chat, chunks, speaker
 
 MOVE = {"type": "function", "function": {"name": "move", "parameters": {"type": "object", "properties": {}}}}
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
@@ -74,10 +73,9 @@ def assert_complete(engine: Speaker, prompt: str, text: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", ["v0", "v1"])
-def test_messages_of_langchain(said: tuple[Speaker, str], version: str) -> None:
+def test_messages_of_langchain(said: tuple[Speaker, str]) -> None:
     engine, text = said
-    model = ChatCocoa(engine=engine, max_tokens=600, output_version=version).bind_tools(TOOLS)
+    model = ChatCocoa(engine=engine, max_tokens=600, output_version="v1").bind_tools(TOOLS)
     asked = HumanMessage("Go.")
     streamed: Any = None
     for chunk in model.stream([asked]):
@@ -138,17 +136,6 @@ async def test_messages_of_the_server(said: tuple[Speaker, str]) -> None:
         await chat(engine, messages=history, tools=TOOLS, max_tokens=1)
 
 
-async def test_two_tools_of_one_name_are_refused() -> None:
-    engine = speaker()
-    twice = [MOVE, LOOK, {**MOVE, "function": {**MOVE["function"], "description": "Another."}}]
-    with pytest.raises(ConfigError, match="two tools have the name 'move'"):
-        ChatCocoa(engine=engine).bind_tools(twice)
-    with pytest.raises(ConfigError, match="two tools have the name 'move'"):
-        CocoaLLM(engine=engine).chat([ChatMessage("Go.")], tools=twice)
-    error = await refusal(engine, tools=twice)
-    assert (error["param"], "two tools have the name 'move'" in error["message"]) == ("tools", True)
-
-
 @pytest.mark.slow
 async def test_a_tool_that_is_not_allowed_is_not_called() -> None:
     calls = [f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>' for name in ("move", "look")]
@@ -166,10 +153,3 @@ async def test_a_tool_that_is_not_allowed_is_not_called() -> None:
     ):
         assert [call.tool_name for call in llm.get_tool_calls_from_response(response)] == ["look"]
         assert '"move"' in str(response.message.content)
-    message = (await chat(engine, max_tokens=200, **options))["choices"][0]["message"]
-    assert [call["function"]["name"] for call in message["tool_calls"]] == ["look"]
-    assert '"move"' in message["content"]
-    deltas = [event["choices"][0]["delta"] for event in await chunks(engine, max_tokens=200, **options)]
-    calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
-    assert [(call["index"], call["function"]["name"]) for call in calls if "id" in call] == [(0, "look")]
-    assert "".join(delta.get("content") or "" for delta in deltas) == message["content"]

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import gc
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
+from types import SimpleNamespace
 from typing import Any
-from uuid import UUID, uuid4
 
 import pytest
-from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.runnables import RunnableLambda
-from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 from llama_index.core.llms import ChatMessage
 from opentelemetry import trace
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.report import RiskReport
 from cocoa_integrations import tracing
-from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_risk, get_risk_callback, max_risk
+from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_risk, get_risk_callback
 from cocoa_integrations.llama_index import CocoaLLM as LlamaIndexLLM
 from cocoa_integrations.llama_index import collect_risk
 from tests.helpers.alike import near
@@ -33,25 +29,15 @@ PROMPT = "Once upon a time"
 
 
 @pytest.fixture(scope="module")
-def engine() -> CocoaEngine:
+def models() -> SimpleNamespace:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
-    return CocoaEngine(tiny_model("llama", seed=6), tokenizer)
-
-
-@pytest.fixture(scope="module")
-def chat(engine: CocoaEngine) -> ChatCocoa:
-    return ChatCocoa(engine=engine, max_tokens=8)
-
-
-@pytest.fixture(scope="module")
-def text_model(engine: CocoaEngine) -> CocoaLLM:
-    return CocoaLLM(engine=engine, max_tokens=8)
-
-
-@pytest.fixture(scope="module")
-def index_llm(engine: CocoaEngine) -> LlamaIndexLLM:
-    return LlamaIndexLLM(engine=engine, max_new_tokens=8)
+    engine = CocoaEngine(tiny_model("llama", seed=6), tokenizer)
+    return SimpleNamespace(
+        chat=ChatCocoa(engine=engine, max_tokens=8),
+        text=CocoaLLM(engine=engine, max_tokens=8),
+        index=LlamaIndexLLM(engine=engine, max_new_tokens=8),
+    )
 
 
 class Tracer(Spans):
@@ -84,111 +70,50 @@ def expected_of(*reports: RiskReport) -> dict[str, Any]:
     }
 
 
-# One call, in every way there is.
+OF_LANGCHAIN = [
+    *(("chat", method) for method in ("invoke", "stream", "batch", "ainvoke", "astream", "abatch")),
+    *(("text", method) for method in ("invoke", "stream", "batch", "ainvoke", "astream", "abatch")),
+]
+OF_LLAMA_INDEX = [
+    ("index", f"{begin}{method}") for begin in ("", "stream_", "a", "astream_") for method in ("complete", "chat")
+]
 
 
-def _messages() -> list[ChatMessage]:
-    return [ChatMessage(role="user", content=PROMPT)]
+async def called(models: SimpleNamespace, model: str, method: str) -> None:
+    """Ask a model, and read its answer to the end."""
+    asked = [PROMPT] if "batch" in method else [ChatMessage(PROMPT)] if "chat" in method else PROMPT
+    made: Any = getattr(getattr(models, model), method)(asked)
+    made = await made if inspect.isawaitable(made) else made
+    if isinstance(made, AsyncIterator):
+        _ = [chunk async for chunk in made]
+    elif isinstance(made, Iterator):
+        _ = list(made)
 
 
-SYNC: dict[str, Callable[[Any, Any, Any], Any]] = {
-    "chat.invoke": lambda chat, text, index: chat.invoke(PROMPT),
-    "chat.invoke streaming": lambda chat, text, index: chat.invoke(PROMPT, stream=True),
-    "chat.stream": lambda chat, text, index: list(chat.stream(PROMPT)),
-    "chat.batch": lambda chat, text, index: chat.batch([PROMPT]),
-    "chain.invoke": lambda chat, text, index: (RunnableLambda(str) | chat).invoke(PROMPT),
-    "chain.stream": lambda chat, text, index: list((chat | RunnableLambda(str)).stream(PROMPT)),
-    "llm.invoke": lambda chat, text, index: text.invoke(PROMPT),
-    "llm.stream": lambda chat, text, index: list(text.stream(PROMPT)),
-    "llm.with_risk": lambda chat, text, index: text.with_risk().invoke(PROMPT),
-    "index.complete": lambda chat, text, index: index.complete(PROMPT),
-    "index.stream_complete": lambda chat, text, index: list(index.stream_complete(PROMPT)),
-    "index.chat": lambda chat, text, index: index.chat(_messages()),
-    "index.stream_chat": lambda chat, text, index: list(index.stream_chat(_messages())),
-}
-
-
-@pytest.mark.parametrize("call", SYNC.values(), ids=SYNC)
-def test_the_callers_span_gets_the_risk(call: Any, chat: Any, text_model: Any, index_llm: Any, tracer: Tracer) -> None:
+@pytest.mark.parametrize(("model", "method"), OF_LANGCHAIN + OF_LLAMA_INDEX)
+async def test_the_callers_span_gets_the_risk(model: str, method: str, models: SimpleNamespace, tracer: Tracer) -> None:
     with get_risk_callback() as risk, collect_risk() as reports, tracer.span("call"):
-        call(chat, text_model, index_llm)
+        await called(models, model, method)
     [report] = risk.reports + reports
     assert tracer.attributes() == expected_of(report)
 
 
-async def _drained(stream: Any) -> None:
-    async for _ in stream:
-        pass
-
-
-async def _drained_later(stream: Any) -> None:
-    await _drained(await stream)
-
-
-ASYNC: dict[str, Callable[[Any, Any, Any], Any]] = {
-    "chat.ainvoke": lambda chat, text, index: chat.ainvoke(PROMPT),
-    "chat.astream": lambda chat, text, index: _drained(chat.astream(PROMPT)),
-    "chat.abatch": lambda chat, text, index: chat.abatch([PROMPT]),
-    "chat.astream_events": lambda chat, text, index: _drained(chat.astream_events(PROMPT, version="v2")),
-    "chain.astream": lambda chat, text, index: _drained((chat | RunnableLambda(str)).astream(PROMPT)),
-    "llm.ainvoke": lambda chat, text, index: text.ainvoke(PROMPT),
-    "llm.astream": lambda chat, text, index: _drained(text.astream(PROMPT)),
-    "index.acomplete": lambda chat, text, index: index.acomplete(PROMPT),
-    "index.astream_complete": lambda chat, text, index: _drained_later(index.astream_complete(PROMPT)),
-    "index.achat": lambda chat, text, index: index.achat(_messages()),
-    "index.astream_chat": lambda chat, text, index: _drained_later(index.astream_chat(_messages())),
-}
-
-
-@pytest.mark.parametrize("call", ASYNC.values(), ids=ASYNC)
-async def test_the_callers_span_gets_the_risk_of_async_calls(
-    call: Any, chat: Any, text_model: Any, index_llm: Any, tracer: Tracer
-) -> None:
+def test_answers_under_one_span_are_summed_up(models: SimpleNamespace, tracer: Tracer) -> None:
     with get_risk_callback() as risk, collect_risk() as reports, tracer.span("call"):
-        await call(chat, text_model, index_llm)
-    [report] = risk.reports + reports
-    assert tracer.attributes() == expected_of(report)
-
-
-# Several, and none.
-
-
-def test_answers_under_one_span_are_summed_up(
-    chat: ChatCocoa, text_model: CocoaLLM, index_llm: LlamaIndexLLM, tracer: Tracer
-) -> None:
-    with get_risk_callback() as risk, collect_risk() as reports, tracer.span("call"):
-        chat.batch(["a", "b", "c"])  # in threads
-        text_model.batch(["a", "b"])
-        index_llm.complete("a")
+        models.chat.batch(["a", "b", "c"])  # in threads
+        models.text.batch(["a", "b"])
+        models.index.complete("a")
     reports = [*risk.reports, *reports]
     assert len(reports) == 6
     assert tracer.attributes() == expected_of(*reports)
 
 
-async def test_tasks_write_to_spans_of_their_own(chat: ChatCocoa, tracer: Tracer) -> None:
-    prompts = ["a", "b", "c"]
-
-    async def ask(prompt: str) -> Any:
-        with tracer.span(prompt):
-            return get_risk(await chat.ainvoke(prompt))
-
-    reports = await asyncio.gather(*map(ask, prompts))
-    assert [tracer.attributes(prompt) for prompt in prompts] == [expected_of(report) for report in reports]
-
-
-def test_the_innermost_span_gets_it(chat: ChatCocoa, tracer: Tracer) -> None:
-    with tracer.span("chain"), tracer.span("call"):
-        chat.invoke("a")
-    assert tracer.attributes()["cocoa.answers"] == 1
-    assert tracer.attributes("chain") == {}
-
-
-@pytest.mark.parametrize("framework", ["langchain", "llama_index"])
+@pytest.mark.parametrize(("model", "method"), [("chat", "stream"), ("index", "stream_complete")])
 def test_a_stream_belongs_to_the_span_in_which_it_began(
-    chat: ChatCocoa, index_llm: LlamaIndexLLM, tracer: Tracer, framework: str
+    model: str, method: str, models: SimpleNamespace, tracer: Tracer
 ) -> None:
     with get_risk_callback() as risk, collect_risk() as reports, tracer.span("call"):
-        stream: Iterator[Any] = iter(chat.stream("a") if framework == "langchain" else index_llm.stream_complete("a"))
+        stream = iter(getattr(getattr(models, model), method)("a"))
         next(stream)
         with tracer.span("reader"):
             contextvars.Context().run(lambda: list(stream))  # where nothing is known of either span
@@ -197,70 +122,45 @@ def test_a_stream_belongs_to_the_span_in_which_it_began(
     assert tracer.attributes("reader") == {}
 
 
-LANGCHAIN = {name: call for name, call in {**SYNC, **ASYNC}.items() if not name.startswith("index")}
-LLAMA_INDEX = {name: call for name, call in {**SYNC, **ASYNC}.items() if name.startswith("index")}
-
-
-async def _called(call: Any, *models: Any) -> None:
-    made = call(*models)
-    if inspect.isawaitable(made):
-        await made
-
-
-@pytest.mark.parametrize("call", LLAMA_INDEX.values(), ids=LLAMA_INDEX)
+@pytest.mark.parametrize(("model", "method"), OF_LLAMA_INDEX)
 async def test_an_instrumentation_whose_span_is_current_has_it(
-    call: Any, chat: ChatCocoa, text_model: CocoaLLM, index_llm: LlamaIndexLLM, tracer: Tracer
+    model: str, method: str, models: SimpleNamespace, tracer: Tracer
 ) -> None:
     """A stream is read when the instrumentation's span is no longer current."""
     instrumentation = instrumented("openinference.instrumentation.llama_index", "LlamaIndexInstrumentor", tracer)
     with instrumentation, collect_risk() as reports, tracer.span("call"):
-        await _called(call, chat, text_model, index_llm)
+        await called(models, model, method)
     [(name, attributes)] = tracer.with_risk()
     assert name.startswith("CocoaLLM.")
     assert attributes == expected_of(*reports)
 
 
-@pytest.mark.parametrize("call", LANGCHAIN.values(), ids=LANGCHAIN)
+@pytest.mark.parametrize(("model", "method"), OF_LANGCHAIN)
 async def test_beside_an_instrumentation_whose_spans_are_not_current_the_callers_span_has_it(
-    call: Any, chat: ChatCocoa, text_model: CocoaLLM, index_llm: LlamaIndexLLM, tracer: Tracer
+    model: str, method: str, models: SimpleNamespace, tracer: Tracer
 ) -> None:
     instrumentation = instrumented("openinference.instrumentation.langchain", "LangChainInstrumentor", tracer)
     with instrumentation, get_risk_callback() as risk, tracer.span("call"):
-        await _called(call, chat, text_model, index_llm)
+        await called(models, model, method)
     assert tracer.with_risk() == [("call", expected_of(*risk.reports))]
 
 
-def test_a_callback_handler_can_write_to_another_span(chat: ChatCocoa, tracer: Tracer) -> None:
-    class RiskOf(BaseCallbackHandler):
-        def __init__(self, spans: dict[UUID, Any]) -> None:
-            self.spans = spans
-
-        def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
-            report = get_risk(response.generations[0][0]).to_dict()
-            self.spans[run_id].set_attribute("cocoa.max_risk", report["max_risk"])
-
-    run_id = uuid4()
-    with tracer.tracer.start_as_current_span("call") as span, trace.use_span(trace.INVALID_SPAN):
-        answer = chat.invoke("a", {"run_id": run_id, "callbacks": [RiskOf({run_id: span})]})
-    assert tracer.attributes() == {"cocoa.max_risk": max_risk(answer)}
-
-
-def test_a_span_that_has_ended_and_a_broken_stream_get_nothing(
-    chat: ChatCocoa, index_llm: LlamaIndexLLM, tracer: Tracer
-) -> None:
+def test_a_span_that_has_ended_and_a_broken_stream_get_nothing(models: SimpleNamespace, tracer: Tracer) -> None:
+    chat = models.chat
     with tracer.span("ended"):
         late = iter(chat.stream("a"))
         next(late)
     list(late)
     with tracer.span("broken"):
         next(chat.stream("a"))
-        next(index_llm.stream_complete("a"))
+        next(models.index.stream_complete("a"))
         with pytest.raises(Exception, match="empty"):
             chat.invoke("")
     assert tracer.attributes("ended") == tracer.attributes("broken") == {}
 
 
-def test_without_a_span_nothing_happens_and_nothing_is_kept(chat: ChatCocoa, tracer: Tracer) -> None:
+def test_without_a_span_nothing_happens_and_nothing_is_kept(models: SimpleNamespace, tracer: Tracer) -> None:
+    chat = models.chat
     assert not trace.get_current_span().is_recording()
     gc.collect()
     before = len(tracing._totals)  # of spans that other tests have left
@@ -272,30 +172,15 @@ def test_without_a_span_nothing_happens_and_nothing_is_kept(chat: ChatCocoa, tra
     assert len(tracing._totals) <= before  # spans that are gone leave nothing
 
 
-def test_opentelemetry_is_not_needed(
-    chat: ChatCocoa, index_llm: LlamaIndexLLM, tracer: Tracer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_opentelemetry_is_not_needed(models: SimpleNamespace, tracer: Tracer, monkeypatch: pytest.MonkeyPatch) -> None:
     with tracer.span("call"):
         monkeypatch.delitem(sys.modules, "opentelemetry.trace")
         monkeypatch.setitem(sys.modules, "opentelemetry", None)  # as if it were not installed
-        chat.invoke("a")
-        list(chat.stream("a"))
-        index_llm.complete("a")
+        models.chat.invoke("a")
+        list(models.chat.stream("a"))
+        models.index.complete("a")
         monkeypatch.undo()
     assert tracer.attributes() == {}
-
-
-def test_the_report_is_in_the_outputs_of_runs(chat: ChatCocoa, text_model: CocoaLLM) -> None:
-    """What LangSmith is sent."""
-    runs = RunCollectorCallbackHandler()
-    report = get_risk(chat.invoke("a", {"callbacks": [runs]}, risk_metadata="full")).to_dict()
-    list(chat.stream("a", {"callbacks": [runs]}))
-    text_report = text_model.with_risk().invoke("a", {"callbacks": [runs]})["risk"]
-    *chat_runs, text_run = [run.outputs["generations"][0][0] for run in runs.traced_runs if run.outputs]
-    for generation in chat_runs:
-        assert generation["message"]["kwargs"]["response_metadata"]["cocoa_risk"] == report
-    assert len(chat_runs) == 2
-    assert text_run["generation_info"]["cocoa_risk"] == text_report
 
 
 def test_the_risk_of_reasoning_does_not_count(tracer: Tracer) -> None:

@@ -11,7 +11,6 @@ from cocoa_integrations._shared.unsupported import INSTEAD, WITHOUT_EFFECT
 from cocoa_integrations.langchain import ChatCocoa
 from cocoa_integrations.langchain import CocoaLLM as LangChainLLM
 from cocoa_integrations.llama_index import CocoaLLM as LlamaIndexLLM
-from cocoa_integrations.llama_index.options import SUPPORTED
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 VALUES: dict[str, Any] = {
@@ -51,17 +50,6 @@ def test_both_adapters_give_the_same_hint(name: str, tiny: CocoaEngine) -> None:
     assert set(lists) == {f"{name}={VALUES[name]!r} ({INSTEAD[name]})."}
 
 
-def test_every_hint_is_used(tiny: CocoaEngine) -> None:
-    for name, hint in INSTEAD.items():
-        with pytest.raises(ConfigError) as error:
-            ChatCocoa(**{name: "something"})
-        assert hint in str(error.value)
-        if name not in SUPPORTED:
-            with pytest.raises(ConfigError) as error:
-                LlamaIndexLLM(engine=tiny).complete("Hi", **{name: "something"})
-            assert hint in str(error.value)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*WITHOUT_EFFECT, "do_sample"])
 def test_values_without_effect_are_accepted(name: str, tiny: CocoaEngine) -> None:
@@ -71,11 +59,6 @@ def test_values_without_effect_are_accepted(name: str, tiny: CocoaEngine) -> Non
         langchain = LangChainLLM(engine=tiny, max_tokens=1)
         assert langchain.invoke("Hi", **options) == langchain.invoke("Hi")
         assert LlamaIndexLLM(engine=tiny, generate_kwargs=options, max_new_tokens=1).complete("Hi").text is not None
-
-
-def test_options_of_calls_go_into_generate_kwargs(tiny: CocoaEngine) -> None:
-    with pytest.raises(ConfigError, match="CocoaLLM: give do_sample, no_repeat_ngram_size in generate_kwargs"):
-        LlamaIndexLLM(engine=tiny, do_sample=True, no_repeat_ngram_size=3)
 
 
 SAMPLED: dict[str, Any] = {
@@ -101,12 +84,3 @@ def test_the_method_sample_takes_top_p_and_top_k(tiny: CocoaEngine) -> None:
     assert ChatCocoa(method="sample", temperature=0.7, top_p=0.9).config.top_p == 0.9
     greedy = tiny.generate("Hi", method="greedy", max_new_tokens=8).text
     assert LangChainLLM(engine=tiny, **SAMPLED).invoke("Hi", method="greedy") == greedy
-
-
-def test_top_p_is_refused_where_a_call_goes_back_to_spans(tiny: CocoaEngine) -> None:
-    for ask in (
-        lambda: LangChainLLM(engine=tiny, method="sample").invoke("Hi", method="cocoa-sig", top_p=0.9),
-        lambda: LlamaIndexLLM(engine=tiny, method="sample").complete("Hi", method="cocoa-sig", top_p=0.9),
-    ):
-        with pytest.raises(ConfigError, match=r"top_p=0\.9 \(gamma .* only method='sample'"):
-            ask()

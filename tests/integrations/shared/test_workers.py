@@ -6,17 +6,11 @@ import asyncio
 import gc
 import threading
 from contextvars import ContextVar
-from typing import Any
 
 import pytest
 
-from cocoa_engine import EngineBusyError, Runtime
+from cocoa_engine import Runtime
 from cocoa_integrations._shared.workers import in_worker
-from tests.helpers.engines import engine_of, prompt
-from tests.helpers.in_threads import wait_until
-from tests.helpers.inside import assert_idle
-from tests.helpers.processors import Held
-from tests.helpers.tiny_models import tiny_model
 
 
 class Runs:
@@ -61,15 +55,3 @@ async def test_the_threads_go_with_the_engine() -> None:
     gc.collect()
     await asyncio.to_thread(thread.join, 60)
     assert not thread.is_alive()
-
-
-async def test_many_tasks_are_told_that_the_engine_is_busy() -> None:
-    engine = engine_of(tiny_model("llama"), max_batch_size=1, max_queue=2)
-    held = Held(engine)
-    tasks = [asyncio.ensure_future(in_worker(engine, engine.generate, prompt(n), max_new_tokens=3)) for n in range(8)]
-    await asyncio.to_thread(wait_until, lambda: sum(task.done() for task in tasks) == 6)
-    await asyncio.to_thread(held.let_go)
-    outcomes: list[Any] = await asyncio.gather(*tasks, return_exceptions=True)
-    assert sum(isinstance(outcome, EngineBusyError) for outcome in outcomes) == 6
-    assert sum(not isinstance(outcome, Exception) for outcome in outcomes) == 2
-    assert_idle(engine)

@@ -27,6 +27,10 @@ def calls_of(reading: Reading) -> list[tuple[str | None, Any, str | None]]:
     return [(call.name, call.arguments, call.error) for call in reading.calls]
 
 
+def tagged(call: str) -> str:
+    return f"<tool_call>{call}</tool_call>"
+
+
 WEATHER_CALL = ("weather", {"city": "Lyon", "days": 3}, None)
 ADD_CALL = ("add", {"a": 1, "b": [2, {"c": None}]}, None)
 
@@ -79,18 +83,8 @@ ADD_CALL = ("add", {"a": 1, "b": [2, {"c": None}]}, None)
             "",
             [("add", None, "no place for a member 'arguments'")],
         ),
-        (
-            HERMES,
-            '<tool_call>{"name": "add", "arguments": {"a": "\\ud800"}}</tool_call>',
-            "",
-            [("add", None, "half of a character")],
-        ),
-        (
-            HERMES,
-            '<tool_call>{"name": "add", "arguments": {"a": "x\ny"}}</tool_call>',
-            "",
-            [("add", {"a": "x\ny"}, None)],
-        ),
+        (HERMES, tagged('{"name": "add", "arguments": {"a": "\\ud800"}}'), "", [("add", None, "half of a character")]),
+        (HERMES, tagged('{"name": "add", "arguments": {"a": "x\ny"}}'), "", [("add", {"a": "x\ny"}, None)]),
         *(
             (HERMES, f'<tool_call>{{"name": "add"{none}}}</tool_call>', "", [("add", {}, None)])
             for none in ("", *(f', "arguments": {value}' for value in ("null", "{}", '""', '" "', '"null"', '"{}"')))
@@ -112,12 +106,7 @@ ADD_CALL = ("add", {"a": 1, "b": [2, {"c": None}]}, None)
         (MISTRAL, f"[TOOL_CALLS] [{WEATHER}, {ADD}]", "", [WEATHER_CALL, ADD_CALL]),
         (MISTRAL, f" [{WEATHER}]", "", [WEATHER_CALL]),
         (MISTRAL, "[1, 2]", "[1, 2]", []),
-        (
-            HERMES,
-            '<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>',
-            "",
-            [("add", None, "not valid JSON")],
-        ),
+        (HERMES, tagged('{"name": "add", "arguments": {"a": NaN}}'), "", [("add", None, "not valid JSON")]),
         (HERMES, '<tool_call>{"name": "add", "arguments": {"a": 1e999}}</tool_call>', "", [("add", None, "not valid")]),
     ],
 )
@@ -193,18 +182,9 @@ def answers(draw: st.DrawFn) -> tuple[CallFormat, str]:
                 return f'"{word()}"'
             case "odd":
                 signs = [
-                    "{",
-                    "}",
-                    "[",
-                    "]",
-                    "</tool_call>",
-                    "<tool_call>",
-                    '\\"',
                     "\n",
-                    "[TOOL_CALLS]",
                     ", ",
-                    "\\u00e9",
-                    "\\ud800",
+                    *["{", "}", "[", "]", "</tool_call>", "<tool_call>", '\\"', "[TOOL_CALLS]", "\\u00e9", "\\ud800"],
                 ]
                 return f'"{word()}{draw(st.sampled_from(signs))}{word()}"'
             case "null":

@@ -52,9 +52,7 @@ def answers(sequences: Tensor, rows: Sequence[Sequence[int]], expected: Sequence
         assert row[width - len(ids) :] == [*ids, *each.token_ids, *[pad] * (longest - len(each.token_ids))]
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"method": "dola", "dola_layers": "low"}, {"alpha": 6.0, "metric": "con_mlds"}]
-)
+@pytest.mark.parametrize("settings", [{"method": "dola", "dola_layers": "low"}, {"alpha": 6.0, "metric": "con_mlds"}])
 def test_the_real_model_answers_as_the_engine(engine: CocoaEngine, settings: dict[str, Any]) -> None:
     rows = [engine.encode(prompt) for prompt in REAL]
     expected = engine.generate_batch(rows, max_new_tokens=10, **settings)
@@ -151,30 +149,24 @@ def test_a_top_k_of_the_user_applies(sampled: dict[str, Any]) -> None:
 
 def test_dola_s_repetition_penalty_gives_way() -> None:
     model, rows = tiny_model("llama", seed=6), prompts(1)
-    engine = CocoaEngine(model, tiny_tokenizer())
-    for given, meant in ((None, None), (1.6, 1.6)):
-        expected = engine.generate(rows[0], method="dola", max_new_tokens=16, repetition_penalty=meant)
-        found = model.generate(**padded(rows), custom_generate=cocoa, method="dola", repetition_penalty=given, **SHORT)
-        answers(found, rows, [expected], PAD)
+    engine, dola = CocoaEngine(model, tiny_tokenizer()), {"method": "dola"}
+    for penalty in (None, 1.6):
+        expected = engine.generate(rows[0], max_new_tokens=16, repetition_penalty=penalty, **dola)
+        output = model.generate(**padded(rows), custom_generate=cocoa, repetition_penalty=penalty, **SHORT, **dola)
+        answers(output, rows, [expected], PAD)
 
 
-def test_spans_are_sampled() -> None:
-    model, rows = tiny_model("llama", seed=6), prompts(1)
-    engine = CocoaEngine(model, tiny_tokenizer())
-    greedy = engine.generate(rows[0], max_new_tokens=16)
-    sampled = engine.generate(rows[0], max_new_tokens=16, temperature=3.0, seed=1)
-    assert sampled.token_ids != greedy.token_ids
-    options: dict[str, Any] = {"do_sample": True, "temperature": 3.0, "top_k": 0, "max_new_tokens": 16}
-    answers(model.generate(**padded(rows), custom_generate=cocoa, seed=1, **options), rows, [sampled], PAD)
-
-
-def test_tokens_are_sampled() -> None:
+def test_spans_and_tokens_are_sampled() -> None:
     model, rows = tiny_model("llama", seed=6), prompts(2)
     engine = CocoaEngine(model, tiny_tokenizer())
+    spans: dict[str, Any] = {"temperature": 3.0, "top_k": 0, "max_new_tokens": 16}
+    sampled = engine.generate_batch(rows, seed=1, temperature=3.0, max_new_tokens=16)
+    assert sampled[0].token_ids != engine.generate(rows[0], max_new_tokens=16).token_ids
+    answers(model.generate(**padded(rows), custom_generate=cocoa, seed=1, do_sample=True, **spans), rows, sampled, PAD)
     settings: dict[str, Any] = {"temperature": 1.5, "top_k": 9, "top_p": 0.8, "max_new_tokens": 16}
     sampled = engine.generate_batch(rows, method="sample", seed=1, **settings)
-    found = model.generate(**padded(rows), custom_generate=cocoa, method="sample", do_sample=True, seed=1, **settings)
-    answers(found, rows, sampled, PAD)
+    output = model.generate(**padded(rows), custom_generate=cocoa, method="sample", do_sample=True, seed=1, **settings)
+    answers(output, rows, sampled, PAD)
     only = LogitsProcessorList([TopKLogitsWarper(1)])  # of the user, besides the top_k of generate
     greedy = engine.generate_batch(rows, method="greedy", max_new_tokens=16)
     options: dict[str, Any] = {**settings, "do_sample": True, "logits_processor": only}

@@ -1,0 +1,133 @@
+"""Backends that feed each branch by itself: after a copy of the model's own cache, or as a whole sequence."""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, StepOutput, TokenTree, joined
+from cocoa_engine.execution.forward.observed_attention import observed_attention
+from cocoa_engine.execution.forward.source_attention import of_segments, probe_of
+from cocoa_engine.model.hidden_states import CaptureSpec, capture
+from cocoa_engine.model.language_model import LanguageModel
+
+if TYPE_CHECKING:
+    from transformers import Cache
+
+_CACHE_NAMES = ("past_key_values", "cache_params", "state")
+
+
+class UnsharedTree(TokenTree):
+    """One sequence.
+
+    Attributes:
+        token_ids: the committed tokens.
+        caches: the cache of each live path, for a backend with caches.
+    """
+
+    def __init__(self, prompt: Sequence[int], capture: CaptureSpec) -> None:
+        super().__init__(prompt)
+        self.token_ids = list(prompt)
+        self.capture = capture
+        self.caches: dict[Path, Cache | None] = {(): None}
+
+    def commit(self, path: Path, *, keep_rest: bool = False) -> None:
+        self.token_ids += path
+        self.committed += len(path)
+        self.caches = {(): self.caches.get(path)}
+
+    def close(self) -> None:
+        self.caches = {}
+
+
+class _Unshared(Backend[UnsharedTree]):
+    def open(self, prompts: Sequence[Sequence[int]], reserve_tokens: int, capture: CaptureSpec) -> list[UnsharedTree]:
+        return [UnsharedTree(prompt, capture) for prompt in prompts]
+
+    def prefill_some(self, tree: UnsharedTree, max_tokens: int | None = None) -> Tensor:
+        return self.feed(tree, ()).logits[0]
+
+    def step(self, requests: Sequence[tuple[UnsharedTree, FeedRequest]]) -> list[StepOutput]:
+        outputs = []
+        for tree, asked in requests:
+            outputs.append(joined(self._feed_all(tree, cast("Sequence[Path]", asked))))
+            tree.fed_tokens += len(asked)
+        return outputs
+
+    def _feed_all(self, tree: UnsharedTree, paths: Sequence[Path]) -> list[StepOutput]:
+        return [self.feed(tree, path) for path in paths]
+
+    @abstractmethod
+    def feed(self, tree: UnsharedTree, path: Path) -> StepOutput:
+        """Feed a path, or the prompt if it is empty. The output is that of the last token."""
+
+    def _run(
+        self, tree: UnsharedTree, path: Path, token_ids: Sequence[int], rows: int, **inputs: Any
+    ) -> tuple[StepOutput, Any]:
+        """Run the model. The output is that of the last ``rows`` tokens; beside it is what the model returned."""
+        probe = probe_of(tree.capture.source_heads, tree.prompt_tokens, tree.passages) if path else None
+        with (
+            self.model.exclusive(),
+            capture(self.model, tree.capture, keep=slice(-rows, None)) as captured,
+            observed_attention(self.model, probe, rows, tree.committed + len(path)),
+        ):
+            output = self.model.forward(
+                torch.tensor([token_ids], device=self.model.device), logits_to_keep=rows, **inputs
+            )
+            tree.forward_passes += 1
+            logits = output.logits[0, -rows:].float()
+            early = captured.early_logits(self.model, logits.device)
+            hidden = captured.stacked(logits.device)[:, 0]
+        return StepOutput(logits, hidden, None if early is None else early[:, 0], of_segments([(probe, rows)])), output
+
+
+class Recompute(_Unshared):
+    """Runs the whole sequence in every step, for models with an unknown kind of cache."""
+
+    name = "recompute"
+
+    def feed(self, tree: UnsharedTree, path: Path, rows: int = 1) -> StepOutput:
+        inputs = {"use_cache": False} if "use_cache" in self.model.forward_parameters else {}
+        return self._run(tree, path, [*tree.token_ids, *path], rows, **inputs)[0]
+
+
+class CopiedCache(_Unshared):
+    """Copies the cache for each branch. For models with recurrent state (Mamba, hybrids), ALiBi or chunked attention.
+
+    Raises:
+        NotImplementedError: the model has no cache to copy.
+    """
+
+    name = "copied_cache"
+    paths_per_step = 16  # each path may need its own cache
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__(model)
+        self.cache_name = next((name for name in _CACHE_NAMES if name in model.forward_parameters), "")
+        if not self.cache_name:
+            raise NotImplementedError("the model takes no cache")
+
+    def _feed_all(self, tree: UnsharedTree, paths: Sequence[Path]) -> list[StepOutput]:
+        children, outputs = Counter(path[:-1] for path in paths), []
+        for path in paths:
+            parent = path[:-1]
+            children[parent] -= 1
+            # the last child takes over its parent's cache, because only one step may extend a path
+            shared = children[parent] or (tree.keep_committed and not parent)
+            tree.caches[path] = copy.deepcopy(tree.caches[parent]) if shared else tree.caches.pop(parent)
+            outputs.append(self.feed(tree, path))
+        return outputs
+
+    def feed(self, tree: UnsharedTree, path: Path) -> StepOutput:
+        token_ids, start = ([path[-1]], tree.committed + len(path) - 1) if path else (tree.token_ids, 0)
+        positions = torch.arange(start, start + len(token_ids), device=self.model.device)[None]
+        cache = {} if tree.caches[path] is None else {self.cache_name: tree.caches[path]}
+        output, returned = self._run(tree, path, token_ids, 1, position_ids=positions, use_cache=True, **cache)
+        tree.caches[path] = getattr(returned, self.cache_name)
+        return output

@@ -13,8 +13,7 @@ from torch.utils import _pytree as pytree
 BLOCK_KINDS = ("BF16", "F16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 """The types of blocks that the kernels read, by gguf's names."""
 
-ROWS_AT_ONCE = 1024
-"""Number of rows that are unpacked at a time where a whole matrix is multiplied."""
+ROWS_AT_ONCE = 1024  # unpacked where a whole matrix is multiplied
 
 
 class BlockTensor(Tensor):
@@ -28,10 +27,6 @@ class BlockTensor(Tensor):
         blocks: ``[out, bytes of a row]`` or ``[n, out, bytes of a row]``, uint8 on the CPU. It may be part of a
             memory-mapped file.
         kind: gguf's name of the block type, such as ``"Q4_K"``.
-
-    Attributes:
-        blocks: as given.
-        kind: as given.
 
     Raises:
         ValueError: a row does not consist of whole blocks of this type.
@@ -53,14 +48,7 @@ class BlockTensor(Tensor):
         return made
 
     def rows(self, index: Tensor) -> Tensor:
-        """Unpack some rows.
-
-        Args:
-            index: integers of any shape. The rows of stacked matrices are counted through.
-
-        Returns:
-            ``[*index.shape, in]``, float32.
-        """
+        """Some rows, ``[*index.shape, in]`` float32. The rows of stacked matrices are counted through."""
         return _unpacked(self.blocks.flatten(0, -2)[index.reshape(-1)], self.kind).view(*index.shape, self.shape[-1])
 
     def dequantized(self) -> Tensor:
@@ -96,13 +84,11 @@ class BlockTensor(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func in _ALIASES and isinstance(args[0], cls):
+        if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default) and isinstance(args[0], cls):
             return cls(args[0].blocks, args[0].kind)
         if func is torch.ops.aten.select.int and args[1] == 0 and args[0].dim() == 3:
             return cls(args[0].blocks[args[2]], args[0].kind)
-        if func is torch.ops.aten.clone.default:
-            return cls(args[0].blocks.clone(), args[0].kind)
-        if func is torch.ops.aten._to_copy.default and _stays(kwargs or {}):
+        if func is torch.ops.aten.clone.default or (func is torch.ops.aten._to_copy.default and _stays(kwargs or {})):
             return cls(args[0].blocks.clone(), args[0].kind)
         unpack: Callable[[Any], Any] = lambda value: value.dequantized() if isinstance(value, cls) else value  # noqa: E731
         return func(*pytree.tree_map(unpack, tuple(args)), **pytree.tree_map(unpack, dict(kwargs or {})))
@@ -111,9 +97,6 @@ class BlockTensor(Tensor):
 def _made(blocks: Tensor, kind: str, is_parameter: bool) -> BlockTensor:
     made = BlockTensor(blocks, kind)
     return nn.Parameter(made, requires_grad=False) if is_parameter else made  # type: ignore[return-value]
-
-
-_ALIASES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
 def _stays(options: Mapping[str, Any]) -> bool:
@@ -151,7 +134,7 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     F.embedding: _embedding,
     Tensor.detach: _detached,
     # modules that are converted then replace the parameter, instead of its data
-    torch._has_compatible_shallow_copy_type: lambda one, other: type(one) is type(other) and NotImplemented,
+    torch._has_compatible_shallow_copy_type: lambda old, new: type(old) is type(new) and NotImplemented,
 }
 
 
@@ -163,18 +146,15 @@ def block_size(kind: str) -> tuple[int, int]:
     return numbers, size
 
 
-Unpack = Callable[[Tensor, str], Tensor]
-"""``(blocks [rows, bytes of a row], kind) -> [rows, in]`` float32."""
+_faster: list[Callable[[Tensor, str], Tensor]] = []
 
 
-def unpack_with(unpack: Unpack | None) -> None:
-    """Let all block tensors be unpacked by a faster implementation than gguf's; ``None``: by gguf's."""
-    _faster.clear()
-    if unpack is not None:
-        _faster.append(unpack)
+def unpack_with(unpack: Callable[[Tensor, str], Tensor] | None) -> None:
+    """Let all block tensors be unpacked by a faster implementation than gguf's; ``None``: by gguf's.
 
-
-_faster: list[Unpack] = []
+    It is called as ``(blocks [rows, bytes of a row], kind) -> [rows, in]`` float32.
+    """
+    _faster[:] = [] if unpack is None else [unpack]
 
 
 def _unpacked(blocks: Tensor, kind: str) -> Tensor:

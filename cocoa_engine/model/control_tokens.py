@@ -80,12 +80,7 @@ class ControlTokens:
         options: Mapping[str, Any],
         apply: Callable[[list[dict[str, Any]], Mapping[str, Any]], str],
     ) -> Rendered:
-        """Render messages, and mark what came from them.
-
-        Args:
-            messages: the messages.
-            options: the other arguments of ``apply_chat_template``.
-            apply: renders messages with options.
+        """Render messages with options of ``apply_chat_template`` by ``apply``, and mark what came from them.
 
         Raises:
             ChatTemplateError: the template refuses the messages.
@@ -123,9 +118,7 @@ class ControlTokens:
     def encode(self, rendered: Rendered, encode: Callable[..., list[int]]) -> list[int]:
         """Token ids of rendered messages: those of their text, unless a message spells a control token.
 
-        Args:
-            rendered: the messages.
-            encode: encodes a text with a tokenizer and options, and adds no special tokens.
+        ``encode`` encodes a text with a tokenizer and options, and adds no special tokens.
         """
         ids = encode(self._tokenizer, rendered.text)
         if rendered.marked is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
+from copy import copy
 
 from cocoa_engine.model.tokenizer import REPLACEMENT, Tokens
 
@@ -35,10 +36,9 @@ class Detokenizer:
 
     def fork(self) -> Detokenizer:
         """An independent copy."""
-        copy = Detokenizer(self._tokens, self._stops)
-        copy._window, copy._shown, copy._length = list(self._window), self._shown, self._length
-        copy.text, copy.stop_at, copy._stopped = self.text, self.stop_at, self._stopped
-        return copy
+        fork = copy(self)
+        fork._window = list(self._window)
+        return fork
 
     def push(self, token_id: int) -> None:
         """Add one token."""
@@ -66,10 +66,8 @@ class Detokenizer:
             return self.stop_at
         length = len(self.text)
         for stop in self._stops:
-            for size in range(min(len(stop) - 1, len(self.text)), 0, -1):
-                if self.text.endswith(stop[:size]):
-                    length = min(length, len(self.text) - size)
-                    break
+            sizes = (size for size in range(len(stop) - 1, 0, -1) if self.text.endswith(stop[:size]))
+            length = min(length, len(self.text) - next(sizes, 0))
         return length
 
     def _complete(self, text: str) -> str:
@@ -77,16 +75,16 @@ class Detokenizer:
         if not text.endswith(REPLACEMENT):
             return text
         parts = [self._tokens.bytes_of(token_id) for token_id in self._window[self._length :]]
-        known = [part for part in parts if part is not None]
-        if len(known) < len(parts):
+        whole = [part for part in parts if part is not None]
+        if len(whole) < len(parts):
             return text.rstrip(REPLACEMENT)
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        decoder.decode(b"".join(known))
+        decoder.decode(b"".join(whole))
         begun = len(decoder.getstate()[0])
-        while begun and begun >= len(known[-1]):  # one byte may be one U+FFFD, or all of them
-            begun -= len(known.pop())
-        before = self._window[: self._length + len(known)]
-        return text[:-1] if begun else text if len(known) == len(parts) else self._tokens.decode(before)
+        while begun and begun >= len(whole[-1]):  # one byte may be one U+FFFD, or all of them
+            begun -= len(whole.pop())
+        before = self._window[: self._length + len(whole)]
+        return text[:-1] if begun else text if len(whole) == len(parts) else self._tokens.decode(before)
 
     def _add(self, text: str) -> None:
         before = len(self.text)

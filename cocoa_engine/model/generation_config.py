@@ -9,24 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    EncoderNoRepeatNGramLogitsProcessor,
-    EncoderRepetitionPenaltyLogitsProcessor,
-    ExponentialDecayLengthPenalty,
-    ForcedBOSTokenLogitsProcessor,
-    ForcedEOSTokenLogitsProcessor,
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    MinLengthLogitsProcessor,
-    MinNewTokensLengthLogitsProcessor,
-    NoBadWordsLogitsProcessor,
-    NoRepeatNGramLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    SequenceBiasLogitsProcessor,
-    SuppressTokensAtBeginLogitsProcessor,
-    SuppressTokensLogitsProcessor,
-)
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers.generation import logits_process as theirs
 
 from cocoa_engine.config import require_stop_texts
 from cocoa_engine.errors import ChatTemplateError, ConfigError, safe_cause
@@ -118,25 +102,25 @@ def logits_processors(
     """
     config = config or getattr(model, "generation_config", None) or GenerationConfig()
     where = str(device or model.device)
-    ends, length = sorted(eos), len(prompt)
+    ends, length, limit = sorted(eos), len(prompt), len(prompt) + max_new_tokens
 
     def ids() -> Tensor:
         return torch.tensor([prompt], device=where)
 
     makers: dict[str, Callable[[Any], LogitsProcessor]] = {
-        "sequence_bias": SequenceBiasLogitsProcessor,
-        "encoder_repetition_penalty": lambda value: EncoderRepetitionPenaltyLogitsProcessor(value, ids()),
-        "repetition_penalty": RepetitionPenaltyLogitsProcessor,
-        "no_repeat_ngram_size": NoRepeatNGramLogitsProcessor,
-        "encoder_no_repeat_ngram_size": lambda value: EncoderNoRepeatNGramLogitsProcessor(value, ids()),
-        "bad_words_ids": lambda value: NoBadWordsLogitsProcessor(value, ends or None),
-        "min_length": lambda value: MinLengthLogitsProcessor(value, ends, device=where),
-        "min_new_tokens": lambda value: MinNewTokensLengthLogitsProcessor(length, value, ends, device=where),
-        "forced_bos_token_id": ForcedBOSTokenLogitsProcessor,
-        "forced_eos_token_id": lambda value: ForcedEOSTokenLogitsProcessor(length + max_new_tokens, value, where),
-        "exponential_decay_length_penalty": lambda value: ExponentialDecayLengthPenalty(value, ends, length),
-        "suppress_tokens": lambda value: SuppressTokensLogitsProcessor(value, device=where),
-        "begin_suppress_tokens": lambda value: SuppressTokensAtBeginLogitsProcessor(value, length, device=where),
+        "sequence_bias": theirs.SequenceBiasLogitsProcessor,
+        "encoder_repetition_penalty": lambda value: theirs.EncoderRepetitionPenaltyLogitsProcessor(value, ids()),
+        "repetition_penalty": theirs.RepetitionPenaltyLogitsProcessor,
+        "no_repeat_ngram_size": theirs.NoRepeatNGramLogitsProcessor,
+        "encoder_no_repeat_ngram_size": lambda value: theirs.EncoderNoRepeatNGramLogitsProcessor(value, ids()),
+        "bad_words_ids": lambda value: theirs.NoBadWordsLogitsProcessor(value, ends or None),
+        "min_length": lambda value: theirs.MinLengthLogitsProcessor(value, ends, device=where),
+        "min_new_tokens": lambda value: theirs.MinNewTokensLengthLogitsProcessor(length, value, ends, device=where),
+        "forced_bos_token_id": theirs.ForcedBOSTokenLogitsProcessor,
+        "forced_eos_token_id": lambda value: theirs.ForcedEOSTokenLogitsProcessor(limit, value, where),
+        "exponential_decay_length_penalty": lambda value: theirs.ExponentialDecayLengthPenalty(value, ends, length),
+        "suppress_tokens": lambda value: theirs.SuppressTokensLogitsProcessor(value, device=where),
+        "begin_suppress_tokens": lambda value: theirs.SuppressTokensAtBeginLogitsProcessor(value, length, device=where),
     }
     processors = LogitsProcessorList()
     for name, make in makers.items():

@@ -15,7 +15,12 @@ from cocoa_engine.model.gguf_metadata import Metadata
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.gguf_tokenizer import token_ids
 
-MODEL_TENSORS = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
+HEAD = "output.weight"
+MODEL_TENSORS = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    HEAD: "lm_head.weight",
+}
 LAYER_TENSORS = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -28,7 +33,6 @@ LAYER_TENSORS = {
     "ffn_down": "mlp.down_proj",
 }
 """The tensors of a Llama layer: the names in GGUF -> those in transformers."""
-HEAD = "output.weight"
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 
@@ -43,8 +47,6 @@ EXPERTS = {
 _ROUTER = "ffn_gate_inp"
 _NORMS_AROUND = {**_NORMS_AFTER, "ffn_norm": "pre_feedforward_layernorm"}  # before and after, in Gemma
 _LOCAL_ROPE_BASE = 10000.0  # of Gemma 3's windowed layers, unless the file says otherwise
-
-Fields = Callable[[Metadata], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Family:
 
     model_type: str
     layer: Mapping[str, str]
-    fields: Fields = lambda metadata: {}
+    fields: Callable[[Metadata], dict[str, Any]] = lambda metadata: {}
     keys: Mapping[str, str] = field(default_factory=dict)
     norm_offset: float = 0.0
     pairs: bool = False
@@ -82,22 +84,15 @@ def path_of(family: Family, tensor: str) -> str | None:
     """transformers' name of a tensor."""
     if tensor in MODEL_TENSORS:
         return MODEL_TENSORS[tensor]
-    if tensor == HEAD:
-        return "lm_head.weight"
+    kinds = ("weight", "bias") if family.biases else ("weight",)
     parts = tensor.split(".")
-    if len(parts) != 4 or parts[0] != "blk" or parts[2] not in family.layer or parts[3] not in ("weight", "bias"):
-        return None
-    if parts[3] == "bias" and not family.biases:
+    if len(parts) != 4 or parts[0] != "blk" or parts[2] not in family.layer or parts[3] not in kinds:
         return None
     return f"model.layers.{parts[1]}.{family.layer[parts[2]]}.{parts[3]}"
 
 
 def config_options(family: Family, file: GgufFile) -> dict[str, Any]:
-    """The options of transformers' config.
-
-    Raises:
-        KeyError, TypeError, ValueError, ZeroDivisionError: the metadata is incomplete or wrong.
-    """
+    """The options of transformers' config."""
     metadata = Metadata(file)
     heads = metadata["attention.head_count"]
     common = {
@@ -149,10 +144,8 @@ def _gemma3(metadata: Metadata) -> dict[str, Any]:
 def _phi3(metadata: Metadata) -> dict[str, Any]:
     size = metadata["embedding_length"] // metadata["attention.head_count"]
     rope = {**_rope(metadata), "partial_rotary_factor": metadata.get("rope.dimension_count", size) / size}
-    file, options = metadata.file, {}
-    trained = metadata.get("rope.scaling.original_context_length")
-    if trained is not None:
-        options["original_max_position_embeddings"] = trained
+    file, trained = metadata.file, metadata.get("rope.scaling.original_context_length")
+    options = {} if trained is None else {"original_max_position_embeddings": trained}
     if LONG_FACTORS in file.tensors:
         rope |= {
             "rope_type": "longrope",
@@ -173,6 +166,7 @@ def _granite(metadata: Metadata) -> dict[str, Any]:
 
 def _qwen3_moe(metadata: Metadata) -> dict[str, Any]:
     used = metadata["expert_used_count"]
+    routers = [f"blk.{layer}.{_ROUTER}.weight" for layer in range(metadata["block_count"])]
     return {
         **_head_dim(metadata),
         "num_experts": metadata["expert_count"],
@@ -180,37 +174,20 @@ def _qwen3_moe(metadata: Metadata) -> dict[str, Any]:
         "moe_intermediate_size": metadata.get("expert_feed_forward_length") or metadata["feed_forward_length"] // used,
         "norm_topk_prob": bool(metadata.get("expert_weights_norm", True)),  # llama.cpp takes it to be so
         "decoder_sparse_step": 1,
-        "mlp_only_layers": [
-            layer
-            for layer in range(metadata["block_count"])
-            if f"blk.{layer}.{_ROUTER}.weight" not in metadata.file.tensors
-        ],
+        "mlp_only_layers": [layer for layer, name in enumerate(routers) if name not in metadata.file.tensors],
     }
 
 
-_LLAMA = Family("llama", LAYER_TENSORS, _head_dim, pairs=True)
+_FUSED = {key: path for key, path in LAYER_TENSORS.items() if key not in ("attn_q", "attn_k", "attn_v", "ffn_gate")}
+_WITHOUT_NORMS = {key: path for key, path in LAYER_TENSORS.items() if not key.endswith("_norm")}
 _MISTRAL = Family("mistral", LAYER_TENSORS, _head_dim, {"sliding_window": "attention.sliding_window"}, pairs=True)
 
 FAMILIES: dict[str, Family] = {
-    "llama": _LLAMA,  # Mistral's files too
+    "llama": Family("llama", LAYER_TENSORS, _head_dim, pairs=True),  # Mistral's files too
     "qwen2": Family("qwen2", LAYER_TENSORS, biases=True),
     "qwen3": Family("qwen3", {**LAYER_TENSORS, **_HEAD_NORMS}, _head_dim),
-    "qwen3moe": Family(
-        "qwen3_moe",
-        {**LAYER_TENSORS, **_HEAD_NORMS, **EXPERTS, _ROUTER: "mlp.gate"},
-        _qwen3_moe,
-    ),
-    "phi3": Family(
-        "phi3",
-        {
-            **{
-                name: path for name, path in LAYER_TENSORS.items() if name.startswith(("attn_norm", "attn_out", "ffn_"))
-            },
-            "attn_qkv": "self_attn.qkv_proj",
-            "ffn_up": "mlp.gate_up_proj",
-        },
-        _phi3,
-    ),
+    "qwen3moe": Family("qwen3_moe", {**LAYER_TENSORS, **_HEAD_NORMS, **EXPERTS, _ROUTER: "mlp.gate"}, _qwen3_moe),
+    "phi3": Family("phi3", {**_FUSED, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}, _phi3),
     "gemma2": Family(
         "gemma2",
         {**LAYER_TENSORS, **_NORMS_AROUND},
@@ -240,14 +217,7 @@ FAMILIES: dict[str, Family] = {
         },
         pairs=True,
     ),
-    "olmo2": Family(
-        "olmo2",
-        {
-            **{name: path for name, path in LAYER_TENSORS.items() if not name.endswith("_norm")},
-            **_HEAD_NORMS,
-            **_NORMS_AFTER,
-        },
-    ),
+    "olmo2": Family("olmo2", {**_WITHOUT_NORMS, **_HEAD_NORMS, **_NORMS_AFTER}),
 }
 
 
@@ -258,9 +228,8 @@ def obstacle(family: Family, file: GgufFile) -> str | None:
         return "rotary factors by length"
     if ROPE_FACTORS in file.tensors and family.model_type == "gemma3_text":
         return f"the tensor {ROPE_FACTORS}"
-    return next(
-        (f"the tensor {name}" for name in file.tensors if name not in TABLES and path_of(family, name) is None), None
-    )
+    unknown = (name for name in file.tensors if name not in TABLES and path_of(family, name) is None)
+    return next((f"the tensor {name}" for name in unknown), None)
 
 
 TABLES = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)

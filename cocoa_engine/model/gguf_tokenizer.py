@@ -42,10 +42,8 @@ _GPT_4O = _CASED % (f"{_CONTRACTIONS}?", f"{_CONTRACTIONS}?") + rf"|\p{{N}}{{1,3
 _TEKKEN = _CASED % ("", "") + rf"|\p{{N}}{_REST_WITH_PATHS}"
 _GPT_2, _DIGITS = "GPT-2's rule", "every digit is a piece, then GPT-2's rule applies"
 
-_LIKE_LLAMA_3 = (
-    *("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
-    "jina-v5-nano",
-)
+_LIKE_LLAMA_3: tuple[str, ...] = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2")
+_LIKE_LLAMA_3 += ("midm-2.0", "jina-v5-nano")
 PRE_TOKENIZERS = {  # how a byte-level vocabulary cuts a text, by GGUF's name; the published rules
     **dict.fromkeys(("gpt-2", "olmo", "mpt"), _GPT_2),
     **dict.fromkeys(("smollm", "starcoder", "refact"), _DIGITS),
@@ -92,10 +90,7 @@ def obstacle(file: GgufFile) -> str | None:
 
 
 def token_id(file: GgufFile, role: str, size: int) -> int | None:
-    """The token that has a role, such as ``"eos"``; ``None`` if there is none.
-
-    Args:
-        size: of the vocabulary.
+    """The token of a vocabulary of ``size`` that has a role, such as ``"eos"``; ``None`` if there is none.
 
     Raises:
         ModelLoadError: it is no token of the vocabulary.
@@ -110,28 +105,17 @@ def token_id(file: GgufFile, role: str, size: int) -> int | None:
 
 
 def token_ids(file: GgufFile) -> dict[str, int | None]:
-    """The special tokens of a model's config, by transformers' names.
-
-    Raises:
-        ModelLoadError: one is no token of the vocabulary.
-    """
+    """The special tokens of a model's config, by transformers' names."""
     size = file.tensors["token_embd.weight"].shape[0]
     roles = {"bos": "bos", "eos": "eos", "pad": "padding"}
     return {f"{name}_token_id": token_id(file, role, size) for name, role in roles.items()}
 
 
 def load(file: GgufFile, **options: Any) -> PreTrainedTokenizerFast:
-    """The tokenizer of the file: a byte-level BPE or a SentencePiece BPE.
+    """The tokenizer of the file (a byte-level BPE or a SentencePiece BPE), with options of transformers' tokenizer.
 
     It is kept in the cache directory under the content of the file's metadata, in the format of ``tokenizers``. Reading
     it there takes a third of the time of making it: 3 seconds less for a vocabulary of 262,144 tokens.
-
-    Args:
-        file: the file.
-        **options: of transformers' tokenizer.
-
-    Raises:
-        ModelLoadError: as for :func:`make`.
     """
     rules = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
     place = cache_directory() / FOLDER / f"tokenizer-{file.metadata_digest()}-{rules}-{version('tokenizers')}.json"

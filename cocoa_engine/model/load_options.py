@@ -82,15 +82,14 @@ def resolve_device_map(device_map: DeviceMap, model_kwargs: Mapping[str, Any] | 
     """Where the layers go if ``device_map`` is ``"auto"``. Every other value is returned unchanged.
 
     It is `None` on a machine without a GPU, which is the CPU, and with tensor parallelism, which places the weights.
-
-    Args:
-        device_map: the option.
-        model_kwargs: the options of the model's ``from_pretrained``.
     """
     if device_map != "auto":
         return device_map
+    import torch
+
     parallel = any((model_kwargs or {}).get(name) is not None for name in TENSOR_PARALLELISM)
-    return None if parallel or not _has_gpu() else "auto"
+    # not Apple's GPU, which has no float64: log-probabilities are computed in it
+    return "auto" if not parallel and (torch.cuda.is_available() or torch.xpu.is_available()) else None
 
 
 def default_of(name: str) -> Any:
@@ -100,15 +99,6 @@ def default_of(name: str) -> Any:
 
 def changed_options(options: LoadOptions | dict[str, Any]) -> list[str]:
     """The names of the options that are neither `None` nor equal to their default."""
-    values = (
-        options if isinstance(options, dict) else {name: getattr(options, name) for name in LoadOptions.model_fields}
-    )
+    values = options if isinstance(options, dict) else vars(options)
     given = [name for name in LoadOptions.model_fields if values.get(name) is not None]
     return [name for name in given if values[name] != default_of(name)]
-
-
-def _has_gpu() -> bool:
-    import torch
-
-    # not Apple's, which has no float64: log-probabilities are computed in it
-    return torch.cuda.is_available() or torch.xpu.is_available()

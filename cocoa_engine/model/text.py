@@ -19,28 +19,20 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def require_unicode(text: str, what: str) -> None:
-    """Refuse text that cannot be encoded. A lone surrogate is half of a character, and tokenizers do not accept it.
-
-    Args:
-        text: the text.
-        what: the name of the text in the error message.
+    """Check that text can be encoded. A lone surrogate is half of a character, and tokenizers do not accept it.
 
     Raises:
-        PromptError: the text has a lone surrogate.
+        PromptError: the text has a lone surrogate. The message says ``what`` has it.
     """
-    if (found := _SURROGATE.search(text)) is not None:
+    if (half := _SURROGATE.search(text)) is not None:
         raise PromptError(
-            f"the {what} has a lone surrogate (U+{ord(found.group()):04X}) at character {found.start()}, which is not "
+            f"the {what} has a lone surrogate (U+{ord(half.group()):04X}) at character {half.start()}, which is not "
             "valid Unicode. Decode the text it came from as UTF-16 or with errors='replace', or remove the character."
         )
 
 
 def block_text(block: Any, where: str) -> str:
-    """The text of a content block of a message. Only its type says whether it is text.
-
-    Args:
-        block: a mapping with ``type``.
-        where: where the block is, for the error message.
+    """The text of a content block of a message, a mapping with ``type``. Only its type says whether it is text.
 
     Raises:
         PromptError: it has another type or none, or its text is missing.

@@ -82,7 +82,7 @@ def examine_each(model_types: Iterable[str]) -> Iterator[Outcome]:
     """The outcome of each architecture, in the order in which they are done, two at once."""
     with ThreadPoolExecutor(2) as pool:
         for done in as_completed([pool.submit(_examined, name) for name in model_types]):
-            yield done.result()
+            yield done.result(timeout=SECONDS)
 
 
 def _examined(name: str) -> Outcome:

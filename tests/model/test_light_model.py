@@ -20,11 +20,9 @@ from transformers import PreTrainedModel
 from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory
 from cocoa_engine.execution.forward import trial
-from cocoa_engine.execution.forward.lean import Lean
 from cocoa_engine.execution.forward.linears import kernels_name
-from cocoa_engine.model import gguf_model, weight_identity
+from cocoa_engine.model import weight_identity
 from cocoa_engine.model.gguf_reader import GgufFile
-from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.light_model import LightModel
 from cocoa_engine.model.loading import load_pretrained
 from cocoa_integrations.langchain import CocoaLLM
@@ -79,30 +77,9 @@ def started_again(file: str, **options: Any) -> CocoaEngine:
     return engine
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "F32"])
-@pytest.mark.parametrize("form", FORMS)
-def test_a_light_model_has_the_weights_and_numbers_of_the_whole_one(tmp_path: Path, form: str, kind: str) -> None:
-    file = GgufFile(Path(written(tmp_path / "model.gguf", form, kind)))
-    assert gguf_model.obstacle(file) is None
-    assert gguf_model.can_be_light(file)
-    whole, light = gguf_model.load(file), gguf_model.load_light(file)
-    expected, found = (dict(model.named_parameters()) for model in (whole, light))
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name] + 0, expected[name] + 0) for name in expected)
-    assert light.generation_config.to_dict() == whole.generation_config.to_dict()
-    assert light.architecture == type(whole).__name__
-    positions = torch.arange(200)[None]
-    tables = [model.model.rotary_emb(torch.zeros(1), positions) for model in (light, whole)]
-    assert all(torch.equal(one, other) for one, other in zip(*tables, strict=True))
-    passes = [Lean(LanguageModel(model), "native") for model in (light, whole)]
-    for name in ("head_dim", "heads", "kv_heads", "scale", "eps", "embedding_scale", "residual_scale", "logits_scale"):
-        assert getattr(passes[0], name) == getattr(passes[1], name)
-    assert [passes[0].windows[layer] for layer in range(3)] == [passes[1].windows[layer] for layer in range(3)]
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_the_second_start_gives_the_same_answers_and_facts(tmp_path: Path, form: str) -> None:
-    file = written(tmp_path / "model.gguf", form)
+@pytest.mark.parametrize(("form", "kind"), [*((form, "Q8_0") for form in FORMS), ("llama", "F32")])
+def test_the_second_start_gives_the_same_answers_and_facts(tmp_path: Path, form: str, kind: str) -> None:
+    file = written(tmp_path / "model.gguf", form, kind)
     first = CocoaEngine.from_pretrained(file)
     expected = [answer(first, method=method) for method in ("cocoa-sig", "greedy", "dola")]
     second = CocoaEngine.from_pretrained(file)
@@ -114,6 +91,11 @@ def test_the_second_start_gives_the_same_answers_and_facts(tmp_path: Path, form:
     ]
     assert second.info() == first.info()
     assert is_light(second)
+    light, whole = second.held_model, first.model
+    expected_weights, weights = dict(whole.named_parameters()), dict(light.named_parameters())
+    assert weights.keys() == expected_weights.keys()
+    assert all(torch.equal(weights[name] + 0, expected_weights[name] + 0) for name in weights)
+    assert light.generation_config.to_dict() == whole.generation_config.to_dict()
 
 
 @pytest.mark.parametrize("mode", [nullcontext(), torch.inference_mode(), torch.device("meta")], ids=str)

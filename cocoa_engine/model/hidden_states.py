@@ -16,7 +16,7 @@ from cocoa_engine.model.language_model import LanguageModel, device_of, first_te
 FinalLayer = Literal["post_norm", "pre_norm"]
 
 FINAL = -1
-"""The key of the final layer's state in :attr:`Captured.states`."""
+"""The key of the final layer's state in ``Captured.states``."""
 
 
 class CaptureSpec(NamedTuple):

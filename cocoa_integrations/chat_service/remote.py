@@ -203,7 +203,7 @@ def sent_settings(config: CocoaConfig) -> dict[str, Any]:
 
 
 class RemoteStream:
-    """An answer of a server while it is decoded; see :class:`.LocalStream`."""
+    """An answer of a server while it is decoded; see :class:`.local.LocalStream`."""
 
     def __init__(self, service: RemoteChat, request: _Request) -> None:
         self._request = request

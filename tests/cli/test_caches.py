@@ -276,6 +276,32 @@ def test_heads_continue(
     assert (len(few_needles), steps.prompts) == ((10, 6) if given else (20, 12))
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
+def test_a_calibrator_that_was_written_continues_with_its_reference(
+    cocoa: Callable[..., Result], steps: Steps, tmp_path: Path, unfinished_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lab_heads, "MIN_SPANS", 5)
+    monkeypatch.setattr(lab_heads, "MAX_NEW_TOKENS", 6)
+    out = tmp_path / "risk.json"
+    command = ["calibrate", "--self", "--prompts", "30", *FITS, "--level", "span", "--out", out]
+    assert cocoa(*command).exit_code == 0
+    (kept,) = (tmp_path / "own" / "heads").glob("*.json")
+    expected, total = json.loads(kept.read_text(encoding="utf-8"))["reference"], steps.prompts
+    kept.unlink()
+    out.unlink()
+    steps.until = 2 * total - 20  # in the reference, which comes last
+    stopped = cocoa(*command)
+    assert (stopped.exit_code, out.exists()) == (130, True)
+    assert "give the same command with --overwrite to continue" in stopped.stderr
+    steps.until = 10**6
+    assert cocoa(*command, "--overwrite").exit_code == 0
+    assert steps.prompts == 2 * total, "nothing is measured twice"
+    # prompts whose beginnings the engine remembers are read in other parts, and rounded otherwise
+    assert json.loads(kept.read_text(encoding="utf-8"))["reference"] == near(expected)
+    assert commands_in(unfinished_folder) == []
+
+
 ALPHA = ["alpha", "--max-new-tokens", "6", "--data"]
 
 
@@ -339,15 +365,29 @@ def test_nothing_is_left_of_a_command_that_measured_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("why", ["a file", "held"])
+@pytest.mark.parametrize("why", ["a file", "held", "goes away"])
 def test_without_a_folder_the_command_runs_all_the_same(
-    cocoa: Callable[..., Result], data: dict[str, Path], steps: Steps, tmp_path: Path, unfinished_folder: Path, why: str
+    cocoa: Callable[..., Result],
+    data: dict[str, Path],
+    steps: Steps,
+    tmp_path: Path,
+    unfinished_folder: Path,
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     expected = cocoa(*ALPHA, data["texts"]).stdout
     steps.until = 14
     if why == "a file":
         shutil.rmtree(tmp_path / "own")
         (tmp_path / "own").touch()
+    elif why == "goes away":
+        generate_batch = CocoaEngine.generate_batch
+
+        def cleaned(engine: CocoaEngine, prompts: Any, **options: Any) -> Any:
+            shutil.rmtree(unfinished_folder, ignore_errors=True)
+            return generate_batch(engine, prompts, **options)
+
+        monkeypatch.setattr(CocoaEngine, "generate_batch", cleaned)
     else:
         assert cocoa(*ALPHA, data["texts"]).exit_code == 130
         steps.until += 2
@@ -417,8 +457,26 @@ def test_a_cache_that_was_asked_for_must_work(tiny: CocoaEngine, tmp_path: Path)
             assert cache.get("one") is None
             cache.add("two", {"value": 2})
             assert folder.error is not None
-    written = AnswerCache(CacheFolder(tmp_path / "other"), "answers", tiny, tiny.config, {})
-    written.add("one", {"value": 1})
-    written.file.write_text("nothing of ours\n", encoding="utf-8")
+
+
+def test_a_damaged_line_is_refused_or_measured_again_with_all_after_it(tiny: CocoaEngine, tmp_path: Path) -> None:
+    def opened(*, required: bool) -> AnswerCache:
+        return AnswerCache(CacheFolder(tmp_path, required), "answers", tiny, tiny.config, {})
+
+    cache = opened(required=True)
+    for name in ("one", "two", "three"):
+        cache.add(name, {"value": name})
+    first, _, third = cache.file.read_bytes().splitlines(keepends=True)
+    cache.file.write_bytes(first + bytes(40) + b"\n" + third)  # as a power failure leaves it
     with pytest.raises(ConfigError, match="did not write"):
-        AnswerCache(CacheFolder(tmp_path / "other"), "answers", tiny, tiny.config, {}).get("one")
+        opened(required=True)
+    again = opened(required=False)
+    measured: list[str] = []
+    for name in ("one", "two", "three"):
+        assert again.get_or_measure(name, lambda name=name: measured.append(name) or {"value": name}) == {"value": name}
+    assert measured == ["two", "three"]
+    assert [opened(required=True).get(name) for name in ("one", "two", "three")] == [
+        {"value": "one"},
+        {"value": "two"},
+        {"value": "three"},
+    ]

@@ -138,12 +138,45 @@ def test_heads_of_the_model_that_was_named(
     assert "Set COCOA_CACHE_DIR" in refused.output
 
 
+@pytest.mark.parametrize("lengths", ["1000000000", "256,0", "x", "", ",".join(["1"] * 101)])
+def test_lengths_that_no_text_has(cocoa: Cocoa, lengths: str) -> None:
+    result = cocoa("heads", "--lengths", lengths)
+    assert result.exit_code == 2
+    assert "whole numbers from 1 to 10000000" in " ".join(result.stderr.split())
+
+
 def test_version_and_help(cocoa: Cocoa) -> None:
     assert cocoa("--version").stdout == f"cocoa {__version__}\n"
     assert cocoa().stdout == cocoa("--help").stdout
     for command in ("ask", "chat", "score", "info", "bench"):
         assert command in cocoa().stdout
     assert cocoa("aks").exit_code == 2
+
+
+def test_a_command_that_cannot_be_loaded_fails_alone(
+    cocoa: Cocoa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "broken-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[cocoa.commands]\nbroken = no_such_module:command\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    commands.cache_clear()
+    try:
+        shown, failed = cocoa("--help"), cocoa("broken")
+    finally:
+        commands.cache_clear()
+    assert shown.exit_code == 0
+    assert "eval" in shown.stdout
+    assert "(cannot be loaded)" in shown.stdout
+    assert failed.exit_code == 2
+    assert "no_such_module" in failed.stderr
+
+
+def test_every_command_takes_the_model_in_both_ways() -> None:
+    for name, entry in commands().items():
+        if name != "judge":
+            assert {"model", "positional_model"} <= inspect.signature(entry.load()).parameters.keys(), name
 
 
 def test_help_and_settings_need_no_torch() -> None:

@@ -56,6 +56,8 @@ def test_page_of_a_comparison(cocoa: Cocoa, engine: CocoaEngine, tmp_path: Path)
     assert cocoa("compare", QUESTION, "--html", str(page), *SHORT).exit_code == 0
     greedy, cocoa_sig = expected(engine, "greedy", "cocoa-sig")
     assert page.read_text(encoding="utf-8") == greedy.to_html(compared=[cocoa_sig], title=QUESTION)
+    assert cocoa("ask", QUESTION, "--html", str(page), *SHORT).stdout == cocoa_sig.text + "\n"
+    assert page.read_text(encoding="utf-8") == cocoa_sig.to_html(title=QUESTION)
 
 
 @pytest.mark.parametrize("json", [False, True])
@@ -80,6 +82,18 @@ def test_complete_answers_survive_an_interrupt(
         assert TypeAdapter(list[Generation]).validate_json(compared.stdout) == [greedy]
     else:
         assert greedy.text in re.sub(r"\[(.*?)\|\d\]", r"\1", " ".join(compared.stdout.split()))
+
+
+def test_nothing_is_shown_where_no_answer_was_complete(
+    cocoa: Cocoa, engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ctrl_c(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "stream_chat", ctrl_c)
+    result = cocoa("compare", QUESTION, *SHORT)
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert "no answer was complete" in result.stderr
 
 
 @pytest.mark.parametrize(

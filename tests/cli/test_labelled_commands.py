@@ -100,8 +100,13 @@ def test_signal_of_whole_answers(cocoa: Cocoa, answers: Path, tmp_path: Path, en
 def test_one_prompt_alone_has_no_intervals(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
     few = tmp_path / "few\x1b[31m.jsonl"
     few.write_text(parts.read_text().splitlines()[0])
-    result = cocoa("signal", "--data", str(few), "--out", str(tmp_path), "--draws", "20")
+    settings = ("--span-log-prob", "mean", "--middle-layers", "3,9", "--final-layer", "pre_norm", "--chat")
+    result = cocoa("signal", "--data", str(few), "--out", str(tmp_path), "--draws", "20", *settings)
     assert result.exit_code == 0, result.output
+    record = json.loads((tmp_path / "signal.json").read_text())
+    assert record["left_out"] == {"answer": "all are hallucinated"}
+    assert record["span_log_prob"] == "mean"
+    assert (record["levels"]["span"]["middle_layers"], record["levels"]["span"]["final_layer"]) == ([3, 9], "pre_norm")
     text = (tmp_path / "signal.md").read_text()
     for shown in (text, result.stdout):
         assert "(few␛[31m.jsonl)" in shown
@@ -151,6 +156,7 @@ def test_signal_of_what_a_source_changes(cocoa: Cocoa, tmp_path: Path, parts: Pa
     assert "| -context lift |" in (out / "signal.md").read_text()
     assert cocoa("signal", "--data", str(data), *options).exit_code == 0
     assert "-context lift" not in json.loads((out / "signal.json").read_text())["levels"]["span"]["ranking"]
+    assert "Intervals over only 8 prompts" in (out / "signal.md").read_text()
     refused = cocoa("signal", "--data", str(parts), "--context-lift", *options)
     assert refused.exit_code == 2
     assert "'France' has no source" in " ".join(refused.stderr.split())

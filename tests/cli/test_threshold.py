@@ -146,6 +146,17 @@ def test_the_context_of_a_line_is_the_source_and_a_system_message_comes_first(
         require_chat("Be brief.", raw=True)
 
 
+def test_lines_with_and_without_a_context_have_risks_of_one_kind(engine: CocoaEngine, tmp_path: Path) -> None:
+    lines: list[dict[str, object]] = [
+        {"question": "When?", "context": "The lighthouse was built in 1874."},
+        {"prompt": "Hello"},
+    ]
+    prompts = read_own_prompts(written(tmp_path / "prompts.jsonl", lines))
+    config = CocoaConfig(max_new_tokens=4, method="greedy")  # the embedded calibrator does not apply
+    for asked, source in ((prompts, "token_probability"), (prompts[:1], "source_attention")):
+        assert {answer.risk_source for answer in measure(engine, asked, config)} == {source}
+
+
 def test_an_interrupted_command_shows_the_answers_so_far(
     cocoa: Cocoa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

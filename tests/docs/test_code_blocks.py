@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import gc
 import importlib.util
 import re
@@ -234,6 +235,35 @@ def test_paths_and_commands_in_code_and_messages_exist() -> None:
     texts = {name_of(path): path.read_text(encoding="utf-8") for path in TEXTS if path not in made_up}
     assert {name: faults for name, text in texts.items() if (faults := _faults(text))} == {}
     assert len(texts) > 500
+
+
+_ROLE = re.compile(r":(?:class|func|meth|mod|attr|exc|data):`(?:[^`]*<)?~?\.?([^`>]+)>?`")
+
+
+def _wrong_roles(path: Path, text: str) -> list[str]:
+    """The roles in a module's docstrings that name nothing in the module, its classes or the packages around it."""
+    name = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
+    try:
+        module = importlib.import_module(name)
+    except ImportError:  # of an extra that is not installed
+        return []
+    packages = ["cocoa_engine", *(name.rsplit(".", up)[0] for up in range(name.count(".") + 1))]
+    owners = [module, builtins, *(one for one in vars(module).values() if isinstance(one, type))]
+    return [
+        role
+        for role in set(_ROLE.findall(text))
+        if not any(_has(one, role.split(".")) for one in owners)
+        and not any(_exists(one) for one in (role, *(f"{package}.{role}" for package in packages)))
+    ]
+
+
+@pytest.mark.slow
+def test_roles_in_docstrings_exist() -> None:
+    files = [path for path in TEXTS if path.suffix == ".py" and path.name != "__main__.py"]
+    files = [path for path in files if path.relative_to(ROOT).parts[0] in ("cocoa_engine", "cocoa_integrations")]
+    texts = {path: path.read_text(encoding="utf-8") for path in files}
+    assert {name_of(path): found for path, text in texts.items() if (found := _wrong_roles(path, text))} == {}
+    assert _wrong_roles(ROOT / "cocoa_engine/engine.py", "See :meth:`CocoaEngine.generat` and :func:`nothing`.") != []
 
 
 @pytest.mark.parametrize(

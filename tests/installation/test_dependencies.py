@@ -38,6 +38,12 @@ EXTRA_OF_FOLDER = {
 
 INDIRECT = {"accelerate"}  # transformers imports it for device_map
 
+OF_TESTS = {"absl": "absl-py", "yaml": "pyyaml", "markdown-it": "markdown-it-py"}
+"""The packages of modules of the tests, where the names differ."""
+
+ELSEWHERE = {"ray", "llama-cpp", "litellm"}
+"""What tests and benchmarks use only where it is installed, or in an environment of its own."""
+
 
 class Import(NamedTuple):
     """One import of a module that is neither ours nor Python's."""
@@ -133,6 +139,13 @@ EXTRAS = {extra: _requirements(lines) for extra, lines in PROJECT["optional-depe
 def test_what_is_imported_is_declared() -> None:
     declared = {*BASE, *EXTRAS["all"], *EXTRAS["ray"]}
     assert [str(one) for one in _imports() if one.package not in declared] == []
+
+
+def test_what_tests_and_benchmarks_import_is_declared() -> None:
+    declared = {*BASE, *EXTRAS["dev"], *ELSEWHERE}
+    found = _imports("tests", "benchmarks")
+    assert {"pytest", "httpx", "markdown-it"} <= {one.package for one in found}
+    assert [str(one) for one in found if OF_TESTS.get(one.package, one.package) not in declared] == []
 
 
 def test_what_is_declared_is_imported() -> None:

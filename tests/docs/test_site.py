@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -64,3 +65,12 @@ def test_every_generated_part_is_on_one_page() -> None:
     assert "`cuda_graphs`" in filled
     assert filled.startswith("before\n")
     assert filled.endswith("after\n")
+
+
+@pytest.mark.slow
+def test_the_tables_of_the_ends_of_answers_are_those_of_the_measures_beside_them() -> None:
+    text = (DOCS / "explanation" / "evaluation.md").read_text(encoding="utf-8")
+    study = runpy.run_path(str(DOCS / "explanation" / "decoding-default" / "tables.py"))
+    for marker, table in (("rules", "quality"), ("lengths", "lengths")):
+        shown = text.split(f"<!-- study: {marker} -->\n")[1].split("<!-- end of the study -->")[0]
+        assert shown.splitlines() == list(study[table]())

@@ -85,6 +85,22 @@ def test_a_focused_span_opens_its_card(browser: Browser, tmp_path: Path) -> None
     assert share(browser.screenshot(page, DARK, fragment=name_of_span(LEVELS, 4)), DARK_CARD) > 0.1
 
 
+@pytest.mark.parametrize("above", [0, 420])
+@pytest.mark.parametrize("width", [900, 500])
+def test_an_open_card_is_wholly_in_the_window(browser: Browser, tmp_path: Path, width: int, above: int) -> None:
+    style = f"#{name_of_span(LEVELS, 4)}-card {{ display: block !important; }} html {{ overflow: hidden; }}"
+    before = f'<body><style>{style}</style><div style="height:{above}px"></div>'
+    html = opened(LEVELS.to_html()).replace("<body>", before)
+    picture = browser.screenshot(written(tmp_path, html), size=(width, 1000))
+    card = (picture == (0xF7, 0xF8, 0xFA)).all(axis=2)
+    rows, columns = (numbers.nonzero()[0] for numbers in (card.sum(axis=1) > 100, card.sum(axis=0) > 50))
+    top, bottom, left, right = rows.min(), rows.max(), columns.min(), columns.max()
+    assert bottom - top > 150
+    row, column = (top + bottom) // 2, (left + right) // 2
+    sides = picture[: top + 1, column], picture[bottom:, column], picture[row, : left + 1], picture[row, right:]
+    assert all((side == (0x5B, 0x60, 0x6B)).all(axis=1).any() for side in sides)  # its whole border is there
+
+
 # as JupyterLab has them, and worse
 HOUSE_STYLES = """
 .house table { border-collapse: separate; border: 3px solid; color: red; table-layout: fixed; margin: 3em }

@@ -157,6 +157,24 @@ def test_text_is_drawn_as_it_is(text: str, width: int) -> None:
     assert "\x1b[" in drawn(answer_text(answer), width, color=True)
 
 
+def test_words_are_not_torn_at_narrow_widths() -> None:
+    answer = generation(("The quick brown fox", 0.8), (" jumps over the lazy", 0.9), (" dog", 0.85))
+    for width in range(8, 40):
+        lines = drawn(answer_text(answer), width).splitlines()
+        assert " ".join(" ".join(lines).split()) == answer.text
+        assert max(map(len, lines)) <= width
+
+
+def test_where_all_is_alike_nothing_is_shaded() -> None:
+    alike = generation(("Paris", 0.9), (" shines", 0.9))
+    shown = drawn(report([alike], marks=True))
+    assert "Paris shines" in shown
+    assert "|" not in shown
+    for document in (shown, alike.to_html(), alike.to_markdown()):
+        assert "No claim of this answer stands out." in document
+        assert "Check these" not in document
+
+
 CANDIDATES = [
     Candidate(**figures(" in water\n", 0.9, -2.25, -7.5), is_greedy=False),
     Candidate(**figures(" [red]", 0.8, -1.5, -8.25), is_greedy=True),
@@ -172,6 +190,8 @@ def test_table_shows_every_candidate_with_its_figures() -> None:
     assert rows[3] == ["␣in", "water\\n", "-2.25", "0.020", "0.900", "-7.50", "kept"]
     assert rows[4] == ["␣[red]", "-1.50", "0.020", "0.800", "-8.25", "greedy"]
     assert rows[5] == ["(end)", "-3.00", "0.020", "0.700", "-9.00"]
+    same = generation((" water", 0.9), candidates=[Candidate(**figures(" water"), is_greedy=True)])
+    assert drawn(risk_point_table(same)).splitlines()[3].split()[-1] == "both"
 
 
 @pytest.mark.parametrize("width", [44, 60, 200])

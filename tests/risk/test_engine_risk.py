@@ -23,7 +23,7 @@ from cocoa_engine.scoring.text_profile import Profiler
 from cocoa_engine.spans import Span
 from tests.helpers.alike import near
 from tests.helpers.inside import backend_inside
-from tests.helpers.made_up_risk import fitted
+from tests.helpers.made_up_risk import SETTINGS, fitted
 from tests.helpers.prompts import chat
 
 PROMPT = chat("What is the capital of Australia?")
@@ -197,6 +197,20 @@ def test_another_model_or_other_settings_are_warned_of_once(
         calibrated.generate(PROMPT, method="cocoa", metric="con_mlds", max_new_tokens=1)  # which have candidates, too
     with pytest.warns(CalibrationWarning, match="method='greedy' grows no candidates to compare"):
         calibrated.generate(PROMPT, method="greedy", max_new_tokens=1)
+
+
+def test_settings_are_looked_at_where_they_are_given(engine: CocoaEngine) -> None:
+    settings = {"middle_layers": (20, 29), "final_layer": "pre_norm"}
+    calibrator = fitted(model_name=engine.model_name, settings=SETTINGS.model_copy(update=settings))
+    given = {"model_name": engine.model_name, "calibrator": calibrator}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CalibrationWarning)
+        own = CocoaEngine(engine.model, engine.tokenizer, **given)  # its calls may have the calibrator's settings
+        assert own.score(PROMPT, "Canberra.", **settings).calibrated
+    with pytest.warns(CalibrationWarning, match="final_layer is post_norm, not pre_norm"):
+        own.score(PROMPT, "Canberra.")
+    with pytest.warns(CalibrationWarning, match="final_layer is post_norm, not pre_norm"):
+        CocoaEngine(engine.model, engine.tokenizer, **given, config=CocoaConfig())
 
 
 def test_what_is_no_calibrator(engine: CocoaEngine, tmp_path: Path) -> None:

@@ -313,6 +313,17 @@ def test_labels_of_a_run(folder: Path, tmp_path: Path) -> None:
     assert f"- judge and bob: {by_bob['kappa']:.3f}" in shown.split("about informativeness:")[1]
 
 
+def test_an_empty_answer_has_labels_but_no_verdict(folder: Path, tmp_path: Path) -> None:
+    rows = rows_of(folder)
+    rows[0]["answer"] = ""
+    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    labels = [{"arm": row["arm"], "id": row["id"], "ann": "1"} for row in rows]
+    results = judge_run(folder, RuleJudge(rule=_long_is_true), labels=write_labels(tmp_path / "labels.csv", labels))
+    found = results["agreement"]["truth"]
+    assert found["labelled"] == {"ann": len(rows)}
+    assert found["judge"]["ann"]["pairs"] == len(rows) - 1
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [

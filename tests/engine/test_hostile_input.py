@@ -8,6 +8,7 @@ import json
 import re
 import signal
 import struct
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -185,6 +186,15 @@ def test_a_generation_config_whose_fault_shows_late(tiny: CocoaEngine) -> None:
     assert message.startswith("exponential_decay_length_penalty of the generation config cannot be used")
 
 
+def test_errors_of_a_user_s_processor_are_the_user_s(tiny: CocoaEngine) -> None:
+    def broken(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        raise LookupError("the user's")
+
+    config = generation_config("repetition_penalty", 1.5)
+    with pytest.raises(LookupError, match="the user's"):
+        tiny.generate([5], generation_config=config, logits_processor=broken)
+
+
 @pytest.mark.parametrize("token_id", ["x", 2.5, [None]])
 def test_a_grammar_and_an_end_token_that_is_none(token_id: Any) -> None:
     pytest.importorskip("llguidance")
@@ -280,6 +290,11 @@ def test_a_nul_character_in_a_path(tiny: CocoaEngine, tmp_path: Path) -> None:
 
 def test_a_calibrator_is_not_saved_as_a_folder(tmp_path: Path) -> None:
     assert "cannot be written" in message_of(ConfigError, lambda: fitted().save(tmp_path))
+
+
+def test_a_calibrator_with_a_lone_surrogate_is_not_saved(tmp_path: Path) -> None:
+    message_of(ConfigError, lambda: fitted(model_name="\ud800").save(tmp_path / "c.json")).encode()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -443,6 +458,25 @@ def test_a_compressed_file_may_not_inflate_without_limit(tmp_path: Path, monkeyp
     message_of(DataError, lambda: files.read_text(file))
 
 
+@pytest.mark.parametrize("repeated", [False, True])
+def test_a_parquet_file_may_not_inflate_without_limit(
+    repeated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages are compressed, and a repeated value is stored once."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    text = ["a" * 2**15] * 96 if repeated else ["a" * 3 * 2**20]
+    file = tmp_path / "bomb.parquet"
+    parquet.write_table(pyarrow.table({"text": text}), file, compression="zstd", use_dictionary=repeated)
+    assert file.stat().st_size < 2**17
+    monkeypatch.setattr(files, "INFLATED_LIMIT", 2**20)
+    message = message_of(DataError, lambda: list(files.read_parquet(file)))
+    assert message.startswith(f"{file} is larger than 1 MiB")
+    monkeypatch.setattr(files, "INFLATED_LIMIT", 2**22)
+    assert [row["text"] for _, row in files.read_parquet(file)] == text
+
+
 def varint(number: int, length: int = 1) -> bytes:
     """A number of 0 or more as the metadata has it, in at least ``length`` bytes."""
     digits, rest = [], 2 * number
@@ -566,6 +600,16 @@ def test_labelled_parts_are_limited() -> None:
     assert "may have 10000" in message_of(DataError, lambda: checked([with_parts(10_001)], "f"))
 
 
+def test_labelled_parts_take_linear_time() -> None:
+    record = with_parts(20_000)
+    start = time.process_time()
+    assert record.hallucinated_at(0, 40_002) == [True, False] * 20_000 + [False] * 2
+    assert [record.hallucinated_at(at, at + 2) for at in range(0, 40_000, 2)] == [[True, False]] * 20_000
+    assert time.process_time() - start < 1.5
+    overlapping = LabelledText("1", "p", "abcdef", "p", True, (LabelledSpan(0, 4), LabelledSpan(1, 2)), "p")
+    assert overlapping.hallucinated_at(1, 6) == [True] * 3 + [False] * 2
+
+
 def refuse_to_build_configs(monkeypatch: pytest.MonkeyPatch) -> None:
     def build(*_: object, **__: object) -> Any:
         pytest.fail("a config is built")
@@ -589,6 +633,18 @@ def test_more_layers_than_any_model_has(
     refuse_to_build_configs(monkeypatch)
     message = message_of(CocoaError, lambda: load_pretrained(str(tmp_path)))
     assert read_context_window(tmp_path) is None
+    assert f"{field} must be a whole number of at most 1000" in message
+
+
+@pytest.mark.parametrize("field", ["num_hidden_layers", "n_layer"])
+def test_more_layers_than_any_model_has_deep_in_a_config(
+    field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner: Any = {"text_config": [{field: 10**9}]}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_omni", "thinker_config": inner}))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    refuse_to_build_configs(monkeypatch)
+    message = message_of(CocoaError, lambda: load_pretrained(str(tmp_path)))
     assert f"{field} must be a whole number of at most 1000" in message
 
 

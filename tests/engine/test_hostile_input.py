@@ -20,6 +20,11 @@ from unittest.mock import Mock
 import pytest
 import torch
 import typer
+from rich.console import Group
+from rich.control import Control
+from rich.markdown import Markdown
+from rich.table import Table
+from rich.text import Text
 from transformers import AutoConfig, GenerationConfig
 
 import cocoa_engine
@@ -44,7 +49,7 @@ from cocoa_engine import (
     UnsupportedModelError,
 )
 from cocoa_engine.arguments import SettingsModel
-from cocoa_engine.cli.output import SafeConsole, describe_error, progress_console
+from cocoa_engine.cli.output import SafeConsole, describe_error, print_json, progress_console
 from cocoa_engine.decoding import matchers
 from cocoa_engine.decoding.grammar import GrammarProcessor, regex_grammar
 from cocoa_engine.errors import ForeignError, safe_cause
@@ -477,6 +482,24 @@ def test_a_parquet_file_may_not_inflate_without_limit(
     assert [row["text"] for _, row in files.read_parquet(file)] == text
 
 
+def repeated(shape: str) -> Any:
+    """A column with a thousand texts of 1 MiB, which is in memory once or a few times."""
+    import pyarrow
+
+    value, count = "a" * 2**20, 1000
+    if shape == "json":  # has no dictionaries in memory
+        few = pyarrow.ExtensionArray.from_storage(pyarrow.json_(), pyarrow.array([f'"{value}"'] * 4))
+        return pyarrow.chunked_array([few] * (count // 4))
+    text = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * count, pyarrow.int32()), pyarrow.array([value]))
+    if shape == "struct":
+        return pyarrow.StructArray.from_arrays([text], ["text"])
+    if shape == "list":  # of one row
+        return pyarrow.ListArray.from_arrays([0, count], text)
+    if shape == "map":
+        return pyarrow.MapArray.from_arrays([0, count], pyarrow.array([str(n) for n in range(count)]), text)
+    return text
+
+
 def varint(number: int, length: int = 1) -> bytes:
     """A number of 0 or more as the metadata has it, in at least ``length`` bytes."""
     digits, rest = [], 2 * number
@@ -498,17 +521,13 @@ def with_false_sizes(data: bytes) -> bytes:
     return data[:start] + footer
 
 
-@pytest.mark.parametrize("in_a_list", [False, True])
-def test_a_parquet_file_with_false_sizes(in_a_list: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shape", ["text", "struct", "list", "map", "json"])
+def test_a_parquet_file_with_false_sizes(shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A text of 1 MiB, a thousand times, in a file of a few kilobytes. It is refused before the memory is used."""
     parquet = pytest.importorskip("pyarrow.parquet")
     import pyarrow
 
-    count = 1000
-    column = pyarrow.DictionaryArray.from_arrays(
-        pyarrow.array([0] * count, pyarrow.int32()), pyarrow.array(["a" * 2**20])
-    )
-    table = pyarrow.table({"column": pyarrow.ListArray.from_arrays([0, count], column) if in_a_list else column})
+    table = pyarrow.table({"column": repeated(shape)})
     written, file = io.BytesIO(), tmp_path / "bomb.parquet"
     options = {"compression": "zstd", "write_statistics": False, "dictionary_pagesize_limit": 2**30}
     parquet.write_table(table, written, store_schema=False, **options)
@@ -684,6 +703,31 @@ def test_an_argument_of_a_log_makes_no_line_of_its_own(caplog: pytest.LogCapture
     assert "␛[31m" in message
     assert len(message) < 1000
     assert not any(character in message for character in ESCAPE if not character.isprintable())
+
+
+@pytest.mark.parametrize("color_system", [None, "standard"])
+def test_control_characters_in_output_of_commands(color_system: Any) -> None:
+    table = Table(ESCAPE, title=ESCAPE)
+    table.add_row(Text(ESCAPE, "red"))
+    file = io.StringIO()
+    console = SafeConsole(file=file, color_system=color_system, force_terminal=True, highlight=False)
+    console.print(ESCAPE, table, Markdown(ESCAPE), Group(Text(ESCAPE)), Control.bell())
+    printed = file.getvalue()
+    assert printed.count("␛[31m\ufffd") == 6
+    assert printed.endswith("\x07")  # the console's own
+    styles = r"\x1b\[[0-9;]*m" if color_system else r"\n"
+    assert all(character.isprintable() for character in re.sub(styles, "", printed[:-1]) if character != "\n")
+    assert ("\x1b[31m␛[31m" in printed) == bool(color_system)
+
+
+def test_control_characters_in_json_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    value = {"text\x85": [f"{ESCAPE}\x7f\x80\x9f\u061c\u200e\u200f\u202a\u2066\u2069", "é\u200d\U0001f600\\u009b"]}
+    print_json(json.dumps(value, ensure_ascii=False))
+    printed = capsys.readouterr().out.removesuffix("\n")
+    assert json.loads(printed) == value
+    assert all(character.isprintable() or character == "\u200d" for character in printed)
+    assert r"\u001b[31m\u009b2J\u202e" in printed
+    assert "é\u200d\U0001f600" in printed
 
 
 def modules_with(pattern: str) -> set[str]:

@@ -123,6 +123,13 @@ def test_the_whole_model_is_made_of_the_same_memory_when_it_is_asked_for(file: s
     assert CocoaEngine(light, engine.tokenizer).context_window == 64  # type: ignore[arg-type]
 
 
+def test_a_plain_forward_pass_runs_the_whole_model(file: str) -> None:
+    model = started_again(file).session.model
+    with model.exclusive():
+        logits = model.forward(torch.tensor([[5, 6, 7]]), logits_to_keep=1).logits
+    torch.testing.assert_close(logits, model.whole()(torch.tensor([[5, 6, 7]])).logits[:, -1:])
+
+
 def test_hooks_on_the_model_of_one_engine_are_seen_by_another_on_the_same_weights(file: str) -> None:
     engine = started_again(file)
     other = CocoaEngine(engine.session.model.model, engine.tokenizer)  # type: ignore[arg-type]

@@ -98,7 +98,9 @@ def test_the_second_start_gives_the_same_answers_and_facts(tmp_path: Path, form:
     assert light.generation_config.to_dict() == whole.generation_config.to_dict()
 
 
-@pytest.mark.parametrize("mode", [nullcontext(), torch.inference_mode(), torch.device("meta")], ids=str)
+@pytest.mark.parametrize(
+    "mode", [nullcontext(), torch.inference_mode(), torch.device("meta")], ids=["plain", "inference", "meta"]
+)
 def test_the_whole_model_is_made_of_the_same_memory_when_it_is_asked_for(file: str, mode: Any) -> None:
     engine = started_again(file)
     expected, light = answer(engine), engine.session.model.model

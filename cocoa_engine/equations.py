@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import expm1, inf
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 if TYPE_CHECKING:  # settings and results can be imported without torch
     from numpy import float64
@@ -87,6 +87,12 @@ def f_mlds(middle: Tensor, final: Tensor) -> Tensor:
     return f_mlds_of(to_final, (0, middle.shape[0] - 1))
 
 
+@overload
+def con_mlds_of(consecutive: Sequence[float], window: tuple[int, int]) -> float: ...
+@overload
+def con_mlds_of(consecutive: Tensor, window: tuple[int, int]) -> Tensor: ...
+@overload
+def con_mlds_of(consecutive: NDArray[float64], window: tuple[int, int]) -> NDArray[float64]: ...
 def con_mlds_of(consecutive: Any, window: tuple[int, int]) -> Any:
     """ConMLDS: (1 / N) * sum_{j=m}^{n-1} dis(j, j + 1), with N = n - m + 1.
 
@@ -100,6 +106,12 @@ def con_mlds_of(consecutive: Any, window: tuple[int, int]) -> Any:
     return _total(consecutive[m:n]) / (n - m + 1)
 
 
+@overload
+def f_mlds_of(to_final: Sequence[float], window: tuple[int, int]) -> float: ...
+@overload
+def f_mlds_of(to_final: Tensor, window: tuple[int, int]) -> Tensor: ...
+@overload
+def f_mlds_of(to_final: NDArray[float64], window: tuple[int, int]) -> NDArray[float64]: ...
 def f_mlds_of(to_final: Any, window: tuple[int, int]) -> Any:
     """fMLDS: (1 / N) * sum_{j=m}^{n} dis(j, L), with N = n - m + 1.
 

@@ -11,7 +11,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 import torch
@@ -119,6 +119,9 @@ class GrammarProcessor(LogitsProcessor):
         return fresh
 
     __copy__ = __deepcopy__
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a GrammarProcessor cannot be pickled: make it where it is used.")
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Set the scores of banned tokens to -inf.

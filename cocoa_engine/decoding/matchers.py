@@ -14,7 +14,7 @@ from cocoa_engine.errors import ConfigError, safe_cause
 from cocoa_engine.optional import need
 from cocoa_engine.safe_text import shortened
 
-MOST_STATES = 64
+MOST_STATES = 256
 """Rows of requests whose place in a grammar is kept. The answers of others are read from their beginning again."""
 
 _compiled: dict[int, tuple[Any, dict[tuple[int, int], _MatcherState]]] = {}

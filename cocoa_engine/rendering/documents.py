@@ -56,9 +56,9 @@ def _details(answer: Answer, scale: RiskScale) -> list[str]:
         f"!: {wording.REACHED}" if wording.any_reached([answer]) else "",
     ]
     parts = [" ".join(part for part in legend if part)]
-    if answer.sentences:
+    if sentences := answer.sentences:
         rows = ["| sentence | risk |", "|---|--:|"]
-        for sentence in answer.sentences:
+        for sentence in sentences:
             rows.append(f"| {_escaped(wording.one_line(sentence.text))} | {wording.risk_text(sentence)} |")
         parts.append("\n".join(rows))
     columns = " | ".join(wording.CANDIDATE_COLUMNS)

@@ -27,7 +27,7 @@ from cocoa_engine.rendering.highlights import (
     visible,
 )
 from cocoa_engine.rendering.inputs import Answer
-from cocoa_engine.risk import Check
+from cocoa_engine.risk import Check, Unit
 from cocoa_engine.safe_text import safe
 from cocoa_engine.spans import Span
 
@@ -107,8 +107,8 @@ def _answer(answer: Answer, differing: Sequence[Range], number: int) -> str:
         parts.append(f'<p class="cocoa-heading">{wording.CHECK_THESE}</p><ol class="cocoa-check">{listed}</ol>')
     elif nothing := wording.nothing_listed(answer):
         parts.append(f"<p>{nothing}</p>")
-    if len(answer.sentences) > 1:
-        parts.append(_bars(answer, scale))
+    if len(sentences := answer.sentences) > 1:
+        parts.append(_bars(sentences, scale))
     spans = (_span(span, scale.level(span.risk), f"{name}-{at}") for at, span in enumerate(answer.spans, 1))
     parts.append(
         "<details><summary>Details</summary>"
@@ -148,10 +148,10 @@ def _sign(text: str) -> str:
     return "cocoa-line" if "\n" in text else "cocoa-space" if text else "cocoa-end"
 
 
-def _bars(answer: Answer, scale: RiskScale) -> str:
+def _bars(sentences: Sequence[Unit], scale: RiskScale) -> str:
     """A bar for each sentence, with its words on hover and focus."""
     rows = []
-    for sentence in answer.sentences:
+    for sentence in sentences:
         width = 0 if sentence.risk is None or not scale.absolute else round(100 * min(max(sentence.risk, 0.0), 1.0))
         rows.append(
             f'<li tabindex="0"><span class="cocoa-bar"><span class="cocoa-level-{scale.level(sentence.risk)}" '

@@ -176,7 +176,7 @@ def _complete(
         rivals = grown[first]
         chosen = (index for index, rival in enumerate(rivals) if rival.token_ids[:1] == span.token_ids[:1])
         values = {"token_copied": copied, "preceding": preceding, "token_ends": ends[first:after]}
-        values |= {"candidates": rivals, "chosen": next(chosen, None)}
+        values |= {"candidates": [*rivals], "chosen": next(chosen, None)}
         measured = with_source_attention(span.model_copy(update=values), measure.calibrator)
         complete.append(complete_span(measured, (start, end, shown[start:end]), config, measure))
         start, first = end, after

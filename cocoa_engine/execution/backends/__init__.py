@@ -143,13 +143,14 @@ def choose(model: LanguageModel, runtime: Runtime | None = None) -> Chosen:
             weight_identity.note(model.model, reason if (kind, linear_backend) == ("lean", "native") else None)
             if kind not in _FAST:
                 linear_backend = "stock"
-                logger.warning(
-                    "%s: branches cannot share the prompt's cache; decoding uses the slower backend %r, with the same "
-                    "results: %s",
-                    model.architecture,
-                    kind,
-                    reason,
-                )
+                if tried is None or tried.kind != kind:  # not again after each step of a training
+                    logger.warning(
+                        "%s: branches cannot share the prompt's cache; decoding uses the slower backend %r, with the "
+                        "same results: %s",
+                        model.architecture,
+                        kind,
+                        reason,
+                    )
             tried = of_model[key] = _Tried(kind, linear_backend, reason, weights)
         backend = KINDS[tried.kind](model, tried.linear_backend, prefix_cache_bytes)
         return Chosen(backend, tried.reason, tried.linear_backend)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cocoa_engine.errors import DataError
 from cocoa_engine.report import RiskReport, measured_text
 from cocoa_integrations._shared.edits import EditedText
 from cocoa_integrations._shared.limits import Limit
@@ -17,6 +18,15 @@ TEXT = "".join(text for text, _ in PARTS)
 
 def report(**changes: Any) -> RiskReport:
     return RiskReport.of(generation(*PARTS)).with_values(**{"threshold": 0.5, **changes})
+
+
+@pytest.mark.parametrize("wrong", ["0.5", "high", 10**400, [1], {}, True])
+@pytest.mark.parametrize("name", ["max_risk", "threshold", "claims"])
+def test_a_number_of_another_type_is_refused(name: str, wrong: object) -> None:
+    wire = report().to_dict()
+    value = [{**wire["claims"][0], "risk": wrong}] if name == "claims" else wrong
+    with pytest.raises(DataError, match=r"valid|large"):
+        RiskReport.from_wire({**wire, name: value})
 
 
 def test_a_compact_report_keeps_them_small() -> None:

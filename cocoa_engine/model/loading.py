@@ -398,7 +398,7 @@ def _clear_errors(what: str, name: str) -> Iterator[None]:
 
 
 def _load_error(what: str, name: str, error: BaseException) -> CocoaError:
-    message = str(error)
+    message = f"{error} is missing" if isinstance(error, KeyError) else str(error)
     if isinstance(error, TypeError) and "unexpected keyword argument" in message:
         option = message.rsplit(" ", 1)[-1]
         return ConfigError(f"unknown option {option}: this loader, the config and the {what} of {name} do not have it")

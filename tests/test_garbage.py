@@ -44,6 +44,28 @@ def test_one_that_is_off_stays_off() -> None:
     assert not gc.isenabled()
 
 
+PROGRAM = """
+import gc
+from cocoa_engine.garbage import collector_paused
+frozen = {frozen}
+if frozen:
+    gc.freeze()
+before = gc.get_freeze_count()
+gc.collect()
+with collector_paused():
+    made = [[] for _ in range(20_000)]
+old = {{id(each) for each in gc.get_objects(generation=2)}}
+assert (gc.get_freeze_count() == before) and (before > 0) == frozen, (before, gc.get_freeze_count())
+if not frozen and sys.version_info < (3, 14):
+    assert all(id(each) in old for each in made)
+"""
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_what_was_made_counts_as_old_and_what_was_frozen_stays_so(frozen: bool) -> None:
+    subprocess.run([sys.executable, "-c", "import sys" + PROGRAM.format(frozen=frozen)], check=True, timeout=LIMIT)
+
+
 def test_commands_collect_seldom() -> None:
     program = "import gc, sys; sys.argv = ['cocoa', '--version']\nfrom cocoa_engine.cli import main\n"
     program += "try:\n    main()\nfinally:\n    print(gc.get_threshold())"

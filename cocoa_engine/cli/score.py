@@ -95,14 +95,19 @@ def scored_row(engine: CocoaEngine, number: int, line: str, config: CocoaConfig)
     """A row with its risk or its error as a JSON line, and whether it has an error."""
     values: dict[str, Any] = {}
     try:
-        row = Row.model_validate(json.loads(line))
-        values = json.loads(line)
+        if not isinstance(given := json.loads(line), dict):
+            raise DataError("it is not a JSON object")
+        row = Row.model_validate(given)
+        values = given
         source = None if row.source is None else [row.source]
         scored = engine.score(row.prompt, row.text, config=config, divide=divides(config), source=source)
         return _line({**values, "risk": risk_of_row(scored)}), False
     except (CocoaError, ValueError, RecursionError) as error:
-        kept = {} if isinstance(error, RecursionError) else values
-        return _line({**kept, "error": f"row {number}: {error}"}), True
+        message = f"row {number}: {error}"
+    try:
+        return _line({**values, "error": message}), True
+    except RecursionError:  # its other values are nested too deeply to be written
+        return _line({"error": message}), True
 
 
 @contextmanager

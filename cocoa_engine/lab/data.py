@@ -95,7 +95,7 @@ def read_truthfulqa(path: Path) -> list[LabelledText]:
         DataError: a column is missing, or a question or its answers are empty.
     """
     records = []
-    (file,) = _files(path, "TruthfulQA.csv")
+    file = path / "TruthfulQA.csv" if path.is_dir() else path
     for number, (where, value) in enumerate(read_csv(file)):
         row = parsed(_TruthfulQA, value, where)
         question = row.question.strip()
@@ -210,7 +210,7 @@ SEARCH_LIMIT = 10**8
 
 class _Error(RowModel):
     error_class: str
-    error_span: str = ""
+    error_span: str | None = None
 
 
 class _Sentence(RowModel):
@@ -245,7 +245,7 @@ def read_diasumfact(path: Path) -> list[LabelledText]:
             in longer sentences than can be searched.
     """
     records = []
-    (file,) = _files(path, "annotations.json")
+    file = path / "annotations.json" if path.is_dir() else path
     for name, dialogue in parsed(_Dialogues, read_json(file), str(file)).root.items():
         lines, query = "\n".join(dialogue.utterances), dialogue.query.strip()
         task = f"Summarise what the dialogue says to this question: {query}" if query else "Summarise the dialogue."
@@ -287,6 +287,8 @@ def _errors(summary: _Summary, where: str) -> list[LabelledSpan]:
             searched += len(sentence)
             if searched > SEARCH_LIMIT:
                 raise DataError(f"{where}, sentence {number} is too long for its number of errors.")
+            if error.error_span is None:
+                raise DataError(f"{where}, sentence {number}: an error has no error_span.")
             part = error.error_span.strip()
             offset = sentence.find(part) if part else -1
             ends = (start, after) if offset < 0 else (start + offset, start + offset + len(part))

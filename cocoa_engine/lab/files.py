@@ -121,6 +121,8 @@ def read_csv(path: Path) -> Iterator[Row]:
     """
     rows = csv.DictReader(io.StringIO(read_text(path), newline=""), restkey=_MORE, strict=True)
     try:
+        while rows.fieldnames == []:  # empty lines before the header
+            rows.fieldnames = None
         for row in rows:
             where = f"{path}, line {rows.line_num}"
             if _MORE in row or None in row.values():

@@ -253,8 +253,9 @@ class LabelledFeatures:
         return self.features[:, [list(self.names).index(name) for name in names]]
 
     def times(self, repeats: int) -> LabelledFeatures:
-        """The whole sequence of items, ``repeats`` times."""
-        return self.only(np.tile(np.arange(len(self.labels)), repeats))
+        """The whole sequence of items, ``repeats`` times, without their states, which may be large."""
+        features, labels = np.tile(self.features, (repeats, 1)), np.tile(self.labels, repeats)
+        return LabelledFeatures(self.names, features, labels, self.groups * repeats)
 
     @staticmethod
     def pooled(sets: Sequence[LabelledFeatures]) -> LabelledFeatures:

@@ -46,8 +46,10 @@ def draw(record: Record, items: Mapping[Level, Items], config: CocoaConfig, fold
     need("matplotlib", extra="risk", what="drawing")
     files = []
     for level, found in record["levels"].items():
-        figures = [_ranking(level, found["ranking"]), _scores(items[level], config)]
-        for name, figure in zip(plot_names(level), figures, strict=False):
+        names, figures = plot_names(level), [_ranking(level, found["ranking"])]
+        if len(names) > 1:
+            figures.append(_scores(items[level], config))
+        for name, figure in zip(names, figures, strict=True):
             files.append(folder / name)
             with draft_of(files[-1]) as draft:
                 figure.savefig(draft, format="svg")

@@ -139,6 +139,8 @@ def read_own_prompts(path: str | Path) -> list[OwnPrompt]:
 
 def _read(line: _Line, where: str) -> OwnPrompt:
     if line.spans is not None:
+        if line.text is None and line.answer is None:
+            raise DataError(f"{where}: the spans of an answer need its text.")
         text = line.text if line.text is not None else " ".join(line.answer or ())
         known = line.answers or line.references or (line.answer if line.text is not None else None)
         asked = OwnPrompt("", tuple(known or ()))

@@ -322,7 +322,7 @@ def _measure_code(sample: Sample, answer: str, *, confirm_run_unsafe_code: bool 
 
 class _GSM8K(_Row):
     references: Annotated[list[Annotated[Text, Field(pattern=r"\d")]], BeforeValidator(_texts)] = Field(
-        validation_alias="answer"
+        validation_alias="answer", min_length=1
     )
 
     def prompt(self) -> str:

@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, DataError
-from cocoa_engine.cli.labelled import read_documents
+from cocoa_engine.cli.calibrate import read_documents
 from cocoa_engine.cli.score import score_rows
 from cocoa_engine.lab.cache import AnswerCache, CacheFolder
 from cocoa_engine.lab.data import read_labelled

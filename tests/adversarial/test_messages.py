@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +29,8 @@ def test_any_text_in_a_message(texts: list[str]) -> None:
 
 
 def test_the_end_of_a_long_message_stays() -> None:
-    message = str(DataError("\u202e" * 5000 + " is too long; shorten it"))
+    error = DataError("\u202e" * 5000 + " is too long; shorten it")
+    message = str(error)
+    assert str(pickle.loads(pickle.dumps(error))) == message
     assert message.startswith("<U+202E>")
     assert message.endswith("; shorten it")

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import Result
 
 from cocoa_engine import CocoaConfig, CocoaEngine, DataError
-from cocoa_engine.cli.score import risk_of_row, score_rows
+from cocoa_engine.cli.score import risk_of_row, score_rows, scored_row
 from cocoa_engine.rendering.wording import NOT_CALIBRATED
 from tests.helpers.made_up_answers import generation
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
@@ -54,11 +54,21 @@ def test_rows_keep_what_they_have_and_their_errors(tiny: CocoaEngine, tmp_path: 
     assert without["max_risk"] > 0
     assert first["risk"]["sentences"][0]["end"] == len(" ghi jkl mno.")
     for number, (row, message) in enumerate(
-        zip(rows[1:], ("empty", "text: ", "dictionary", "not in it", ""), strict=True), start=2
+        zip(rows[1:], ("empty", "text: ", "not a JSON object", "not in it", ""), strict=True), start=2
     ):
         assert row["error"].startswith(f"row {number}: ")
         assert message in row["error"]
         assert "risk" not in row
+
+
+def test_a_row_that_is_nested_too_deeply_keeps_its_error_only(tiny: CocoaEngine) -> None:
+    lines = {}
+    for depth in range(800, 1000):
+        row = f'{{"prompt": "p", "text": "", "deep": {"[" * depth}{"]" * depth}}}'
+        lines[depth], has_error = scored_row(tiny, 1, row, CocoaConfig())
+        assert has_error
+    kept = {"deep" in json.loads(line) for line in lines.values()}
+    assert kept == {True, False}
 
 
 @pytest.mark.parametrize("method", ["dola", "diver"])

@@ -209,6 +209,7 @@ def test_suggested_thresholds_stop_at_most_their_share() -> None:
         ('{"prompt": " "}', "empty"),
         ('{"prompt": "a", "answer": 3}', "answer: "),
         ('{"text": "a", "spans": [{}]}', "spans.0.risk: Field required"),
+        ('{"spans": [{"risk": 0.5}], "answers": ["a"]}', "line 1: the spans of an answer need its text"),
         ('{"text": "a", "spans": [{"risk": "high"}]}', "spans.0.risk.*high"),
         (f'{{"text": "a", "spans": [{{"risk": {10**400}}}]}}', "spans.0.risk"),
         ('{"text": "a", "spans": [], "threshold": "NaN"}', "threshold.*finite"),

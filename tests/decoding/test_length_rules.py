@@ -92,6 +92,32 @@ def test_only_greedy_decoding_ends_an_answer(architecture: str) -> None:
     assert by_sum
 
 
+def test_an_excluded_candidate_is_not_sampled_either() -> None:
+    settings: dict[str, Any] = {
+        "max_new_tokens": 3,
+        "span_boundary": "fixed",
+        "max_span_tokens": 3,
+        "temperature": 100.0,
+    }
+    found = {}
+    for rule in ("sum", "greedy_end"):
+        found[rule] = {
+            tuple(
+                tiny()
+                .generate(
+                    prompt(0),
+                    span_log_prob=rule,
+                    seed=seed,
+                    logits_processor=EndsAtOnce(len(prompt(0))),
+                    **settings,
+                )
+                .token_ids[:1]
+            )
+            for seed in range(12)
+        }
+    assert found == {"sum": {(40,), (EOS,)}, "greedy_end": {(40,)}}
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_candidates_report_log_p_by_the_rule(rule: SpanLogProb) -> None:
     """In a decode, and where they are grown on a given text."""

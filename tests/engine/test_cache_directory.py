@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -81,6 +82,15 @@ def test_every_folder_on_the_way_counts(tmp_path: Path, level: int, mode: int) -
     way[level].chmod(mode)
     assert is_private(file) == (mode == 0o1777)
     assert is_private(way[-1]) == (mode == 0o1777 and level != 4)  # there, others can add files
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o664, 0o646])
+def test_a_file_that_others_can_write_to_is_not_private(tmp_path: Path, mode: int) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    file.chmod(mode)
+    assert not is_private(file)
+    assert not is_private(tmp_path, file)
 
 
 @as_root
@@ -238,6 +248,29 @@ def test_models_load_whatever_the_cache_directory_is(
     is_elsewhere = spoil is _belongs_to_nobody
     assert (file.parent / f"cocoa-engine-{os.geteuid()}" / "gguf").exists() == is_elsewhere
     assert ("is not kept, and is made again at each start" in caplog.text) == (not is_elsewhere)
+
+
+@pytest.mark.slow
+@as_root
+def test_another_user_loads_below_an_open_folder_of_root(cache: Path, file: Path) -> None:
+    """As in a container whose volume has the mode 0777: for the other user, nothing there is theirs to close."""
+    _above_is_open(cache)
+    cache.mkdir()
+    cache.chmod(0o777)
+    script = f"""
+import os, tempfile
+from pathlib import Path
+from cocoa_engine.model.loading import load_pretrained
+folder = Path(tempfile.mkdtemp())
+os.chown(folder, 12345, 12345)
+(folder / "tiny.gguf").write_bytes(Path({str(file)!r}).read_bytes())
+load_pretrained(folder / "tiny.gguf")  # the files of libraries may be readable by root alone
+os.setgid(12345)
+os.setuid(12345)
+assert load_pretrained(folder / "tiny.gguf")[1].encode("hello")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
 
 
 # --- a full disk

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,16 +12,17 @@ import pytest
 from cocoa_engine import Cancellation, CocoaEngine, PromptError, RequestCancelledError, Runtime
 from cocoa_engine.cancellation import interruptible
 from cocoa_engine.execution import scheduler as scheduler_file
+from cocoa_engine.execution.backends import shared_cache
 from cocoa_engine.execution.forward import attention
 from cocoa_engine.execution.forward.base import Segment
 from tests.helpers.alike import answers, assert_alike, assert_all_alike
 from tests.helpers.backends import made
-from tests.helpers.engines import engine_of, prompt
+from tests.helpers.engines import endless, engine_of, prompt
 from tests.helpers.forward_passes import record
 from tests.helpers.hooks import hook_count
 from tests.helpers.in_threads import join, start, wait_until
 from tests.helpers.inside import assert_idle, calls_waiting, use_backend
-from tests.helpers.processors import Held
+from tests.helpers.processors import Asks, Held, Meets
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 Ask = Callable[..., Any]
@@ -58,6 +59,24 @@ def test_a_waiting_call_leaves_the_queue_and_its_place_in_it_is_free(call: Ask) 
     assert_idle(engine)
 
 
+def test_those_behind_a_cancelled_call_keep_their_order() -> None:
+    engine = engine_of(tiny_model("llama"), max_batch_size=1)
+    held, order, threads = Held(engine), [], []
+    cancellations = [Cancellation() for _ in range(5)]
+    for number, cancellation in enumerate(cancellations):
+        note = Asks(lambda _, number=number: order.append(number))
+        call = partial(engine.generate, prompt(1), max_new_tokens=1, logits_processor=note, cancellation=cancellation)
+        threads.append(start(call))
+        wait_until(lambda number=number: calls_waiting(engine) == number + 1)
+    for number in (0, 3):
+        cancellations[number].cancel()
+    wait_until(lambda: calls_waiting(engine) == 3)
+    held.let_go()
+    join(threads)
+    assert list(dict.fromkeys(order)) == [1, 2, 4]
+    assert_idle(engine)
+
+
 def test_a_call_that_is_cancelled_as_it_is_given_a_place_hands_it_on() -> None:
     scheduler, cancellation = scheduler_file.Scheduler(1, 10), Cancellation()
     scheduler.enter()
@@ -85,6 +104,45 @@ def test_what_is_cancelled_before_it_begins_does_no_work(call: Ask) -> None:
     with pytest.raises(RequestCancelledError):
         call(engine, prompt(0), cancellation=cancellation)
     assert passes == []
+    assert_idle(engine)
+
+
+@pytest.mark.slow
+@each_call
+@pytest.mark.parametrize("alone", [True, False])
+def test_the_rest_of_a_long_prompt_is_not_read(call: Ask, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_cache, "PREFILL_CHUNK", 16)
+    engine, cancellation = endless(), Cancellation()
+    engine.session.scheduler.prefill_chunk = 8
+    long = prompt(2, 400)
+    expected = engine.generate(prompt(1), max_new_tokens=60)
+    pieces: list[int] = []
+
+    def count(segments: Sequence[Segment], is_prompt: bool) -> None:
+        if is_prompt and segments[0].width in (8, 16):
+            pieces.append(segments[0].width)
+            if len(pieces) == 3:
+                cancellation.cancel()
+
+    outcome: list[Any] = []
+    if alone:
+        record(engine, count)
+        with pytest.raises(RequestCancelledError):
+            call(engine, long, cancellation=cancellation, max_new_tokens=4)
+    else:
+        joined: list[threading.Thread] = []
+
+        def at(tokens: int) -> bool:
+            if tokens == 5:
+                joined.append(start(partial(call, engine, long, cancellation=cancellation), outcome))
+            return False
+
+        record(engine, count)
+        answer = engine.generate(prompt(1), max_new_tokens=60, stopping_criteria=Meets(at))
+        join(joined)
+        assert_alike(answer, expected)
+        assert [type(each) for each in outcome] == [RequestCancelledError]
+    assert len(pieces) == 3
     assert_idle(engine)
 
 

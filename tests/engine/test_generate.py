@@ -232,6 +232,16 @@ def test_a_model_in_training_mode_is_decoded_without_dropout(engine: CocoaEngine
     assert [module.training for module in model.modules()] == flags
 
 
+def test_nor_with_dropout_where_a_pass_works_on_the_weights_alone() -> None:
+    model = tiny_model("llama", attention_dropout=0.5)
+    tiny = CocoaEngine(model, tiny_tokenizer())
+    assert tiny.info().forward == "lean"
+    expected = tiny.generate("abc", max_new_tokens=12)
+    model.train()
+    assert tiny.generate("abc", max_new_tokens=12) == expected
+    assert all(module.training for module in model.modules())
+
+
 def test_the_tokenizer_is_left_as_it_was(engine: CocoaEngine) -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.backend_tokenizer.enable_truncation(3)

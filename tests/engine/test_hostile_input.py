@@ -8,6 +8,7 @@ import json
 import re
 import signal
 import struct
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -19,6 +20,11 @@ from unittest.mock import Mock
 import pytest
 import torch
 import typer
+from rich.console import Group
+from rich.control import Control
+from rich.markdown import Markdown
+from rich.table import Table
+from rich.text import Text
 from transformers import AutoConfig, GenerationConfig
 
 import cocoa_engine
@@ -43,7 +49,7 @@ from cocoa_engine import (
     UnsupportedModelError,
 )
 from cocoa_engine.arguments import SettingsModel
-from cocoa_engine.cli.output import SafeConsole, describe_error, progress_console
+from cocoa_engine.cli.output import SafeConsole, describe_error, print_json, progress_console
 from cocoa_engine.decoding import matchers
 from cocoa_engine.decoding.grammar import GrammarProcessor, regex_grammar
 from cocoa_engine.errors import ForeignError, safe_cause
@@ -185,6 +191,15 @@ def test_a_generation_config_whose_fault_shows_late(tiny: CocoaEngine) -> None:
     assert message.startswith("exponential_decay_length_penalty of the generation config cannot be used")
 
 
+def test_errors_of_a_user_s_processor_are_the_user_s(tiny: CocoaEngine) -> None:
+    def broken(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        raise LookupError("the user's")
+
+    config = generation_config("repetition_penalty", 1.5)
+    with pytest.raises(LookupError, match="the user's"):
+        tiny.generate([5], generation_config=config, logits_processor=broken)
+
+
 @pytest.mark.parametrize("token_id", ["x", 2.5, [None]])
 def test_a_grammar_and_an_end_token_that_is_none(token_id: Any) -> None:
     pytest.importorskip("llguidance")
@@ -280,6 +295,11 @@ def test_a_nul_character_in_a_path(tiny: CocoaEngine, tmp_path: Path) -> None:
 
 def test_a_calibrator_is_not_saved_as_a_folder(tmp_path: Path) -> None:
     assert "cannot be written" in message_of(ConfigError, lambda: fitted().save(tmp_path))
+
+
+def test_a_calibrator_with_a_lone_surrogate_is_not_saved(tmp_path: Path) -> None:
+    message_of(ConfigError, lambda: fitted(model_name="\ud800").save(tmp_path / "c.json")).encode()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -443,6 +463,43 @@ def test_a_compressed_file_may_not_inflate_without_limit(tmp_path: Path, monkeyp
     message_of(DataError, lambda: files.read_text(file))
 
 
+@pytest.mark.parametrize("repeated", [False, True])
+def test_a_parquet_file_may_not_inflate_without_limit(
+    repeated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages are compressed, and a repeated value is stored once."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    text = ["a" * 2**15] * 96 if repeated else ["a" * 3 * 2**20]
+    file = tmp_path / "bomb.parquet"
+    parquet.write_table(pyarrow.table({"text": text}), file, compression="zstd", use_dictionary=repeated)
+    assert file.stat().st_size < 2**17
+    monkeypatch.setattr(files, "INFLATED_LIMIT", 2**20)
+    message = message_of(DataError, lambda: list(files.read_parquet(file)))
+    assert message.startswith(f"{file} is larger than 1 MiB")
+    monkeypatch.setattr(files, "INFLATED_LIMIT", 2**22)
+    assert [row["text"] for _, row in files.read_parquet(file)] == text
+
+
+def repeated(shape: str) -> Any:
+    """A column with a thousand texts of 1 MiB, which is in memory once or a few times."""
+    import pyarrow
+
+    value, count = "a" * 2**20, 1000
+    if shape == "json":  # has no dictionaries in memory
+        few = pyarrow.ExtensionArray.from_storage(pyarrow.json_(), pyarrow.array([f'"{value}"'] * 4))
+        return pyarrow.chunked_array([few] * (count // 4))
+    text = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * count, pyarrow.int32()), pyarrow.array([value]))
+    if shape == "struct":
+        return pyarrow.StructArray.from_arrays([text], ["text"])
+    if shape == "list":  # of one row
+        return pyarrow.ListArray.from_arrays([0, count], text)
+    if shape == "map":
+        return pyarrow.MapArray.from_arrays([0, count], pyarrow.array([str(n) for n in range(count)]), text)
+    return text
+
+
 def varint(number: int, length: int = 1) -> bytes:
     """A number of 0 or more as the metadata has it, in at least ``length`` bytes."""
     digits, rest = [], 2 * number
@@ -464,17 +521,13 @@ def with_false_sizes(data: bytes) -> bytes:
     return data[:start] + footer
 
 
-@pytest.mark.parametrize("in_a_list", [False, True])
-def test_a_parquet_file_with_false_sizes(in_a_list: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shape", ["text", "struct", "list", "map", "json"])
+def test_a_parquet_file_with_false_sizes(shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A text of 1 MiB, a thousand times, in a file of a few kilobytes. It is refused before the memory is used."""
     parquet = pytest.importorskip("pyarrow.parquet")
     import pyarrow
 
-    count = 1000
-    column = pyarrow.DictionaryArray.from_arrays(
-        pyarrow.array([0] * count, pyarrow.int32()), pyarrow.array(["a" * 2**20])
-    )
-    table = pyarrow.table({"column": pyarrow.ListArray.from_arrays([0, count], column) if in_a_list else column})
+    table = pyarrow.table({"column": repeated(shape)})
     written, file = io.BytesIO(), tmp_path / "bomb.parquet"
     options = {"compression": "zstd", "write_statistics": False, "dictionary_pagesize_limit": 2**30}
     parquet.write_table(table, written, store_schema=False, **options)
@@ -566,6 +619,16 @@ def test_labelled_parts_are_limited() -> None:
     assert "may have 10000" in message_of(DataError, lambda: checked([with_parts(10_001)], "f"))
 
 
+def test_labelled_parts_take_linear_time() -> None:
+    record = with_parts(20_000)
+    start = time.process_time()
+    assert record.hallucinated_at(0, 40_002) == [True, False] * 20_000 + [False] * 2
+    assert [record.hallucinated_at(at, at + 2) for at in range(0, 40_000, 2)] == [[True, False]] * 20_000
+    assert time.process_time() - start < 1.5
+    overlapping = LabelledText("1", "p", "abcdef", "p", True, (LabelledSpan(0, 4), LabelledSpan(1, 2)), "p")
+    assert overlapping.hallucinated_at(1, 6) == [True] * 3 + [False] * 2
+
+
 def refuse_to_build_configs(monkeypatch: pytest.MonkeyPatch) -> None:
     def build(*_: object, **__: object) -> Any:
         pytest.fail("a config is built")
@@ -589,6 +652,18 @@ def test_more_layers_than_any_model_has(
     refuse_to_build_configs(monkeypatch)
     message = message_of(CocoaError, lambda: load_pretrained(str(tmp_path)))
     assert read_context_window(tmp_path) is None
+    assert f"{field} must be a whole number of at most 1000" in message
+
+
+@pytest.mark.parametrize("field", ["num_hidden_layers", "n_layer"])
+def test_more_layers_than_any_model_has_deep_in_a_config(
+    field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner: Any = {"text_config": [{field: 10**9}]}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_omni", "thinker_config": inner}))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    refuse_to_build_configs(monkeypatch)
+    message = message_of(CocoaError, lambda: load_pretrained(str(tmp_path)))
     assert f"{field} must be a whole number of at most 1000" in message
 
 
@@ -628,6 +703,31 @@ def test_an_argument_of_a_log_makes_no_line_of_its_own(caplog: pytest.LogCapture
     assert "␛[31m" in message
     assert len(message) < 1000
     assert not any(character in message for character in ESCAPE if not character.isprintable())
+
+
+@pytest.mark.parametrize("color_system", [None, "standard"])
+def test_control_characters_in_output_of_commands(color_system: Any) -> None:
+    table = Table(ESCAPE, title=ESCAPE)
+    table.add_row(Text(ESCAPE, "red"))
+    file = io.StringIO()
+    console = SafeConsole(file=file, color_system=color_system, force_terminal=True, highlight=False)
+    console.print(ESCAPE, table, Markdown(ESCAPE), Group(Text(ESCAPE)), Control.bell())
+    printed = file.getvalue()
+    assert printed.count("␛[31m\ufffd") == 6
+    assert printed.endswith("\x07")  # the console's own
+    styles = r"\x1b\[[0-9;]*m" if color_system else r"\n"
+    assert all(character.isprintable() for character in re.sub(styles, "", printed[:-1]) if character != "\n")
+    assert ("\x1b[31m␛[31m" in printed) == bool(color_system)
+
+
+def test_control_characters_in_json_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    value = {"text\x85": [f"{ESCAPE}\x7f\x80\x9f\u061c\u200e\u200f\u202a\u2066\u2069", "é\u200d\U0001f600\\u009b"]}
+    print_json(json.dumps(value, ensure_ascii=False))
+    printed = capsys.readouterr().out.removesuffix("\n")
+    assert json.loads(printed) == value
+    assert all(character.isprintable() or character == "\u200d" for character in printed)
+    assert r"\u001b[31m\u009b2J\u202e" in printed
+    assert "é\u200d\U0001f600" in printed
 
 
 def modules_with(pattern: str) -> set[str]:

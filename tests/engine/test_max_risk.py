@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import warnings
 from itertools import accumulate
@@ -10,8 +11,12 @@ from statistics import median
 from typing import Any
 
 import pytest
+from langchain_core.messages import AIMessageChunk
+from llama_index.core.llms import ChatMessage
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation, Runtime, Span
+from cocoa_integrations.langchain import ChatCocoa, get_risk
+from cocoa_integrations.llama_index import CocoaLLM
 from tests.helpers.alike import assert_alike, near
 from tests.helpers.engines import endless
 from tests.helpers.forward_passes import Pass, record
@@ -148,3 +153,32 @@ def test_a_scored_text_is_marked(engine: CocoaEngine) -> None:
     (span,) = engine.score("The sky is", " blue.", max_risk=0.01).spans
     assert span.reaches_max_risk
     assert not engine.score("The sky is", " blue.").spans[0].reaches_max_risk
+
+
+def test_answers_streams_and_batches_of_the_adapters(engine: CocoaEngine) -> None:
+    question, short = "Who invented the telephone?", {"max_new_tokens": 12}
+    asked = [{"role": "user", "content": question}]
+    expected, full = engine.chat(asked, max_risk=0.1, **short), engine.chat(asked, **short)
+    assert_stopped_as(expected, full, 0.1)
+    assert len(expected.spans) < len(full.spans)
+    model, llm = ChatCocoa(engine=engine, **short), CocoaLLM(engine=engine, **short)
+    first, *more = model.stream(question, max_risk=0.1)
+    assert isinstance(first, AIMessageChunk)
+    for message in (
+        model.invoke(question, max_risk=0.1),
+        asyncio.run(ChatCocoa(engine=engine, max_risk=0.1, **short).ainvoke(question)),
+        *model.batch([question] * 2, max_risk=0.1),
+        sum(more, first),
+    ):
+        assert (message.text, message.response_metadata["finish_reason"]) == (expected.text, "risk")
+        assert get_risk(message).to_dict()["spans"][-1]["reaches_max_risk"] is True
+    messages = [ChatMessage(content=question)]
+    *_, last = llm.stream_chat(messages, max_risk=0.1)
+    for answer in (
+        llm.chat(messages, max_risk=0.1),
+        asyncio.run(CocoaLLM(engine=engine, max_risk=0.1, **short).achat(messages)),
+        last,
+    ):
+        assert (answer.message.content, answer.raw["finish_reason"]) == (expected.text, "risk")
+        assert answer.raw["cocoa_risk"]["spans"][-1]["reaches_max_risk"] is True
+    assert model.invoke(question).response_metadata["finish_reason"] == "length"

@@ -27,6 +27,7 @@ from cocoa_engine.execution.scheduler import Scheduler, Work
 from tests.helpers.alike import answers, assert_alike, assert_all_alike
 from tests.helpers.engines import endless, engine_of, prompt
 from tests.helpers.forward_passes import record, steps
+from tests.helpers.hooks import hook_count
 from tests.helpers.in_threads import join, start, together, wait_until
 from tests.helpers.inside import assert_idle, backend_inside, calls_waiting, open_sequences, sequences_running
 from tests.helpers.processors import Asks, Held, Meets
@@ -358,6 +359,28 @@ def test_an_interrupt_in_a_shared_pass_loses_no_work_of_others(in_prompt: bool) 
             assert_alike(answer, alone)
     assert_idle(engine)
     assert_all_alike(engine.generate_batch(prompts, max_new_tokens=14), expected)
+
+
+def test_an_interrupt_inside_of_the_model() -> None:
+    model = tiny_model("llama")
+    calls: list[int] = []
+
+    def interrupt(*_: Any) -> None:
+        calls.append(1)
+        if len(calls) == 9:
+            raise KeyboardInterrupt
+
+    hook = model.model.layers[3].register_forward_hook(interrupt)
+    engine = engine_of(model)
+    assert engine.info().forward == "modules"
+    del calls[:]
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate_batch([prompt(0), prompt(1)], max_new_tokens=14)
+    assert hook_count(model) == 1
+    assert_idle(engine)
+    again = engine.generate_batch([prompt(0), prompt(1)], max_new_tokens=14)
+    hook.remove()
+    assert_all_alike(again, engine_of(model).generate_batch([prompt(0), prompt(1)], max_new_tokens=14))
 
 
 def test_a_caller_that_is_interrupted_while_another_drives() -> None:

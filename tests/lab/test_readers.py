@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from cocoa_engine import DataError
-from cocoa_engine.cli.labelled import read_documents
-from cocoa_engine.cli.prompting import read_sources
+from cocoa_engine.cli.calibrate import read_documents
+from cocoa_engine.cli.prompting import read_source
 from cocoa_engine.lab import data
 from cocoa_engine.lab.data import LabelledText, read_labelled, sample
 from tests.helpers.labelled_files import DIASUMFACT, FAITHBENCH, MUSHROOM, OWN, TRUTHFULQA, XSUM, json_lines
@@ -168,6 +168,7 @@ def own(**changes: Any) -> str:
         ("a.jsonl", json.dumps({**MUSHROOM, "hard_labels": [[1]]}), "hard_labels.0.1: Field required"),
         ("batch_1.json", json.dumps(FAITHBENCH).replace('"A film of 2016, a good one."', "1"), "samples.0.summary: "),
         ("a.json", json.dumps(DIASUMFACT).replace("it was fifty euros.", "it was", 1), "sentence 0 is not in"),
+        ("a.json", json.dumps(DIASUMFACT).replace("error_span", "span"), "sentence .: an error has no error_span"),
         ("a.txt", "", "format of .* is not known; name one of truthfulqa"),
     ],
 )
@@ -183,13 +184,22 @@ def test_one_class_is_enough_where_labels_do_not_count(tmp_path: Path) -> None:
     assert records[1].text == "a \U0001f600 b"  # a whole surrogate pair is a character
 
 
+def test_empty_lines_of_a_table_are_skipped(tmp_path: Path) -> None:
+    plain, spaced = write(tmp_path / "a.csv", HEADER + ROW), write(tmp_path / "b.csv", f"\n\n{HEADER}\n{ROW}\n")
+    assert read_labelled(spaced) == read_labelled(plain)
+
+
 def test_bad_paths_and_formats(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
     with pytest.raises(DataError, match="no file or folder"):
         read_labelled(tmp_path / "nothing.csv")
     with pytest.raises(DataError, match="not known"):
         read_labelled(tmp_path)
     with pytest.raises(DataError, match="did you mean 'truthfulqa'"):
         read_labelled(write(tmp_path / "a.csv", TRUTHFULQA), "truthfulQA")
+    for format, file in (("truthfulqa", "TruthfulQA.csv"), ("diasumfact", "annotations.json")):
+        with pytest.raises(DataError, match=f"{file} cannot be read"):
+            read_labelled(tmp_path / "folder", format)
 
 
 def test_a_sample_keeps_the_answers_to_a_prompt_together() -> None:
@@ -206,5 +216,5 @@ def test_documents_and_passages_have_no_byte_order_mark(tmp_path: Path) -> None:
     plain, compressed = tmp_path / "a.txt", tmp_path / "b.txt.gz"
     plain.write_bytes(b"\xef\xbb\xbfone\r\ntwo\rthree\n")
     compressed.write_bytes(gzip.compress(plain.read_bytes()))
-    assert read_sources([plain, compressed]) == ["one\ntwo\nthree"] * 2
+    assert read_source(plain) == read_source(compressed) == "one\ntwo\nthree"
     assert read_documents(plain) == read_documents(compressed) == ["one\ntwo\nthree\n"]

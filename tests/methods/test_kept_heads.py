@@ -131,6 +131,21 @@ def test_no_reader_sees_half_a_file() -> None:
     assert not [*file.parent.glob("*.part")]
 
 
+def test_a_failed_write_leaves_the_old_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama")
+    file = keep(found_in(model), LanguageModel(model))
+    before = file.read_text()
+
+    def refuse(*_: Any) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("cocoa_engine.output_files.os.replace", refuse)
+    with pytest.raises(OSError, match="disk is full"):
+        keep(found_in(model, [0.1, 0.2]), LanguageModel(model))
+    assert file.read_text() == before
+    assert not [*file.parent.glob("*.part")]
+
+
 @given(st.lists(SHARES, min_size=2, max_size=30, unique=True))
 def test_each_quantile_has_its_level(knots: list[float]) -> None:
     known = sorted(knots)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from cocoa_engine.lab.heads import NEEDLES, Needle, find_retrieval_heads
 from cocoa_engine.methods.dola import early_layers
 from tests.helpers.alike import assert_alike, near
 from tests.helpers.backends import made
+from tests.helpers.in_threads import join, start
 from tests.helpers.inside import use_backend
 from tests.helpers.prompts import PROMPTS
 from tests.helpers.reference import FullForward, Reference, assert_same
@@ -277,6 +279,29 @@ def test_heads_are_the_same_however_the_model_is_run(
     assert expected.heads[0].score > 0.1
     by_head = {(head.layer, head.head): head.score for head in expected.heads}
     assert {(head.layer, head.head): head.score for head in found.heads} == near(by_head)
+
+
+@pytest.mark.slow
+def test_heads_are_found_while_others_use_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is left hooked onto the model, whoever ends first."""
+    monkeypatch.setattr(lab_heads, "NEEDLES", NEEDLES[:1])
+    monkeypatch.setattr(lab_heads, "RECALLED", -1.0)
+    model = tiny_model("llama", max_position_embeddings=4096)
+    usual = model.config._attn_implementation
+    engine = CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(prefix_cache_mb=0))
+    use_backend(engine, made(model, "copied_cache", "stock"))
+    ended = threading.Event()
+
+    def decode() -> None:
+        while not ended.is_set():
+            engine.generate([5, 6, 7], max_new_tokens=4)
+
+    threads = [start(decode) for _ in range(2)]
+    found = [find_retrieval_heads(engine, lengths=(16,), depths=(0.5,)) for _ in range(2)]
+    ended.set()
+    join(threads)
+    assert found[0] == found[1]
+    assert model.config._attn_implementation == usual
 
 
 def test_heads_of_an_attention_that_cannot_be_seen_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

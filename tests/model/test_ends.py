@@ -17,6 +17,7 @@ from cocoa_engine.errors import ConfigError
 from cocoa_engine.model.generation_config import eos_of_gguf, eos_token_ids, turn_end
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.tokenizer import Tokens
+from tests.conformance.tools import source_if_there
 from tests.helpers import small_gguf
 from tests.helpers.tiny_models import EOS, PAD, tiny_model, tiny_tokenizer
 
@@ -175,3 +176,57 @@ def test_a_file_whose_end_is_not_that_of_its_template(tmp_path: Path, kind: int,
             assert (answer.finish_reason, answer.token_ids) == ("eos", [*said, end])
             if not options:  # transformers reads the types of tokens by itself
                 assert answer.text == "he12"
+
+
+# The templates that llama.cpp tests with.
+
+ENDS = {
+    "<|im_end|>": "Bielik HuggingFaceTB Kimi-K2 LFM2 MiMo NVIDIA-Nemotron-3 NousResearch Qwen StepFun moonshotai "
+    "openbmb",
+    "<｜end▁of▁sentence｜>": "Spark deepseek-ai llama-cpp-deepseek",
+    "<|eot_id|>": "meetkai meta-llama",
+    "<eos>": "Mistral Ministral mistralai unsloth-mistral",
+    "<|end|>": "Apriel microsoft unsloth-Apriel",
+    "<|end_of_text|>": "ibm-granite",
+    "[e~[": "MiniMax-M2 MiniMax-M3",
+    "<end_of_sentence>": "MiniMax-M1",
+    "<|message_sep|>": "GigaChat",
+    "<turn|>": "google-gemma-4",
+    "<end_of_turn>": "google-gemma-2",
+    "</assistant>": "poolside",
+    "<|user|>": "GLM",  # what opens the next turn is all that ends one
+    "<|assistant_end|>": "Apertus",
+    "<seed:eos>": "ByteDance",
+    "<|END_TEXT|>": "Cohere2MoE",
+    "<|END_OF_TURN_TOKEN|>": "CohereForAI-c4ai-command-r-plus",
+    "<|END_RESPONSE|>": "CohereForAI-c4ai-command-r7b",
+    "<|end_of_msg|>": "Kimi-K3",
+    "<SPECIAL_12>": "NVIDIA-Nemotron-Nano",
+    "<sep>": "Reka",
+    "<|role_end|>": "inclusionai",
+    "<|eot|>": "muse",
+    "<|return|>": "openai",
+    "<｜hy_eos:opensource｜>": "tencent",
+    # text ends a turn; needs a list of functions; its <|end|> ends thoughts too
+    None: "llama-cpp-rwkv fireworks upstage",
+}
+OTHERS = "<|im_start|> <|begin_of_text|> <|start|> <|end|> <|channel|> <|message|> <|close|> <|open|> <|sep|> <|begin|>"
+OTHERS += " <|content|> <|start_of_role|> <|end_of_role|> <|assistant|> <think> </think> <|START_OF_TURN_TOKEN|>"
+
+
+@pytest.mark.slow
+def test_the_ends_of_llama_cpp_s_templates() -> None:
+    folder = source_if_there("llama-cpp-python") / "vendor/llama.cpp/models/templates"
+    marks = [AddedToken(mark, special=True, normalized=False) for mark in {*filter(None, ENDS), *OTHERS.split()}]
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens(marks, special_tokens=True)
+    tokens = Tokens(tokenizer)
+    found: dict[str, str | None] = {}
+    for file in sorted(folder.glob("*.jinja")):
+        tokens.settings.chat_template = file.read_text()
+        end = turn_end(tokens)
+        found[file.stem] = None if end is None else tokenizer.convert_ids_to_tokens(end)
+    stated = {prefix: end for end, prefixes in ENDS.items() for prefix in prefixes.split()}
+    expected = {name: stated[max((p for p in stated if name.startswith(p)), key=len)] for name in found}
+    assert len(found) > 60
+    assert found == expected

@@ -16,6 +16,7 @@ from cocoa_engine.errors import CocoaError, ModelLoadError, UnsupportedModelErro
 from cocoa_engine.model import gguf_metadata, gguf_model, gguf_tokenizer
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.loading import load_pretrained, load_tokenizer
+from tests.helpers.family_gguf import FAMILIES, write_family
 from tests.helpers.small_gguf import TOKENS, write
 
 IDS = torch.tensor([[5, 9, 200, 3, 17, 44, 8, 101]])
@@ -127,6 +128,43 @@ def test_each_setting_is_honoured_or_refused(tmp_path: Path, name: str, road: st
     else:
         assert "small.gguf" in error
         assert re.search(rf"llama\.{name}\b|has the shape|layers, not of|head_dim|key_length", error)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gemma2", "granite", "qwen3moe", "phi3"])
+@pytest.mark.parametrize(
+    "name", ["logit_scale", "attention.sliding_window", "attention.key_length", "rope.freq_base_swa"]
+)
+def test_settings_of_one_family_are_no_secret_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, name: str
+) -> None:
+    """Each is honoured where the family has it, and otherwise refused."""
+    architecture, settings, add = FAMILIES[family]
+    key, value = f"{gguf.MODEL_ARCH_NAMES[architecture]}.{name}", 3 if "." in name and "rope" not in name else 3.0
+
+    def more(writer: gguf.GGUFWriter, config: Any) -> None:
+        if add is not None:
+            add(writer, config)
+        writer.kv_data[0].pop(key, None)
+        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
+
+    def model(name: str) -> Any:
+        write_family(tmp_path / name, family, "F32")
+        return load_pretrained(tmp_path / name, keeps_blocks=lambda: True)[0]
+
+    error = None
+    with torch.no_grad():
+        plain = model("plain.gguf")(IDS).logits
+        monkeypatch.setitem(FAMILIES, family, (architecture, settings, more))
+        try:
+            honoured = not torch.allclose(model("small.gguf")(IDS).logits, plain, atol=1e-4)
+        except ModelLoadError as raised:
+            error = str(raised)
+    if error is None:
+        assert honoured
+    else:
+        assert "small.gguf" in error
+        assert key in error or "has the shape" in error
 
 
 DESCRIPTIONS: dict[str, Any] = {

@@ -98,7 +98,9 @@ def test_the_second_start_gives_the_same_answers_and_facts(tmp_path: Path, form:
     assert light.generation_config.to_dict() == whole.generation_config.to_dict()
 
 
-@pytest.mark.parametrize("mode", [nullcontext(), torch.inference_mode(), torch.device("meta")], ids=str)
+@pytest.mark.parametrize(
+    "mode", [nullcontext(), torch.inference_mode(), torch.device("meta")], ids=["plain", "inference", "meta"]
+)
 def test_the_whole_model_is_made_of_the_same_memory_when_it_is_asked_for(file: str, mode: Any) -> None:
     engine = started_again(file)
     expected, light = answer(engine), engine.session.model.model
@@ -121,6 +123,13 @@ def test_the_whole_model_is_made_of_the_same_memory_when_it_is_asked_for(file: s
     assert answer(engine, method="greedy") == answer(CocoaEngine(model, engine.tokenizer), method="greedy")
     model.config.max_position_embeddings = 64
     assert CocoaEngine(light, engine.tokenizer).context_window == 64  # type: ignore[arg-type]
+
+
+def test_a_plain_forward_pass_runs_the_whole_model(file: str) -> None:
+    model = started_again(file).session.model
+    with model.exclusive():
+        logits = model.forward(torch.tensor([[5, 6, 7]]), logits_to_keep=1).logits
+    torch.testing.assert_close(logits, model.whole()(torch.tensor([[5, 6, 7]])).logits[:, -1:])
 
 
 def test_hooks_on_the_model_of_one_engine_are_seen_by_another_on_the_same_weights(file: str) -> None:

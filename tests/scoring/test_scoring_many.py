@@ -104,6 +104,23 @@ def test_forms_in_which_texts_may_come() -> None:
     assert engine.score("the sea", ("is", "a"))[1].text == "a"
 
 
+def test_many_steps_hold_no_more_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots are used again: the cache is as large as the largest step needs."""
+    capacities: list[int] = []
+    original = SharedCache.open
+
+    def record(self: SharedCache, prompts: Any, reserve_tokens: int, capture: Any) -> Any:
+        capacities.append(reserve_tokens)
+        return original(self, prompts, reserve_tokens, capture)
+
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    engine.info()
+    monkeypatch.setattr(SharedCache, "open", record)
+    monkeypatch.setattr(SharedCache, "paths_per_step", 16)
+    engine.score(PROMPT, [[a, b] for a in range(3, 40) for b in range(3, 6)])
+    assert capacities == [16]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("bad", [True, False])
 def test_the_cache_is_freed(bad: bool, monkeypatch: pytest.MonkeyPatch) -> None:

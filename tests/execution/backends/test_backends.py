@@ -460,13 +460,19 @@ def test_rows_of_a_batch_may_end_in_any_order() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(dtype: torch.dtype) -> None:
-    model = tiny_model("llama").to(dtype)
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt2"])
+def test_half_precision(architecture: str, dtype: torch.dtype) -> None:
+    model = tiny_model(architecture).to(dtype)
     engine = CocoaEngine(model, tiny_tokenizer())
     assert engine.info().backend == "shared_cache"
     for out in (*engine.generate_batch(PROMPTS, max_new_tokens=16), engine.generate(PROMPTS[0], max_new_tokens=16)):
         assert out.text == "".join(span.text for span in out.spans)
-        assert all(0 <= span.f_mlds <= 2 for span in out.spans)
+        assert out.token_ids == [token for span in out.spans for token in span.token_ids]
+        for span in out.spans:
+            assert 0 <= span.f_mlds <= 2
+            assert 0 <= span.con_mlds <= 2
+            assert span.score <= span.log_prob <= 0
+    assert engine.model.dtype is dtype
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

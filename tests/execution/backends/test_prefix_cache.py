@@ -20,6 +20,7 @@ from tests.helpers.alike import assert_alike
 from tests.helpers.forward_passes import record
 from tests.helpers.in_threads import join, start
 from tests.helpers.inside import backend_inside, kept_prompts, open_sequences, prefixes_of, sequences_running
+from tests.helpers.prompts import chat
 from tests.helpers.tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
 
 
@@ -106,6 +107,28 @@ def test_scored_texts_share_the_prompt_with_generations() -> None:
     for one, other in zip(engine.score(PROMPTS[0], texts), without.score(PROMPTS[0], texts), strict=True):
         assert_alike(one, other)
     assert widths == [len(SYSTEM), 5, 1]
+
+
+def test_off() -> None:
+    engine = engine_of(tiny_model("llama"), 0)
+    widths = fed(engine)
+    for answer in (*engine.generate_batch(PROMPTS[:2], **SETTINGS), engine.generate(PROMPTS[0], **SETTINGS)):
+        assert answer.usage.cached_tokens == 0
+    assert widths == [len(PROMPTS[0]), len(PROMPTS[1]), len(PROMPTS[0])]
+    assert prefixes_of(engine).nbytes == 0
+
+
+def test_the_real_model_on_a_shared_system_prompt(float32_engine: CocoaEngine) -> None:
+    system = "You answer questions about the sea in one short sentence. " * 8
+    prompts = [chat(question, system=system) for question in ("Is it salty?", "How deep is it?", "Who lives there?")]
+    cached = CocoaEngine(float32_engine.model, float32_engine.tokenizer)
+    without = CocoaEngine(float32_engine.model, float32_engine.tokenizer, runtime=Runtime(prefix_cache_mb=0))
+    settings: dict[str, Any] = {"max_new_tokens": 6, "max_candidates": 3, "max_span_tokens": 4}
+    answers = [cached.generate(prompts[0], **settings), *cached.generate_batch(prompts[1:], **settings)]
+    for answer, prompt in zip(answers, prompts, strict=True):
+        assert_alike(answer, without.generate(prompt, **settings))
+    assert answers[0].usage.cached_tokens == 0
+    assert all(answer.usage.cached_tokens > 90 for answer in answers[1:])
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])

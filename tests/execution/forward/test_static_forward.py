@@ -314,6 +314,19 @@ def test_made_and_used_under_inference_mode() -> None:
     close_to(output.logits[0], plain(model, [*PROMPTS[0], 11, 12]))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    model = tiny_model("llama").to(dtype)
+    outputs = []
+    for kind in ("static_lean", "lean"):
+        backend = backend_of(model, kind)
+        tree = opened(backend, PROMPTS[0])
+        outputs.append(backend.step([(tree, [(10,), (11,)])])[0])
+    assert outputs[0].logits.dtype == outputs[0].hidden.dtype == torch.float32
+    for actual, expected in zip(*(output[:2] for output in outputs), strict=True):
+        assert float((actual - expected).abs().max()) < 0.05 * float(expected.std())
+
+
 class Operators(TorchDispatchMode):
     """Notes the operators that run inside."""
 

@@ -369,6 +369,17 @@ def test_without_kernels_torch_does_the_work(
 
 
 @needs_kernels
+def test_a_compiler_may_say_anything(
+    anew: Path, compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrapper = tmp_path / "my compiler"
+    wrapper.write_text(f'#!/bin/sh\nprintf "\\351\\377" >&2\nexec "{compiler}" "$@"\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("CXX", str(wrapper))
+    assert trial.obstacle() is None
+
+
+@needs_kernels
 @pytest.mark.parametrize(
     ("asked", "dtype", "free", "linear_backend"),
     [

@@ -71,6 +71,11 @@ def test_linear_layers(
     torch.testing.assert_close(found, torch.cat(exact, dim=1).float(), atol=1e-4, rtol=1e-4)
 
 
+def test_an_input_seen_from_the_side_is_multiplied_as_any_other() -> None:
+    weight, x = torch.randn(24, 40), torch.randn(40, 5).t()
+    torch.testing.assert_close(operators.Linears([weight], [None])(x), F.linear(x, weight), atol=1e-4, rtol=1e-4)
+
+
 def test_inputs_may_be_rounded_to_bfloat16() -> None:
     """Where the processor multiplies bfloat16 by bfloat16; then for few rows and for many alike."""
     weight, x = torch.randn(71, 100).bfloat16(), torch.randn(600, 100)

@@ -152,6 +152,7 @@ HEADER = "Question,Best Answer,Correct Answers,Incorrect Answers\n"
         ("nq", _text("a.jsonl", '{"question": "q", "answers": ["a", ""]}'), "answers.1: "),
         ("nq", _text("a.jsonl", f"{_NQ}\n{_NQ}\n"), r"line 2: the id '1' .*line 1"),
         ("gsm8k", _text("a.jsonl", '{"question": "q", "answer": "none"}'), "line 1: answer"),
+        ("gsm8k", _text("a.jsonl", '{"question": "q", "answer": []}'), "line 1: answer"),
         ("samsum", _text("a.json", f"[{_ONE}, " + _ONE.replace('"y"', '"\\ude00!"') + "]"), r"'\\ude00'"),
         ("mbpp", _text("a.json", f'[{{{_MBPP}, "test_imports": 5}}]'), "record 0: test_imports: "),
         ("truthfulqa_mc", _text("a.csv", "Question,Best Answer\nq,a\n"), "Correct Answers: Field required"),

@@ -26,7 +26,7 @@ TARGETS = {
     "cocoa_engine/arguments.py": ["test_settings"],
     "cocoa_engine/cache_directory.py": ["test_broken_files_of_the_cache_are_as_good_as_none"],
     "cocoa_engine/risk/calibrator.py": ["test_calibrators"],
-    "cocoa_engine/cli/labelled.py": ["test_questions_prompts_and_documents"],
+    "cocoa_engine/cli/calibrate.py": ["test_questions_prompts_and_documents"],
     "cocoa_engine/cli/prompting.py": ["test_questions_prompts_and_documents"],
     "cocoa_engine/cli/score.py": ["test_rows_to_score"],
     "cocoa_engine/lab/files.py": ["test_labelled_data", "test_compressed_data", "test_parquet"],

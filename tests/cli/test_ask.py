@@ -141,6 +141,7 @@ def test_loading_options_reach_the_loader(
     result = cocoa(
         *("ask", QUESTION, *SHORT, "--model", "some/model", "--dtype", "bfloat16", "--device-map", "cuda:0"),
         *("--threads", "3", "--forward", "modules", "--weights", "q8_0", "--allow-pickle", "--trust-remote-code"),
+        *("--calibrator", "risk.json"),
     )
     assert result.exit_code == 0
     assert loads == [
@@ -155,11 +156,13 @@ def test_loading_options_reach_the_loader(
                 "model_kwargs": {},
                 "tokenizer_kwargs": {},
                 "runtime": Runtime(forward="modules", weights="q8_0"),
-                "calibrator": "auto",
+                "calibrator": "risk.json",
             },
         )
     ]
     assert threads == [3]
+    cocoa("ask", QUESTION, *SHORT)
+    assert loads[1][1]["calibrator"] == "auto"
 
 
 def test_details(cocoa: Cocoa, engine: CocoaEngine) -> None:

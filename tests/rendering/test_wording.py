@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cocoa_engine import Generation, RiskSource
+from cocoa_engine import Generation, RiskSource, Span
 from cocoa_engine.rendering.highlights import RiskScale
 from cocoa_engine.rendering.inputs import Answer
 from cocoa_engine.rendering.wording import (
@@ -41,6 +41,14 @@ def sentences(answer: Answer) -> list[str]:
         describe_risk(answer),
         statistics(answer.spans[0])[0][2],
     ]
+
+
+def test_every_figure_of_a_span_is_listed_with_its_meaning() -> None:
+    span = generation(("It", 0.5)).spans[0].model_copy(update={"probe": 0.1, "token_source_attention": [0.2]})
+    figures = {name for name in (*Span.model_fields, *Span.model_computed_fields) if type(getattr(span, name)) is float}
+    rows = [row for row in statistics(span) if row[0] not in ("tokens", "entropy")]
+    assert len(rows) == len(figures - {"self_information"}) >= 8  # which is -log p
+    assert all(meaning for _, _, meaning in rows)
 
 
 @pytest.mark.parametrize("source", get_args(RiskSource))

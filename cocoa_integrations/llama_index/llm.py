@@ -61,6 +61,7 @@ from cocoa_integrations.llama_index.messages import (
 )
 from cocoa_integrations.llama_index.options import (
     BESIDE_SETTINGS,
+    SUPPORTED,
     CallOptions,
     ModelOptions,
     decode_settings,
@@ -179,6 +180,8 @@ class CocoaLLM(CallOptions, DecodeSettings, ModelOptions, CallsFunctions):
             named = one_model_name(options, model=model)
         base = config or (engine.config if engine is not None else CocoaConfig())
         settings, rest = split_settings(options, base.method)
+        if of_calls := sorted(name for name in rest if name in SUPPORTED and name not in type(self).model_fields):
+            raise ConfigError(f"CocoaLLM: give {', '.join(of_calls)} in generate_kwargs")
         rest = refuse_unsupported(rest, what="CocoaLLM")
         refuse_unknown(rest, (*type(self).model_fields, "engine", "config", "model", "tokenizer"), what="CocoaLLM")
         of_every_call = {} if generate_kwargs is None else generate_kwargs

@@ -156,3 +156,22 @@ def test_blocks_may_be_left_in_any_order(quick_chat: ChatCocoa) -> None:
     second.__exit__(None, None, None)
     quick_chat.invoke("a", max_tokens=1)
     assert (len(outer.reports), len(inner.reports)) == (0, 1)
+
+
+async def test_an_async_stream_left_early_leaves_a_partial_report(quick_chat: ChatCocoa, question: str) -> None:
+    with get_risk_callback() as risk:
+        stream = quick_chat.astream(question)
+        await anext(stream)
+        await stream.aclose()
+    [report] = risk.reports
+    assert report.partial is True
+
+
+def test_reports_are_nobodys_but_the_handlers(quick_chat: ChatCocoa) -> None:
+    with get_risk_callback() as outer, get_risk_callback() as inner:
+        message = quick_chat.invoke("a", max_tokens=4)
+    expected = get_risk(message).to_dict()
+    for handler in (inner, outer):
+        assert without_run(handler.reports) == [expected]
+        handler.reports[0].spans.clear()
+    assert get_risk(message).to_dict() == expected

@@ -65,6 +65,7 @@ CALLS: dict[str, Callable[[ChatCocoa, CocoaLLM], Any]] = {
     "llm.ainvoke streaming": lambda chat, llm: llm.ainvoke(PROMPTS[0], stream=True, **LONG),
     "llm.astream": lambda chat, llm: read(llm.astream(PROMPTS[0], **LONG)),
     "llm.abatch": lambda chat, llm: llm.abatch(PROMPTS, **LONG),
+    "llm.abatch in parts": lambda chat, llm: CocoaLLM(engine=llm.load(), batch_size=1).abatch(PROMPTS, **LONG),
 }
 each_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 

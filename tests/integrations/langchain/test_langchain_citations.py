@@ -253,6 +253,17 @@ async def test_retries_and_streams_name_their_passages(detail: Any, seeing_chat:
         chat.invoke("it rains", source=["it snows"])
 
 
+@pytest.mark.parametrize("by", [None, "attention"])
+def test_the_documents_take_the_place_of_other_sources(by: Any, quick_chat: ChatCocoa) -> None:
+    chat = quick_chat.model_copy(update={"source": ["Who"]})
+    for format_documents, count in ((len, 0), (lambda documents: DOCUMENTS[0].page_content, 1)):
+        chain = with_citations(PROMPT, chat, by=by, min_attention=0.0, format_documents=format_documents)
+        for span in to_dicts(get_spans(chain.invoke(VALUES))):
+            values = span.get("source_attentions") or span["source_lifts"]
+            assert len(values) == 3
+            assert by is None or sum(value is not None for value in values) == count
+
+
 def look_up(word: str) -> str:
     """Look up a word."""
     return word

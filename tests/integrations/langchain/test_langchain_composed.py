@@ -247,3 +247,9 @@ async def test_the_chat_of_a_chain_returns_messages(name: str, parsed: Any, quic
         chain.invoke(VALUES)
     with pytest.raises(ConfigError, match=words):
         await chain.ainvoke(VALUES)
+
+
+@pytest.mark.parametrize("name", sorted(CHAINS))
+def test_the_chat_of_a_chain_may_be_composed(name: str, quick_chat: ChatCocoa) -> None:
+    message = CHAINS[name](quick_chat.bind(max_tokens=4).with_config(tags=["a"])).invoke(VALUES)
+    assert message.usage_metadata["output_tokens"] <= 4

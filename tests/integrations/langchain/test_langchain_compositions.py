@@ -14,7 +14,7 @@ from langchain_core.messages import AIMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 
-from cocoa_engine.errors import HallucinationRiskError
+from cocoa_engine.errors import ConfigError, HallucinationRiskError
 from cocoa_integrations.langchain import ChatCocoa, get_risk, risk_gate, with_citations, with_risk_retry
 from tests.helpers.alike import near
 from tests.helpers.reports import without_markers
@@ -169,3 +169,14 @@ async def test_a_gate_inside_of_citations(action: Any, quick_chat: ChatCocoa) ->
     assert inside.invoke(values).text == (await outside.ainvoke(values)).text == (await inside.ainvoke(values)).text
     with pytest.raises(HallucinationRiskError):
         with_citations(QUICK_PROMPT, quick_chat | risk_gate(0.0)).invoke(values)  # type: ignore[arg-type]
+
+
+def test_steps_in_the_place_of_the_model_are_refused(quick_chat: ChatCocoa) -> None:
+    citing: Any = with_citations(QUICK_PROMPT, quick_chat)
+    retry: Any = with_risk_retry(RunnableLambda(lambda _: WORDS), QUICK_PROMPT, quick_chat, top_k_growth=1)
+    for wrong in (
+        lambda: with_risk_retry(RunnableLambda(lambda _: WORDS), QUICK_PROMPT, citing),
+        lambda: with_citations(QUICK_PROMPT, retry),
+    ):
+        with pytest.raises(ConfigError, match=r"return_documents=True\) \| with_citations\(prompt, chat\)"):
+            wrong()

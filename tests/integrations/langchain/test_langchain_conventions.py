@@ -84,6 +84,7 @@ def test_from_model_id_is_the_constructor(kind: Any) -> None:
         ({"pipeline_kwargs": {"top_k": 50}}, r"top_k=50 \(gamma and max_candidates"),
         ({"pipeline_kwargs": {"return_full_text": True}}, "answers do not repeat the prompt"),
         ({"pipeline_kwargs": {"alpha": 1.0}, "alpha": 2.0}, "alpha is given in pipeline_kwargs and elsewhere too"),
+        ({"model": "other"}, "model and model_id are the same option"),
         ({"alhpa": 1.0}, "did you mean 'alpha'"),
     ],
 )

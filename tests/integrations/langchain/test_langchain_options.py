@@ -162,6 +162,8 @@ def test_the_model_is_loaded_when_first_needed_and_shared(kind: Any, loads: list
     same.invoke("Hi", max_tokens=1)
     first.model_copy(update={"alpha": 1.0}).invoke("Hi", max_tokens=1)
     assert [options["model_name"] for options in loads] == ["a"]
+    assert not loads[0]["allow_pickle"]
+    assert not loads[0]["trust_remote_code"]
     other.load()
     assert [options["model_name"] for options in loads] == ["a", "b"]
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import openai
 import pytest
+from langchain_core.caches import InMemoryCache
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate
@@ -280,6 +281,13 @@ def test_options_are_checked_before_anything_is_sent(
     with pytest.raises(PromptError, match="empty"):
         ChatCocoa(base_url=url).invoke("")
     assert sent == []
+
+
+def test_models_with_other_settings_do_not_share_cached_answers(url: str, sent: list[Any]) -> None:
+    cache = InMemoryCache()
+    for alpha in (1.0, 2.0, 1.0):
+        assert ChatCocoa(base_url=url, max_tokens=2, alpha=alpha, cache=cache).invoke("Hi").text
+    assert len(sent) == 2
 
 
 def test_there_is_no_tokenizer(url: str) -> None:

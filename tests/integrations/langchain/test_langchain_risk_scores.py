@@ -9,6 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from langchain_core.callbacks import CallbackManagerForRetrieverRun
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tracers import LangChainTracer
 from langsmith import Client, traceable, tracing_context
@@ -86,6 +89,21 @@ async def test_feedback_in_a_chain_names_the_trace(
     assert [feedback["trace_id"] for feedback in of_chains] == [run_id] * 8
     assert len({run_id, *(feedback["run_id"] for feedback in of_chains)}) == 9
     assert alone["trace_id"] == alone["run_id"]
+
+
+def test_a_run_inside_a_retriever_is_in_its_trace(quick_llm: CocoaLLM, client: Recorder) -> None:
+    class Rewrites(BaseRetriever):
+        """Asks a model before it searches."""
+
+        def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
+            return [Document(quick_llm.invoke(query, {"callbacks": run_manager.get_child()}, max_tokens=1))]
+
+    scores, run_id = RiskScores(client=client), uuid.uuid4()
+    callbacks = [LangChainTracer(client=client), scores]
+    (RunnableLambda(str) | Rewrites()).invoke("a", {"run_id": run_id, "callbacks": callbacks})
+    scores.flush()
+    [feedback] = client.feedback
+    assert feedback["trace_id"] == run_id != feedback["run_id"]
 
 
 def test_feedback_inside_a_traced_function_names_its_trace(quick_chat: ChatCocoa, client: Recorder) -> None:

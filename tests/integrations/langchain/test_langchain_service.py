@@ -55,3 +55,10 @@ def test_reports_have_the_run_and_the_model(quick_chat: ChatCocoa) -> None:
     whole, partial = risk.reports
     assert (whole.run_id, whole.model_name) == (str(run_id), "quick")
     assert uuid.UUID(partial.run_id) != run_id
+
+
+def test_a_block_can_keep_fewer_reports_than_the_block_around_it(quick_chat: ChatCocoa) -> None:
+    with get_risk_callback(max_reports=None) as outer, get_risk_callback(max_reports=1) as inner:
+        for _ in range(3):
+            quick_chat.invoke("a", max_tokens=1)
+    assert (len(outer.reports), len(inner.reports)) == (3, 1)

@@ -263,6 +263,12 @@ async def test_neutral_and_unknown_parameters_are_accepted(tiny: Speaker) -> Non
     assert (await completion(tiny, **body))["choices"] == plain["choices"]
 
 
+async def test_logit_bias_applies(tiny: Speaker) -> None:
+    body = {"logit_bias": {str(tiny.encode("Q")[0]): 100}, "max_tokens": 3}
+    assert (await completion(tiny, **body))["choices"][0]["text"] == "QQQ"
+    assert "".join(event["choices"][0]["text"] for event in await chunks(tiny, **body)) == "QQQ"
+
+
 async def test_a_client_that_leaves_frees_the_engine(tiny: Speaker) -> None:
     app = create_app(tiny)
     for stream in (False, True):

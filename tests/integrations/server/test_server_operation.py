@@ -78,12 +78,13 @@ async def test_more_than_the_queue_holds_is_refused_at_once(endless: Speaker, ga
     assert (await chat(endless, max_tokens=1))["choices"]
 
 
-async def test_a_request_for_many_answers_holds_up_others_by_one() -> None:
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_for_many_answers_holds_up_others_by_one(stream: bool) -> None:
     engine = speaker(ends=False, max_batch_size=1, prefix_cache_mb=0)
     app = create_app(engine)
-    many = Exchange(app, {"prompt": [f"Prompt {n}" for n in range(40)], "max_tokens": 8}, COMPLETIONS)
+    many = Exchange(app, {"prompt": [f"Prompt {n}" for n in range(40)], "max_tokens": 8, "stream": stream}, COMPLETIONS)
     await happens(lambda: engine.session.scheduler.waiting > 20)
-    other = Exchange(app, {**LONG, "max_tokens": 4})
+    other = Exchange(app, {**LONG, "max_tokens": 4, "stream": stream})
     await other.ended()
     assert other.status == 200
     assert engine.session.scheduler.waiting > 10

@@ -178,17 +178,18 @@ def test_a_client_that_leaves_ends_work_outside_of_forward_passes(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["grammar", "pass"])
+@pytest.mark.parametrize("name", ["grammar", "template", "answer", "pass"])
 def test_a_shutdown_ends_work_outside_of_forward_passes(name: str) -> None:
     """Work that no cancellation reaches, such as a forward pass that does not end, ends with the process."""
     path, body = WORK.get(name, (CHAT, {"messages": HELLO}))
+    template = BURNING_TEMPLATE if name == "template" else PLAIN
     program = f"""
 import time
 from cocoa_integrations.server import ServerSettings, create_app
 from cocoa_integrations.server.process import DrainingServer, listening
 from tests.helpers.served import speaker
 settings = ServerSettings(port=0, shutdown_timeout=0)
-engine = speaker()
+engine = speaker(template={template!r})
 if {name == "pass"}:
     engine.model.forward = lambda *args, **options: time.sleep(10**4)
 server = DrainingServer(create_app(engine, settings), ends_process=True)

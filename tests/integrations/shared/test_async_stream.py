@@ -44,6 +44,17 @@ async def test_leaving_the_stream_closes_it() -> None:
     assert closed == [True]
 
 
+async def test_an_error_reaches_the_reader() -> None:
+    def failing() -> Iterator[int]:
+        yield 0
+        raise ValueError("broken")
+
+    async with AsyncStream(Engine(), failing()) as stream:
+        assert await anext(stream) == 0
+        with pytest.raises(ValueError, match="broken"):
+            await anext(stream)
+
+
 async def test_cancellation_during_a_step_is_not_hidden() -> None:
     entered, go_on = threading.Event(), threading.Event()
 

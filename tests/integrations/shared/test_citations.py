@@ -33,6 +33,12 @@ def test_the_source_that_raised_a_part_most() -> None:
     assert spans[2].source_lifts == [1.0, None]
 
 
+def test_neighbours_with_one_source_are_one_citation() -> None:
+    spans = entries("The tower", " is old", " and red", ".")
+    citations, _ = citations_of(spans, [[2.0], [3.0], [0.0], [4.0]], 1.0)
+    assert [(one.start, one.end, one.lift) for one in citations] == [(0, 16, 5.0), (24, 25, 4.0)]
+
+
 @pytest.mark.parametrize("lifts", [[[], []], [[None], [None]], [[0.5], [0.9]]])
 def test_no_source(lifts: list[list[float | None]]) -> None:
     assert citations_of(entries("The", " tower"), lifts, 1.0)[0] == []

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, get_args
 
 import pytest
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.messages.content import KNOWN_BLOCK_TYPES
 from llama_index.core.base.llms.types import (
     AudioBlock,
@@ -26,7 +26,7 @@ from llama_index.core.llms import ChatMessage
 
 from cocoa_engine import CocoaEngine, PromptError
 from cocoa_engine.model.text import TEXT_BLOCKS
-from cocoa_integrations.langchain.messages import to_chat
+from cocoa_integrations.langchain.messages import CALL_BLOCKS, REASONING_BLOCKS, to_chat
 from cocoa_integrations.llama_index.messages import require_text, to_entries
 from cocoa_integrations.server.errors import ApiError
 from cocoa_integrations.server.protocol.chat_request import Message, entries_of
@@ -90,6 +90,27 @@ def test_fields_of_messages_that_would_be_lost_are_refused(field: str) -> None:
     with pytest.raises(ApiError) as caught:
         entries_of([Message.model_validate({**message, field: ["x"]})])
     assert caught.value.param == f"messages[0].{field}"
+
+
+def test_the_engine_takes_a_text_or_blocks(engine: CocoaEngine) -> None:
+    with pytest.raises(PromptError, match="takes a text or a list of blocks"):
+        engine.render_chat([{"role": "user", "content": {"type": "image_url", "text": "a"}}])
+
+
+@pytest.mark.parametrize("kind", sorted(KNOWN_BLOCK_TYPES | OF_ANTHROPIC | {"function_call"}))
+def test_blocks_in_answers_of_langchain(kind: str) -> None:
+    block = {"type": kind, "text": "a", "id": "1", "value": {}, "name": "f", "args": {}}
+    call = {"name": "f", "args": {}, "id": "1"}
+    answer = AIMessage(["b", block], tool_calls=[call])
+    if kind in {*TEXT_BLOCKS, *CALL_BLOCKS, *REASONING_BLOCKS}:
+        [entry] = to_chat([answer])
+        assert entry["content"] == ("ba" if kind in TEXT_BLOCKS else "b")
+    else:
+        with pytest.raises(PromptError, match=f"content of type '{kind}' in AIMessage; the model reads text only"):
+            to_chat([answer])
+    if kind in CALL_BLOCKS:
+        with pytest.raises(PromptError, match=f"content of type '{kind}' in AIMessage is not in its tool_calls"):
+            to_chat([AIMessage(["b", block], tool_calls=[{**call, "id": "2"}])])
 
 
 PIXEL = base64.b64decode("R0lGODlhAQABAAAAACwAAAAAAQABAAACAkQBADs=")

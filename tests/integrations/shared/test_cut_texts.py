@@ -1,13 +1,17 @@
-"""What limits and stops leave of an answer is the same in every adapter, whole and streamed."""
+"""What limits and stops leave of an answer is the same in every adapter and on the server, whole and streamed."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from cocoa_integrations import langchain, llama_index
-from tests.helpers.served import Speaker, speaker
+from cocoa_integrations.server import create_app
+from tests.helpers.served import HELLO, Speaker, post, speaker
 
 SAYS = "日x🙂\ufffd the 日"
 
@@ -15,6 +19,19 @@ SAYS = "日x🙂\ufffd the 日"
 @pytest.fixture(scope="module")
 def engine() -> Speaker:
     return speaker(SAYS)
+
+
+def of_server(engine: Speaker, limit: int, stop: list[str]) -> dict[str, str]:
+    said = {}
+    for path, asked in (("/v1/chat/completions", {"messages": HELLO}), ("/v1/completions", {"prompt": "hi"})):
+        body: dict[str, Any] = {**asked, "max_tokens": limit, "stop": stop}
+        [whole] = asyncio.run(post(create_app(engine), body, path)).json()["choices"]
+        events = asyncio.run(post(create_app(engine), {**body, "stream": True}, path)).text.split("\n\n")
+        chunks = [json.loads(event.removeprefix("data: ")) for event in events if event.startswith("data: {")]
+        parts = [choice.get("delta", choice) for chunk in chunks for choice in chunk["choices"]]
+        said[path] = whole["message"]["content"] if "messages" in asked else whole["text"]
+        said[f"{path}, streamed"] = "".join(part.get("content") or part.get("text") or "" for part in parts)
+    return said
 
 
 def of_langchain(engine: Speaker, limit: int, stop: list[str]) -> dict[str, str]:
@@ -34,7 +51,7 @@ def of_llama_index(engine: Speaker, limit: int, stop: list[str]) -> dict[str, st
     return {"complete": llm.complete("hi").text, "streamed": streamed[-1].text}
 
 
-@pytest.mark.parametrize("ask", [of_langchain, of_llama_index])
+@pytest.mark.parametrize("ask", [of_server, of_langchain, of_llama_index])
 @pytest.mark.parametrize(
     ("limit", "stop", "text"),
     [

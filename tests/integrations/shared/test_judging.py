@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage
+from langsmith.evaluation.evaluator import run_evaluator
 from llama_index.core.base.response.schema import Response
 from llama_index.core.schema import NodeWithScore, TextNode
 
 from cocoa_engine import CalibrationWarning, CocoaEngine, ConfigError, PromptError
 from cocoa_engine.report import RiskReport
-from cocoa_engine.risk.calibrator import Settings
+from cocoa_engine.risk.calibrator import RiskCalibrator, Settings
 from cocoa_integrations.judging import AnswerJudge, RagasRisk
 from cocoa_integrations.langchain import ChatCocoa, risk_evaluator
 from cocoa_integrations.llama_index import CocoaLLM, RiskEvaluator
@@ -73,6 +74,12 @@ def test_the_contexts_are_the_source(quick: CocoaEngine) -> None:
     assert judged.report.source_heads == whole.source_heads == "spread"
 
 
+def test_a_model_with_known_heads_is_judged_by_its_attention_to_the_contexts(engine: CocoaEngine) -> None:
+    judge = AnswerJudge(engine.without_calibrator())
+    sources = [judge.judge(QUESTION, "Otto.", given).report.risk_source for given in (CONTEXTS, None)]
+    assert sources == ["source_attention", "token_probability"]
+
+
 def test_only_contexts_that_the_prompt_has_are_the_source(quick: CocoaEngine) -> None:
     def second(question: str, contexts: list[str]) -> str:
         return f"{contexts[1]}\n{question}\nAnswer:"
@@ -104,6 +111,33 @@ def test_the_report_of_a_judge_has_what_other_reports_have(quick: CocoaEngine) -
         calibrator = fitted(model_name="quick", settings=settings, levels=(level,), domain=True)
         with pytest.warns(CalibrationWarning, match="out_of_domain") if level == "answer" else nullcontext():
             assert AnswerJudge(quick.with_calibrator(calibrator)).judge(QUESTION, ANSWER).report.out_of_domain
+
+
+def test_a_paragraph_break_is_no_sentence(quick: CocoaEngine) -> None:
+    answer = "\n\nIt is Otto.\n\nHe is old!\n \n\nYes"
+    spans = AnswerJudge(quick).judge(QUESTION, answer).report.spans
+    assert [span.text.strip() for span in spans] == ["It is Otto.", "He is old!", "Yes"]
+    assert "".join(span.text for span in spans) == answer
+
+
+def test_only_the_whole_answer_has_a_risk_of_answers(quick: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings.of(quick.config, quick.num_layers)
+    of_spans, of_both = (
+        quick.with_calibrator(fitted(model_name="quick", settings=settings, levels=levels))
+        for levels in (("span",), ("span", "answer"))
+    )
+    for_answers: list[bool] = []
+    rated = RiskCalibrator.rated
+
+    def counted(calibrator: RiskCalibrator, generation: Any) -> Any:
+        for_answers.append(calibrator.answer is not None)
+        return rated(calibrator, generation)
+
+    monkeypatch.setattr(RiskCalibrator, "rated", counted)
+    report = AnswerJudge(of_both).judge(QUESTION, ANSWER, CONTEXTS).report
+    assert for_answers == [True, False, False, False]
+    assert report.answer_risk is not None
+    assert report.spans == AnswerJudge(of_spans).judge(QUESTION, ANSWER, CONTEXTS).report.spans
 
 
 @pytest.mark.parametrize("tokenizer", [tiny_tokenizer, sentencepiece_like_tokenizer])
@@ -176,6 +210,14 @@ def test_langsmith(inputs: dict[str, Any], outputs: dict[str, Any], quick: Cocoa
     assert evaluator(run, None) == result
 
 
+def test_langsmith_takes_it(quick: CocoaEngine, expected: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LANGSMITH_TRACING", "false")
+    run: Any = SimpleNamespace(inputs={}, outputs={"answer": ANSWER, "context": CONTEXTS}, id=None, trace_id=None)
+    example: Any = SimpleNamespace(inputs={"question": QUESTION}, outputs={}, attachments=None, id=None)
+    result: Any = run_evaluator(risk_evaluator(quick)).evaluate_run(run, example)
+    assert result.score == expected
+
+
 async def test_ragas(quick: CocoaEngine, expected: float) -> None:
     metric = RagasRisk(quick)
     sample = SimpleNamespace(user_input=QUESTION, response=ANSWER, retrieved_contexts=CONTEXTS, reference=None)
@@ -210,6 +252,13 @@ def test_refused(quick: CocoaEngine) -> None:
         RagasRisk(judge, threshold=0.5)
     with pytest.raises(ConfigError, match="no answer found"):
         risk_evaluator(judge)({"question": QUESTION}, {"x": 1, "y": 2})
+
+
+def test_langsmith_without_the_named_context(quick: CocoaEngine) -> None:
+    evaluator = risk_evaluator(quick, context="docs")
+    with pytest.raises(ConfigError, match=r"no context found .*context="):
+        evaluator({"question": QUESTION, "contexts": CONTEXTS}, {"answer": ANSWER})
+    assert evaluator({"question": QUESTION, "docs": []}, {"answer": ANSWER})["score"] is not None
 
 
 @pytest.mark.parametrize("answer", ["", " \n", AIMessage("")])

@@ -1,4 +1,4 @@
-"""Spans say where an answer runs in a loop, in the engine and at every door."""
+"""Spans say where an answer runs in a loop, and reports keep it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from cocoa_engine import CocoaConfig
 from cocoa_engine.decoding.result_builder import LONGEST, LOOP, is_loop
+from cocoa_engine.report import RiskReport
 from tests.helpers.mutations import fuzz
 from tests.helpers.served import speaker
 
@@ -30,3 +31,10 @@ def test_spans_say_that_they_repeat() -> None:
     with engine.stream("hi", config=LONG) as stream:
         assert [span.repeats for span in stream] == flags
     assert not any(span.repeats for span in speaker("A red house. It has no end.").generate("hi", config=LONG).spans)
+
+
+def test_reports_say_so_too() -> None:
+    report = RiskReport.of(speaker("ab" * LOOP).generate("hi", config=CocoaConfig(max_new_tokens=40)))
+    for one in (report, report.compact()):
+        assert one.to_dict()["spans"][-1]["repeats"] is True
+        assert RiskReport.from_wire(one.to_dict()).spans[-1].repeats

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -266,3 +267,17 @@ def test_marks_that_touch_have_the_highest_value() -> None:
     seen: list[Any] = []
     assert marked(spans, mark=lambda text, span: seen.append(span) or f"<{text}>") == "Marta <Lindqvist> <did>"
     assert [(one.span, one.text, one.risk) for one in seen] == [(2, "Lindqvist", 0.9), (3, "did", 0.7)]
+
+
+@pytest.mark.parametrize("text", ["41", '"The tower is \\" red"', "true", ' "x"\n', '[1.5, {"a": "b c"}]'])
+def test_json_of_a_response_format_has_no_marks_in_a_stream(text: str) -> None:
+    spans = [(part, 0.9) for part in re.findall(r"\s?\w+|\s|[^\w\s]", text)]
+    assert add(streamed(spans, risk_gate(0.5, on_risk="mark"), fields={})).text == text
+
+
+def test_a_gate_counts_punctuation_and_does_not_mark_it() -> None:
+    message = message_of([("Use an RSA key", 0.1), (".", 0.9)])
+    marked = risk_gate(0.5, on_risk="mark").invoke(message)
+    assert (marked.text, marked.response_metadata["cocoa_risk"]["gate"]["value"]) == (message.text, 0.9)
+    assert risk_gate(0.5, unit="claim", on_risk="mark").invoke(message) is message
+    assert risk_gate(0.5, on_risk="abstain").invoke(message).text == "I don't know."

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
+from langchain_core.outputs import ChatGeneration, LLMResult
 
 from cocoa_engine import ContextLift, UnitLevel
 from cocoa_engine.cli.ask import risk_of
@@ -18,7 +20,7 @@ from cocoa_integrations._shared.limits import Limit, highest
 from cocoa_integrations._shared.logprobs import TokenLogprobs
 from cocoa_integrations._shared.tries import Tries
 from cocoa_integrations.judging import Judgement
-from cocoa_integrations.langchain import HallucinationRiskError, max_risk, risk_gate
+from cocoa_integrations.langchain import HallucinationRiskError, RiskCallbackHandler, max_risk, risk_gate
 from cocoa_integrations.langchain.agents import RiskMiddleware, RiskyToolCalls
 from cocoa_integrations.tool_calling.argument_risk import field_risks
 from cocoa_integrations.tracing import Scoring
@@ -159,6 +161,26 @@ def test_a_risk_outside_all_claims_stops(risk: float, unit: UnitLevel, where: st
         mark = "." if where == "." else f"[[{where}]]"  # the gate acts, but punctuation is not marked
         assert marked.content == answer.text.replace(where, mark)
     assert not math.isfinite(risk_of(answer))
+
+
+@NOT_FINITE
+@pytest.mark.parametrize("unit", ["claim", "sentence"])
+def test_white_space_and_an_unmeasured_risk_pass(risk: float, unit: UnitLevel) -> None:
+    answer = generation(("It", 0.2), (" is", 0.1), ("\n\n", risk), ("Dune", 0.3), (".", 0.2))
+    first = answer.spans[0].model_copy(update={"risk": None, "risk_source": "source_attention"})
+    report = RiskReport.of(answer.model_copy(update={"spans": [first, *answer.spans[1:]]}))
+    assert not Limit(HIGH, unit=unit).reached(report)
+    assert Limit(HIGH, unit=unit).value(report) == 0.3
+
+
+@NOT_FINITE
+def test_a_collector_and_a_compact_report_know(risk: float) -> None:
+    handler = RiskCallbackHandler()
+    handler.on_llm_end(LLMResult(generations=[[ChatGeneration(message=message_of(risk))]]), run_id=uuid4())
+    assert handler.max_risk == math.inf
+    report = report_of(risk).compact()
+    assert [part.text for part, _ in Limit(HIGH).risky(report.spans)] == ["Frank"]
+    assert (report.max_risk, report.mean_risk) == (None, None)
 
 
 @NOT_FINITE

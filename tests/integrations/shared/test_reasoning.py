@@ -88,6 +88,15 @@ def test_the_parts_add_up_however_the_text_is_cut(
             assert whole.text[slice(*reading.calls[0].values["a"])] == "1"
 
 
+def test_a_span_belongs_to_where_its_visible_text_is(thinker: CocoaEngine) -> None:
+    texts = ["Well.", " </thi", "nk>\n", "\n", "Hello", "!"]
+    split = split_generation(generation(*((text, 0.5) for text in texts)), thinker, inside=True)
+    assert split.parts == ("reasoning", "reasoning", "reasoning", "answer", "answer", "answer")
+    straddles = split_generation(generation(("Well.</think> Hi", 0.9), ("!", 0.1)), thinker, inside=True)
+    assert straddles.parts == ("answer", "answer")
+    assert split_generation(generation(("Hi", 0.5)), thinker).parts is None
+
+
 def test_reports_and_limits_count_the_answer(thinker: CocoaEngine) -> None:
     whole = generation(("Well, ", 0.9), ("ok.</think>", 0.7), ("\n\nHel", 0.2), ("lo", 0.4))
     report = split_generation(whole, thinker, inside=True).report(whole)

@@ -8,10 +8,12 @@ is enforced is asked of llguidance, and what the prompt says of jsonschema.
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
 import enum
 import functools
 import json
+import math
 import typing
 from collections.abc import Callable
 from typing import Annotated, Any, Generic, Literal, Optional, TypeVar, Union
@@ -27,7 +29,7 @@ from llama_index.core.program.function_program import get_function_tool
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
 from pydantic import BaseModel, ConfigDict, Field, RootModel
-from typing_extensions import NotRequired
+from typing_extensions import NotRequired, Required
 
 from cocoa_engine import ConfigError
 from cocoa_engine.decoding.grammar import json_schema_grammar
@@ -72,6 +74,15 @@ class PlainDict(typing.TypedDict):
     nick: NotRequired[str | None]
 
 
+class Base(typing_extensions.TypedDict):
+    name: str
+
+
+class PartialDict(Base, total=False):
+    age: Required[int | None]
+    nick: str | None
+
+
 class LangChainDict(typing.TypedDict):
     """A person."""
 
@@ -100,6 +111,11 @@ def function(
         name: the full name.
         age: in years.
     """
+
+
+class Holder:
+    def method(self, name: str, age: int | None, nick: str | None = None) -> None:
+        """Greet a person."""
 
 
 # LlamaIndex does not look up names in annotations
@@ -132,6 +148,20 @@ class Node(BaseModel):
 class NodeDict(typing.TypedDict):
     value: int
     next: NotRequired[NodeDict | None]
+
+
+class NodeOf1(pydantic.v1.BaseModel):
+    value: int
+    next: NodeOf1 | None
+
+
+NodeOf1.update_forward_refs()
+
+
+@dataclasses.dataclass
+class NodeData:
+    value: int
+    next: NodeData | None = None
 
 
 def of_nodes(value: int, next: Node | None = None) -> None:
@@ -185,6 +215,15 @@ class Many(BaseModel):
     what: Literal["a", 1, None]
 
 
+class ManyDict(typing.TypedDict):
+    side: Left | Right
+    size: NotRequired[Size | None]
+    pair: tuple[int, str | None]
+    by_name: NotRequired[collections.abc.Mapping[str, int | None]]
+    few: NotRequired[list[Annotated[int, Field(ge=1, le=3)]]]
+    what: Literal["a", 1, None]
+
+
 MANY: list[Any] = [
     {"side": {"kind": "left"}, "pair": [1, None], "what": None},
     {
@@ -217,6 +256,18 @@ BOXES = [{"item": 1}, {"item": 1, "more": None}, {"item": 1, "more": [2]}]
 NO_BOXES: list[Any] = [{}, {"item": None}, {"item": 1, "more": ["x"]}]
 
 
+class Odd(BaseModel):
+    """What pydantic's own schemas write in ways that no JSON has."""
+
+    least: float = -math.inf
+    other: float = math.nan
+    whatever: Any = object()
+
+
+ODD: list[Any] = [{}, {"least": 1.5, "other": -2}]
+NO_ODD: list[Any] = [{"least": "inf"}, {"other": None}]
+
+
 class Listed(RootModel[list[int | None]]):
     pass
 
@@ -240,6 +291,15 @@ SPELLINGS: dict[str, dict[str, Any]] = {
     "$defs": with_age({"$ref": "#/$defs/Age"}, **{"$defs": {"Age": NULLABLE}}),
     "definitions": with_age({"$ref": "#/definitions/Age"}, definitions={"Age": {"type": "integer", "nullable": True}}),
     "$ref at the root": {"$ref": "#/$defs/Person", "$defs": {"Person": PERSON}},
+    "pointer": {
+        **PERSON,
+        "properties": {
+            **PERSON["properties"],
+            "age": NULLABLE,
+            "nick": {"$ref": "#/properties/other"},
+            "other": {"type": ["string", "null"]},
+        },
+    },
     "a property named nullable": {
         **PERSON,
         "properties": {
@@ -265,12 +325,17 @@ TYPES: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "pydantic": (Plain, PERSONS, NO_PERSONS),
     "pydantic 1": (PlainOf1, PERSONS, NO_PERSONS),
     "TypedDict": (PlainDict, PERSONS, NO_PERSONS),
+    "total=False": (PartialDict, PERSONS, NO_PERSONS),
     "Annotated": (LangChainDict, PERSONS, NO_PERSONS),
     "dataclass": (PlainData, PERSONS, NO_PERSONS),
     "recursive": (Node, NODES, NO_NODES),
     "recursive TypedDict": (NodeDict, NODES, NO_NODES),
+    "recursive pydantic 1": (NodeOf1, NODES, NO_NODES),
+    "recursive dataclass": (NodeData, NODES, NO_NODES),
     "many": (Many, MANY, NO_MANY),
+    "many in a TypedDict": (ManyDict, MANY, NO_MANY),
     "generic": (Box[int], BOXES, NO_BOXES),
+    "odd": (Odd, ODD, NO_ODD),
 }
 VALUES: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "union": (Union[Left, Right], [{"kind": "left"}, {"kind": "right", "y": [None]}], [{"kind": "up"}, None, 1]),
@@ -285,11 +350,22 @@ VALUES: dict[str, tuple[Any, list[Any], list[Any]]] = {
 }  # not the arguments of a tool
 FUNCTIONS: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "function": (function, PERSONS, NO_PERSONS),
+    "method": (Holder().method, PERSONS, NO_PERSONS),
     "recursive function": (of_nodes, NODES, NO_NODES),
 }
 LANGCHAIN_TOOLS: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "@tool": (tool(function), PERSONS, NO_PERSONS),
     "args_schema": (StructuredTool.from_function(function, name="f", args_schema=Plain), PERSONS, NO_PERSONS),
+    "args_schema of pydantic 1": (
+        StructuredTool.from_function(function, name="f", args_schema=PlainOf1),
+        PERSONS,
+        NO_PERSONS,
+    ),
+    "args_schema in JSON": (
+        StructuredTool(name="f", description="", args_schema=PERSON, func=function),
+        PERSONS,
+        NO_PERSONS,
+    ),
     "recursive args_schema": (StructuredTool.from_function(of_nodes, name="f", args_schema=Node), NODES, NO_NODES),
 }
 NOT_SCHEMAS = [
@@ -407,6 +483,13 @@ def test_functions_in_json(chat: ChatCocoa, name: str) -> None:
         check(asked_of_langchain(chat.with_structured_output(form, method=method)), PERSONS, NO_PERSONS)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("form", ["name", "type"])
+def test_response_formats_as_structured_output(chat: ChatCocoa, form: str) -> None:
+    described: dict[str, Any] = {"name": "person", "schema": PERSON}
+    described = described if form == "name" else {"type": "json_schema", "json_schema": described}
+    check(asked_of_langchain(chat.with_structured_output(described)), PERSONS, NO_PERSONS)
+
+
 @pytest.mark.parametrize(("schema", "passing", "failing"), json_rows())
 def test_json_schemas_at_every_door(
     chat: ChatCocoa, schema: dict[str, Any], passing: list[Any], failing: list[Any]
@@ -425,6 +508,13 @@ def test_json_schemas_at_every_door(
     ]
     for request in requests:
         check(request, passing, failing)
+    # objects inside lists and alternatives
+    definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    inside = {key: value for key, value in schema.items() if key not in definitions}
+    nested = {"type": "array", "items": {"anyOf": [inside, {"type": "null"}]}, **definitions}
+    if "#/properties" not in json.dumps(schema):
+        lists, wrong = [[value, None] for value in passing], [[value] for value in failing]
+        check(asked_of_langchain(chat.with_structured_output(nested)), lists, wrong)
 
 
 @pytest.mark.parametrize(
@@ -509,3 +599,9 @@ def test_a_tool_takes_an_object(chat: ChatCocoa, llm: CocoaLLM, form: Any) -> No
         prepared = llm._prepare_chat_with_tools([get_function_tool(form)], "Hi")
         with pytest.raises(ConfigError, match="not object"):
             split_tools({"tools": prepared["tools"]})
+
+
+@pytest.mark.parametrize("kind", ["web_search_20250305", "mcp"])
+def test_a_tool_of_a_provider_is_refused(chat: ChatCocoa, kind: str) -> None:
+    with pytest.raises(ConfigError, match="is not a tool"):
+        chat.bind_tools([{"type": kind, "name": "search"}])

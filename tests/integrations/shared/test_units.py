@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
-from cocoa_engine.errors import DataError
+from cocoa_engine import ConfigError, DataError, HallucinationRiskError
 from cocoa_engine.report import RiskReport, measured_text
 from cocoa_integrations._shared.edits import EditedText
 from cocoa_integrations._shared.limits import Limit
+from cocoa_integrations.tracing import Scoring
 from tests.helpers.made_up_answers import generation
+from tests.helpers.reports import made_report
 
 PARTS = (("The Seine", 0.6), (" is", 0.9), (" long", 0.2), (".", 0.99), (" It ends", 0.3), (".", 0.1))
 TEXT = "".join(text for text, _ in PARTS)
@@ -86,3 +88,31 @@ def test_spans_stand_in_where_a_text_is_missing() -> None:
     spans = [span.without("text") for span in report().spans]
     assert measured_text(spans, lambda span: span.risk) is None
     assert Limit(0.95, unit="claim").reached(report(spans=spans))
+
+
+@pytest.mark.parametrize("wire", [None, [], "report", {}, {"spans": [{}]}, {**report().to_dict(), "spans": [1]}])
+def test_what_is_no_report_is_refused(wire: Any) -> None:
+    with pytest.raises(DataError):
+        RiskReport.from_wire(wire)
+
+
+def test_errors_name_the_claim() -> None:
+    error = Limit(0.5, unit="claim").error(report())
+    assert isinstance(error, HallucinationRiskError)
+    assert ("'Seine'" in str(error), error.value) == (True, 0.6)
+    with pytest.raises(ConfigError, match="claim"):
+        Limit(0.5, unit="clam")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="answer_risk"):
+        Limit(0.5, "answer_risk", unit="claim")
+
+
+def test_a_score_counts_the_visible_spans_of_the_answer_only() -> None:
+    texts, parts = ("So", "Hello", "\n"), ("reasoning", "answer", "answer")
+    spans = [
+        span.with_values(text=text, part=part)
+        for span, text, part in zip(made_report([0.9, 0.3, 0.8]).spans, texts, parts, strict=True)
+    ]
+    given = RiskReport.of_spans(spans, risk_source="calibrator")
+    assert (Scoring(threshold=0.5).score(given), Scoring(threshold=0.5).label(given)) == (0.3, "pass")
+    assert Scoring(threshold=0.3).label(given) == "fail"
+    assert Scoring(threshold=0.5).score(RiskReport.of_spans(spans[2:])) == 0.0

@@ -61,6 +61,11 @@ def test_values_without_effect_are_accepted(name: str, tiny: CocoaEngine) -> Non
         assert LlamaIndexLLM(engine=tiny, generate_kwargs=options, max_new_tokens=1).complete("Hi").text is not None
 
 
+def test_options_of_calls_go_into_generate_kwargs(tiny: CocoaEngine) -> None:
+    with pytest.raises(ConfigError, match="CocoaLLM: give do_sample, no_repeat_ngram_size in generate_kwargs"):
+        LlamaIndexLLM(engine=tiny, do_sample=True, no_repeat_ngram_size=3)
+
+
 SAMPLED: dict[str, Any] = {
     "method": "sample",
     "temperature": 0.7,
@@ -84,3 +89,12 @@ def test_the_method_sample_takes_top_p_and_top_k(tiny: CocoaEngine) -> None:
     assert ChatCocoa(method="sample", temperature=0.7, top_p=0.9).config.top_p == 0.9
     greedy = tiny.generate("Hi", method="greedy", max_new_tokens=8).text
     assert LangChainLLM(engine=tiny, **SAMPLED).invoke("Hi", method="greedy") == greedy
+
+
+def test_top_p_is_refused_where_a_call_goes_back_to_spans(tiny: CocoaEngine) -> None:
+    for ask in (
+        LangChainLLM(engine=tiny, method="sample").invoke,
+        LlamaIndexLLM(engine=tiny, method="sample").complete,
+    ):
+        with pytest.raises(ConfigError, match=r"top_p=0\.9 \(gamma .* only method='sample'"):
+            ask("Hi", method="cocoa-sig", top_p=0.9)

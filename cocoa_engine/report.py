@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from cocoa_engine.arguments import ResultModel
 from cocoa_engine.errors import ConfigError
@@ -62,7 +62,7 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-Finite = Annotated[float | None, BeforeValidator(finite)]
+Finite = Annotated[float | None, AfterValidator(finite)]
 """A number as a report has it."""
 
 

@@ -36,6 +36,11 @@ INSTEAD = {
     "stop_sequences": _STOP,
     "stop_strings": _STOP,
     "eos_token_id": "give stopping_criteria, or stop with the text of the token",
+    "functions": "give tools and tool_choice",
+    "function_call": "give tools and tool_choice",
+    "model_id": "give model",
+    "pipeline": "give engine=CocoaEngine(pipeline.model, pipeline.tokenizer), or model and its loading options",
+    "pipeline_kwargs": "give the decode settings themselves, such as max_new_tokens",
 }
 """By the name of the option. An adapter may support some of them."""
 

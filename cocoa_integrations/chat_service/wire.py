@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from cocoa_engine import Usage
 from cocoa_engine.errors import DataError
@@ -130,20 +130,28 @@ class Choice(_Sent):
         ]
 
 
-class PromptDetails(_Sent):
+class _Counts(_Sent):
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, sent: Any) -> Any:
+        """Other servers write ``null`` for what they do not count."""
+        return {name: value for name, value in sent.items() if value is not None} if isinstance(sent, dict) else sent
+
+
+class PromptDetails(_Counts):
     """What the prompt tokens are."""
 
     cached_tokens: Count = 0
 
 
-class CompletionDetails(_Sent):
+class CompletionDetails(_Counts):
     """What the new tokens are, and the highest risk of all answers."""
 
     reasoning_tokens: Count | None = None
     cocoa_max_risk: float | None = None
 
 
-class SentUsage(_Sent):
+class SentUsage(_Counts):
     """The token counts of an answer."""
 
     prompt_tokens: Count = 0

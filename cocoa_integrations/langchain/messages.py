@@ -68,7 +68,8 @@ def to_entries(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
 
 def _entry(message: BaseMessage, called: Mapping[str | None, str]) -> dict[str, Any]:
     entry: dict[str, Any] = {"role": _role(message), "content": _text(message)}
-    if name := message.name or called.get(getattr(message, "tool_call_id", None)):
+    called_by = called.get(message.tool_call_id) if isinstance(message, ToolMessage) else None
+    if name := message.name or called_by:
         entry["name"] = name
     if isinstance(message, ToolMessage):
         entry["tool_call_id"] = message.tool_call_id

@@ -31,6 +31,7 @@ from torch import nn
 from typing_extensions import Self
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError
+from cocoa_engine.logs import safe_logger
 from cocoa_engine.messages import explain
 from cocoa_engine.model.checkpoint_files import ACCESS_OPTIONS
 from cocoa_engine.model.text import require_unicode
@@ -73,6 +74,8 @@ from cocoa_integrations.llama_index.structured import CallsFunctions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+logger = safe_logger(__name__)
 
 Edit = Callable[[str], str] | None
 
@@ -192,11 +195,14 @@ class CocoaLLM(CallOptions, DecodeSettings, ModelOptions, CallsFunctions):
             unset = dict.fromkeys(CocoaConfig.model_fields)
         else:
             base = base.replace(**settings)
+        config_of_calls = decode_settings(base, of_every_call)
+        if twice := settings.keys() & split_settings(of_every_call)[0].keys():
+            raise ConfigError(f"given both by itself and in generate_kwargs: {', '.join(sorted(twice))}.")
         fields: dict[str, Any] = {
             # as in HuggingFaceLLM, None leaves an option at its default; for device_map None is a value, the CPU
             **{name: value for name, value in rest.items() if value is not None or name == "device_map"},
             **unset,
-            **fields_of(decode_settings(base, of_every_call)),
+            **fields_of(config_of_calls),
             "query_wrapper_prompt": _query_wrapper(query_wrapper_prompt),
             "generate_kwargs": {name: value for name, value in of_every_call.items() if name in BESIDE_SETTINGS},
         }
@@ -206,6 +212,12 @@ class CocoaLLM(CallOptions, DecodeSettings, ModelOptions, CallsFunctions):
         except ValidationError as error:
             raise ConfigError(f"CocoaLLM: {explain(error)}") from None
         self._use(engine, model if is_loaded else None, tokenizer, named)
+        limit = None if self.is_remote else self.engine.context_window
+        if limit is not None and self.context_window is not None and self.context_window > limit:
+            logger.warning(
+                "context_window=%d is more than the model's %d tokens; using %d.", self.context_window, limit, limit
+            )
+            self.context_window = limit
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """As in pydantic; ``max_tokens`` and ``model`` are accepted for ``max_new_tokens`` and ``model_name``."""

@@ -19,7 +19,7 @@ from llama_index.core.llms import CustomLLM
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.llms.structured_llm import StructuredLLM
-from llama_index.core.tools import BaseTool, FunctionTool, ToolMetadata
+from llama_index.core.tools.types import AsyncBaseTool, BaseTool, ToolMetadata, ToolOutput, adapt_to_async_tool
 from typing_extensions import Self
 
 from cocoa_engine.report import RISK_KEY, Detail
@@ -178,11 +178,27 @@ def _schema_of(tool: BaseTool) -> dict[str, Any]:
 
 def _with_properties(tool: BaseTool) -> BaseTool:
     """The tool, or a form of it that LlamaIndex can call, where its own JSON schema of the arguments is a ``$ref``."""
-    if "properties" in tool.metadata.get_parameters_dict() or not isinstance(tool, FunctionTool):
-        return tool
-    return FunctionTool(fn=tool.fn, async_fn=tool.async_fn, metadata=_RecursiveMetadata(**vars(tool.metadata)))
+    return tool if "properties" in tool.metadata.get_parameters_dict() else _RecursiveTool(tool)
 
 
 class _RecursiveMetadata(ToolMetadata):
     def get_parameters_dict(self) -> dict[str, Any]:
         return json_schema(self.fn_schema)
+
+
+class _RecursiveTool(AsyncBaseTool):
+    def __init__(self, tool: BaseTool) -> None:
+        self._tool = adapt_to_async_tool(tool)
+        self._metadata = _RecursiveMetadata(**vars(tool.metadata))
+
+    @property
+    def metadata(self) -> ToolMetadata:
+        return self._metadata
+
+    # without the positional argument that LlamaIndex tries first
+
+    def call(self, **kwargs: Any) -> ToolOutput:  # type: ignore[override]
+        return self._tool.call(**kwargs)
+
+    async def acall(self, **kwargs: Any) -> ToolOutput:  # type: ignore[override]
+        return await self._tool.acall(**kwargs)

@@ -106,12 +106,14 @@ class Pool:
         actors: their largest number. One is enough to begin.
         num_cpus: CPU cores of each.
         num_gpus: GPUs of each.
+        threads: threads of each; `None`: as many as cores.
     """
 
     load: LoadOptions
     actors: int = 2
     num_cpus: float = 1.0
     num_gpus: float = 0.0
+    threads: int | None = None
 
     @classmethod
     def of(cls, load: LoadOptions, **options: float | None) -> Pool:
@@ -184,7 +186,7 @@ class _Actor:
     """One actor of a pool, with an engine of its own."""
 
     def __init__(self, pool: Pool, do: bytes) -> None:
-        self._engine = engine_of(pool.load, num_cpus=pool.num_cpus, num_gpus=pool.num_gpus)
+        self._engine = engine_of(pool.load, threads=pool.threads, num_cpus=pool.num_cpus, num_gpus=pool.num_gpus)
         self._do: Do = pickle.loads(do)
 
     def __call__(self, batch: Any) -> Any:

@@ -125,6 +125,14 @@ def test_each_value_of_an_answer(
     assert refused > 100
 
 
+def test_counts_that_a_server_does_not_have(service: RemoteChat, app: Answering) -> None:
+    details = {"prompt_tokens_details": None, "completion_tokens_details": {"reasoning_tokens": None}}
+    usage = {"prompt_tokens": 3, "completion_tokens": None, **details}
+    app.sends({"choices": [{"message": {"content": "Hi"}}], "usage": usage})
+    answer = service.answer(CHAT)
+    assert (answer.text, answer.usage.prompt_tokens, answer.usage.completion_tokens) == ("Hi", 3, 0)
+
+
 def _changes(good: Any) -> Iterator[tuple[str, Any]]:
     if not isinstance(good, list):
         yield from each_change(good)

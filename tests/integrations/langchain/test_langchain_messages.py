@@ -11,10 +11,11 @@ from langchain_core.messages import (
     FunctionMessage,
     HumanMessage,
     SystemMessage,
+    ToolMessage,
 )
 
 from cocoa_engine.errors import PromptError
-from cocoa_integrations.langchain.messages import to_chat
+from cocoa_integrations.langchain.messages import to_chat, to_entries
 
 
 @pytest.mark.parametrize(
@@ -31,6 +32,13 @@ from cocoa_integrations.langchain.messages import to_chat
 )
 def test_known_messages(message: BaseMessage, expected: dict[str, str]) -> None:
     assert to_chat([message]) == [expected]
+
+
+def test_the_name_of_a_call_is_that_of_its_result() -> None:
+    call = {"name": "f", "args": {}}
+    calls = AIMessage("", tool_calls=[{**call, "id": None}, {**call, "id": "1"}])
+    entries = to_entries([HumanMessage("a"), calls, ToolMessage("b", tool_call_id="1"), HumanMessage("c")])
+    assert [entry.get("name") for entry in entries] == [None, None, "f", None]
 
 
 def test_messages_without_a_role_are_refused() -> None:

@@ -61,6 +61,7 @@ def test_names_that_users_know(kind: Any) -> None:
     ("options", "message"),
     [
         ({"alhpa": 1.0}, r"unknown option 'alhpa' \(did you mean 'alpha'\?\)"),
+        ({"pipeline": 1, "model_id": "a"}, r"pipeline=1 \(give engine=.*model_id='a' \(give model\)"),
         ({"max_token": 1}, r"did you mean 'max_tokens'\?"),
         ({"device": "cuda", "length_penalty": 2}, r"'device'.*'length_penalty'.*known are"),
         ({"logits_processor": 3}, r"logits_processor.*callable"),
@@ -80,6 +81,7 @@ def test_bad_options_of_a_constructor(kind: Any, options: dict[str, Any], messag
     ("options", "message"),
     [
         ({"alhpa": 1.0}, r"a call of \w+: unknown option 'alhpa' \(did you mean 'alpha'\?\)"),
+        ({"functions": [{"name": "f"}], "function_call": "auto"}, r"\(give tools and tool_choice\)"),
         ({"alpha": -1}, r"alpha: .*greater than or equal to 0"),
         ({"device_map": "auto"}, r"unknown option 'device_map'"),
         ({"model": "other"}, "cannot change the model from 'quick' to 'other'; make another"),

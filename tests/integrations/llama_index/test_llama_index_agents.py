@@ -10,10 +10,12 @@ from llama_index.core.agent.workflow import AgentStream, FunctionAgent, ReActAge
 from llama_index.core.base.llms.types import ToolCallBlock
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
+from llama_index.core.tools.calling import call_tool
 from pydantic import BaseModel, Field
 
 from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_integrations.llama_index import CocoaLLM, collect_risk, get_risk
+from cocoa_integrations.llama_index.structured import _with_properties
 from tests.helpers.alike import close
 from tests.helpers.llama_index_helpers import Script
 from tests.helpers.reports import to_dicts, without_run
@@ -80,6 +82,20 @@ async def test_a_required_call(caller: CocoaLLM) -> None:
     }
     assert len(seen) == 1
     assert {chunk.delta for chunk in chunks} == {""}  # an agent shows the deltas: a call is not for the reader
+
+
+class Tree(BaseModel):
+    name: str
+    parts: list[Tree] = []
+
+
+def test_a_tool_with_a_recursive_schema_keeps_what_it_was_made_with() -> None:
+    tool = FunctionTool.from_defaults(
+        lambda **given: given, name="f", fn_schema=Tree, callback=lambda made: f"{made}!", partial_params={"of": "a"}
+    )
+    output = call_tool(_with_properties(tool), {"name": "b"})
+    assert output.raw_output == {"of": "a", "name": "b"}
+    assert output.content == "{'of': 'a', 'name': 'b'}!"
 
 
 @pytest.mark.parametrize("streaming", [True, False])

@@ -77,11 +77,22 @@ def test_settings_fold_into_one_config(engine: CocoaEngine) -> None:
         ({"model_kwargs": "x"}, "model_kwargs"),
         ({"stopping_ids": 5}, "stopping_ids"),
         ({"query_wrapper_prompt": 3}, "query_wrapper_prompt"),
+        ({"temperature": 0.5, "generate_kwargs": {"temperature": 0.0}}, "in generate_kwargs: temperature"),
+        ({"max_tokens": 5, "generate_kwargs": {"max_new_tokens": 6}}, "in generate_kwargs: max_new_tokens"),
+        ({"no_repeat_ngram_size": 3, "do_sample": True}, "give do_sample, no_repeat_ngram_size in generate_kwargs"),
     ],
 )
 def test_bad_options_raise_one_clear_error(options: dict[str, Any], message: str, engine: CocoaEngine) -> None:
     with pytest.raises(ConfigError, match=message):
         CocoaLLM(engine=engine, **options)
+
+
+def test_a_context_window_above_that_of_the_model(engine: CocoaEngine, caplog: pytest.LogCaptureFixture) -> None:
+    limit = engine.context_window
+    assert limit is not None
+    llm = CocoaLLM(engine=engine, context_window=limit + 1)
+    assert llm.context_window == llm.metadata.context_window == limit
+    assert f"is more than the model's {limit} tokens" in caplog.text
 
 
 def test_a_model_needs_a_tokenizer(engine: CocoaEngine) -> None:

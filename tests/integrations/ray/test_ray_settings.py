@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from cocoa_engine.cli.score import score
 from cocoa_engine.errors import ConfigError, MissingExtraError
 from cocoa_engine.model.load_options import LoadOptions
 from cocoa_integrations.evaluation.command import evaluate
-from cocoa_integrations.ray.jobs import connected, everywhere
+from cocoa_integrations.ray import jobs
+from cocoa_integrations.ray.jobs import Pool, connected, everywhere
 from cocoa_integrations.ray.serve_runner import drain
 from cocoa_integrations.ray.settings import RaySettings
 from cocoa_integrations.server.command import serve
@@ -120,6 +122,13 @@ def test_the_log_of_gateways_that_do_not_answer_is_short(caplog: pytest.LogCaptu
         assert f"{method} failed" in message
         assert "\x1b" not in message
         assert len(message) < 1000
+
+
+def test_an_actor_has_the_threads_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(jobs, "engine_of", lambda load, **options: given.update(options))
+    jobs._Actor(Pool.of(LoadOptions(), actors=None, num_cpus=2.0, num_gpus=None, threads=3), pickle.dumps(len))
+    assert given == {"threads": 3, "num_cpus": 2.0, "num_gpus": 0.0}
 
 
 def test_rows_need_a_file_to_be_shared() -> None:

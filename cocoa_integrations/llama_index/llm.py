@@ -31,6 +31,7 @@ from torch import nn
 from typing_extensions import Self
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError
+from cocoa_engine.logs import safe_logger
 from cocoa_engine.messages import explain
 from cocoa_engine.model.checkpoint_files import ACCESS_OPTIONS
 from cocoa_engine.model.text import require_unicode
@@ -73,6 +74,8 @@ from cocoa_integrations.llama_index.structured import CallsFunctions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+logger = safe_logger(__name__)
 
 Edit = Callable[[str], str] | None
 
@@ -206,6 +209,11 @@ class CocoaLLM(CallOptions, DecodeSettings, ModelOptions, CallsFunctions):
         except ValidationError as error:
             raise ConfigError(f"CocoaLLM: {explain(error)}") from None
         self._use(engine, model if is_loaded else None, tokenizer, named)
+        limit = None if self.is_remote else self.engine.context_window
+        if limit is not None and (self.context_window or 0) > limit:
+            logger.warning(
+                "context_window=%d is more than the model's %d tokens; using that.", self.context_window, limit
+            )
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """As in pydantic; ``max_tokens`` and ``model`` are accepted for ``max_new_tokens`` and ``model_name``."""

@@ -131,6 +131,20 @@ def test_the_order_of_steps_does_not_matter(spans: Any, values: Any, steps: Any)
     assert len(texts) <= 1
 
 
+@settings(max_examples=75, deadline=None)
+@given(SPANS, VALUES, STEPS)
+def test_the_same_steps_again_change_nothing(spans: Any, values: Any, steps: Any) -> None:
+    message = message_of(spans)
+    for step in steps:
+        message = stepped(message, step, values)
+    again = message
+    for step in steps:
+        again = stepped(again, step, values)
+    assert again.text == message.text
+    assert {**get_risk(again).to_dict(), "gate": None} == {**get_risk(message).to_dict(), "gate": None}
+    assert again.response_metadata.get("cocoa_citations") == message.response_metadata.get("cocoa_citations")
+
+
 @settings(max_examples=100, deadline=None)
 @given(SPANS, st.lists(st.tuples(st.sampled_from(UNITS), st.sampled_from([0.3, 0.5, 0.8])), max_size=4))
 def test_one_mark_of_several_gates_is_never_inside_itself(spans: Any, gates: Any) -> None:

@@ -68,3 +68,19 @@ async def test_cancelling_stops_the_work_within_a_span(method: str, llm: CocoaLL
     calls, later = await _calls_now_and_later(llm, counter)
     assert calls == later < 100
     assert not [event for event in heard.of(CocoaRiskEvent) if event.generation.usage.completion_tokens > 8]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_leaving_a_stream_stops_the_work(asynchronous: bool, llm: CocoaLLM) -> None:
+    counter = Counter()
+    if asynchronous:
+        stream: Any = await llm.astream_complete(PROMPT, **ENDLESS, logits_processor=counter)
+        await anext(stream)
+        await stream.aclose()
+        assert [chunk async for chunk in stream] == []
+    else:
+        stream = llm.stream_complete(PROMPT, **ENDLESS, logits_processor=counter)
+        next(stream)
+        stream.close()
+    calls, later = await _calls_now_and_later(llm, counter)
+    assert calls == later < 100

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import json
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -35,6 +36,8 @@ def test_one_event_a_span_and_one_an_answer(llm: CocoaLLM, heard: Listener) -> N
     assert to_dicts(event.span for event in spans) == all_spans(risk.generation)
     assert {event.span_id for event in spans} == {risk.span_id}
     assert risk.span_id.startswith("CocoaLLM.complete-")
+    for event in (risk, *spans):
+        assert json.loads(json.dumps(event.model_dump(mode="json")))["class_name"] == type(event).__name__
 
 
 @pytest.mark.also_remote
@@ -68,6 +71,17 @@ def test_collects_what_is_asked_for_inside_the_block(llm: CocoaLLM) -> None:
     assert without_run(reports) == [first.additional_kwargs[RISK_KEY], second.additional_kwargs[RISK_KEY]]
 
 
+def test_a_failed_generation_is_not_reported_and_ends_its_block(llm: CocoaLLM, heard: Listener) -> None:
+    def broken(ids: Any, scores: Any) -> Any:
+        raise RuntimeError("processor")
+
+    with pytest.raises(RuntimeError, match="processor"), collect_risk() as reports:
+        llm.complete(PROMPT, logits_processor=broken)
+    llm.complete(PROMPT, max_new_tokens=1)
+    assert reports == []
+    assert len(heard.of(CocoaRiskEvent)) == 1
+
+
 def test_blocks_nest(llm: CocoaLLM) -> None:
     with collect_risk() as outer:
         llm.complete(PROMPT, max_new_tokens=1)
@@ -77,7 +91,7 @@ def test_blocks_nest(llm: CocoaLLM) -> None:
     assert len(outer) == 3
     assert inner == [outer[1]]
     inner[0].spans.clear()
-    assert outer[1]  # a report of its own
+    assert outer[1].spans  # a report of its own
 
 
 async def test_tasks_do_not_see_each_other(llm: CocoaLLM) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from llama_index.core.llms import ChatMessage
-from transformers import RepetitionPenaltyLogitsProcessor
+from transformers import MaxLengthCriteria, RepetitionPenaltyLogitsProcessor
 
-from cocoa_engine import ChatTemplateError, CocoaConfig, CocoaEngine, ConfigError, Runtime
+from cocoa_engine import ChatTemplateError, CocoaConfig, CocoaEngine, ConfigError, ModelLoadError, Runtime
 from cocoa_integrations._shared.settings import config_of
 from cocoa_integrations.llama_index import CocoaLLM
 from tests.helpers.llama_index_helpers import PROMPT, Counter
@@ -239,3 +239,32 @@ def test_keywords_that_cannot_be_honoured_are_refused(
         CocoaLLM(engine=engine, generate_kwargs=keyword)
     with pytest.raises(ConfigError, match=message):
         llm.complete(PROMPT, **keyword)
+
+
+def test_a_tokenizer_by_name_beside_a_model(folder: Path, engine: CocoaEngine) -> None:
+    llm = CocoaLLM(model=tiny_model("llama"), tokenizer_name=str(folder), max_new_tokens=2)
+    assert llm.complete("ab").raw["usage"]["completion_tokens"] > 0  # type: ignore[index]
+    with pytest.raises(ModelLoadError, match="/no/such"):
+        CocoaLLM(model=engine.model, tokenizer_name="/no/such")
+
+
+def test_pickle_weights_are_read_only_if_allowed(folder: Path) -> None:
+    torch.save(tiny_model("llama").state_dict(), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match="allow_pickle=True"):
+        CocoaLLM(model_name=str(folder))
+    assert CocoaLLM(model_name=str(folder), allow_pickle=True, device_map=None).engine.model is not None
+
+
+def test_stopping_criteria_of_transformers(llm: CocoaLLM, engine: CocoaEngine) -> None:
+    limit = MaxLengthCriteria(len(engine.encode(PROMPT)) + 3)
+    assert llm.complete(PROMPT, stopping_criteria=[limit]).raw["usage"]["completion_tokens"] == 3  # type: ignore[index]
+
+
+def test_a_window_beyond_the_model_s_is_cut_with_a_warning(
+    engine: CocoaEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert CocoaLLM(engine=engine).metadata.context_window == engine.context_window
+    assert not caplog.records
+    assert CocoaLLM(engine=engine, context_window=100_000).metadata.context_window == engine.context_window
+    assert "100000" in caplog.text

@@ -41,7 +41,7 @@ from cocoa_integrations.llama_index.retrieved import WithoutNodes
 from tests.helpers.alike import near
 from tests.helpers.llama_index_helpers import Listener, Script, answered
 from tests.helpers.paths import CORPUS
-from tests.helpers.reports import to_dicts
+from tests.helpers.reports import stand_in, to_dicts, without_markers
 
 QUESTION = "Who built the lighthouse, and in which year?"
 
@@ -403,3 +403,41 @@ def test_bad_arguments(changes: dict[str, Any], words: str, llm: CocoaLLM, retri
     arguments: dict[str, Any] = {"retriever": retriever, "llm": llm, "threshold": 0.5, **changes}
     with pytest.raises(ConfigError, match=words):
         RiskRetryQueryEngine(**arguments)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_retried_response_is_cited(streaming: bool, llm: CocoaLLM, retriever: BM25Retriever) -> None:
+    def engine(**options: Any) -> RiskCitationQueryEngine:
+        options = {"threshold": 0.0, "max_tries": 2, "streaming": streaming, **options}
+        return RiskCitationQueryEngine(RiskRetryQueryEngine(retriever, llm, **options), min_attention=0.0)
+
+    kept, response = await answered(engine(), "query", QUESTION)
+    (answer,) = [one["answer"] for one in response.metadata["cocoa_tries"] if one["chosen"]]
+    assert without_markers(kept) == answer
+    assert kept == answer or not streaming  # a stream has no markers
+    assert stand_in(kept, response.metadata["cocoa_citations"])
+    assert response.metadata["cocoa_citations"]
+    said, of_said = await answered(engine(on_risk="abstain"), "query", QUESTION)
+    assert (said, of_said.metadata["cocoa_citations"]) == ("I don't know.", [])
+
+
+def test_a_refusal_without_nodes_and_a_retry_that_finds_some(llm: CocoaLLM, retriever: BM25Retriever) -> None:
+    def engine(**options: Any) -> RiskRetryQueryEngine:
+        return RiskRetryQueryEngine(NothingFound(), llm, **options)
+
+    with pytest.warns(MissingRiskWarning):
+        assert str(engine(max_tries=1, on_risk="abstain").query(QUESTION)) == "I don't know."
+    with pytest.warns(MissingRiskWarning), pytest.raises(HallucinationRiskError, match="has no report"):
+        engine(max_tries=1, on_risk="raise").query(QUESTION)
+    with pytest.warns(MissingRiskWarning):
+        response = engine(threshold=1.0, second_retriever=retriever).query(QUESTION)
+    first, second = response.metadata["cocoa_tries"]  # type: ignore[index]
+    assert (first["risk"], first["source_nodes"], first["chosen"]) == (None, 0, False)
+    assert (second["source_nodes"], second["chosen"], second["answer"]) == (2, True, str(response))
+
+
+def test_only_engines_can_be_wrapped(llm: CocoaLLM, retriever: BM25Retriever) -> None:
+    with pytest.raises(ConfigError, match="wraps a query engine, not a BM25Retriever"):
+        RiskQueryEngine(retriever)
+    with pytest.raises(ConfigError, match="wraps a chat engine, not a RetrieverQueryEngine"):
+        RiskChatEngine(RetrieverQueryEngine.from_args(retriever, llm=llm))  # type: ignore[arg-type]

@@ -32,6 +32,11 @@ def pipe(engine_of_pipe: CocoaEngine) -> TextGenerationPipeline:
     return made
 
 
+def test_a_pipeline_works_at_its_defaults(pipe: TextGenerationPipeline) -> None:
+    [answer] = pipe(PROMPTS[0], custom_generate=cocoa)
+    assert len(answer["generated_text"]) > len(PROMPTS[0])
+
+
 def test_a_pipeline_samples_the_candidates_at_their_own_probabilities(
     pipe: TextGenerationPipeline, engine_of_pipe: CocoaEngine
 ) -> None:

@@ -433,7 +433,7 @@ def test_checksums_of_the_kernels(folder: Path, monkeypatch: pytest.MonkeyPatch)
     library = folder / "kernels.so"
     checksum, good = build._checksum_file(library), build._checksum(b"a library")
     monkeypatch.setattr(build, "_opened", lambda file: file.close() or file)
-    monkeypatch.setattr(build, "_checked", lambda file: file)
+    monkeypatch.setattr(build, "_declared", lambda file: file)
 
     @fuzz(50)
     @given(st.just(good) | broken(good), st.just(b"a library") | broken(b"a library"))

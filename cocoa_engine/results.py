@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict, Field
+from typing_extensions import Self
 
 from cocoa_engine.arguments import ResultModel
 from cocoa_engine.config import CocoaConfig
@@ -159,9 +161,21 @@ class Generation(ResultModel):
         """
         return self._measured.check_these(most)
 
-    @property
+    @cached_property
     def _measured(self) -> MeasuredText:
+        """The units, computed when they are first asked for. They are neither fields nor copied nor serialised."""
         return MeasuredText(self.text, self.spans, has_source=not self.closed_book)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy; see pydantic."""
+        copied = super().model_copy(update=update, deep=deep)
+        copied.__dict__.pop("_measured", None)
+        return copied
+
+    def __getstate__(self) -> dict[Any, Any]:
+        state = super().__getstate__()
+        fields = {name: value for name, value in state["__dict__"].items() if name != "_measured"}
+        return {**state, "__dict__": fields}
 
     def to_html(self, *, compared: Sequence[Generation] = (), title: str | None = None, full: bool = True) -> str:
         """The answer as HTML, its riskiest claims shaded by their risk.

@@ -349,8 +349,8 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
         """
         model, framework = self._for_call(stop, kwargs)
         inner: Any = super(CocoaModel, model)
-        stops, given = list(model.stop or ()) or None, messages if prompts is None else prompts
-        return model._returned(inner.generate(given, stops, callbacks, **framework))
+        given = messages if prompts is None else prompts
+        return model._returned(inner.generate(given, model._stops, callbacks, **framework))
 
     async def agenerate(
         self,
@@ -364,8 +364,12 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
         """See :meth:`generate`."""
         model, framework = self._for_call(stop, kwargs)
         inner: Any = super(CocoaModel, model)
-        stops, given = list(model.stop or ()) or None, messages if prompts is None else prompts
-        return model._returned(await inner.agenerate(given, stops, callbacks, **framework))
+        given = messages if prompts is None else prompts
+        return model._returned(await inner.agenerate(given, model._stops, callbacks, **framework))
+
+    @property
+    def _stops(self) -> list[str] | None:
+        return list(self.stop or ()) or None
 
     def _returned(self, result: LLMResult) -> LLMResult:
         """The result with the detail that the answers of a call have."""

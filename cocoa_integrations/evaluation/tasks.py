@@ -274,7 +274,7 @@ def _measure_short_answer(sample: Sample, answer: str) -> dict[str, float]:
 class _SAMSum(_Row):
     id: Id
     question: Text = Field(validation_alias="dialogue")
-    context: Text = Field(validation_alias=AliasChoices("dialogue"))  # mypy knows no two fields of one name
+    context: Text = Field(validation_alias=AliasChoices("dialogue"))  # mypy refuses two fields with one alias
     references: Texts = Field(validation_alias="summary")
 
     def prompt(self) -> str:
@@ -283,7 +283,7 @@ class _SAMSum(_Row):
 
 class _XSum(_SAMSum):
     question: Text = Field(validation_alias="document")
-    context: Text = Field(validation_alias=AliasChoices("document"))  # mypy knows no two fields of one name
+    context: Text = Field(validation_alias=AliasChoices("document"))  # mypy refuses two fields with one alias
 
     def prompt(self) -> str:
         return prompts.xsum(self.question)

@@ -18,8 +18,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message
 
 from cocoa_engine.errors import EngineBusyError
-from cocoa_integrations.ray.gateway import Board, gateway
-from cocoa_integrations.ray.relay import Ask, Drain, Forwarded, Replica, ReplicaLostError
+from cocoa_integrations.ray.gateway import Ask, Board, Drain, Forwarded, Replica, ReplicaLostError, gateway
 from cocoa_integrations.ray.settings import RaySettings
 from cocoa_integrations.server.command import given_keys
 from cocoa_integrations.server.lifecycle import one_arena

@@ -14,8 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message
 
 from cocoa_engine.errors import EngineBusyError
-from cocoa_integrations.ray.gateway import Board, gateway
-from cocoa_integrations.ray.relay import Drain, Forwarded, Replica, ReplicaLostError, session_of
+from cocoa_integrations.ray.gateway import Board, Drain, Forwarded, Replica, ReplicaLostError, gateway, session_of
 from cocoa_integrations.server import ServerSettings
 from tests.helpers.inside import sequences_running
 from tests.helpers.served import CHAT, HELLO, Exchange, Speaker, error_of, gated, happens, speaker, threads_of_json
@@ -56,7 +55,7 @@ class Handle:
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cocoa_integrations.ray.relay.PAUSE", 0.0)
+    monkeypatch.setattr("cocoa_integrations.ray.gateway.PAUSE", 0.0)
 
 
 async def _ready() -> int:

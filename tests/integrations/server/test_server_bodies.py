@@ -19,10 +19,7 @@ from cocoa_integrations.server import ServerSettings, create_app
 from cocoa_integrations.server import middleware as body_module
 from cocoa_integrations.server.errors import ApiError
 from cocoa_integrations.server.middleware import LARGE, Bodies, parsed
-from cocoa_integrations.server.protocol.chat_request import ChatRequest
-from cocoa_integrations.server.protocol.completion_request import CompletionRequest
-from cocoa_integrations.server.protocol.decoding import DecodingRequest
-from cocoa_integrations.server.protocol.score_request import ScoreRequest
+from cocoa_integrations.server.protocol.requests import ChatRequest, CompletionRequest, DecodingRequest, ScoreRequest
 from tests.helpers.inside import assert_idle
 from tests.helpers.served import CHAT, HELLO, Speaker, client_of, error_of, happens, refusal, speaker, threads_of_json
 

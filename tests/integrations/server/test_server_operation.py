@@ -16,8 +16,8 @@ import torch
 from cocoa_engine import ConfigError
 from cocoa_engine.errors import ModelLoadError
 from cocoa_integrations.server import ServerSettings, create_app
-from cocoa_integrations.server.errors import bad_request, log_unexpected, response_of
-from cocoa_integrations.server.work import error_event
+from cocoa_integrations.server.errors import bad_request, body_of, log_unexpected, response_of
+from cocoa_integrations.server.work import event
 from tests.helpers.forward_passes import failing
 from tests.helpers.inside import assert_idle, sequences_running
 from tests.helpers.served import (
@@ -402,7 +402,7 @@ async def test_every_error_has_openais_shape(
 
 
 def test_an_error_that_quotes_half_a_character_can_be_sent() -> None:
-    for sent in (response_of(bad_request("\ud800", "a\ud800")).body, error_event(bad_request("\ud800", None))):
+    for sent in (response_of(bad_request("\ud800", "a\ud800")).body, event(body_of(bad_request("\ud800", None)))):
         assert json.loads(bytes(sent).decode().removeprefix("data: "))["error"]["message"] == "<U+D800>"
 
 

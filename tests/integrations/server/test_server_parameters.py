@@ -10,10 +10,13 @@ import pytest
 from cocoa_engine import CocoaConfig
 from cocoa_integrations.server import ServerSettings
 from cocoa_integrations.server.errors import ApiError
-from cocoa_integrations.server.protocol.chat_request import ChatRequest
-from cocoa_integrations.server.protocol.completion_request import CompletionRequest
-from cocoa_integrations.server.protocol.decoding import DecodingRequest, StreamOptions
-from cocoa_integrations.server.protocol.score_request import ScoreRequest
+from cocoa_integrations.server.protocol.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DecodingRequest,
+    ScoreRequest,
+    StreamOptions,
+)
 from cocoa_integrations.server.settings import REFUSED, SAME_SETTING, WITHOUT_EFFECT
 from docs._generate.request_parameters import request_parameters
 from tests.conformance.tools import source_if_there

@@ -68,13 +68,13 @@ def expected(engine_here: CocoaEngine, given: Path, tmp_path: Path) -> str:
 def counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of pieces of work of each run."""
     numbers: list[int] = []
-    run = Pool._run
+    run = Pool.run
 
-    def counted(self: Pool, work: Sequence[Any], do: Any) -> Iterator[tuple[int, Any]]:
+    def counted(self: Pool, what: str, work: Sequence[Any], do: Any) -> Iterator[tuple[int, Any]]:
         numbers.append(len(work))
-        return run(self, work, do)
+        return run(self, what, work, do)
 
-    monkeypatch.setattr(Pool, "_run", counted)
+    monkeypatch.setattr(Pool, "run", counted)
     return numbers
 
 

@@ -95,7 +95,7 @@ class Choice(BaseModel):
     @property
     def added(self) -> AnswerMessage:
         """The message or the delta. The text of a completion is its content."""
-        of_text = {"content": self.text, "cocoa_spans": self.cocoa_spans, "cocoa_risk": self.cocoa_risk}
+        of_text: dict[str, Any] = {"content": self.text, "cocoa_spans": self.cocoa_spans, "cocoa_risk": self.cocoa_risk}
         return self.message or self.delta or AnswerMessage.model_construct(**of_text)
 
     def tokens(self, top: int) -> list[dict[str, Any]]:

@@ -131,8 +131,8 @@ class Gateway:
         keys = tuple(given_keys([key.get_secret_value() for key in server.api_keys], settings.api_key_file))
         hosts = ("*",) if server.allowed_hosts is None and (keys or server.allow_no_key) else server.allowed_hosts
         own = ServerSettings(**{**dict(server), "api_keys": keys, "allowed_hosts": hosts})
-        ask, running, options = _asking(engine), _Running().count, {"board": self._board, "drain": self._drain}
-        self.checked = gateway(ask, running, own, retries=settings.retries, **options)
+        ask, running, retries = _asking(engine), _Running().count, settings.retries
+        self.checked = gateway(ask, running, own, board=self._board, drain=self._drain, retries=retries)
 
     def keep(self, replica: str, metrics: Sequence[Metric]) -> None:
         """Take the metrics of a replica."""

@@ -139,7 +139,7 @@ def test_parquet_in_and_out(load: LoadOptions, engine_here: CocoaEngine, tmp_pat
     assert parquet.read_table(here).to_pylist() == [scored, failed]
     assert (scored["id"], scored["error"], failed["risk"]) == (1, None, None)
     assert scored["risk"]["verdict"]
-    assert failed["error"] == "row 2: 'text' must be a text"
+    assert failed["error"].startswith("row 2: text: ")
 
 
 def test_a_model_that_cannot_be_loaded_is_one_message(given: Path, tmp_path: Path) -> None:

@@ -306,26 +306,3 @@ def test_a_session_is_what_the_turns_of_a_conversation_share() -> None:
     assert session(b"[" * 100_000) is None
     assert session({"prompt": "\ud800"}) is not None
     assert len(session({}, **{"x-session-id": "x" * 5000}) or "") == 256
-
-
-async def test_a_closed_generator_ends_the_work_of_a_replica() -> None:
-    """As Ray Serve cancels a call."""
-    engine = speaker(ends=False, prefix_cache_mb=0)
-    replica = Replica(engine, ServerSettings())
-    body = json.dumps({"messages": HELLO, "max_tokens": 4000, "stream": True}).encode()
-    headers = [(b"host", b"x"), (b"content-type", b"application/json")]
-    scope = {"type": "http", "method": "POST", "path": CHAT, "raw_path": CHAT.encode(), "query_string": b"",
-             "http_version": "1.1", "scheme": "http", "root_path": "", "headers": headers, "client": None,
-             "server": None, "asgi": {"version": "3.0"}}  # fmt: skip
-
-    async def read() -> None:
-        async for _ in replica.answer(Forwarded(scope, body)):
-            begun.set()
-
-    begun = asyncio.Event()
-    reading = asyncio.ensure_future(read())
-    await happens(begun.is_set)
-    reading.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await reading
-    await happens(lambda: sequences_running(engine) == 0)

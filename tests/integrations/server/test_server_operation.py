@@ -22,6 +22,7 @@ from tests.helpers.forward_passes import failing
 from tests.helpers.inside import assert_idle, sequences_running
 from tests.helpers.served import (
     CHAT,
+    COMPLETIONS,
     HELLO,
     Exchange,
     Gate,
@@ -37,7 +38,6 @@ from tests.helpers.served import (
     speaker,
 )
 
-COMPLETIONS = "/v1/completions"
 LONG = {"messages": HELLO, "max_tokens": 400}
 KEY = "correct-horse-battery"
 
@@ -138,12 +138,13 @@ async def test_answers_count_not_requests(endless: Speaker) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("leaves", [True, False])
+@pytest.mark.parametrize(("path", "body"), [(CHAT, LONG), (COMPLETIONS, {"prompt": "Long", "max_tokens": 400})])
 async def test_work_whose_client_goes_or_whose_task_is_cancelled_ends_within_one_pass(
-    endless: Speaker, gate: Gate, stream: bool, leaves: bool
+    endless: Speaker, gate: Gate, stream: bool, leaves: bool, path: str, body: dict[str, Any]
 ) -> None:
     app = create_app(endless)
     gate.allow(20)
-    exchange = Exchange(app, {**LONG, "stream": stream})
+    exchange = Exchange(app, {**body, "stream": stream}, path)
     await happens(lambda: gate.reached == 21)  # the pass that waits has begun
     if leaves:
         exchange.leave()

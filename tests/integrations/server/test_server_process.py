@@ -124,20 +124,6 @@ def test_a_connection_that_is_closed_ends_the_work(
     assert gate.reached == 21
 
 
-def test_a_server_whose_model_cannot_be_loaded_ends(listen: Callable[..., Any]) -> None:
-    def load() -> Speaker:
-        assert go.wait(PATIENCE)
-        raise OSError("no such model")
-
-    go = threading.Event()
-    app = create_app(load)
-    server = listen(app)
-    assert httpx.get(server.url + "/health", timeout=PATIENCE).status_code == 503
-    go.set()
-    wait_until(lambda: server.ended)
-    assert isinstance(app.state.cocoa.error, OSError)
-
-
 BURNING_TEMPLATE = (
     "{% if burn %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{% endif %}" + PLAIN
 )

@@ -233,8 +233,7 @@ class Cocoa:
 class _Decoder:
     """The part of a tokenizer that the engine needs when prompts are token ids. Copying it returns the same object.
 
-    Args:
-        tokenizer: the tokenizer. With ``None``, tokens have no text.
+    Without a tokenizer, tokens have no text.
     """
 
     eos_token_id = None
@@ -263,14 +262,8 @@ def _for_row(
 ) -> Callable[[Tensor, Any], Any]:
     """A processor or a criterion for one row of a batch, called as ``generate`` would: padded, at its index.
 
-    Some of them store state for each row, such as the n-grams of the prompt or the length of its padding.
-
-    Args:
-        call: the processor or the criterion.
-        row: the index of the row.
-        rows: the number of rows.
-        padding: ``[1, P]``, the pad tokens before its prompt.
-        processes: whether it is a processor, whose scores have rows.
+    Some of them store state for each row, such as the n-grams of the prompt or the length of its padding. ``padding``,
+    ``[1, P]``, has the pad tokens before the prompt; only processors have scores with rows.
     """
 
     def for_row(ids: Tensor, scores: Any) -> Any:
@@ -294,13 +287,10 @@ def _of_generate(caller: FrameType, name: str) -> Any:
 
 
 def _refuse(generation_config: GenerationConfig, options: Mapping[str, Any], config: CocoaConfig) -> None:
-    """Refuse unsupported options.
+    """Refuse unsupported options, all of them in one :class:`ConfigError`.
 
     When a method samples spans, it does so among ``max_candidates`` tokens at most. A larger ``top_k``, such as the
     default 50 of transformers, keeps all of them.
-
-    Raises:
-        ConfigError: there are such options. The message names all of them.
     """
     refused = dict(_UNSUPPORTED)
     if generation_config.do_sample:
@@ -353,11 +343,7 @@ def _sampling(generation_config: GenerationConfig, config: CocoaConfig) -> Cocoa
 
 
 def _unpadded(input_ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> tuple[list[list[int]], list[Tensor]]:
-    """The prompt of each row, and the ``[1, P]`` pad tokens before it.
-
-    Raises:
-        PromptError: a row has padding that is not on the left, or unusual position ids.
-    """
+    """The prompt of each row, and the ``[1, P]`` pad tokens before it, which must be on the left."""
     prompts, paddings = [], []
     for row, ids in enumerate(input_ids):
         length = len(ids) if mask is None else int(mask[row].sum())

@@ -45,10 +45,8 @@ RETRY_PAUSE = 0.5
 class LocalChat:
     """A chat service of a model in this process.
 
-    Args:
-        engine: the engine, or what will load it.
-        max_retries: how often a call is tried again after it ran out of GPU memory, which other work may have used.
-            Other errors would come again.
+    A call is tried ``max_retries`` times again after it ran out of GPU memory, which other work may have used. Other
+    errors would come again.
     """
 
     def __init__(self, engine: CocoaEngine | LazyEngine, *, max_retries: int = 0) -> None:
@@ -57,11 +55,7 @@ class LocalChat:
 
     @property
     def engine(self) -> CocoaEngine:
-        """The engine; loads it if it is not loaded yet.
-
-        Raises:
-            ModelLoadError: the model cannot be loaded.
-        """
+        """The engine; loads it if it is not loaded yet."""
         return self._engine.get() if isinstance(self._engine, LazyEngine) else self._engine
 
     def answer(self, call: ChatCall, on_piece: Callable[[Piece], None] | None = None) -> Answer:
@@ -157,15 +151,7 @@ def _cancelled_at_end() -> Iterator[Cancellation]:
 class PreparedCall:
     """A call whose prompt is rendered, for one or several answers. The grammar is compiled when it is first needed.
 
-    Attributes:
-        plan: the tools, the grammar and the parser.
-        messages: the messages for the chat template; empty for a prompt.
-        template_kwargs: the other arguments of the chat template.
-        is_chat: whether answers are divided into reasoning, calls and text.
-
-    Raises:
-        ConfigError: the chat template has no variable ``enable_thinking``, and the option is given.
-        PromptError: the message to be continued is not an assistant's.
+    For a prompt ``messages`` is empty. ``is_chat`` says whether answers are divided into reasoning, calls and text.
     """
 
     def __init__(self, engine: CocoaEngine, call: ChatCall) -> None:
@@ -199,12 +185,7 @@ class PreparedCall:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The arguments of the engine, besides the prompt, its passages and the settings.
-
-        Raises:
-            PromptError: the prompt does not fit the context window.
-            ConfigError: a part of a schema can neither be enforced nor validated, or the tokenizer is not fast.
-        """
+        """The arguments of the engine, besides the prompt, its passages and the settings. Compiles the grammar."""
         if self._constraints is None:
             self._constraints = self.plan.processors(self.messages, self.template_kwargs)
         return {
@@ -253,14 +234,9 @@ class PreparedCall:
     ) -> Answer:
         """The answer that a generation is.
 
-        Args:
-            generation: the generation.
-            timeline: the phases of the call.
-            reading: the generated text, if it has been parsed.
-            growing: what was streamed of the answer; it has the ids of its calls and the entries of its tokens.
-
-        Raises:
-            IncompleteAnswerError: its JSON or a call does not fit the schema, and must.
+        Of an answer that was streamed, ``reading`` is the parsed text, and ``growing`` has the ids of its calls and the
+        entries of its tokens. An :class:`IncompleteAnswerError` is raised if its JSON or a call does not fit the
+        schema, and must.
         """
         # a prompt that is no chat's has no reasoning
         split = self.plan.split(generation) if self.is_chat else Split("", 0, None, generation)
@@ -299,12 +275,7 @@ class LocalStream:
     """An answer while it is decoded: for each decided span, the pieces that can be shown.
 
     A span can have no piece yet, until it is known whether the answer begins with reasoning. Iterating decodes, in the
-    thread that iterates.
-
-    Args:
-        prepare: makes the prepared call.
-        config: the settings, if they are not those of the call.
-        retrying: calls a function, and again if it runs out of memory.
+    thread that iterates. ``retrying`` calls a function, and again if it runs out of memory.
     """
 
     def __init__(
@@ -405,17 +376,8 @@ class GrowingAnswer:
     """Parses an answer span by span. A call begins when its name is complete.
 
     Spans are held back until it is known whether the answer begins with reasoning: in most cases, until the first
-    visible character.
-
-    Args:
-        plan: the plan, whose prompt has been made.
-        splits: whether the answer is divided into reasoning and text.
-        entry_of: makes the report of a span, of its number and its part.
-        tokens: lists the tokens of spans, if they are asked for.
-
-    Attributes:
-        ids: the ids of the calls so far.
-        logprobs: the entries of the tokens so far, if they are asked for.
+    visible character. ``ids`` are those of the calls so far, ``logprobs`` the entries of the tokens, if ``tokens``
+    lists them. Without ``splits`` there is no reasoning.
     """
 
     def __init__(

@@ -52,10 +52,6 @@ class RemoteChat:
         timeout: time limit of a request in seconds; by default that of OpenAI's client.
         max_retries: how often a request is sent again if the server is busy or cannot be reached.
         headers: further headers of each request.
-
-    Raises:
-        ConfigError: the address is none.
-        MissingExtraError: the package openai is not installed.
     """
 
     def __init__(
@@ -163,11 +159,7 @@ remote_chat = lru_cache(maxsize=64)(RemoteChat)
 
 
 def sent_settings(config: CocoaConfig) -> dict[str, Any]:
-    """The settings of a request: those that were set.
-
-    Raises:
-        ConfigError: one of them names a file on the server's machine.
-    """
+    """The settings of a request: those that were set. None may name a file of the server's machine."""
     if wrong := [name for name in OF_THE_SERVER if name in config.model_fields_set]:
         raise ConfigError(f"{wrong[0]} names a file of the server's machine; give it to `cocoa serve`")
     return config.model_dump(mode="json", include=config.model_fields_set)

@@ -56,12 +56,7 @@ class ReplicaLostError(CocoaError):
 
 @dataclass(frozen=True)
 class Forwarded:
-    """A request as it is sent to a replica.
-
-    Attributes:
-        scope: of ASGI, plain values only.
-        body: the whole body.
-    """
+    """A request as it is sent to a replica: its scope, of plain values only, and its whole body."""
 
     scope: dict[str, Any]
     body: bytes
@@ -77,8 +72,7 @@ a free slot."""
 class Board(Collector):
     """The latest metrics of every replica. The replicas send them: one whose slots are taken cannot be asked.
 
-    Args:
-        max_age: seconds after which the metrics of a replica that sends no others are dropped: it has ended.
+    Those of a replica that has sent no others for ``max_age`` seconds are dropped: it has ended.
     """
 
     def __init__(self, max_age: float) -> None:
@@ -130,12 +124,7 @@ class Drain:
 
 
 class Replica:
-    """Answers requests that a gateway hands on.
-
-    Args:
-        engine: the engine.
-        settings: the settings of the server. The gateway has checked keys and hosts.
-    """
+    """Answers requests that a gateway hands on, which has checked keys and hosts."""
 
     def __init__(self, engine: CocoaEngine, settings: ServerSettings) -> None:
         inside = settings.model_copy(update={"api_keys": (), "allow_no_key": True, "allowed_hosts": ("*",)})
@@ -190,13 +179,8 @@ def gateway(
 ) -> ASGIApp:
     """The ASGI app of a gateway.
 
-    Args:
-        ask: hands a request to one of the replicas.
-        ready: the number of replicas that run.
-        settings: who may use the server, and the limits of a request.
-        board: the metrics of the replicas.
-        drain: says when the gateway stops.
-        retries: how often a request is restarted because its replica ended.
+    ``ask`` hands a request to one of the replicas, of which ``ready`` tells how many run. A request is restarted up to
+    ``retries`` times because its replica ended.
     """
     bodies = Bodies(settings.max_body_bytes)
 
@@ -283,8 +267,7 @@ def gateway(
 class _Shown:
     """What the client has seen of an answer. A response that is not a stream is held until it is complete.
 
-    Attributes:
-        text: whether an event of the answer was sent. Comments, the signs of life in a stream, do not count.
+    ``text`` says whether an event of the answer was sent. Comments, the signs of life in a stream, do not count.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -36,16 +36,8 @@ more, so that a new cluster has 60."""
 def connected(what: str, cores: float = 0.0, workers: str = "") -> Iterator[bool]:
     """Connect to a cluster: that of ``RAY_ADDRESS``, the one that runs on this machine, or else a new one.
 
-    A new cluster has Ray's token authentication, and ends with the block. Yields whether it is new.
-
-    Args:
-        what: what needs the cluster, for the message if Ray is missing.
-        cores: the CPU cores that a new cluster must have. Ray would wait indefinitely for more.
-        workers: what needs the cores, for the message.
-
-    Raises:
-        MissingExtraError: Ray is not installed.
-        ConfigError: there is no cluster at ``RAY_ADDRESS``, or this machine has too few cores.
+    A new cluster has Ray's token authentication, and ends with the block. It must have the ``cores`` that the
+    ``workers`` need: Ray would wait indefinitely for more. Yields whether it is new.
     """
     ray = need("ray", extra="ray", what=what)
     if ray.is_initialized():
@@ -90,14 +82,9 @@ LARGEST_BLOCK = 16
 
 @dataclass(frozen=True)
 class Pool:
-    """The actors.
+    """The actors: their largest number (one is enough to begin), and what each loads and has.
 
-    Attributes:
-        load: how each loads its engine.
-        actors: their largest number. One is enough to begin.
-        num_cpus: CPU cores of each.
-        num_gpus: GPUs of each.
-        threads: threads of each; `None`: as many as cores.
+    Without ``threads``, each has as many as cores.
     """
 
     load: LoadOptions
@@ -128,15 +115,6 @@ class Pool:
         """Do pieces of work on a cluster. Yields the number of each piece, from 0, with its result, as they come.
 
         An actor that ends is started anew, and its work is repeated.
-
-        Args:
-            what: what needs the cluster.
-            work: the pieces.
-            do: does one of them.
-
-        Raises:
-            ConfigError: this machine has too few cores.
-            CocoaError: the actors cannot work.
         """
         with connected(what, self.actors * self.num_cpus, f"{self.actors} actors"):
             import ray.data
@@ -212,10 +190,6 @@ def score(
 
     Returns:
         The number of rows with an error, and of all rows.
-
-    Raises:
-        ConfigError: the file of finished rows is of another run.
-        DataError: the file cannot be read, or has no rows.
     """
     lines = read_rows(given)
     pool = Pool.of(load, **options)

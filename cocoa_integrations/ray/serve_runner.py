@@ -37,15 +37,7 @@ POLL = 0.2
 def serve(load: LoadOptions, config: CocoaConfig, server: ServerSettings, **of_ray: Any) -> None:
     """Serve replicas of an engine until SIGTERM or Ctrl-C. Running answers then have ``shutdown_timeout`` to end.
 
-    Args:
-        load: how the model is loaded.
-        config: the decoding settings of requests that give none.
-        server: who may use the server, and the limits of a request.
-        **of_ray: fields of :class:`~cocoa_integrations.ray.RaySettings`; `None` is the default.
-
-    Raises:
-        ConfigError: the settings contradict each other, the address is taken, or this machine has too few cores.
-        CocoaError: the replicas could not start.
+    ``of_ray`` has fields of :class:`~cocoa_integrations.ray.RaySettings`; `None` is the default.
     """
     load = everywhere(load)
     counts = {name: value for name, value in of_ray.items() if value is not None}
@@ -96,13 +88,9 @@ def _serve(settings: RaySettings, signals: list[int], own: bool, progress: Progr
 
 
 def drain(gateways: DeploymentHandle, timeout: float) -> None:
-    """Let gateways refuse new requests, wait until those that run have ended, and end the others.
+    """Let gateways refuse new requests, and end those that run after ``timeout`` seconds.
 
     Without this, Ray Serve would answer new requests with a plain 404 as soon as the application is deleted.
-
-    Args:
-        gateways: the handle of all gateways.
-        timeout: seconds that running requests have.
     """
 
     def told(method: str) -> list[Any]:

@@ -158,12 +158,7 @@ def serve(
 def given_keys(keys: list[str] | tuple[str, ...], file: Path | None) -> list[str]:
     """The API keys from the options, a file and the environment.
 
-    Args:
-        keys: the keys among the options.
-        file: a file with one key a line. Empty lines, and lines that begin with ``#``, are left out.
-
-    Raises:
-        ConfigError: the file cannot be read, or has no key.
+    The file has one key a line; empty lines, and lines that begin with ``#``, are left out.
     """
     accepted = [*keys, *os.environ.get(KEYS_VARIABLE, "").replace(",", " ").split()]
     if file is not None:

@@ -50,8 +50,8 @@ _CODES = {401: "invalid_api_key", 404: "not_found", 405: "method_not_allowed", 4
 class ApiError(errors.CocoaError):
     """An error for the client, with its HTTP status.
 
-    ``param`` is the parameter that is wrong, and ``code`` a short name for programs. The client should try again after
-    ``retry_after`` seconds.
+    ``param`` is the parameter that is wrong, ``code`` a short name for programs, and ``retry_after`` the seconds to
+    wait.
     """
 
     def __init__(

@@ -85,16 +85,10 @@ async def free_memory_released() -> AsyncIterator[None]:
 class ServerState:
     """What the routes of one app share. The lifespan of the app calls a function that loads the engine.
 
-    Attributes:
-        phase: what the server does.
-        calls: the calls that run or wait.
-        bodies: reads the bodies of requests.
-        scoring: held while given texts are scored, so that those of several requests take turns.
-        first_texts, later_texts: held before it by a request with its first texts, and by one with others. First and
-            later texts therefore alternate, and a new request waits for two of them, however many requests there are.
-        metrics: what ``/metrics`` shows.
-        started: the time at which the state was created, in seconds since 1970.
-        error: why the model could not be loaded.
+    ``scoring`` is held while given texts are scored, so that those of several requests take turns. Before it, a request
+    holds ``first_texts`` with its first texts, and ``later_texts`` with others. First and later texts therefore
+    alternate, and a new request waits for two of them, however many requests there are. ``error`` is why the model
+    could not be loaded.
     """
 
     def __init__(self, engine: CocoaEngine | Loader, settings: ServerSettings) -> None:

@@ -50,12 +50,7 @@ _METRICS: dict[str, tuple[Any, ...]] = {
 
 
 class Metrics:
-    """The metrics of one app, in a registry of their own.
-
-    Attributes:
-        registry: what ``/metrics`` shows.
-        model_name: the label of all values. It is set when the model is loaded.
-    """
+    """The metrics of one app, in a registry of their own. ``model_name`` is a label of all values."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

@@ -60,13 +60,7 @@ def guarded(
     """Refuse requests of strangers, and bodies above the limit; answer errors that nothing else handles; serve HEAD.
 
     The header ``Host`` must name this server: a page that a browser shows could send requests to another name of the
-    machine. A body must have one length, and the rest of one that is too large is not read.
-
-    Args:
-        app: the app.
-        settings: who may use it, and whether the log may have the message of an error.
-        open_paths: the paths that need no key.
-        only_this_machine: refuse requests from other machines.
+    machine. A body must have one length, and the rest of one that is too large is not read. ``open_paths`` need no key.
     """
     limit, hosts = settings.max_body_bytes, {host.lower().strip("[]") for host in settings.known_hosts}
     digests = [hashlib.sha256(key.get_secret_value().encode()).digest() for key in settings.api_keys]
@@ -159,11 +153,8 @@ class Bodies:
     """Reads bodies with bounded memory, and lets one large body at a time be parsed.
 
     A body that does not come keeps no other waiting: it holds only its own bytes, and is dropped if they are needed.
-    Parsing holds the lock of the interpreter, and its result can take 40 times the memory of the body.
-
-    Args:
-        max_bytes: the maximum size of a body.
-        at_once: the number of bodies of this size that fit the memory, and of those that may go beyond it.
+    Parsing holds the lock of the interpreter, and its result can take 40 times the memory of the body. ``at_once``
+    bodies of the maximum size fit the memory, and as many may go beyond it.
     """
 
     def __init__(self, max_bytes: int, at_once: int = 8) -> None:
@@ -174,11 +165,7 @@ class Bodies:
 
     @asynccontextmanager
     async def read(self, receive: Receive) -> AsyncIterator[bytes]:
-        """A whole body within the context.
-
-        Raises:
-            ApiError: the client has gone, or sends too slowly.
-        """
+        """A whole body within the context; :class:`ApiError` if the client has gone, or sends too slowly."""
         parts: list[bytes] = []
         key, size, more, counted, waited = object(), 0, True, 0, 0.0
         try:
@@ -250,11 +237,7 @@ def require_json(headers: Headers) -> None:
 
 
 def parsed(body: bytes) -> dict[str, Any]:
-    """The JSON object in a body.
-
-    Raises:
-        ApiError: there is none.
-    """
+    """The JSON object in a body; :class:`ApiError` if there is none."""
     collects = len(body) > LARGE and gc.isenabled()
     if collects:
         gc.disable()  # collections among a million new values would take most of the time; nobody else runs meanwhile

@@ -76,11 +76,7 @@ class DrainingServer(uvicorn.Server):
 
     After SIGTERM or Ctrl-C the server still listens, and refuses new calls with status 503. Answers that have not ended
     after ``shutdown_timeout`` seconds are cancelled; streams then end with an error. A second signal does not wait.
-
-    Args:
-        app: the app, from :func:`~cocoa_integrations.server.create_app`.
-        ends_process: end the process if cancelled work has not ended a second later, such as a long forward pass.
-        **options: further options of uvicorn.
+    ``ends_process`` ends the process if cancelled work has not ended a second later, such as a long forward pass.
     """
 
     def __init__(self, app: FastAPI, *, ends_process: bool = False, **options: Any) -> None:
@@ -133,11 +129,7 @@ class DrainingServer(uvicorn.Server):
 
 
 def listening(settings: ServerSettings) -> socket.socket:
-    """A socket that listens on the address of a server.
-
-    Raises:
-        ConfigError: the address is taken, or is not one of this machine.
-    """
+    """A socket that listens on the address of a server; :class:`ConfigError` if it is taken, or not of this machine."""
     host, port = settings.host, settings.port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

@@ -60,13 +60,8 @@ def traced(app: ASGIApp, left_out: Collection[str]) -> ASGIApp:
 class Record:
     """Notes what becomes of one request. The current span of a trace gets no text.
 
-    Args:
-        state: the state of the server.
-        operation: OpenTelemetry's name of what is asked for, ``chat`` or ``text_completion``.
-        config: the settings.
-        envelope: what its chunks have in common.
-        prompt: the messages or prompts.
-        count: the number of answers to each prompt.
+    ``operation`` is OpenTelemetry's name of what is asked for, ``envelope`` what its chunks have in common, and
+    ``count`` the number of answers to each prompt.
     """
 
     def __init__(

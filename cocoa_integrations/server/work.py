@@ -35,11 +35,9 @@ logger = safe_logger("cocoa_integrations.server")
 class Call:
     """One request that the engine works on. ``on_cancel`` is told who cancelled it.
 
-    Attributes:
-        answers: the number of answers that it asks for.
-        most: the number of answers that the engine decodes and queues.
-        cancellation: ends the work, before the next layer of a pass at the latest. Pass it to every call of the engine.
-        ended_by: who cancelled the call; ``None`` while it runs.
+    It asks for ``answers`` answers, of which the engine decodes and queues ``most``. ``cancellation`` ends its work,
+    before the next layer of a pass at the latest; pass it to every call of the engine. ``ended_by`` is who cancelled
+    it.
     """
 
     def __init__(self, engine: CocoaEngine, on_cancel: Callable[[By], None]) -> None:
@@ -97,9 +95,7 @@ class Calls:
     def count(self, call: Call, answers: int, param: str = "n") -> None:
         """Count the answers that a call asks for; ``param`` is the parameter that does.
 
-        Raises:
-            EngineBusyError: the engine has as many calls as it runs and queues.
-            ApiError: the call alone has more answers.
+        It is refused if it has more than the engine runs and queues, alone or with the other calls.
         """
         at_most(answers, call.most, param, "answers")
         others = self.answers - call.answers
@@ -127,9 +123,6 @@ class Calls:
         """A call within the context, which counts as one answer. Leaving the context ends its work.
 
         So does the client when it goes, which ``receive`` tells. The body of the request must have been read.
-
-        Raises:
-            EngineBusyError: the engine has as many calls as it runs and queues.
         """
         call = Call(engine, self._on_cancel)
         self.count(call, 1)

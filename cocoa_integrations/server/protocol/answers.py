@@ -54,14 +54,9 @@ class RiskFields(NamedTuple):
 class Job:
     """The answers to one prompt, which are decoded in worker threads. Renders the prompt and compiles the grammar.
 
-    Attributes:
-        engine: the engine.
-        call: the prompt, and how it is answered.
-        risk: where the risk is written.
-        first: the index of its first answer among all choices.
-        top: of a completion: the number of most probable tokens that are listed for each token, if any are listed.
-        echo: of a completion: whether answers begin with the prompt.
-        only_echo: of a completion: whether nothing is decoded.
+    ``first`` is the index of its first answer among all choices. Of a completion, ``top`` is the number of most
+    probable tokens that are listed for each token, if any are; with ``echo`` answers begin with the prompt, and with
+    ``only_echo`` nothing is decoded.
     """
 
     engine: CocoaEngine
@@ -133,12 +128,7 @@ class Job:
 
 
 class StreamedAnswer:
-    """One answer that is decoded while its choices are read; see :meth:`Job.answer`.
-
-    Attributes:
-        answered: the answer, once it is complete.
-        stream: decodes it.
-    """
+    """One answer that is decoded while its choices are read; see :meth:`Job.answer`. Then it is ``answered``."""
 
     def __init__(self, job: Job, number: int, config: CocoaConfig) -> None:
         self.answered: Answered | None = None
@@ -287,12 +277,7 @@ def score_one(engine: CocoaEngine, prompt: str | list[int], text: str | list[int
 
 
 def token_lists(entries: Sequence[dict[str, Any]], offset: int = 0) -> dict[str, Any]:
-    """``logprobs`` of a completion, from entries as chat completions have them.
-
-    Args:
-        entries: the tokens; special tokens are not part of the text.
-        offset: the offset of the first token in the text.
-    """
+    """``logprobs`` of a completion, from entries as chats have them; ``offset`` is that of the first token."""
     offsets: list[int] = []
     likely: list[dict[str, float] | None] = []
     for entry in entries:
@@ -317,12 +302,9 @@ def wire_report(report: RiskReport, **more: Any) -> dict[str, Any]:
 
 
 def usage_of(answers: Sequence[Answer], n: int, *, reported: bool) -> dict[str, Any]:
-    """The token counts of the answers to one request, and their highest risk.
+    """The token counts of the answers to one request, and their highest risk if it may be ``reported``.
 
-    Args:
-        answers: the answers.
-        n: the number of answers to each prompt, which counts once.
-        reported: whether their risk may be told.
+    Each prompt has ``n`` answers, and counts once.
     """
     of_prompts = [answer.usage for answer in answers[::n]]
     prompt = sum(usage.prompt_tokens for usage in of_prompts)

@@ -51,8 +51,7 @@ class Message(BaseModel):
 def entries_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Messages as a chat template takes them, with ``tool_calls`` whose arguments are dicts.
 
-    Raises:
-        ApiError: a message has other content than text. It names the message.
+    An :class:`ApiError` names a message with other content than text.
     """
     called: dict[str, str] = {}
     entries = [_entry(f"messages[{number}]", message, called) for number, message in enumerate(messages)]
@@ -117,14 +116,9 @@ def function_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def template_variables(given: Mapping[str, Any] | None, engine: CocoaEngine) -> dict[str, Any]:
-    """``chat_template_kwargs`` of a request.
+    """``chat_template_kwargs`` of a request, which are variables of the model's template.
 
-    Variables that the template does not have are accepted if their value is false or empty: some clients send
-    ``enable_thinking=False`` to every model.
-
-    Raises:
-        ApiError: they are not variables of a template; or the model's template does not have one of them, whose value
-            is neither false nor empty.
+    Others are accepted if their value is false or empty: some clients send ``enable_thinking=False`` to every model.
     """
     variables, param = dict(given or {}), "chat_template_kwargs"
     if wrong := [name for name in variables if name in NOT_VARIABLES]:

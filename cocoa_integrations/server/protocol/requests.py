@@ -141,12 +141,8 @@ class DecodingRequest(BaseModel):
     def read(cls, given: Mapping[str, Any], limits: ServerSettings) -> Self:
         """The checked request. Nothing is made of a value that is refused, so that the work is bounded.
 
-        Args:
-            given: the JSON of the request.
-            limits: the limits.
-
-        Raises:
-            ApiError: a parameter is wrong, not supported, contradicts another one, or is above a limit. It names it.
+        An :class:`ApiError` names a parameter that is wrong, not supported, contradicts another one, or is above a
+        limit.
         """
         given = {name: value for name, value in given.items() if value is not None}
         cls._screen(given, limits)
@@ -221,14 +217,9 @@ class DecodingRequest(BaseModel):
         return sum(len(part if isinstance(part, str) else json.dumps(part, ensure_ascii=False)) for part in parts)
 
     def config(self, base: CocoaConfig, limits: ServerSettings) -> CocoaConfig:
-        """The settings of the decode.
+        """The settings of the decode; ``base`` has those that the request does not give.
 
-        Args:
-            base: the settings that the request does not give.
-            limits: the limits of a request.
-
-        Raises:
-            ApiError: a setting is out of range, above a limit, given twice, or has no effect. It names the parameter.
+        An :class:`ApiError` names a setting that is out of range, above a limit, given twice, or has no effect.
         """
         given = self._settings()
         method = str(given.get("method", ("", base.method))[1])
@@ -277,11 +268,7 @@ class DecodingRequest(BaseModel):
         return settings
 
     def processors(self, engine: CocoaEngine) -> list[Processor]:
-        """The logits processors of the request: the one of ``logit_bias``.
-
-        Raises:
-            ApiError: ``logit_bias`` has a token that the model does not have, or a bias outside [-100, 100].
-        """
+        """The logits processors of the request: the one of ``logit_bias``."""
         size, biases = engine.session.model.config.vocab_size, {}
         for token, bias in (self.logit_bias or {}).items():
             is_bias = isinstance(bias, (int, float)) and not isinstance(bias, bool) and -100 <= bias <= 100
@@ -362,12 +349,9 @@ class ChatRequest(DecodingRequest):
             raise bad_request(str(error), named[0] if named else "tools" if self.tools else "response_format") from None
 
     def template_options(self, engine: CocoaEngine) -> ChatTemplateOptions:
-        """The options of the chat template.
+        """The options of the chat template. A request must not bring a template of its own.
 
         ``reasoning_effort`` is the variable of this name; ``"none"`` is ``enable_thinking=False`` for other templates.
-
-        Raises:
-            ApiError: they are not variables of a template. A request must not bring a template of its own, either.
         """
         variables, effort = template_variables(self.chat_template_kwargs, engine), self.reasoning_effort
         if effort is not None and names(engine, "reasoning_effort"):

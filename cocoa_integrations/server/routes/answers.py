@@ -98,15 +98,6 @@ async def _admitted(kind: type[Asked], request: Request, resources: AsyncExitSta
     """The call of a request, and the checked request. It counts as a call before its body is parsed.
 
     Nothing that grows with a body runs in the event loop, and an error is about the first value that is wrong.
-
-    Args:
-        kind: the model of the body.
-        request: the request.
-        resources: what the call holds.
-
-    Raises:
-        ApiError: the model is not loaded, the server shuts down, or the body is not valid.
-        EngineBusyError: the engine has as many calls as it runs and queues.
     """
     state = state_of(request)
     state.require_ready()
@@ -208,16 +199,7 @@ class Scoring:
 
 
 class Reply:
-    """The answers to one request. Made in a worker thread, since it renders prompts and compiles the grammar.
-
-    Args:
-        body: the request.
-        state: the state of the server.
-        call: the call of the engine.
-
-    Raises:
-        ApiError: a parameter is not valid.
-    """
+    """The answers to one request. Made in a worker thread, since it renders prompts and compiles the grammar."""
 
     def __init__(self, body: ChatRequest | CompletionRequest, state: ServerState, call: Call) -> None:
         self._body, self._state, self._call = body, state, call
@@ -279,11 +261,7 @@ class Reply:
     async def streamed(self, resources: AsyncExitStack) -> Response:
         """The response with streamed answers, once the first span is decided: errors until then have their status.
 
-        Args:
-            resources: what the call holds. The response takes it over.
-
-        Raises:
-            Exception: that of the first span.
+        It takes over ``resources``, which the call holds.
         """
         call, settings = self._call, self._state.settings
         self._streams = [

@@ -205,37 +205,6 @@ async def test_where_the_risk_is(tiny: Speaker, report: str, in_choice: bool, in
     assert ("cocoa_risk" in last, "cocoa_risk" in last["logprobs"]) == (in_choice, in_logprobs)
 
 
-@pytest.mark.parametrize(
-    ("body", "param", "says"),
-    [
-        ({"prompt": None}, "prompt", "required"),
-        ({"prompt": 3}, "prompt", "a text, a list of texts"),
-        ({"prompt": [True]}, "prompt", "a list of token ids"),
-        ({"prompt": ["a", 1]}, "prompt", "a list of token ids"),
-        ({"prompt": ""}, "prompt", "empty"),
-        ({"prompt": []}, "prompt", "empty"),
-        ({"prompt": ["a", ""]}, "prompt", "empty"),
-        ({"prompt": [10**6]}, "prompt", "10"),
-        ({"prompt": [-1]}, "prompt", "-1"),
-        ({"prompt": [10**6], "echo": True}, "prompt", "10"),
-        ({"prompt": ["a"] * 300}, "prompt", "limit of 256"),
-        ({"prompt": [40] * 5000, "max_tokens": 1}, "prompt", "context window"),
-        ({"prompt": [40] * 5000, "max_tokens": 0, "echo": True, "logprobs": 1}, "prompt", "context window"),
-        ({"max_tokens": 0}, "max_tokens", "echo"),
-        ({"max_tokens": -1}, "max_tokens", "greater than or equal to 1"),
-        ({"logprobs": 21}, "logprobs", "20"),
-        ({"logprobs": 2, "cocoa": {"top_logprobs": 3}}, "logprobs", "differ"),
-        ({"cocoa": {"source": ["not there"]}}, "cocoa.source", "not in the prompt"),
-        ({"cocoa": {"source": ["a"]}, "max_tokens": 0, "echo": True}, "cocoa.source", "no effect"),
-    ],
-    ids=lambda value: str(value)[:60],
-)
-async def test_refusals_name_the_parameter(tiny: Speaker, body: dict[str, Any], param: str, says: str) -> None:
-    error = await refusal(tiny, path=COMPLETIONS, **body)
-    assert (error["param"], error["type"]) == (param, "invalid_request_error")
-    assert says in error["message"]
-
-
 async def test_logit_bias_applies(tiny: Speaker) -> None:
     body = {"logit_bias": {str(tiny.encode("Q")[0]): 100}, "max_tokens": 3}
     assert (await completion(tiny, **body))["choices"][0]["text"] == "QQQ"

@@ -98,49 +98,6 @@ async def test_settings_and_candidates_apply(tiny: Speaker) -> None:
     assert all("rivals" in span for span in report["spans"])
 
 
-@pytest.mark.parametrize(
-    ("body", "param", "says"),
-    [
-        ({"text": "a"}, "prompt", "either prompt or messages"),
-        ({"prompt": "a", "messages": HELLO, "text": "a"}, "prompt", "either prompt or messages"),
-        ({"prompt": "a"}, "text", "either text or texts"),
-        ({"prompt": "a", "text": "a", "texts": ["b"]}, "text", "either text or texts"),
-        ({"prompt": "a", "texts": []}, "texts", "no text"),
-        ({"prompt": "", "text": "a"}, "prompt", "empty"),
-        ({"prompt": "a", "texts": ["b", ""]}, "text", "empty"),
-        ({"prompt": [10**6], "text": "a"}, "prompt", "vocabulary"),
-        ({"prompt": "a", "text": "a" * 5000}, "text", "context window"),
-        ({"prompt": "a", "texts": ["a"] * 300}, "texts", "limit of 256"),
-        ({"prompt": "a", "text": "b\ud800"}, "text", "surrogate"),
-        ({"prompt": "a", "text": "b", "source": ["c"]}, "source", "not in the prompt"),
-        ({"prompt": "a", "text": "b", "source": [""]}, "source", "not empty"),
-        ({"prompt": "a", "text": "b", "max_tokens": 3}, "max_tokens", "nothing is decoded"),
-        ({"messages": HELLO, "text": "b", "chat_template_kwargs": {"tools": []}}, "chat_template_kwargs", "tools"),
-        ({"prompt": "a", "text": "b", "cocoa": {"alpha": -1}}, "cocoa.alpha", "alpha"),
-        ({"prompt": "a", "text": "b", "cocoa": {"method": "diver"}}, "divide", "divide"),
-        (
-            {"messages": HELLO, "text": "b", "chat_template_kwargs": {"mood": 1}},
-            "chat_template_kwargs.mood",
-            "has no variable",
-        ),
-        ({"prompt": "a", "text": "b", "chat_template_kwargs": {"mood": 1}}, "chat_template_kwargs", "give messages"),
-        ({"messages": [], "text": "b"}, "messages", "empty"),
-        ({"prompt": "a", "text": "b", "cocoa": {"source": ["a"]}}, "cocoa.source", "give source"),
-        ({"prompt": "a", "text": "b", "cocoa": {"report": "none"}}, "cocoa.report", "no effect"),
-        ({"prompt": "a", "text": "b", "cocoa": {"max_new_tokens": 3}}, "cocoa.max_new_tokens", "nothing is decoded"),
-        ({"prompt": "a", "text": "b", "logprobs": True}, "logprobs", "nothing is decoded"),
-        ({"prompt": ["5"], "text": "b"}, "prompt", "valid string"),
-        ({"prompt": "a", "text": "b", "divide": "no"}, "divide", "boolean"),
-        ({"prompt": "a", "text": "b", "cocoa": {"top_logprobs": 3}}, "cocoa.top_logprobs", "no effect"),
-    ],
-    ids=lambda value: str(value)[:60],
-)
-async def test_refusals_name_the_parameter(tiny: Speaker, body: dict[str, Any], param: str | None, says: str) -> None:
-    error = await refusal(tiny, path=SCORE, **body)
-    assert (error["param"], error["type"]) == (param, "invalid_request_error")
-    assert says in error["message"]
-
-
 async def test_long_texts_are_read_in_steps(tiny: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = await score(tiny, prompt=PROMPT, text=TEXTS[0], divide=False)
     monkeypatch.setattr("cocoa_integrations.server.protocol.answers._MOST_LOGITS", 0)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from cocoa_engine.errors import CocoaError, ConfigError, DataError
 from cocoa_engine.messages import explain, unknown
@@ -40,10 +40,19 @@ def given_or_new(given: T | None, kind: type[T], name: str) -> T:
 class ValidatedModel(BaseModel):
     """A pydantic model that raises an error of this package, with a short message, for wrong data.
 
-    A subclass may set ``_invalid``, the class of the error.
+    A subclass may set ``_invalid``, the class of the error. The docstring of a field is its description.
     """
 
+    model_config = ConfigDict(use_attribute_docstrings=True)
     _invalid: ClassVar[type[CocoaError]] = ConfigError
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        """The same as pydantic's, after the lines of each description are joined."""
+        for field in cls.__pydantic_fields__.values():
+            if field.description is not None:
+                field.description = " ".join(field.description.split())
+        return handler(source)
 
     if not TYPE_CHECKING:  # type checkers keep pydantic's signatures
 

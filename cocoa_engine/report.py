@@ -129,117 +129,71 @@ class SpanReport(RangeReport):
     """One entry of ``cocoa_spans``, and of ``spans`` in ``cocoa_risk``."""
 
     span: int = Field(0, description="Number of the span in the answer, from 0. Not in a compact report.")
-    start: int = Field(
-        description="Offset of the span's first character in the text that is shown: the generated text with the "
-        "changes in `edits`. White space at the ends of a marked span is left out.",
-    )
+    start: int
+    """Offset of the span's first character in the text that is shown: the generated text with the changes in `edits`.
+    White space at the ends of a marked span is left out."""
     end: int = Field(description="Offset after the span's last character.")
-    text: str | None = Field(
-        None,
-        description="Text of the span as it was generated. The texts of all spans concatenate to the generated "
-        "text. Left out in a compact report if the text of the answer has it at these offsets.",
-    )
-    kind: Literal["greedy", "risk_point", "given"] = Field(
-        description="`risk_point`: several candidates competed and this one was kept. `greedy`: no token "
-        "competed. `given`: the text was scored, not generated.",
-    )
-    con_mlds: Finite = Field(
-        None,
-        description="ConMLDS: disagreement of consecutive middle layers, between 0 and 2. Left out in a compact "
-        "report if it is the risk.",
-    )
-    f_mlds: Finite = Field(
-        None,
-        description="fMLDS: disagreement of the middle layers with the final layer, between 0 and 2. Left out in "
-        "a compact report if it is the risk.",
-    )
-    log_prob: Finite = Field(
-        description="Log-probability of the span in nats, by default the sum over its tokens (`span_log_prob`).",
-    )
-    score: Finite = Field(
-        None,
-        description="Score by which the method ranks candidates. Higher is better. Not in a compact report.",
-    )
-    risk: float | None = Field(  # as it was read: one that is no number and not flagged is no harmless one
-        description="Risk of the span, in [0, 1] unless a raw MLDS was asked for. `risk_source` of the report "
-        "says what it is. `None` if it was not measured or is not a finite number; the latter is "
-        "`flagged`.",
-    )
-    flagged: bool = Field(
-        False,
-        description="Whether the risk reaches `threshold` of the report, or is not a finite number. Left out in "
-        "a compact report if it is false.",
-    )
-    source_attention: Finite = Field(
-        None,
-        description="Mean attention mass of the model's retrieval heads on the prompt, its first token left out, "
-        "in [0, 1]; `None` if it was not measured. Left out in a compact report if it is `None`.",
-    )
-    passage_attention: list[Finite] = Field(
-        default_factory=list,
-        description="Only where the passages of the prompt were given: the same for each passage, in their "
-        "order. In a response of LlamaIndex for each of its `source_nodes`, in that of a judge for "
-        "each of its contexts, and `None` for one that was not in the prompt of the answer.",
-    )
-    reaches_max_risk: bool = Field(
-        False,
-        description="Whether decoding stopped after this span because its risk reached `max_risk`. Left out in a "
-        "compact report if it is false.",
-    )
-    out_of_domain: bool = Field(
-        False,
-        description="Only if true: the span is unlike those that the calibrator was fitted on, and its risk may "
-        "be meaningless.",
-    )
-    repeats: bool = Field(
-        False,
-        description="Only if true: the answer runs in a loop where the span ends: its last 24 tokens are one "
-        "sequence of at most 8 tokens, over and over. Such tokens are probable, so that the risk is "
-        "low.",
-    )
-    candidates: int = Field(
-        0,
-        description="Number of candidates that competed; 0 where none did. Left out in a compact report if it is 0.",
-    )
-    chosen: int | None = Field(
-        None,
-        description="Index of the kept candidate at a risk point, otherwise `None`. Not in a compact report.",
-    )
-    index: int = Field(
-        0,
-        description="Only from `cocoa serve`: the same as `span`. Clients of OpenAI join the lists of a stream by it.",
-    )
-    rivals: list[RivalReport] = Field(
-        default_factory=list,
-        description="Only from `cocoa serve`, where `cocoa` has `candidates`: all candidates of the span, the "
-        "kept one included.",
-    )
-    part: Literal["reasoning", "answer"] | None = Field(
-        None,
-        description="Only where the model reasoned: the part of the text that the span belongs to. A span with "
-        "the tag `</think>` belongs to the answer if it has visible text after the tag.",
-    )
-    context_lift: Finite = Field(
-        None,
-        description="Only where context lift is measured: `log_prob` with the context minus `log_prob` without "
-        "it, in nats. `None` for a span without a token of its own.",
-    )
+    text: str | None = None
+    """Text of the span as it was generated. The texts of all spans concatenate to the generated text. Left out in a
+    compact report if the text of the answer has it at these offsets."""
+    kind: Literal["greedy", "risk_point", "given"]
+    """`risk_point`: several candidates competed and this one was kept. `greedy`: no token competed. `given`: the text
+    was scored, not generated."""
+    con_mlds: Finite = None
+    """ConMLDS: disagreement of consecutive middle layers, between 0 and 2. Left out in a compact report if it is the
+    risk."""
+    f_mlds: Finite = None
+    """fMLDS: disagreement of the middle layers with the final layer, between 0 and 2. Left out in a compact report if
+    it is the risk."""
+    log_prob: Finite
+    """Log-probability of the span in nats, by default the sum over its tokens (`span_log_prob`)."""
+    score: Finite = None
+    """Score by which the method ranks candidates. Higher is better. Not in a compact report."""
+    risk: float | None  # as it was read: one that is no number and not flagged is no harmless one
+    """Risk of the span, in [0, 1] unless a raw MLDS was asked for. `risk_source` of the report says what it is. `None`
+    if it was not measured or is not a finite number; the latter is `flagged`."""
+    flagged: bool = False
+    """Whether the risk reaches `threshold` of the report, or is not a finite number. Left out in a compact report if it
+    is false."""
+    source_attention: Finite = None
+    """Mean attention mass of the model's retrieval heads on the prompt, its first token left out, in [0, 1]; `None` if
+    it was not measured. Left out in a compact report if it is `None`."""
+    passage_attention: list[Finite] = Field(default_factory=list)
+    """Only where the passages of the prompt were given: the same for each passage, in their order. In a response of
+    LlamaIndex for each of its `source_nodes`, in that of a judge for each of its contexts, and `None` for one that was
+    not in the prompt of the answer."""
+    reaches_max_risk: bool = False
+    """Whether decoding stopped after this span because its risk reached `max_risk`. Left out in a compact report if it
+    is false."""
+    out_of_domain: bool = False
+    """Only if true: the span is unlike those that the calibrator was fitted on, and its risk may be meaningless."""
+    repeats: bool = False
+    """Only if true: the answer runs in a loop where the span ends: its last 24 tokens are one sequence of at most 8
+    tokens, over and over. Such tokens are probable, so that the risk is low."""
+    candidates: int = 0
+    """Number of candidates that competed; 0 where none did. Left out in a compact report if it is 0."""
+    chosen: int | None = None
+    """Index of the kept candidate at a risk point, otherwise `None`. Not in a compact report."""
+    index: int = 0
+    """Only from `cocoa serve`: the same as `span`. Clients of OpenAI join the lists of a stream by it."""
+    rivals: list[RivalReport] = Field(default_factory=list)
+    """Only from `cocoa serve`, where `cocoa` has `candidates`: all candidates of the span, the kept one included."""
+    part: Literal["reasoning", "answer"] | None = None
+    """Only where the model reasoned: the part of the text that the span belongs to. A span with the tag `</think>`
+    belongs to the answer if it has visible text after the tag."""
+    context_lift: Finite = None
+    """Only where context lift is measured: `log_prob` with the context minus `log_prob` without it, in nats. `None` for
+    a span without a token of its own."""
     con_mlds_lift: Finite = Field(None, description="Like `context_lift`, for `con_mlds`.")
     f_mlds_lift: Finite = Field(None, description="Like `context_lift`, for `f_mlds`.")
-    source: int | None = Field(
-        None,
-        description="Only with citations: number of the cited source, from 1; `None` if none is cited.",
-    )
-    source_lifts: list[Finite] = Field(
-        default_factory=list,
-        description="Only with citations by lift: for each source, log p of the span with all sources minus log "
-        "p without this one, in nats; `None` if the source was not in the prompt.",
-    )
-    source_attentions: list[Finite] = Field(
-        default_factory=list,
-        description="Only with citations by attention: for each source, the span's attention on it; `None` if "
-        "the source was not in the prompt.",
-    )
+    source: int | None = None
+    """Only with citations: number of the cited source, from 1; `None` if none is cited."""
+    source_lifts: list[Finite] = Field(default_factory=list)
+    """Only with citations by lift: for each source, log p of the span with all sources minus log p without this one, in
+    nats; `None` if the source was not in the prompt."""
+    source_attentions: list[Finite] = Field(default_factory=list)
+    """Only with citations by attention: for each source, the span's attention on it; `None` if the source was not in
+    the prompt."""
 
     @classmethod
     def of(cls, span: Span, number: int, part: Part | None = None, *, rivals: bool = False) -> SpanReport:
@@ -305,21 +259,15 @@ class CheckReport(RangeReport):
     """One entry of ``check`` in ``cocoa_risk``: a claim that is worth checking first."""
 
     text: str = Field(description="Text of the claim: a name, number, date, short quotation or content word.")
-    kind: Literal["word", "name", "number", "date", "quote"] | None = Field(
-        None,
-        description="What it is. Not in a compact report.",
-    )
+    kind: Literal["word", "name", "number", "date", "quote"] | None = None
+    """What it is. Not in a compact report."""
     risk: Finite = Field(description="Highest risk of its spans.")
-    reasons: list[str] = Field(
-        default_factory=list,
-        description="Why it may be wrong: `not in the source`, `little attention to the source`, `the model was "
-        "unsure`, `competing: ...`. Left out in a compact report if there is none.",
-    )
-    competing: list[str] = Field(
-        default_factory=list,
-        description="What other candidates of its spans say in its place, likeliest first. Left out in a compact "
-        "report if there is nothing.",
-    )
+    reasons: list[str] = Field(default_factory=list)
+    """Why it may be wrong: `not in the source`, `little attention to the source`, `the model was unsure`, `competing:
+    ...`. Left out in a compact report if there is none."""
+    competing: list[str] = Field(default_factory=list)
+    """What other candidates of its spans say in its place, likeliest first. Left out in a compact report if there is
+    nothing."""
     spans: list[int] = Field(default_factory=list, description="Numbers of its spans. Not in a compact report.")
 
 
@@ -337,9 +285,8 @@ class ClaimReport(RangeReport):
 class SentenceReport(ClaimReport):
     """One entry of ``sentences`` in ``cocoa_risk``."""
 
-    risk: Finite = Field(
-        description="Mean risk of its three riskiest claims; without a claim, the highest of its spans.",
-    )
+    risk: Finite
+    """Mean risk of its three riskiest claims; without a claim, the highest of its spans."""
 
 
 class ValueReport(RangeReport):
@@ -348,9 +295,8 @@ class ValueReport(RangeReport):
     risk: Finite = Field(description="Highest risk of any span that shares a character with the value.")
     con_mlds: Finite = Field(description="Mean ConMLDS of these spans.")
     f_mlds: Finite = Field(description="Mean fMLDS of these spans.")
-    log_prob: Finite = Field(
-        description="Sum of the log-probabilities of the value's own tokens. Forced tokens count 0.",
-    )
+    log_prob: Finite
+    """Sum of the log-probabilities of the value's own tokens. Forced tokens count 0."""
     start: int = Field(description="Offset of its first character, as for spans, without quotes.")
     spans: list[int] = Field(description="Numbers of these spans.")
 
@@ -365,10 +311,8 @@ class CallReport(ReportEntry):
     name: str | None = Field(description="Name of the tool; `None` if the call ends before it is complete.")
     id: str = Field(description="Id of the call, as in the framework's own list of tool calls.")
     risk: Finite = Field(description="Highest risk of any span of the call, its name included.")
-    arguments: dict[str, ValueReport] = Field(
-        description="Risk of each argument, by name, and of every value inside an argument, by its path "
-        "(`$.people[0].age`).",
-    )
+    arguments: dict[str, ValueReport]
+    """Risk of each argument, by name, and of every value inside an argument, by its path (`$.people[0].age`)."""
     error: str | None = Field(description="Why the call cannot be made; `None` if it can.")
 
 
@@ -378,20 +322,14 @@ class ReasoningReport(ReportEntry):
     max_risk: Finite = Field(description="Highest risk of any span of the reasoning; 0.0 without spans.")
     mean_risk: Finite = Field(description="Mean risk of these spans; 0.0 without spans.")
     risk_points: int = Field(description="Number of these spans of kind `risk_point`.")
-    spans: list[int] = Field(
-        default_factory=list,
-        description="Numbers of these spans. Not in a compact report, where `part` of the spans tells.",
-    )
-    reasoning_start: int = Field(
-        0,
-        description="Only in a compact report: offset in the generated text of the reasoning that the message "
-        "has, from which the texts of spans are left out.",
-    )
-    answer_start: int = Field(
-        0,
-        description="Offset in the generated text of the answer, which is the text of the message. Missing in a "
-        "report of a LlamaIndex response, whose offsets count from the beginning of its text.",
-    )
+    spans: list[int] = Field(default_factory=list)
+    """Numbers of these spans. Not in a compact report, where `part` of the spans tells."""
+    reasoning_start: int = 0
+    """Only in a compact report: offset in the generated text of the reasoning that the message has, from which the
+    texts of spans are left out."""
+    answer_start: int = 0
+    """Offset in the generated text of the answer, which is the text of the message. Missing in a report of a LlamaIndex
+    response, whose offsets count from the beginning of its text."""
 
 
 class EditReport(ReportEntry):
@@ -426,118 +364,75 @@ class GateReport(ReportEntry):
 class RiskSummary(ReportEntry):
     """What a ``cocoa_risk`` report says about the answer as a whole."""
 
-    schema_version: Literal[1] = Field(
-        alias="schema",
-        description="Version of this schema. It changes when a key changes its meaning or is removed.",
-    )
+    schema_version: Literal[1] = Field(alias="schema")
+    """Version of this schema. It changes when a key changes its meaning or is removed."""
     method: str | None = Field(description="Decoding method, such as `cocoa-sig`; `None` in a partial report.")
     model_name: str | None = Field(None, description="Name of the model; missing in a partial report.")
-    run_id: str | None = Field(
-        None,
-        description="Only in the reports of callbacks, collectors and events: the id of the LangChain run, or of "
-        "LlamaIndex's span of the LLM call.",
-    )
-    max_risk: Finite = Field(
-        description="Highest risk of any span of the answer, without reasoning; 0.0 without spans.",
-    )
-    mean_risk: Finite = Field(
-        description="Mean risk of the spans of the answer, without reasoning; 0.0 without spans.",
-    )
-    risk_source: Literal["calibrator", "source_attention", "token_probability", "f_mlds", "con_mlds"] | None = Field(
-        description="Where the risks of spans come from: `calibrator`, an estimated probability; "
-        "`source_attention`, the rank of the span's source attention among spans of the model; "
-        "`token_probability`, 1 - p of its least probable token; `f_mlds` or `con_mlds`, a raw MLDS, "
-        "which the setting `risk` asks for. `None` without spans, in a partial report, and where "
-        "answers with different sources are joined.",
-    )
+    run_id: str | None = None
+    """Only in the reports of callbacks, collectors and events: the id of the LangChain run, or of LlamaIndex's span of
+    the LLM call."""
+    max_risk: Finite
+    """Highest risk of any span of the answer, without reasoning; 0.0 without spans."""
+    mean_risk: Finite = Field(description="Mean risk of the spans of the answer, without reasoning; 0.0 without spans.")
+    risk_source: Literal["calibrator", "source_attention", "token_probability", "f_mlds", "con_mlds"] | None
+    """Where the risks of spans come from: `calibrator`, an estimated probability; `source_attention`, the rank of the
+    span's source attention among spans of the model; `token_probability`, 1 - p of its least probable token; `f_mlds`
+    or `con_mlds`, a raw MLDS, which the setting `risk` asks for. `None` without spans, in a partial report, and where
+    answers with different sources are joined."""
     calibrated: bool = Field(description="Whether the risks of spans are calibrated probabilities.")
-    threshold: Finite = Field(
-        description="Risk from which spans are flagged: the calibrator's threshold, or the default of "
-        "`risk_source`. `None` for a raw MLDS, and where answers with different sources are joined.",
-    )
-    answer_threshold: Finite = Field(
-        description="Threshold of `answer_risk`; `None` without a calibrator for answers.",
-    )
-    answer_risk: Finite = Field(
-        description="Probability that the answer is wrong as a whole, from its spans after the reasoning; `None` "
-        "without a calibrator for answers.",
-    )
-    out_of_domain: bool = Field(
-        False,
-        description="Only if true: the answer is unlike those that the calibrator was fitted on, as a whole or "
-        "in more than a tenth of its spans (at least two), and its risks may be meaningless.",
-    )
-    source_heads: Literal["spread"] | None = Field(
-        None,
-        description="Only where the model's retrieval heads are not known: `source_attention` of the spans is "
-        "that of heads spread over the layers. `cocoa heads` finds the model's own.",
-    )
+    threshold: Finite
+    """Risk from which spans are flagged: the calibrator's threshold, or the default of `risk_source`. `None` for a raw
+    MLDS, and where answers with different sources are joined."""
+    answer_threshold: Finite = Field(description="Threshold of `answer_risk`; `None` without a calibrator for answers.")
+    answer_risk: Finite
+    """Probability that the answer is wrong as a whole, from its spans after the reasoning; `None` without a calibrator
+    for answers."""
+    out_of_domain: bool = False
+    """Only if true: the answer is unlike those that the calibrator was fitted on, as a whole or in more than a tenth of
+    its spans (at least two), and its risks may be meaningless."""
+    source_heads: Literal["spread"] | None = None
+    """Only where the model's retrieval heads are not known: `source_attention` of the spans is that of heads spread
+    over the layers. `cocoa heads` finds the model's own."""
     risk_points: int = Field(description="Number of spans of kind `risk_point` of the answer, without reasoning.")
-    reasoning: ReasoningReport | None = Field(
-        None,
-        description="Only where the model reasoned: the risk of its reasoning.",
-    )
-    is_compact: bool = Field(
-        False,
-        alias="compact",
-        description="Only in a compact report, and then true: nothing is written twice. See `risk_metadata`.",
-    )
+    reasoning: ReasoningReport | None = None
+    """Only where the model reasoned: the risk of its reasoning."""
+    is_compact: bool = Field(False, alias="compact")
+    """Only in a compact report, and then true: nothing is written twice. See `risk_metadata`."""
 
 
 class RiskReport(RiskSummary):
     """The ``cocoa_risk`` report of one answer."""
 
     spans: list[SpanReport] = Field(description="Every span of the generated text, in order, reasoning included.")
-    check: list[CheckReport] = Field(
-        default_factory=list,
-        description="The riskiest claims of the answer, riskiest first, at most three, of those with a risk of "
-        "at least 0.25 or one that reaches the threshold. Empty for a raw MLDS. Claims as low as the "
-        "lowest are left out. Missing in a partial report.",
-    )
-    claims: list[ClaimReport] = Field(
-        default_factory=list,
-        description="All names, numbers, dates, short quotations and content words of the answer, in order. Not "
-        "in a compact or a partial report.",
-    )
-    sentences: list[SentenceReport] = Field(
-        default_factory=list,
-        description="The sentences of the answer, in order. Missing in a partial report.",
-    )
+    check: list[CheckReport] = Field(default_factory=list)
+    """The riskiest claims of the answer, riskiest first, at most three, of those with a risk of at least 0.25 or one
+    that reaches the threshold. Empty for a raw MLDS. Claims as low as the lowest are left out. Missing in a partial
+    report."""
+    claims: list[ClaimReport] = Field(default_factory=list)
+    """All names, numbers, dates, short quotations and content words of the answer, in order. Not in a compact or a
+    partial report."""
+    sentences: list[SentenceReport] = Field(default_factory=list)
+    """The sentences of the answer, in order. Missing in a partial report."""
     tool_calls: list[CallReport] = Field(default_factory=list, description="Only where the answer holds tool calls.")
-    fields: dict[str, ValueReport] = Field(
-        default_factory=dict,
-        description="Only where JSON was asked for: the risk of every object, list and value in it, by its path "
-        "(`$.person.age`, `$.items[0].name`, `$['other name']`). A value that was cut off has no "
-        "entry.",
-    )
-    finish_reason: Literal["stop", "eos", "length", "risk"] | None = Field(
-        None,
-        description="Only from `cocoa serve`: the engine's reason for the end of the answer.",
-    )
-    verdict: str | None = Field(
-        None,
-        description="Only from `cocoa serve`: one or two sentences for a person, on the risk of the answer as a whole.",
-    )
-    edits: list[EditReport] = Field(
-        default_factory=list,
-        description="Only where a mark, a marker of a citation or a gate changed the text: the changes. All "
-        "other offsets refer to the changed text.",
-    )
+    fields: dict[str, ValueReport] = Field(default_factory=dict)
+    """Only where JSON was asked for: the risk of every object, list and value in it, by its path (`$.person.age`,
+    `$.items[0].name`, `$['other name']`). A value that was cut off has no entry."""
+    finish_reason: Literal["stop", "eos", "length", "risk"] | None = None
+    """Only from `cocoa serve`: the engine's reason for the end of the answer."""
+    verdict: str | None = None
+    """Only from `cocoa serve`: one or two sentences for a person, on the risk of the answer as a whole."""
+    edits: list[EditReport] = Field(default_factory=list)
+    """Only where a mark, a marker of a citation or a gate changed the text: the changes. All other offsets refer to the
+    changed text."""
     gate: GateReport | None = Field(None, description="Only where a gate or a retry acted on the answer.")
-    text_length: int = Field(
-        0,
-        description="Only in a compact report of a text that was changed at its end: the number of its characters.",
-    )
-    parts: list[PartReport] = Field(
-        default_factory=list,
-        description="Only where a LlamaIndex response shows something else than one complete answer, such as "
-        "several answers: the answers in it. Offsets of spans then refer to the text of the response.",
-    )
-    partial: bool = Field(
-        False,
-        description="Only in the reports of callbacks, and then true: the answer was interrupted, and `spans` "
-        "holds the spans decided before that.",
-    )
+    text_length: int = 0
+    """Only in a compact report of a text that was changed at its end: the number of its characters."""
+    parts: list[PartReport] = Field(default_factory=list)
+    """Only where a LlamaIndex response shows something else than one complete answer, such as several answers: the
+    answers in it. Offsets of spans then refer to the text of the response."""
+    partial: bool = False
+    """Only in the reports of callbacks, and then true: the answer was interrupted, and `spans` holds the spans decided
+    before that."""
 
     @classmethod
     def of(

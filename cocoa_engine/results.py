@@ -29,58 +29,39 @@ class Generation(ResultModel):
     text: str
     token_ids: list[int] = Field(description="Every generated token, including an end-of-sequence token.")
     spans: list[Span]
-    finish_reason: FinishReason | None = Field(
-        description="stop: a stop text, stop token or stopping criterion; eos; length; risk: the last span's risk "
-        "reaches max_risk, which takes precedence over the other reasons. `None` for a text scored as given."
-    )
+    finish_reason: FinishReason | None
+    """stop: a stop text, stop token or stopping criterion; eos; length; risk: the last span's risk reaches max_risk,
+    which takes precedence over the other reasons. `None` for a text scored as given."""
     usage: Usage
     config: CocoaConfig = Field(description="The settings of the decode.")
     model_name: str | None = None
-    answer_risk: float | None = Field(
-        None, description="Probability that the answer is wrong as a whole. `None` without a calibrator for answers."
-    )
-    threshold: float | None = Field(
-        None,
-        description="The risk from which spans are flagged: the calibrator's chosen threshold, or the default "
-        "of ``risk_source``. `None` if there is none, as for a raw MLDS.",
-    )
-    answer_threshold: float | None = Field(
-        None, description="The threshold of ``answer_risk``. `None` without a calibrator for answers."
-    )
-    calibrated_on: str | None = Field(
-        None, description="What ``answer_risk`` was fitted on. It holds for answers like those only."
-    )
-    answer_out_of_domain: bool = Field(
-        False,
-        description="Whether the answer as a whole is unlike those that `answer_risk` was fitted on, so that the risk "
-        "may mean little.",
-    )
-    out_of_domain: bool = Field(
-        False,
-        description="Whether the answer is unlike those that the calibrator was fitted on: as a whole, or in more than "
-        "a tenth of its spans, and at least two. Its risks may be meaningless.",
-    )
-    source_heads: Literal["spread"] | None = Field(
-        None,
-        description="`spread`: the source attention of the spans is that of heads spread over the layers, because the "
-        "model's retrieval heads are not known (`cocoa heads` finds them). `None` otherwise, and where no source "
-        "attention was measured.",
-    )
-    question_tokens: int | None = Field(
-        None,
-        description="The number of tokens that the prompt of a chat has without its earlier exchange: with the system "
-        "messages and the longest message of the user. `None` without one.",
-    )
-    processed: bool = Field(
-        False,
-        description="Whether logits processors, such as a repetition penalty, changed the model's distribution. The "
-        "log-probabilities are then those of the changed distribution.",
-    )
-    competition: Competition | None = Field(
-        None,
-        description="Always `None`: no calibrator needs it any more. The spans of a decoded answer hold their "
-        "candidates.",
-    )
+    answer_risk: float | None = None
+    """Probability that the answer is wrong as a whole. `None` without a calibrator for answers."""
+    threshold: float | None = None
+    """The risk from which spans are flagged: the calibrator's chosen threshold, or the default of ``risk_source``.
+    `None` if there is none, as for a raw MLDS."""
+    answer_threshold: float | None = None
+    """The threshold of ``answer_risk``. `None` without a calibrator for answers."""
+    calibrated_on: str | None = None
+    """What ``answer_risk`` was fitted on. It holds for answers like those only."""
+    answer_out_of_domain: bool = False
+    """Whether the answer as a whole is unlike those that `answer_risk` was fitted on, so that the risk may mean
+    little."""
+    out_of_domain: bool = False
+    """Whether the answer is unlike those that the calibrator was fitted on: as a whole, or in more than a tenth of its
+    spans, and at least two. Its risks may be meaningless."""
+    source_heads: Literal["spread"] | None = None
+    """`spread`: the source attention of the spans is that of heads spread over the layers, because the model's
+    retrieval heads are not known (`cocoa heads` finds them). `None` otherwise, and where no source attention was
+    measured."""
+    question_tokens: int | None = None
+    """The number of tokens that the prompt of a chat has without its earlier exchange: with the system messages and the
+    longest message of the user. `None` without one."""
+    processed: bool = False
+    """Whether logits processors, such as a repetition penalty, changed the model's distribution. The log-probabilities
+    are then those of the changed distribution."""
+    competition: Competition | None = None
+    """Always `None`: no calibrator needs it any more. The spans of a decoded answer hold their candidates."""
 
     @property
     def calibrated(self) -> bool:
@@ -253,9 +234,8 @@ class LayerCurve(ResultModel):
     consecutive: list[float] = Field(description="dis(j, j + 1) for j = 0..L-1.")
     to_final: list[float] = Field(description="dis(j, L) for j = 0..L-1.")
     middle_layers: tuple[int, int] = Field(description="The window (m, n) of the MLDS, both inclusive.")
-    final_layer: Literal["post_norm", "pre_norm"] = Field(
-        description="Whether the state of layer L is taken after the final norm."
-    )
+    final_layer: Literal["post_norm", "pre_norm"]
+    """Whether the state of layer L is taken after the final norm."""
 
     @property
     def num_layers(self) -> int:

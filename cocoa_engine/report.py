@@ -17,8 +17,8 @@ from cocoa_engine.arguments import ResultModel
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
 from cocoa_engine.results import Generation
-from cocoa_engine.risk.units import MeasuredText, Unit
-from cocoa_engine.spans import Candidate, RiskSource, Span
+from cocoa_engine.risk.units import MeasuredText
+from cocoa_engine.spans import FinishReason, RiskSource, Span
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -33,8 +33,6 @@ Part = Literal["reasoning", "answer"]
 Metric = Literal["risk", "con_mlds", "f_mlds", "self_information"]
 """The values of a span that a threshold can be compared with; higher is riskier."""
 
-SCHEMA = 1
-
 RISK_KEY = "cocoa_risk"
 """The key of a report in the metadata of an answer."""
 
@@ -42,9 +40,6 @@ SPANS_KEY = "cocoa_spans"
 """The key of the spans of a chunk, or of an answer with full metadata."""
 
 CLOSING = "</think>"
-
-_UNSET: dict[str, Any] = {"flagged": False, "reaches_max_risk": False, "candidates": 0, "source_attention": None}
-"""The values of a span that a compact report leaves out."""
 
 
 def require_detail(detail: Any) -> None:
@@ -119,11 +114,6 @@ class RivalReport(ReportEntry):
     score: Finite = Field(description="Score by which the method ranks candidates. Higher is better.")
     is_greedy: bool = Field(description="Whether greedy decoding would have taken its first token.")
 
-    @classmethod
-    def of(cls, candidate: Candidate) -> RivalReport:
-        """The report of a candidate."""
-        return cls(**{name: getattr(candidate, name) for name in cls.model_fields})
-
 
 class SpanReport(RangeReport):
     """One entry of ``cocoa_spans``, and of ``spans`` in ``cocoa_risk``."""
@@ -178,7 +168,7 @@ class SpanReport(RangeReport):
     """Only from `cocoa serve`: the same as `span`. Clients of OpenAI join the lists of a stream by it."""
     rivals: list[RivalReport] = Field(default_factory=list)
     """Only from `cocoa serve`, where `cocoa` has `candidates`: all candidates of the span, the kept one included."""
-    part: Literal["reasoning", "answer"] | None = None
+    part: Part | None = None
     """Only where the model reasoned: the part of the text that the span belongs to. A span with the tag `</think>`
     belongs to the answer if it has visible text after the tag."""
     context_lift: Finite = None
@@ -215,7 +205,7 @@ class SpanReport(RangeReport):
         if part is not None:
             values["part"] = part
         if rivals:
-            values["rivals"] = [RivalReport.of(candidate) for candidate in span.candidates]
+            values["rivals"] = [RivalReport(**candidate.__dict__) for candidate in span.candidates]
         return cls(**values)
 
     @property
@@ -234,25 +224,14 @@ class SpanReport(RangeReport):
         return not self.is_reasoning and (self.text is None or bool(self.text.strip()))
 
     def value(self, metric: Metric) -> float:
-        """The value of a metric; ``self_information`` is -log p of the span, in nats.
-
-        A value that is not a finite number is infinite: it reaches every threshold. A risk that was not measured is
-        0.0.
-        """
+        """As :meth:`ValueReport.value`. A risk that was not measured is 0.0."""
         return 0.0 if metric == "risk" and self.is_unmeasured else _value(self, metric)
 
-    def _compact(self, stored: str | None) -> SpanReport:
-        """It without what can be derived; ``stored`` is the text that the message has at its offsets."""
-        derived = {**_UNSET, "con_mlds": self.risk, "f_mlds": self.risk}
-        dropped = [name for name, value in derived.items() if getattr(self, name) == value]
-        has_text = self.text is not None and self.text.strip() and self.text == stored
-        return self.without("span", "score", "chosen", *dropped, *(["text"] if has_text else ()))
-
-    def _expanded(self, number: int, stored: str | None) -> SpanReport:
-        values = {"span": number, **_UNSET, "con_mlds": self.risk, "f_mlds": self.risk}
-        if stored is not None:
-            values["text"] = stored
-        return self.with_values(**{name: value for name, value in values.items() if name not in self.model_fields_set})
+    @property
+    def _derived(self) -> dict[str, Any]:
+        """The values that a compact report leaves out, besides the number."""
+        absent = {"flagged": False, "reaches_max_risk": False, "candidates": 0, "source_attention": None}
+        return {**absent, "con_mlds": self.risk, "f_mlds": self.risk}
 
 
 class CheckReport(RangeReport):
@@ -276,11 +255,6 @@ class ClaimReport(RangeReport):
 
     risk: Finite = Field(description="Highest risk of its spans.")
 
-    @classmethod
-    def of(cls, unit: Unit) -> Self:
-        """The entry of a claim or sentence."""
-        return cls(start=unit.start, end=unit.end, risk=unit.risk)
-
 
 class SentenceReport(ClaimReport):
     """One entry of ``sentences`` in ``cocoa_risk``."""
@@ -301,7 +275,10 @@ class ValueReport(RangeReport):
     spans: list[int] = Field(description="Numbers of these spans.")
 
     def value(self, metric: Metric) -> float:
-        """The value of a metric; one that is not a finite number is infinite."""
+        """The value of a metric; ``self_information`` is -log p, in nats.
+
+        One that is not a finite number is infinite: it reaches every threshold.
+        """
         return _value(self, metric)
 
 
@@ -374,7 +351,7 @@ class RiskSummary(ReportEntry):
     max_risk: Finite
     """Highest risk of any span of the answer, without reasoning; 0.0 without spans."""
     mean_risk: Finite = Field(description="Mean risk of the spans of the answer, without reasoning; 0.0 without spans.")
-    risk_source: Literal["calibrator", "source_attention", "token_probability", "f_mlds", "con_mlds"] | None
+    risk_source: RiskSource | None
     """Where the risks of spans come from: `calibrator`, an estimated probability; `source_attention`, the rank of the
     span's source attention among spans of the model; `token_probability`, 1 - p of its least probable token; `f_mlds`
     or `con_mlds`, a raw MLDS, which the setting `risk` asks for. `None` without spans, in a partial report, and where
@@ -417,7 +394,7 @@ class RiskReport(RiskSummary):
     fields: dict[str, ValueReport] = Field(default_factory=dict)
     """Only where JSON was asked for: the risk of every object, list and value in it, by its path (`$.person.age`,
     `$.items[0].name`, `$['other name']`). A value that was cut off has no entry."""
-    finish_reason: Literal["stop", "eos", "length", "risk"] | None = None
+    finish_reason: FinishReason | None = None
     """Only from `cocoa serve`: the engine's reason for the end of the answer."""
     verdict: str | None = None
     """Only from `cocoa serve`: one or two sentences for a person, on the risk of the answer as a whole."""
@@ -454,6 +431,12 @@ class RiskReport(RiskSummary):
             rivals: whether spans list the candidates that competed.
         """
         answered = answered or generation
+        has_source = not generation.closed_book
+        units = MeasuredText(generation.text, generation.spans, begin=answer_start, has_source=has_source)
+        claims, sentences = (
+            [kind(start=unit.start, end=unit.end, risk=unit.risk) for unit in of_kind]
+            for kind, of_kind in ((ClaimReport, units.claims), (SentenceReport, units.sentences))
+        )
         report = cls.of_spans(
             [
                 SpanReport.of(span, number, None if parts is None else parts[number], rivals=rivals)
@@ -465,53 +448,36 @@ class RiskReport(RiskSummary):
             answer_risk=answered.answer_risk,
             answer_threshold=generation.answer_threshold,
             model_name=generation.model_name,
+            out_of_domain=answered.out_of_domain or None,
+            source_heads=generation.source_heads,
+            check=[CheckReport(**check.__dict__) for check in units.check_these()],
+            claims=claims,
+            sentences=sentences,
         )
-        values: dict[str, Any] = {}
-        if answered.out_of_domain:
-            values["out_of_domain"] = True
-        if generation.source_heads is not None:
-            values["source_heads"] = generation.source_heads
-        if report.reasoning is not None:
-            values["reasoning"] = report.reasoning.with_values(answer_start=answer_start)
-        units = MeasuredText(
-            generation.text, generation.spans, begin=answer_start, has_source=not generation.closed_book
-        )
-        values["check"] = [CheckReport(**check.__dict__) for check in units.check_these()]
-        values["claims"] = [ClaimReport.of(claim) for claim in units.claims]
-        values["sentences"] = [SentenceReport.of(sentence) for sentence in units.sentences]
-        return report.with_values(**values)
+        if report.reasoning is None:
+            return report
+        return report.with_values(reasoning=report.reasoning.with_values(answer_start=answer_start))
 
     @classmethod
-    def of_spans(
-        cls,
-        spans: Sequence[SpanReport],
-        *,
-        method: str | None = None,
-        risk_source: RiskSource | None = None,
-        threshold: float | None = None,
-        answer_risk: float | None = None,
-        answer_threshold: float | None = None,
-        model_name: str | None = None,
-    ) -> RiskReport:
-        """The report of some spans, without claims and sentences. ``answer_risk`` needs a calibrator for answers."""
-        values: dict[str, Any] = {
-            "schema_version": SCHEMA,
-            "method": method,
-            **_risk_of([span for span in spans if not span.is_reasoning]),
-            "risk_source": risk_source,
-            "calibrated": risk_source == "calibrator",
-            "threshold": threshold,
-            "answer_risk": answer_risk,
-            "answer_threshold": answer_threshold,
-            "spans": list(spans),
-        }
-        if model_name is not None:
-            values["model_name"] = model_name
+    def of_spans(cls, spans: Sequence[SpanReport], **values: Any) -> RiskReport:
+        """The report of some spans, without claims and sentences.
+
+        Args:
+            spans: the spans of the answer and of its reasoning.
+            **values: other fields, of which those that are ``None`` need not be given.
+        """
+        absent = dict.fromkeys(("method", "risk_source", "threshold", "answer_risk", "answer_threshold"))
+        values = {**absent, **{name: value for name, value in values.items() if value is not None}}
         if any(span.part is not None for span in spans):
             thoughts = [span for span in spans if span.is_reasoning]
-            numbers = [span.span for span in thoughts]
-            values["reasoning"] = ReasoningReport(**_risk_of(thoughts), spans=numbers)
-        return cls(**values)
+            values["reasoning"] = ReasoningReport(**_risk_of(thoughts), spans=[span.span for span in thoughts])
+        return cls(
+            **_risk_of([span for span in spans if not span.is_reasoning]),
+            schema_version=1,
+            calibrated=values["risk_source"] == "calibrator",
+            spans=list(spans),
+            **values,
+        )
 
     @property
     def begin(self) -> int:
@@ -543,22 +509,26 @@ class RiskReport(RiskSummary):
             reasoning: the text of the reasoning, stored with it.
         """
         values: dict[str, Any] = {"is_compact": True}
-        if self.check:
-            values["check"] = [
-                check.without("kind", "spans", *(name for name in ("reasons", "competing") if not getattr(check, name)))
-                for check in self.check
-            ]
-        stored = _Stored(text, reasoning, {} if text is None else {"answer": self.begin})
+        texts = {} if text is None else {"answer": (text, self.begin)}
         if reasoning:
-            stored.begins["reasoning"] = "".join(span.text or "" for span in self.spans).find(reasoning)
+            texts["reasoning"] = reasoning, "".join(span.text or "" for span in self.spans).find(reasoning)
         if self.reasoning is not None:  # the part of each span says which spans it has
-            values["reasoning"] = self.reasoning.without("spans")
-            if stored.begins.get("reasoning", -1) >= 0:
-                start = stored.begins["reasoning"]
-                values["reasoning"] = values["reasoning"].with_values(reasoning_start=start)
+            start = texts.get("reasoning", ("", -1))[1]
+            values["reasoning"] = self.reasoning.without("spans").with_values(
+                **({"reasoning_start": start} if start >= 0 else {})
+            )
+        if self.check:
+            empty = [[name for name in ("reasons", "competing") if not getattr(check, name)] for check in self.check]
+            checks = zip(self.check, empty, strict=True)
+            values["check"] = [check.without("kind", "spans", *names) for check, names in checks]
         if text is not None and self._length != len(text):
             values["text_length"] = len(text)
-        values["spans"] = [span._compact(stored.text_of(span)) for span in self.spans]
+        values["spans"] = []
+        for span in self.spans:
+            dropped = [name for name, value in span._derived.items() if getattr(span, name) == value]
+            if span.text is not None and span.text.strip() and span.text == _stored(span, texts):
+                dropped.append("text")
+            values["spans"].append(span.without("span", "score", "chosen", *dropped))
         return self.without("claims").with_values(**values)
 
     def expanded(self, text: str, reasoning: str = "") -> RiskReport:
@@ -573,17 +543,21 @@ class RiskReport(RiskSummary):
         """
         if not self.is_compact:
             return self
-        stored = _Stored(text, reasoning, {"answer": self.begin})
-        length = self.text_length if "text_length" in self.model_fields_set else self._length
-        if length != len(text):
-            del stored.begins["answer"]
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = {"spans": []}
+        texts: dict[str, tuple[str, int]] = {}
+        if len(text) == (self.text_length if "text_length" in self.model_fields_set else self._length):
+            texts["answer"] = text, self.begin
         if self.reasoning is not None:
-            numbers = [number for number, span in enumerate(self.spans) if span.is_reasoning]
             if "reasoning_start" in self.reasoning.model_fields_set:
-                stored.begins["reasoning"] = self.reasoning.reasoning_start
+                texts["reasoning"] = reasoning, self.reasoning.reasoning_start
+            numbers = [number for number, span in enumerate(self.spans) if span.is_reasoning]
             values["reasoning"] = self.reasoning.without("reasoning_start").with_values(spans=numbers)
-        values["spans"] = [span._expanded(number, stored.text_of(span)) for number, span in enumerate(self.spans)]
+        for number, span in enumerate(self.spans):
+            derived = {**span._derived, "span": number}
+            if (stored := _stored(span, texts)) is not None:
+                derived["text"] = stored
+            missing = {name: value for name, value in derived.items() if name not in span.model_fields_set}
+            values["spans"].append(span.with_values(**missing))
         return self.without("text_length").with_values(**values)
 
     @property
@@ -598,19 +572,16 @@ class RiskReport(RiskSummary):
         return max(self.spans[-1].end - self.begin, 0) if self.spans else 0
 
 
-class _Stored:
-    """The texts that are stored with a report, and where each begins in the generated text."""
+def _stored(span: SpanReport, texts: dict[str, tuple[str, int]]) -> str | None:
+    """The text at the offsets of a span; ``None`` if the text of its part does not have them.
 
-    def __init__(self, text: str | None, reasoning: str, begins: dict[str, int]) -> None:
-        self._texts, self.begins = {"answer": text or "", "reasoning": reasoning}, begins
-
-    def text_of(self, span: SpanReport) -> str | None:
-        """The text at the offsets of a span; ``None`` if none of the texts has it."""
-        part = span.part or "answer"
-        begin = self.begins.get(part, -1)
-        start, end = span.start - begin, span.end - begin
-        within = begin >= 0 <= start and end <= len(self._texts[part])
-        return self._texts[part][start:end] if within else None
+    Args:
+        span: the span.
+        texts: for each part the stored text, and where it begins in the generated text.
+    """
+    text, begin = texts.get(span.part or "answer", ("", -1))
+    start, end = span.start - begin, span.end - begin
+    return text[start:end] if begin >= 0 <= start and end <= len(text) else None
 
 
 def measured_text(spans: Sequence[SpanReport], value: Callable[[SpanReport], float | None]) -> MeasuredText | None:

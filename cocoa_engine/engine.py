@@ -15,7 +15,7 @@ from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.consistency import Consistency, Match, compare, sample_configs
 from cocoa_engine.decoding.request import PerPrompt, Request, for_each, make_request
-from cocoa_engine.decoding.task import DecodeTask, decode_batch
+from cocoa_engine.decoding.task import decode_batch
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.execution.session import Session
 from cocoa_engine.info import ModelInfo
@@ -378,17 +378,8 @@ class CocoaEngine:
             RequestCancelledError: the call was cancelled by ``cancellation``.
         """
         config = self._settings(config, settings)
-        request = self._request(
-            prompt,
-            config,
-            processors=logits_processor,
-            criteria=stopping_criteria,
-            generation_config=generation_config,
-            cancellation=cancellation,
-            source=source,
-            timeline=timeline,
-        )
-        (generation,) = self._generations([request])
+        arguments = (logits_processor, stopping_criteria, generation_config, cancellation, source, timeline)
+        (generation,) = self._decode([self._request(prompt, config, *arguments)])
         self._risk.warn_of_domain(generation.out_of_domain)
         return generation
 
@@ -411,52 +402,19 @@ class CocoaEngine:
         call.
         """
         config = self._settings(config, settings)
-        request = self._request(
-            prompt,
-            config,
-            processors=logits_processor,
-            criteria=stopping_criteria,
-            generation_config=generation_config,
-            cancellation=cancellation,
-            source=source,
-            timeline=timeline,
-        )
+        arguments = (logits_processor, stopping_criteria, generation_config, cancellation, source, timeline)
+        request = self._request(prompt, config, *arguments)
         self._risk.check(config)
-        measure = partial(self._risk.measure, config, request.passages)
-        return SpanStream(
-            self.session, request, measure, lambda answer: self._risk.warn_of_domain(answer.out_of_domain)
-        )
+        return SpanStream(self.session, request, self._risk)
 
     @overload
     def generate_batch(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        config: CocoaConfig | None = None,
-        logits_processor: Processors | PerPrompt[Processors] = None,
-        stopping_criteria: Criteria | PerPrompt[Criteria] = None,
-        generation_config: GenerationConfig | None = None,
-        cancellation: Cancellation | None = None,
-        batch_size: int | None = None,
-        return_exceptions: Literal[False] = False,
-        source: Sequence[Source | None] | None = None,
-        **settings: Any,
+        self, prompts: Sequence[Prompt], *, return_exceptions: Literal[False] = False, **options: Any
     ) -> list[Generation]: ...
 
     @overload
     def generate_batch(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        config: CocoaConfig | None = None,
-        logits_processor: Processors | PerPrompt[Processors] = None,
-        stopping_criteria: Criteria | PerPrompt[Criteria] = None,
-        generation_config: GenerationConfig | None = None,
-        cancellation: Cancellation | None = None,
-        batch_size: int | None = None,
-        return_exceptions: bool,
-        source: Sequence[Source | None] | None = None,
-        **settings: Any,
+        self, prompts: Sequence[Prompt], *, return_exceptions: bool, **options: Any
     ) -> list[Generation | Exception]: ...
 
     def generate_batch(
@@ -491,23 +449,17 @@ class CocoaEngine:
         if isinstance(prompts, str) or not isinstance(prompts, Sequence):
             raise PromptError("generate_batch takes a list of prompts; for a single one use generate.")
         count = len(prompts)
-        arguments = (
+        of_each = zip(
+            prompts,
             for_each(logits_processor, count),
             for_each(stopping_criteria, count),
             sources_of_batch(source, count),
+            strict=True,
         )
         requests: list[Request | PromptError] = []
-        for prompt, processors, criteria, passages in zip(prompts, *arguments, strict=True):
+        for prompt, processors, criteria, passages in of_each:
             try:
-                request = self._request(
-                    prompt,
-                    config,
-                    processors=processors,
-                    criteria=criteria,
-                    generation_config=generation_config,
-                    cancellation=cancellation,
-                    source=passages,
-                )
+                request = self._request(prompt, config, processors, criteria, generation_config, cancellation, passages)
             except PromptError as error:
                 if not return_exceptions:
                     raise
@@ -515,36 +467,16 @@ class CocoaEngine:
             else:
                 requests.append(request)
         valid = [request for request in requests if isinstance(request, Request)]
-        answers = self._decode(valid, batch_size, keep_errors=return_exceptions)
-        self._risk.warn_of_domain(any(isinstance(answer, Generation) and answer.out_of_domain for answer in answers))
-        of_valid = iter(answers)
-        return [next(of_valid) if isinstance(request, Request) else request for request in requests]
+        answers = iter(self._decode(valid, batch_size, keep_errors=return_exceptions))
+        results = [next(answers) if isinstance(request, Request) else request for request in requests]
+        self._risk.warn_of_domain(any(isinstance(result, Generation) and result.out_of_domain for result in results))
+        return results
 
     @overload
-    def score(
-        self,
-        prompt: Prompt,
-        text: str | Sequence[int],
-        *,
-        config: CocoaConfig | None = None,
-        source: Source | None = None,
-        divide: bool = False,
-        cancellation: Cancellation | None = None,
-        **settings: Any,
-    ) -> Generation: ...
+    def score(self, prompt: Prompt, text: str | Sequence[int], **options: Any) -> Generation: ...
 
     @overload
-    def score(
-        self,
-        prompt: Prompt,
-        text: Texts,
-        *,
-        config: CocoaConfig | None = None,
-        source: Source | None = None,
-        divide: bool = False,
-        cancellation: Cancellation | None = None,
-        **settings: Any,
-    ) -> list[Generation]: ...
+    def score(self, prompt: Prompt, text: Texts, **options: Any) -> list[Generation]: ...
 
     def score(
         self,
@@ -585,11 +517,9 @@ class CocoaEngine:
             RequestCancelledError: the call was cancelled by ``cancellation``.
         """
         settled = self._settings(config, settings)
-        measure = partial(self._risk.measure, settled, source, given=True)
-        scored = given_texts.score(
-            self.session, prompt, text, settled, measure, source, divide=divide, cancellation=cancellation
-        )
-        self._risk.warn_of_domain(any(one.out_of_domain for one in (scored if isinstance(scored, list) else [scored])))
+        scored = given_texts.score(self.session, prompt, text, settled, self._risk, source, divide, cancellation)
+        results = scored if isinstance(scored, list) else [scored]
+        self._risk.warn_of_domain(any(result.out_of_domain for result in results))
         return scored
 
     def consistency(
@@ -632,19 +562,12 @@ class CocoaEngine:
             ChatTemplateError: as for :meth:`chat`.
         """
         config = self._settings(config, settings)
-        ids = self.encode_chat(prompt) if is_chat(prompt) else prompt
-        request = partial(
-            self._request,
-            ids,
-            processors=logits_processor,
-            criteria=stopping_criteria,
-            generation_config=generation_config,
-            cancellation=cancellation,
-        )
-        requests = [request(each) for each in sample_configs(config, n, temperature)]
+        token_ids = self.encode_chat(prompt) if is_chat(prompt) else prompt
+        arguments = (logits_processor, stopping_criteria, generation_config, cancellation)
+        requests = [self._request(token_ids, each, *arguments) for each in sample_configs(config, n, temperature)]
         if answer is None:  # first, so that the samples reuse its prompt
-            (answer,) = self._generations([request(config)])
-        return compare(answer, self._generations(requests), match)
+            (answer,) = self._decode([self._request(token_ids, config, *arguments)])
+        return compare(answer, self._decode(requests), match)
 
     def layer_profile(self, prompt: Prompt | Messages, generation: Generation, span: Span | int) -> LayerCurve:
         """How the layers disagree about one span of an answer, layer by layer. Both MLDS are means of these values.
@@ -699,8 +622,8 @@ class CocoaEngine:
         self._risk.warn_of_mismatch(config)
         return config
 
-    def _request(self, prompt: Prompt, config: CocoaConfig, **arguments: Any) -> Request:
-        return make_request(self.session, prompt, config, calibrator=self._risk.fitting(config), **arguments)
+    def _request(self, prompt: Prompt, config: CocoaConfig, *arguments: Any) -> Request:
+        return make_request(self.session, prompt, config, self._risk.fitting(config), *arguments)
 
     def _chat_prompt(
         self,
@@ -719,19 +642,12 @@ class CocoaEngine:
             return token_ids, None
         return token_ids, passage_positions(tokens, text, token_ids, source, add_special_tokens=False)
 
-    def _task(self, request: Request) -> DecodeTask:
-        backend = self.session.backend  # once for a call: it reads the model's state
-        measure = self._risk.measure(request.config, request.passages, backend=backend)
-        return DecodeTask(request, self.session, measure, backend)
-
     def _decode(
         self, requests: Sequence[Request], batch_size: int | None = None, *, keep_errors: bool = False
-    ) -> list[Generation | Exception]:
+    ) -> list[Any]:
+        """The answers; with ``keep_errors``, the error of a request in the place of its answer."""
         size = self.runtime.max_batch_size if batch_size is None else batch_size
-        return decode_batch(requests, self._task, self.session.scheduler, size, keep_errors=keep_errors)
-
-    def _generations(self, requests: Sequence[Request]) -> list[Generation]:
-        return cast("list[Generation]", self._decode(requests))
+        return decode_batch(requests, self.session, self._risk, size, keep_errors=keep_errors)
 
     def _with(self, risk: RiskPolicy) -> Self:
         other = copy.copy(self)

@@ -44,9 +44,6 @@ def log_prob_and_score(
     """log p_S of a span without rivals, and its score under the configured method and metric.
 
     Args:
-        config: the settings: method, metric, alpha, ``span_log_prob`` and ``diver_weight``.
-        token_log_probs: log p of each token.
-        con_mlds, f_mlds: the span's MLDS.
         contrasts: the contrast of each token, for a contrasting method; the score is log p_S computed from them.
         pmi: PMI(S; x), for a method that reads the prompt back.
     """
@@ -124,7 +121,7 @@ class Branch:
         Args:
             following: the distribution.
             rank: the rank of the token among the most probable ones, from 0. `None` takes the token that the method
-                chooses: the most probable one, the one with the highest contrast, or a sampled one.
+                chooses.
         """
         if rank is None and following.chosen is not None:
             token_id, log_prob, contrast = following.chosen
@@ -151,16 +148,12 @@ class Branch:
             self.probe_scores.append(output.probe)
 
     def cut(self, track: Detokenizer, outputs: Sequence[TokenOutput]) -> Branch:
-        """The first tokens of the branch with their statistics, as a branch that no token may follow.
+        """The first tokens of the branch, those of some outputs, as a branch that no token may follow.
 
-        Args:
-            track: decodes its tokens; none of them has been pushed yet.
-            outputs: the output of each token to keep.
+        None of them has been pushed to ``track`` yet.
         """
-        end = len(outputs)
-        branch = Branch(track)
-        for name in ("token_ids", "log_probs", "entropies", "margins", "top", "ends"):
-            setattr(branch, name, getattr(self, name)[:end])
+        names = ("token_ids", "log_probs", "entropies", "margins", "top", "ends")
+        branch = Branch(track, **{name: getattr(self, name)[: len(outputs)] for name in names})
         for token_id, output in zip(branch.token_ids, outputs, strict=True):
             track.push(token_id)
             branch.add_output(output)

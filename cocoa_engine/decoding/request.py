@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,14 +25,7 @@ from cocoa_engine.model.callables import Criteria, Criterion, Processor, Process
 from cocoa_engine.model.generation_config import eos_token_ids, logits_processors, stop_texts, try_processors
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
-from cocoa_engine.model.prompts import (
-    ChatTokens,
-    Prompt,
-    Source,
-    passage_positions,
-    prompt_ids,
-    require_room,
-)
+from cocoa_engine.model.prompts import ChatTokens, Prompt, Source, passage_positions, prompt_ids, require_room
 from cocoa_engine.process_exit import at_work
 from cocoa_engine.risk import RiskCalibrator
 from cocoa_engine.timeline import Timeline
@@ -103,20 +96,19 @@ class Rules:
         Raises:
             ConfigError: a criterion returns neither a bool nor a tensor.
         """
-        if not self.criteria:
-            return False
-        ids = torch.tensor([[*prefix, *path]])
-        return any(_all_true(criterion, criterion(ids, None)) for criterion in self.criteria)
-
-
-def _all_true(criterion: Criterion, met: object) -> bool:
-    if not isinstance(met, (bool, Tensor)):
-        raise ConfigError(f"the stopping criterion {type(criterion).__name__} must return a bool or a bool tensor.")
-    return bool(torch.as_tensor(met).all())
+        ids = torch.tensor([[*prefix, *path]]) if self.criteria else torch.empty(0)
+        for criterion in self.criteria:
+            met = criterion(ids, None)
+            if not isinstance(met, (bool, Tensor)):
+                raise ConfigError(
+                    f"the stopping criterion {type(criterion).__name__} must return a bool or a bool tensor."
+                )
+            if torch.as_tensor(met).all():
+                return True
+        return False
 
 
 T = TypeVar("T")
-CallableT = TypeVar("CallableT", bound=Callable[..., object])
 
 
 @dataclass(frozen=True)
@@ -171,27 +163,17 @@ def make_request(
     session: Session,
     prompt: Prompt,
     config: CocoaConfig,
-    *,
+    calibrator: RiskCalibrator | None = None,
     processors: Processors = None,
     criteria: Criteria = None,
     generation_config: GenerationConfig | None = None,
     cancellation: Cancellation | None = None,
     source: Source | None = None,
-    calibrator: RiskCalibrator | None = None,
     timeline: Timeline | None = None,
 ) -> Request:
     """Check a prompt and its settings, and make a request of them.
 
-    Args:
-        session: the model and the tokenizer.
-        prompt: a text or token ids.
-        config: the settings.
-        processors, criteria: transformers logits processors and stopping criteria.
-        generation_config: used instead of the model's own.
-        cancellation: cancels the request; `None` creates a new one.
-        source: the passages of the prompt.
-        calibrator: its heads and its probe are measured.
-        timeline: records the phases of the call; `None` creates a new one.
+    The arguments are those of :meth:`CocoaEngine.generate`. The calibrator's heads and its probe are measured.
 
     Raises:
         PromptError: the prompt is empty, of a wrong type, or too long for the context window.
@@ -203,21 +185,21 @@ def make_request(
         of_type(generation_config, GenerationConfig, "generation_config")
     cancellation = given_or_new(cancellation, Cancellation, "cancellation")
     timeline = given_or_new(timeline, Timeline, "timeline")
-    model, tokens, given = session.model, session.tokens, config
+    model, tokens, method, asked = session.model, session.tokens, METHODS[config.method], config
     capture = capture_spec(model, config, calibrator)
     ids = prompt_ids(model, tokens, prompt)
     passages = passage_positions(tokens, prompt, ids, source)
     window, left = model.context_window, None
     require_room(window, len(ids))
     if window is not None:
-        left = window - len(ids) * (2 if METHODS[config.method].reads_back else 1)
+        left = window - len(ids) * (2 if method.reads_back else 1)
         if left < 1:
             raise PromptError(
                 f"the prompt has {len(ids)} tokens and method={config.method!r} reads it twice: the model's context "
                 f"window is {window}. Shorten the prompt to less than half of it."
             )
         config = config.replace(max_new_tokens=min(config.max_new_tokens, left))
-    generator, sampler, method = None, None, METHODS[config.method]
+    generator, sampler = None, None
     if config.temperature > 0:
         generator = torch.Generator()
         generator.manual_seed(model.fresh_seed() if config.seed is None else config.seed)
@@ -226,19 +208,20 @@ def make_request(
     eos = eos_token_ids(model.model, tokens, generation_config)
     texts = (*config.stop, *stop_texts(model.model, generation_config))
     penalty = config.repetition_penalty or method.repetition_penalty
-    own = logits_processors(model.model, eos, ids, config.max_new_tokens, penalty, generation_config)
-    if own:
+    of_call = logits_processors(model.model, eos, ids, config.max_new_tokens, penalty, generation_config)
+    if of_call:
         try_processors(model.model, eos, ids, model.vocab_size, penalty, generation_config)
+    for processor in _as_list("logits_processor", processors):
+        # a grammar returns a new processor, because it tracks its state in the answer
+        for_prompt = getattr(processor, "for_prompt", None)
+        of_call.append(processor if for_prompt is None else cancellation.run(for_prompt, ids))
     stops = {stop: tokens.special_token_id(stop) for stop in texts}
     rules = Rules(
         config=config,
         eos=eos,
         stop_texts=tuple(stop for stop, token_id in stops.items() if token_id is None),
         stop_ids=frozenset(token_id for token_id in stops.values() if token_id is not None),
-        processors=[
-            *own,
-            *(cancellation.run(_for_prompt, processor, ids) for processor in _as_list("logits_processor", processors)),
-        ],
+        processors=of_call,
         criteria=_as_list("stopping_criteria", criteria),
         window_left=left,
         generator=generator,
@@ -251,7 +234,7 @@ def make_request(
     reserve = config.max_new_tokens + min(leaves * span, SPARE_SLOTS)
     return Request(
         ids,
-        given,
+        asked,
         rules,
         capture,
         reserve,
@@ -260,12 +243,6 @@ def make_request(
         timeline=timeline,
         question_tokens=prompt.question_tokens if isinstance(prompt, ChatTokens) else None,
     )
-
-
-def _for_prompt(processor: Processor, prompt: list[int]) -> Processor:
-    """The processor for one prompt. A grammar returns a new processor, because it tracks its state in the answer."""
-    for_prompt = getattr(processor, "for_prompt", None)
-    return processor if for_prompt is None else for_prompt(prompt)
 
 
 def capture_spec(model: LanguageModel, config: CocoaConfig, calibrator: RiskCalibrator | None = None) -> CaptureSpec:
@@ -296,11 +273,11 @@ def capture_spec(model: LanguageModel, config: CocoaConfig, calibrator: RiskCali
     )
 
 
-def _as_list(name: str, given: CallableT | Sequence[CallableT] | None) -> list[CallableT]:
-    if given is None:
+def _as_list(name: str, values: Any) -> list[Any]:
+    if values is None:
         return []
     # a transformers list is itself callable, so test for lists first
-    values = list(given) if isinstance(given, Sequence) else [given]
+    values = list(values) if isinstance(values, Sequence) else [values]
     if any(not callable(value) for value in values):
         raise ConfigError(f"{name} must be a transformers processor or criterion (a callable), or a list of them.")
     return values

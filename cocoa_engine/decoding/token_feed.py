@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator, Sequence
 import torch
 
 from cocoa_engine.decoding.distributions import Distributions, TokenOutput, logits_of
-from cocoa_engine.decoding.request import Rules
 from cocoa_engine.decoding.speculation import PromptLookup
 from cocoa_engine.execution.backends import FeedRequest, Path, ReadBack, StepOutput, TokenTree
 
@@ -22,22 +21,18 @@ _READ_AT_ONCE = 128
 """Number of prompt tokens in one read-back pass, for all candidates together."""
 
 
-FreeRows = Callable[[], int]
-"""Returns the number of leaves of this sequence that the next forward pass can feed at little extra cost."""
-
-
 class TokenFeed:
     """The outputs of all tokens fed after the committed ones. It chooses what to feed ahead.
 
     Args:
         prompt: token ids.
-        rules: the request's rules.
         distributions: converts the output of a pass to :class:`TokenOutput`.
         draft_tokens: the maximum number of guessed tokens fed after each leaf.
-        free_rows: see :data:`FreeRows`.
+        free_rows: returns the number of leaves of this sequence that the next pass can feed at little extra cost.
         cost_of_a_row: the cost of a further row in a pass of few rows, as a share of the cost of the first one.
 
     Attributes:
+        distributions: the same.
         last: the output for the last committed token, for :meth:`read_back`.
         feeds_ahead: whether tokens are fed ahead. `False` if the sequence's tree cannot keep them, or if the method
             reads the prompt back.
@@ -46,15 +41,14 @@ class TokenFeed:
     def __init__(
         self,
         prompt: Sequence[int],
-        rules: Rules,
         distributions: Distributions,
-        draft_tokens: int,
-        free_rows: FreeRows,
-        cost_of_a_row: float,
+        draft_tokens: int = 0,
+        free_rows: Callable[[], int] = lambda: 1,
+        cost_of_a_row: float = 0.0,
     ) -> None:
         self.last: TokenOutput | None = None
         self.feeds_ahead = False
-        self._distributions, self._eos = distributions, rules.eos
+        self.distributions, self._eos = distributions, distributions.rules.eos
         self._lookup = PromptLookup(prompt, draft_tokens)
         self._free_rows, self._cost_of_a_row = free_rows, cost_of_a_row
         self._known: dict[Path, TokenOutput] = {}
@@ -75,7 +69,7 @@ class TokenFeed:
         if missing:
             fed = [*missing, *self._ahead(missing, growing, tokens_left)]
             step = yield fed
-            outputs = step if isinstance(step, list) else self._distributions.outputs(step)
+            outputs = step if isinstance(step, list) else self.distributions.outputs(step)
             self._known.update(zip(fed, outputs, strict=True))
         return [self._known[path] for path in paths]
 
@@ -175,6 +169,6 @@ class TokenFeed:
             step = yield [ReadBack(chain, prompt[start:end]) for chain in chains]
             log_probs = step.logits.log_softmax(-1).view(len(chains), end - start, -1)
             target_ids = targets[start + 1 : end + 1].to(log_probs.device)[None, :, None].expand(len(chains), -1, 1)
-            found = log_probs.gather(2, target_ids).double().sum(dim=(1, 2)).tolist()
-            totals = [total + more for total, more in zip(totals, found, strict=True)]
+            sums = log_probs.gather(2, target_ids).double().sum(dim=(1, 2)).tolist()
+            totals = [total + more for total, more in zip(totals, sums, strict=True)]
         return [total - totals[0] for total in totals[1:]]

@@ -14,10 +14,11 @@ from torch import Tensor
 from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.branch import Branch
-from cocoa_engine.decoding.distributions import TokenOutput, source_values
+from cocoa_engine.decoding.distributions import Distributions, TokenOutput, source_values
 from cocoa_engine.decoding.next_tokens import NextTokens, next_tokens, non_finite
 from cocoa_engine.decoding.request import Rules, capture_spec
 from cocoa_engine.decoding.span_decoder import SpanDecoder
+from cocoa_engine.decoding.token_feed import TokenFeed
 from cocoa_engine.execution.backends import Path, StepOutput, TokenTree
 from cocoa_engine.execution.session import Session
 from cocoa_engine.model.detokenizer import Detokenizer
@@ -140,7 +141,7 @@ class CandidateGrower:
         if len(candidates.token_ids) < 2:
             return None
         rules = Rules(config, self._eos, window_left=None if window is None else window - len(ids))
-        decoder = SpanDecoder(ids, rules, Detokenizer(self._session.tokens))
+        decoder = SpanDecoder(ids, rules, Detokenizer(self._session.tokens), TokenFeed(ids, Distributions(rules)))
         loop = decoder.grow(candidates)
         return _Growing(base, decoder, loop, next(loop))
 

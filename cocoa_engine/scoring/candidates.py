@@ -7,7 +7,6 @@ decoding. Branches of many positions share forward passes, and tokens that they 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -26,6 +25,8 @@ from cocoa_engine.model.generation_config import eos_token_ids
 from cocoa_engine.scoring.text_tree import opened, prefixes
 from cocoa_engine.spans import Candidate
 
+_Loop = Generator[Sequence[Path], StepOutput | list[TokenOutput], list[Branch]]
+
 Known = dict[Path, TokenOutput]
 """The model's output for each path that was fed after the committed tokens."""
 
@@ -36,24 +37,13 @@ RESERVED_ROWS_PER_TOKEN = 10
 """Number of branch tokens, for each token of a text, that memory is initially reserved for."""
 
 
-class _Growing(NamedTuple):
-    """The branches at one position of a text, and the paths whose output they need next."""
-
-    base: Path
-    decoder: SpanDecoder
-    loop: Generator[Sequence[Path], StepOutput | list[TokenOutput], list[Branch]]
-    paths: Sequence[Path]
-
-
 class CandidateGrower:
     """Grows the candidates at every risk point of given texts, and scores them by CoCoA-SIG.
 
     Probabilities are the model's own: no logits processor applies, and stop texts do not end branches.
 
     Args:
-        session: the model and its backend.
         config: the settings of risk points, branches and scores. The method is replaced by ``"cocoa-sig"``.
-        cancellation: ends the calls.
 
     Raises:
         ConfigError: the layers do not fit the model.
@@ -115,35 +105,30 @@ class CandidateGrower:
             before: the distribution before the part.
             known: the outputs of paths that were fed already. New outputs are added to it.
         """
-        bases = [part[:length] for length in range(len(part))]
-        begun = (self._begin(committed, base, known[base].next if base else before) for base in bases)
-        growing = [one for one in begun if one is not None]
-        found: dict[Path, list[Candidate]] = {}
-        while growing:
-            wanted = dict.fromkeys(one.base + path for one in growing for path in one.paths)
-            self._feed(tree, [path for path in wanted if path not in known], known)
-            waiting, growing = growing, []
-            for one in waiting:
-                try:
-                    paths = one.loop.send([known[one.base + path] for path in one.paths])
-                    growing.append(one._replace(paths=paths))
-                except StopIteration as done:
-                    found[one.base] = one.decoder.score_candidates(done.value)
-        return [found.get(base, []) for base in bases]
-
-    def _begin(self, committed: list[int], base: Path, following: NextTokens | None) -> _Growing | None:
-        """Start the branches after some tokens; `None` where only one token competes."""
-        ids = [*committed, *base]
-        if following is None:
-            raise non_finite(len(ids))
         config, window = self._config, self._session.model.context_window
-        candidates = following.competing(config.gamma, config.max_candidates)
-        if len(candidates.token_ids) < 2:
-            return None
-        rules = Rules(config, self._eos, window_left=None if window is None else window - len(ids))
-        decoder = SpanDecoder(ids, rules, Detokenizer(self._session.tokens), TokenFeed(ids, Distributions(rules)))
-        loop = decoder.grow(candidates)
-        return _Growing(base, decoder, loop, next(loop))
+        grown: list[list[Candidate]] = [[] for _ in part]
+        growing: dict[int, tuple[SpanDecoder, _Loop, Sequence[Path]]] = {}  # by position, with the paths it needs next
+        for at in range(len(part)):
+            ids, following = [*committed, *part[:at]], known[part[:at]].next if at else before
+            if following is None:
+                raise non_finite(len(ids))
+            candidates = following.competing(config.gamma, config.max_candidates)
+            if len(candidates.token_ids) > 1:
+                rules = Rules(config, self._eos, window_left=None if window is None else window - len(ids))
+                feed = TokenFeed(ids, Distributions(rules))
+                decoder = SpanDecoder(ids, rules, Detokenizer(self._session.tokens), feed)
+                loop = decoder.grow(candidates)
+                growing[at] = decoder, loop, next(loop)
+        while growing:
+            wanted = dict.fromkeys(part[:at] + path for at, (_, _, paths) in growing.items() for path in paths)
+            self._feed(tree, [path for path in wanted if path not in known], known)
+            for at, (decoder, loop, paths) in [*growing.items()]:
+                try:
+                    growing[at] = decoder, loop, loop.send([known[part[:at] + path] for path in paths])
+                except StopIteration as done:
+                    del growing[at]
+                    grown[at] = decoder.score_candidates(done.value)
+        return grown
 
     def _feed(self, tree: TokenTree, paths: Sequence[Path], known: Known) -> None:
         """Feed paths, and add the model's output for each to ``known``."""

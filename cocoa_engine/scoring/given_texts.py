@@ -59,7 +59,7 @@ def score(
         PromptError: a text is empty, or does not fit the context window.
     """
     cancellation = given_or_new(cancellation, Cancellation, "cancellation")
-    texts: Texts = text if is_many(text) else [text]
+    texts = list(text) if is_many(text) else [text]
     scored = cancellation.run(
         _scored, session, prompt, texts, is_many(text), config, risk, source, divide, cancellation
     )
@@ -69,7 +69,7 @@ def score(
 def _scored(
     session: Session,
     prompt: Prompt,
-    texts: Texts,
+    texts: Sequence[object],
     many: bool,
     config: CocoaConfig,
     risk: RiskPolicy,

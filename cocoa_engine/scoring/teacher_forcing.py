@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -32,8 +32,7 @@ _CHUNK = 256  # rows of float32 logits held at once: 256 x 128k is 128 MiB
 class TokenRow(NamedTuple):
     """The measurements of one token, by the names of :class:`~cocoa_engine.spans.Measured`.
 
-    ``source`` is `None` where it was not measured, ``passages`` is empty without passages, and ``top``, the most
-    probable tokens, is empty unless they are asked for.
+    ``source`` is `None`, ``passages`` and ``top``, the most probable tokens, are empty where they are not measured.
     """
 
     token_id: int
@@ -59,9 +58,18 @@ def token_rows(step: Step, top_count: int = 0) -> list[TokenRow]:
     return rows
 
 
-def is_finite(rows: Iterable[TokenRow]) -> bool:
-    """Whether all tokens have a log-probability."""
-    return all(-math.inf < row.log_prob <= 0 for row in rows)
+def require_finite(texts: Sequence[Sequence[TokenRow]], what: str) -> None:
+    """Check that all tokens of some texts have a log-probability.
+
+    Raises:
+        NonFiniteLogitsError: one has none. The message says ``what``, with the indices of such texts.
+    """
+    bad = [number for number, rows in enumerate(texts) if not all(-math.inf < row.log_prob <= 0 for row in rows)]
+    if bad:
+        raise NonFiniteLogitsError(
+            f"the logits of {what.format(', '.join(map(str, bad)))} are NaN or infinite; check the weights, or load "
+            "the model in float32 or bfloat16."
+        )
 
 
 def score_texts(
@@ -82,7 +90,7 @@ def score_texts(
         tokens of several texts counts for each of them.
 
     Raises:
-        NonFiniteLogitsError: a token's log-probability is NaN or infinite. The message names the texts.
+        NonFiniteLogitsError: a token's log-probability is NaN or infinite.
     """
     if isinstance(backend, Recompute):  # it caches no prompt: each text takes one pass by itself
         more = (config, capture, passages, calibrator)
@@ -97,8 +105,7 @@ def score_texts(
                 rows[number] += [of_step[row] for row in own]
                 hidden[number] = hidden[number] + step.output.hidden[:, own].sum(dim=1)
                 passes[number] += step.passes[number]
-    if bad := [number for number, own in enumerate(rows) if not is_finite(own)]:
-        raise _non_finite(f"one of the texts to score at index {', '.join(map(str, bad))}")
+    require_finite(rows, "one of the texts to score at index {}")
     pooled = [mean_pooled_sum(state, len(own)) for state, own in zip(hidden, rows, strict=True)]  # type: ignore[arg-type]
     spans = _spans(rows, torch.stack(pooled, dim=1), config, StateReader.of(capture, calibrator))
     return [(span, step.prompt_passes + own) for span, own in zip(spans, passes, strict=True)]
@@ -117,12 +124,11 @@ def score_spans(
 ) -> list[Span]:
     """Score consecutive spans of a text, each after ``prompt`` and the spans before it, in one forward pass.
 
-    The scores are those of the model's own distribution. The spans have no texts and risks yet.
+    The spans have no texts and risks yet.
 
     Args:
         model: the model.
-        prompt: token ids.
-        text: token ids, at least one.
+        prompt, text: token ids, at least one of the text.
         lengths: the number of tokens of each span. `None` divides the text at its risk points, as
             :func:`cocoa_engine.lab.forced.spans` does: a span begins where several tokens compete by ``config.gamma``,
             and before a token that is not the most probable one.
@@ -136,8 +142,7 @@ def score_spans(
     """
     step = fed_alone(model, prompt, text, spec, passages)
     rows = token_rows(step, config.top_logprobs)
-    if not is_finite(rows):
-        raise _non_finite("the text to score")
+    require_finite([rows], "the text to score")
     if lengths is None:
         assert step.logits is not None
         is_best = (step.logits[:-1].argmax(dim=1) == step.token_ids).tolist()
@@ -181,9 +186,3 @@ def _spans(rows: Sequence[list[TokenRow]], pooled: Tensor, config: CocoaConfig, 
             )
         )
     return spans
-
-
-def _non_finite(what: str) -> NonFiniteLogitsError:
-    return NonFiniteLogitsError(
-        f"the logits of {what} are NaN or infinite; check the weights, or load the model in float32 or bfloat16."
-    )

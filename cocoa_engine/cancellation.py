@@ -88,13 +88,8 @@ class Cancellation:
 
 
 def check_current() -> None:
-    """End the calling code if the innermost :meth:`Cancellation.run` around it was cancelled.
-
-    Raises:
-        RequestCancelledError: it was.
-    """
-    cancellation = _current.get()
-    if cancellation is not None:
+    """:meth:`Cancellation.check` of the innermost :meth:`Cancellation.run` around the calling code."""
+    if (cancellation := _current.get()) is not None:
         cancellation.check()
 
 
@@ -111,10 +106,6 @@ def interruptible(function: Callable[[], Result], seconds: float) -> Result:
     """Call a function that another thread ends if the calling code is cancelled, or after a time.
 
     The function ends between two instructions of Python. It must hold nothing that an interrupt would leave half done.
-
-    Args:
-        function: the function.
-        seconds: the time.
 
     Raises:
         RequestCancelledError: the calling code was cancelled.

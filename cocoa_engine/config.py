@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
 
 from cocoa_engine.arguments import SettingsModel
 from cocoa_engine.equations import SpanLogProb
@@ -112,7 +112,8 @@ class CocoaConfig(SettingsModel):
     top_logprobs: int = Field(0, ge=0, le=20)
     """Number of most probable tokens to record, with their log-probabilities, for each token that is decoded or
     scored."""
-    stop: tuple[str, ...] = Field((), description="Texts that end the answer. They are not part of it.")
+    stop: Annotated[tuple[str, ...], AfterValidator(require_stop_texts)] = ()
+    """Texts that end the answer. They are not part of it."""
 
     @classmethod
     def paper(cls, **settings: Any) -> CocoaConfig:
@@ -145,14 +146,7 @@ class CocoaConfig(SettingsModel):
     @field_validator("stop", mode="before")
     @classmethod
     def _one_stop_text(cls, value: Any) -> Any:
-        if value is None:
-            return ()
-        return (value,) if isinstance(value, str) else value
-
-    @field_validator("stop")
-    @classmethod
-    def _stop_texts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return require_stop_texts(value)
+        return () if value is None else (value,) if isinstance(value, str) else value
 
     @field_validator("method", mode="before")
     @classmethod

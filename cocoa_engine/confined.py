@@ -77,10 +77,7 @@ MOST_REFUSED, REFUSED_SECONDS = 256, 600.0
 class Load(NamedTuple):
     """What the server does once, before it forks a worker that needs it: it calls a function of a module.
 
-    Attributes:
-        key: the name of the result, for :func:`loaded`.
-        function: the function.
-        arguments: makes its arguments, which can be pickled.
+    ``key`` names the result, for :func:`loaded`; ``arguments`` makes the arguments, which can be pickled.
     """
 
     key: object
@@ -168,15 +165,14 @@ class Worker:
         most: float = CPU_SECONDS,
         low: bool = False,
     ) -> Result:
-        """Call a function in the process. After a limit or a cancellation, the process has ended.
+        """Call a function of a module in the process. After a limit or a cancellation, the process has ended.
 
         Args:
-            function: a function of a module.
-            *args: arguments that can be pickled.
+            function, *args: the function, and arguments that can be pickled.
             what: the data that it works on, for the message.
             budget: its processor time, from which the time that it takes is subtracted.
             cancellation: ends the work; by default that of the calling code.
-            most: the processor time of this call, if less is left of the budget.
+            most: the processor time of this call, at most.
             low: whether it has a low priority.
 
         Raises:
@@ -237,12 +233,7 @@ def run(function: Callable[..., Result], *args: Any, what: str) -> Result:
 
 
 def started(
-    load: Load,
-    function: Callable[..., Result],
-    *args: Any,
-    what: str,
-    data: object,
-    budget: Budget | None = None,
+    load: Load, function: Callable[..., Result], *args: Any, what: str, data: object, budget: Budget | None = None
 ) -> tuple[Worker, Result]:
     """A new worker, and the result of its first call.
 
@@ -251,16 +242,15 @@ def started(
 
     Args:
         load: what is loaded in it.
-        function: as for :meth:`Worker.call`, with its errors.
-        *args: its arguments.
-        what: the data that it works on, for the message.
+        function, *args, what: as for :meth:`Worker.call`, with its errors.
         data: that of the arguments by which the task is known when it comes again.
         budget: its processor time; by default that of the request.
 
     Raises:
         EngineBusyError: no turn came for a minute, or the server lets no more calls wait for one.
     """
-    if _refused and time.monotonic() - _refused.get(_digest(load, data), -sys.maxsize) < REFUSED_SECONDS:
+    digest = hashlib.sha256(pickle.dumps((load.key, data))).digest()
+    if time.monotonic() - _refused.get(digest, -sys.maxsize) < REFUSED_SECONDS:
         raise _too_much(what)
     budget = budget or current_budget()
     with _turn(budget.turn):
@@ -276,9 +266,9 @@ def started(
                     give_back([worker])
                     raise
     if whole and time.monotonic() - begun < WALL_SECONDS:  # and not for other data, or other work on the processors
-        _refused[_digest(load, data)] = time.monotonic()
-        for digest in [*_refused][:-MOST_REFUSED]:
-            _refused.pop(digest, None)
+        _refused[digest] = time.monotonic()
+        for oldest in [*_refused][:-MOST_REFUSED]:
+            _refused.pop(oldest, None)
     raise _too_much(what)
 
 
@@ -322,17 +312,12 @@ def _never_ran(reason: str) -> WorkerError:
     )
 
 
-def _digest(load: Load, data: object) -> bytes:
-    return hashlib.sha256(pickle.dumps((load.key, data))).digest()
-
-
 @contextlib.contextmanager
 def _turn(lane: threading.Semaphore | threading.Lock) -> Iterator[None]:
     """Within the block, only few others work, so that many large tasks at once do not take all memory.
 
     Raises:
-        RequestCancelledError: the calling code was cancelled while it waited.
-        EngineBusyError: it has waited for too long.
+        EngineBusyError: the calling code has waited for too long.
     """
     cancellation, deadline = current_cancellation(), time.monotonic() + WALL_SECONDS
     while not lane.acquire(timeout=POLL):
@@ -478,11 +463,7 @@ _results: dict[object, tuple[bool, Any]] = {}
 
 
 def loaded(key: object) -> Any:
-    """In a worker: what a :class:`Load` has loaded.
-
-    Raises:
-        Exception: that of its function.
-    """
+    """In a worker: what a :class:`Load` has loaded. Raises the error of its function."""
     succeeded, result = _results[key]
     if succeeded:
         return result

@@ -18,12 +18,6 @@ from cocoa_engine.text_matching import normalized, support, token_f1
 MAX_SAMPLES = 10_000
 """Maximum number of sampled answers. All of them are kept."""
 
-SUPPORTED = 0.5
-"""The samples disagree with a claim whose support is lower."""
-
-SAME_F1 = 0.5
-"""Two answers agree if the F1 score of their words is at least this."""
-
 Match = Callable[[str, str], bool | float]
 """Compares a sampled answer with the answer: whether, or how far (in [0, 1]), they agree."""
 
@@ -70,14 +64,14 @@ class Consistency(ResultModel):
         checks = []
         for check in self.generation.check_these(most):
             supported = self.support(check.text)
-            disagree = supported is not None and supported < SUPPORTED
+            disagree = supported is not None and supported < 0.5
             checks.append(check.model_copy(update={"reasons": [*check.reasons, DISAGREE]}) if disagree else check)
         return checks
 
 
 def same_answer(sample: str, answer: str) -> bool:
     """Whether two answers are equal after normalisation, or share most of their words (F1 of at least 0.5)."""
-    return normalized(sample) == normalized(answer) or token_f1(sample, answer) >= SAME_F1
+    return normalized(sample) == normalized(answer) or token_f1(sample, answer) >= 0.5
 
 
 def sample_configs(config: CocoaConfig, n: int, temperature: float) -> list[CocoaConfig]:
@@ -97,12 +91,7 @@ def sample_configs(config: CocoaConfig, n: int, temperature: float) -> list[Coco
 
 
 def compare(answer: str | Generation, samples: Sequence[Generation], match: Match | None = None) -> Consistency:
-    """Compare sampled answers with an answer.
-
-    Args:
-        answer: the answer, or its text.
-        samples: at least one sampled answer.
-        match: compares a sample with the answer. Default: :func:`same_answer`.
+    """Compare at least one sampled answer with an answer, or its text, by default with :func:`same_answer`.
 
     Raises:
         ConfigError: ``match`` returns something else than a bool or a number in [0, 1].
@@ -110,10 +99,10 @@ def compare(answer: str | Generation, samples: Sequence[Generation], match: Matc
     text = answer.text if isinstance(answer, Generation) else answer
     matches = []
     for sample in samples:
-        found = (match or same_answer)(sample.text, text)
-        if not isinstance(found, (bool, int, float)) or not 0 <= found <= 1:
-            raise ConfigError(f"match must return a bool or a number in [0, 1], not {found!r}.")
-        matches.append(float(found))
+        agrees = (match or same_answer)(sample.text, text)
+        if not isinstance(agrees, (bool, int, float)) or not 0 <= agrees <= 1:
+            raise ConfigError(f"match must return a bool or a number in [0, 1], not {agrees!r}.")
+        matches.append(float(agrees))
     return Consistency(
         answer=text,
         agreement=sum(matches) / len(matches),

@@ -64,9 +64,6 @@ def context_lift(
             pass. This is required if logits processors, such as a repetition penalty, changed the answer's
             log-probabilities (``generation.processed``).
 
-    Returns:
-        The lift of each of ``generation.spans``.
-
     Raises:
         ConfigError: logits processors were applied to the answer, and ``with_context`` is not given.
         PromptError: a prompt is empty, or a prompt and the answer do not fit the context window.
@@ -79,10 +76,10 @@ def context_lift(
         )
     spans = [span.token_ids for span in generation.spans]
     without = _measured(engine.session, without_context, spans, generation.config)
-    known: Sequence[Measured] = generation.spans
+    measured = generation.spans
     if with_context is not None:
-        known = _measured(engine.session, with_context, spans, generation.config)
-    return [ContextLift.between(*both) for both in zip(known, without, strict=True)]
+        measured = _measured(engine.session, with_context, spans, generation.config)
+    return [ContextLift.between(*both) for both in zip(measured, without, strict=True)]
 
 
 def context_lift_of_text(
@@ -111,12 +108,23 @@ def context_lift_of_text(
         NonFiniteLogitsError: the model's logits are NaN or infinite.
     """
     config = engine.config if config is None else config
-    token_ids = _cut(engine.session, spans, with_context)
+    session, text = engine.session, "".join(spans)
+    before = prompt_ids(session.model, session.tokens, with_context)
+    token_ids, _ = text_ids(session.model, session.tokens, with_context, before, text, "answer")
+    decoded, ends = token_ends(session.tokens, token_ids)
+    dropped = text[0].isspace() and not decoded[:1].isspace()  # some decoders leave out a text's first space
+    limits = list(accumulate(map(len, spans)))
+    ids: list[list[int]] = [[] for _ in spans]
+    end = ends[-1]
+    for at in reversed(range(len(token_ids))):
+        if ends[at] > (ends[at - 1] if at else 0):  # otherwise the next token completes its characters
+            end = ends[at]
+        ids[min(bisect_left(limits, end + dropped), len(spans) - 1)].insert(0, token_ids[at])
     with_source, without_source = (
-        iter(_measured(engine.session, prompt, [ids for ids in token_ids if ids], config))
+        iter(_measured(session, prompt, [of_span for of_span in ids if of_span], config))
         for prompt in (with_context, without_context)
     )
-    return [ContextLift.between(next(with_source), next(without_source)) if ids else None for ids in token_ids]
+    return [ContextLift.between(next(with_source), next(without_source)) if of_span else None for of_span in ids]
 
 
 def _measured(
@@ -131,23 +139,6 @@ def _measured(
     text = [token_id for span in spans for token_id in span]
     require_fits(model, len(before), len(text))
     return score_spans(model, before, text, [len(span) for span in spans], config, capture, passages)
-
-
-def _cut(session: Session, spans: Sequence[str], prompt: Prompt) -> list[list[int]]:
-    """The tokens of each span of a text that continues a prompt."""
-    text = "".join(spans)
-    before = prompt_ids(session.model, session.tokens, prompt)
-    token_ids, _ = text_ids(session.model, session.tokens, prompt, before, text, "answer")
-    decoded, ends = token_ends(session.tokens, token_ids)
-    dropped = text[0].isspace() and not decoded[:1].isspace()  # some decoders leave out a text's first space
-    limits = list(accumulate(map(len, spans)))
-    cut: list[list[int]] = [[] for _ in spans]
-    end = ends[-1]
-    for at in reversed(range(len(token_ids))):
-        if ends[at] > (ends[at - 1] if at else 0):  # otherwise the next token completes its characters
-            end = ends[at]
-        cut[min(bisect_left(limits, end + dropped), len(spans) - 1)].insert(0, token_ids[at])
-    return cut
 
 
 def passage_attention(engine: CocoaEngine, generation: Generation, prompt: Prompt, source: Source) -> list[list[float]]:
@@ -171,11 +162,11 @@ def passage_attention(engine: CocoaEngine, generation: Generation, prompt: Promp
         PromptError: the prompt is empty, or prompt and answer do not fit the context window.
         NonFiniteLogitsError: the model's logits are NaN or infinite, where they are computed again.
     """
-    session: Session = engine.session
+    session = engine.session
     before = prompt_ids(session.model, session.tokens, prompt)
     passages = passage_positions(session.tokens, prompt, before, source)
     spans = [span.token_ids for span in generation.spans]
-    config: CocoaConfig = generation.config
+    config = generation.config
     if not spans or not isinstance(session.backend, SharedCache):  # the others would run a pass for each token
         return [span.passage_attention for span in _measured(session, before, spans, config, passages)]
     text = [token_id for span in spans for token_id in span]

@@ -118,9 +118,7 @@ class CocoaEngine:
         Args:
             model_name: a local folder or a Hub id. `None` loads the embedded SmolLM2-135M-Instruct.
             tokenizer_name: folder or Hub id of the tokenizer. Default: that of the model.
-            config: the engine's default settings.
-            runtime: how the model is run.
-            calibrator: as for the constructor.
+            config, runtime, calibrator: as for the constructor.
             dtype: ``"auto"`` (as stored), a name such as ``"bfloat16"``, or a ``torch.dtype``.
             device_map: as in transformers, e.g. ``"cuda:0"``. ``"auto"``: the GPUs if there are any, otherwise the CPU.
                 `None` is the CPU.
@@ -254,9 +252,8 @@ class CocoaEngine:
 
     def without_answer_risk(self) -> Self:
         """This engine without a calibrator for answers, for texts that are parts of answers; all else is shared."""
-        return (
-            self if self.calibrator is None or self.calibrator.answer is None else self._with(self._risk.spans_only())
-        )
+        has_one = self.calibrator is not None and self.calibrator.answer is not None
+        return self._with(self._risk.spans_only()) if has_one else self
 
     def encode(self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False) -> list[int]:
         """Token ids of a text.
@@ -284,11 +281,7 @@ class CocoaEngine:
         return Detokenizer(self.session.tokens)
 
     def constrain(
-        self,
-        *,
-        json_schema: Mapping[str, Any] | None = None,
-        regex: str | None = None,
-        grammar: str | None = None,
+        self, *, json_schema: Mapping[str, Any] | None = None, regex: str | None = None, grammar: str | None = None
     ) -> GrammarProcessor:
         """A logits processor that constrains answers to a JSON schema, a regular expression or a grammar.
 
@@ -449,23 +442,15 @@ class CocoaEngine:
         if isinstance(prompts, str) or not isinstance(prompts, Sequence):
             raise PromptError("generate_batch takes a list of prompts; for a single one use generate.")
         count = len(prompts)
-        of_each = zip(
-            prompts,
-            for_each(logits_processor, count),
-            for_each(stopping_criteria, count),
-            sources_of_batch(source, count),
-            strict=True,
-        )
+        per_prompt = (for_each(logits_processor, count), for_each(stopping_criteria, count))
         requests: list[Request | PromptError] = []
-        for prompt, processors, criteria, passages in of_each:
+        for prompt, *callables, passages in zip(prompts, *per_prompt, sources_of_batch(source, count), strict=True):
             try:
-                request = self._request(prompt, config, processors, criteria, generation_config, cancellation, passages)
+                requests.append(self._request(prompt, config, *callables, generation_config, cancellation, passages))
             except PromptError as error:
                 if not return_exceptions:
                     raise
                 requests.append(error)
-            else:
-                requests.append(request)
         valid = [request for request in requests if isinstance(request, Request)]
         answers = iter(self._decode(valid, batch_size, keep_errors=return_exceptions))
         results = [next(answers) if isinstance(request, Request) else request for request in requests]
@@ -498,13 +483,10 @@ class CocoaEngine:
             prompt: text or token ids.
             text: a text or its token ids, or a list of these, such as the options of a question. Each is scored as it
                 would be alone, but the prompt is encoded once (by ``dola``, ``decore`` and ``diver`` twice).
-            config: settings to use instead of the engine's.
-            source: passages of the prompt, as for :meth:`generate`.
+            config, source, cancellation, **settings: as for :meth:`generate`.
             divide: divide the text at its risk points, as decoding divides an answer, so that each part has a risk of
                 its own. With a calibrator of spans, the candidates at the risk points are grown for it; the usage does
                 not count that.
-            cancellation: lets another thread end the call; see :class:`~cocoa_engine.Cancellation`.
-            **settings: as for :meth:`generate`.
 
         Returns:
             One result, or for a list of texts a list in the same order. A forward pass over tokens of several texts
@@ -513,8 +495,7 @@ class CocoaEngine:
         Raises:
             ConfigError: as for :meth:`generate`; or ``divide`` with a method that reads a text several times.
             PromptError: prompt or text is empty, or the two do not fit the context window.
-            NonFiniteLogitsError: the model's logits are NaN.
-            RequestCancelledError: the call was cancelled by ``cancellation``.
+            NonFiniteLogitsError, RequestCancelledError: as for :meth:`generate`.
         """
         settled = self._settings(config, settings)
         scored = given_texts.score(self.session, prompt, text, settled, self._risk, source, divide, cancellation)
@@ -550,8 +531,7 @@ class CocoaEngine:
                 too.
             match: compares the text of a sample with the text of the answer, and returns a bool or a number in [0, 1].
                 Default: their normalised texts are equal, or the F1 score of their words is at least 0.5.
-            config: settings to use instead of the engine's.
-            logits_processor, stopping_criteria, generation_config, cancellation: as for :meth:`generate`.
+            config, logits_processor, stopping_criteria, generation_config, cancellation: as for :meth:`generate`.
             **settings: fields of :class:`CocoaConfig`. Samples have the method ``"sample"``; with a ``seed``, sample i
                 has the seed ``seed + i``.
 

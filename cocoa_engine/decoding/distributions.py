@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -164,9 +164,10 @@ class Distributions:
                 plausible = ranked.masked_fill(~allowed, -torch.inf)
                 ranked = torch.where((plausible > -torch.inf).any(-1, keepdim=True), plausible, ranked)
             known = contrasted(next_tokens(logits, self._count, native=self._native), logits, contrasts, ranked)
-        if config.top_logprobs:
-            known = [None if each is None else each.with_top(config.top_logprobs) for each in known]
-        return known
+        if not (count := config.top_logprobs):
+            return known
+        top = [() if row is None else zip(row.token_ids[:count], row.log_probs[:count], strict=True) for row in known]
+        return [row and replace(row, top=tuple(pairs)) for row, pairs in zip(known, top, strict=True)]
 
 
 def source_values(step: StepOutput) -> Sequence[float | None]:

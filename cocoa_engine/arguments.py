@@ -18,22 +18,14 @@ T = TypeVar("T")
 
 
 def of_type(given: T, kind: type[T], name: str) -> T:
-    """The argument as it is, if it has its type.
-
-    Raises:
-        ConfigError: it is of another type.
-    """
+    """The argument as it is, if it has its type; otherwise a :class:`.ConfigError`."""
     if not isinstance(given, kind):
         raise ConfigError(f"{name} must be a {kind.__name__}, not {type(given).__name__}.")
     return given
 
 
 def given_or_new(given: T | None, kind: type[T], name: str) -> T:
-    """The argument as it is; for `None`, a new object of its type.
-
-    Raises:
-        ConfigError: it is of another type.
-    """
+    """As :func:`of_type`; for `None`, a new object of its type."""
     return kind() if given is None else of_type(given, kind, name)
 
 

@@ -27,11 +27,7 @@ _ending = False
 
 
 class _AtWork(ContextDecorator):
-    """Encloses code that runs torch, on behalf of a caller. Contexts may be nested.
-
-    Raises:
-        RequestCancelledError, SystemExit: see :func:`require_running`.
-    """
+    """Encloses code that runs torch, on behalf of a caller, if :func:`require_running` allows. May be nested."""
 
     def __enter__(self) -> None:
         thread = threading.get_ident()

@@ -111,13 +111,7 @@ def _close_abandoned(closing: Cancellation, spans: weakref.ref[Generator[Span, N
 
 
 def _decoded(state: _State, session: Session, request: Request, risk: RiskPolicy) -> Generator[Span, None, None]:
-    """Decode one request. It has a batch slot only while a span is requested.
-
-    The generator ends if the stream is closed.
-
-    Raises:
-        RequestCancelledError: the request was cancelled.
-    """
+    """Decode one request. It has a batch slot only while a span is requested. It ends if the stream is closed."""
     task: DecodeTask | None = None
     try:
         with request.cancellation.heard_by(state.closing.cancel):

@@ -43,8 +43,7 @@ class Rules:
     Attributes:
         config: the settings, with ``max_new_tokens`` limited to the context window.
         eos: token ids that end the text.
-        stop_texts: texts that end the answer and are cut off.
-        stop_ids: ids of special tokens that were given as stop texts.
+        stop_texts, stop_ids: texts that end the answer and are cut off, and ids of those that are special tokens.
         processors: transformers logits processors, called as ``(ids [1, t], logits [1, V])`` before the softmax.
         criteria: transformers stopping criteria, called as ``(ids [1, t], None)`` after each token. True ends the text.
         window_left: the number of tokens left in the context window after the prompt; `None`: no limit.
@@ -64,15 +63,11 @@ class Rules:
     sampler: Sampler | None = None
 
     def processed(self, prefix: Sequence[int], paths: Sequence[Path], scores: Tensor) -> Tensor:
-        """Apply the logits processors, in order, to each row of scores.
+        """Apply the logits processors, in order, to each row of scores, ``[W, V]``.
 
         Args:
             prefix: the token ids before all paths, prompt included.
             paths: for each row, the token ids between the prefix and the next token.
-            scores: ``[W, V]``.
-
-        Returns:
-            The processed scores, ``[W, V]``.
 
         Raises:
             ConfigError: a processor does not return a tensor of the same shape as its scores.
@@ -119,16 +114,11 @@ class PerPrompt(Generic[T]):
 
 
 def for_each(given: T | PerPrompt[T], count: int) -> Sequence[T]:
-    """The processors or criteria of each of ``count`` prompts.
-
-    Raises:
-        ConfigError: ``given`` is a :class:`PerPrompt` for another number of prompts.
-    """
-    if not isinstance(given, PerPrompt):
-        return [given] * count
-    if len(given.each) != count:
-        raise ConfigError(f"processors or criteria are given for {len(given.each)} prompts; there are {count}.")
-    return given.each
+    """The processors or criteria of each of ``count`` prompts; :class:`.ConfigError` if there are more or fewer."""
+    each = given.each if isinstance(given, PerPrompt) else [given] * count
+    if len(each) != count:
+        raise ConfigError(f"processors or criteria are given for {len(each)} prompts; there are {count}.")
+    return each
 
 
 @dataclass(frozen=True)
@@ -138,12 +128,9 @@ class Request:
     Attributes:
         prompt: token ids, at least one.
         config: the settings as the user gave them.
-        rules: the settings, end tokens, processors and stopping criteria.
         capture: the hidden states that every step returns.
         reserve_tokens: the number of tokens beyond the prompt to reserve memory for, dropped branches included.
-        cancellation: cancels the request.
         passages: the positions of the passages of the prompt whose attention mass is measured.
-        timeline: records when the phases of the call begin and end.
         question_tokens: the length of the prompt without the earlier exchange of a chat; `None` without one.
     """
 

@@ -221,7 +221,7 @@ class SpanDecoder:
             measured = con, f, *log_prob_and_score(self.config, branch.log_probs, con, f, pmi=pmi[chosen])
         if stop is not None:
             branch.ended = branch.ended or "stop"
-        self._record(branch, *measured, candidates, chosen)
+        self._record(branch, measured, candidates, chosen)
         return branch
 
     def _record_run(self, run: Branch) -> Branch:
@@ -229,20 +229,14 @@ class SpanDecoder:
         if run.token_ids:
             (con,), (f,) = branch_mlds([run])
             scored = log_prob_and_score(self.config, run.log_probs, con, f, contrasts=run.contrasts)
-            self._record(run, con, f, *scored)
+            self._record(run, (con, f, *scored))
         return Branch(run.track)
 
     def _record(
-        self,
-        branch: Branch,
-        con: float,
-        f: float,
-        log_prob: float,
-        score: float,
-        candidates: Sequence[Candidate] = (),
-        chosen: int | None = None,
+        self, branch: Branch, measured: Sequence[float], candidates: Sequence[Candidate] = (), chosen: int | None = None
     ) -> None:
-        """Add a span to ``decided``. Decoding ends here if its risk reaches ``max_risk``."""
+        """Add a span with both MLDS, log p_S and its score to ``decided``. Decoding ends if it reaches ``max_risk``."""
+        con, f, log_prob, score = measured
         copied, before = self._history.extend(branch.token_ids, branch.log_probs, branch.entropies)
         span = Span(
             **NOT_PLACED,
@@ -292,12 +286,7 @@ class SpanDecoder:
             branch.ended = "eos"
 
     def _stops(self, branch: Branch, length: int, path: Path) -> bool:
-        """Whether the answer stops after some of a branch's tokens. It is asked of tokens of the answer only.
-
-        Args:
-            length: their number.
-            path: those of them that are not committed yet.
-        """
+        """Whether the answer stops after the first tokens of a branch, of which ``path`` are not committed yet."""
         return (
             branch.token_ids[length - 1] in self.rules.stop_ids
             or branch.track.stops_at(branch.ends[length - 1])
@@ -307,11 +296,7 @@ class SpanDecoder:
     def _add_outputs(
         self, branches: Sequence[Branch], outputs: Sequence[TokenOutput], paths: Sequence[Path], left: int | None
     ) -> None:
-        """Add the output for each branch's last token: its states, and the distribution after it.
-
-        Args:
-            left: the number of tokens after which no token may follow; `None`: no limit.
-        """
+        """Add the output for each branch's last token: its states, and the distribution after it, before ``left``."""
         for branch, output in zip(branches, outputs, strict=True):
             branch.add_output(output)
         # processors are not called after an end: a grammar would allow no token there

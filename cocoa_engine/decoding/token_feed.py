@@ -60,7 +60,6 @@ class TokenFeed:
         """The outputs of some paths. Paths that have not been fed are fed now; free rows of the pass feed others ahead.
 
         Args:
-            paths: the paths whose outputs are needed.
             growing: those of ``paths`` that another token may follow.
             tokens_left: the number of tokens that may still follow the committed ones.
         """
@@ -126,21 +125,12 @@ class TokenFeed:
         return self._known[path]
 
     def commit(self, tree: TokenTree, taken: Path, likely: Sequence[int]) -> None:
-        """Commit a path. Outputs after it are kept only if one of the ``likely`` tokens has been fed ahead.
-
-        Args:
-            tree: the sequence.
-            taken: the path to commit; it must have been fed.
-            likely: the tokens that the loop may request next.
-        """
+        """Commit a path that was fed. Outputs after it are kept only if a ``likely`` next token has been fed ahead."""
         depth = len(taken)
         useful = any((*taken, token_id) in self._known for token_id in likely)
         self.last = self._known[taken]
-        self._known = {
-            path[depth:]: output
-            for path, output in self._known.items()
-            if useful and len(path) > depth and path[:depth] == taken
-        }
+        later = [path for path in self._known if useful and len(path) > depth and path[:depth] == taken]
+        self._known = {path[depth:]: self._known[path] for path in later}
         tree.commit(taken, keep_rest=useful)
         self._guesses = {path[depth:]: guess for path, guess in self._guesses.items() if path[:depth] == taken}
         self._indexed.clear()
@@ -151,12 +141,8 @@ class TokenFeed:
     ) -> Generator[FeedRequest, StepOutput, list[float]]:
         """PMI(S; x) = log p(x | x, y, S) - log p(x | x, y) of each branch S, with prompt x and committed answer y.
 
-        The prompt is fed again after every branch and after the committed tokens. The generator yields what to feed,
-        receives the outputs, and returns one value in nats for each branch.
-
-        Args:
-            prompt: token ids of x.
-            branches: the paths of the branches; they must have been fed.
+        The prompt is fed again after every branch, which must have been fed, and after the committed tokens. The
+        generator yields what to feed, receives the outputs, and returns one value in nats for each branch.
         """
         chains = [(), *branches]
         assert self.last is not None

@@ -23,11 +23,16 @@ def as_before() -> Iterator[None]:
 
 def test_it_is_off_meanwhile_and_then_as_before() -> None:
     gc.enable()
-    with pytest.raises(ImportError), collector_paused():
+
+    @collector_paused()
+    def imported() -> None:
         with collector_paused():
             assert not gc.isenabled()
         assert not gc.isenabled()
         raise ImportError
+
+    with pytest.raises(ImportError):
+        imported()
     assert gc.isenabled()
     gc.disable()
     with collector_paused():

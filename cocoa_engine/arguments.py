@@ -11,9 +11,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from cocoa_engine.errors import CocoaError, ConfigError, DataError
 from cocoa_engine.messages import explain, unknown
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 T = TypeVar("T")
 
 
@@ -27,6 +24,17 @@ def of_type(given: T, kind: type[T], name: str) -> T:
 def given_or_new(given: T | None, kind: type[T], name: str) -> T:
     """As :func:`of_type`; for `None`, a new object of its type."""
     return kind() if given is None else of_type(given, kind, name)
+
+
+def _clearly(name: str) -> Any:
+    """A class method of pydantic's that raises an error of this package for wrong data."""
+
+    def validate(cls: type[ValidatedModel], data: Any, **options: Any) -> Any:
+        with cls._clear_errors():
+            return getattr(super(ValidatedModel, cls), name)(data, **options)
+
+    validate.__doc__ = "The same as pydantic's, but raises an error of this package."
+    return classmethod(validate)
 
 
 class ValidatedModel(BaseModel):
@@ -47,24 +55,9 @@ class ValidatedModel(BaseModel):
         return handler(source)
 
     if not TYPE_CHECKING:  # type checkers keep pydantic's signatures
-
-        @classmethod
-        def model_validate(cls, obj: Any, **options: Any) -> Self:
-            """The same as pydantic's, but raises an error of this package."""
-            with cls._clear_errors():
-                return super().model_validate(obj, **options)
-
-        @classmethod
-        def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Self:
-            """The same as pydantic's, but raises an error of this package."""
-            with cls._clear_errors():
-                return super().model_validate_json(json_data, **options)
-
-        @classmethod
-        def model_validate_strings(cls, obj: Any, **options: Any) -> Self:
-            """The same as pydantic's, but raises an error of this package."""
-            with cls._clear_errors():
-                return super().model_validate_strings(obj, **options)
+        model_validate = _clearly("model_validate")
+        model_validate_json = _clearly("model_validate_json")
+        model_validate_strings = _clearly("model_validate_strings")
 
     @classmethod
     @contextmanager

@@ -49,27 +49,17 @@ _FOLDER = os.sep
 with contextlib.suppress(OSError):  # it was removed
     _FOLDER = os.getcwd()  # to which names are relative that are not absolute; the program may leave it
 
-CPU_SECONDS = 5.0
-"""Processor time of the calls of one :class:`Budget`, at which the system ends a worker."""
-SHORT_SECONDS = 0.1
-"""Processor time after which a task counts as long, and is begun again when a place of long tasks is free."""
-WALL_SECONDS = 60.0
-"""Seconds that a caller waits for a turn, and for one call. Other work may keep the processors busy."""
-START_SECONDS = 30.0
-"""Seconds in which the server process must be ready."""
-MEMORY_MB = 1024
-"""Memory that a worker may allocate, in MiB."""
-
+CPU_SECONDS = 5.0  # processor time of the calls of one budget, at which the system ends a worker
+SHORT_SECONDS = 0.1  # processor time after which a task counts as long, and waits for a place of long tasks
+WALL_SECONDS = 60.0  # that a caller waits for a turn, and for one call: other work may keep the processors busy
+START_SECONDS = 30.0  # in which the server process must be ready
+MEMORY_MB = 1024  # that a worker may allocate, in MiB
 FORKS = hasattr(os, "fork")
-POLL = 0.05
-"""Seconds between two looks at a cancellation."""
-LOW = 10
-"""What long tasks add to the niceness of their processes."""
+POLL = 0.05  # seconds between two looks at a cancellation
+LOW = 10  # what long tasks add to the niceness of their processes
 READY = "ready"
-SPARES = 2
-"""Workers that are begun before there is a task for them, or that a short task has left."""
-MOST_LOADED = 8
-"""Results of :class:`Load` that the server keeps. Earlier ones are loaded again when they are needed."""
+SPARES = 2  # workers that are begun before there is a task for them, or that a short task has left
+MOST_LOADED = 8  # results of `Load` that the server keeps; earlier ones are loaded again when they are needed
 MOST_REFUSED, REFUSED_SECONDS = 256, 600.0
 """Data that took too much time or memory: the number that is refused at once when it comes again, and for how long."""
 
@@ -86,13 +76,9 @@ class Load(NamedTuple):
 
 
 class Budget:
-    """The processor time that all calls for one request have together. They take turns.
+    """The processor time, ``left`` in seconds, that all calls for one request have together. They take turns.
 
-    Args:
-        waiting: the context in which a call waits for a place of long tasks, and has it. A server limits it.
-
-    Attributes:
-        left: seconds.
+    ``waiting`` is the context in which a call waits for a place of long tasks, and has it. A server limits it.
     """
 
     def __init__(self, waiting: Callable[[], contextlib.AbstractContextManager[object]] | None = None) -> None:
@@ -124,10 +110,7 @@ def one_budget() -> Iterator[None]:
 
 
 class Worker:
-    """A process that calls functions of modules, for one caller at a time. It ends with this object.
-
-    Args:
-        load: what the server loads before.
+    """A process that calls functions of modules, for one caller at a time, after a load. It ends with this object.
 
     Attributes:
         ended: whether the process was ended here. The system may have ended it, too.
@@ -178,8 +161,7 @@ class Worker:
         Raises:
             ConfigError: the work takes too much time or memory, or has crashed.
             WorkerError: the process was never begun.
-            RequestCancelledError: it was cancelled.
-            Exception: that of the function.
+            Exception: that of the function, or of the cancellation.
         """
         cancellation = cancellation or current_cancellation()
         cancellation.check()
@@ -383,10 +365,7 @@ class _Server:
         self.process.wait()
 
     def fork(self, load: Load) -> tuple[Connection, socket.socket, frozenset[object]]:
-        """The connection to a new worker, what ends it when it is closed, and the keys of what is loaded in it.
-
-        One thread at a time may call this.
-        """
+        """The connection to a new worker, what ends it when it is closed, and its loads. For one thread at a time."""
         if load.key in self._loaded:
             self._loaded.remove(load.key)
         else:
@@ -424,7 +403,7 @@ _short, _long = _lanes()
 
 
 def _forked(load: Load) -> tuple[Connection, socket.socket, frozenset[object]]:
-    """As :meth:`_Server.fork`. The server is started if there is none."""
+    """As :meth:`_Server.fork`, after the server is started if there is none."""
     global _server
     with _turn(_starting):
         for _ in range(2):

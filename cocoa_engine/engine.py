@@ -176,10 +176,7 @@ class CocoaEngine:
 
     @property
     def held_model(self) -> PreTrainedModel | LightModel:
-        """The model as it is held: the weights alone where nothing has asked for :attr:`model` yet.
-
-        Both have ``dtype``, ``device`` and ``generation_config``.
-        """
+        """The model as held (the weights alone until :attr:`model` is read), with ``dtype`` and ``device``."""
         return self._session.model.model
 
     @property
@@ -226,18 +223,12 @@ class CocoaEngine:
         self._risk = RiskPolicy(self.session, calibrator)
 
     def calibrator_for(self, config: CocoaConfig) -> RiskCalibrator | None:
-        """The calibrator that applies to a call with these settings, if any.
-
-        The default calibrator applies only to the settings that it was fitted for, and where what it needs is measured.
-        """
+        """The calibrator that applies to a call with these settings, if any; for ``"auto"``, see the class."""
         self._session.require_process()
         return self._risk.applying(config)
 
     def with_calibrator(self, calibrator: RiskCalibrator | str | Path) -> Self:
         """This engine with another calibrator; everything else is shared, the running batch included.
-
-        Args:
-            calibrator: as for the constructor.
 
         Raises:
             CalibrationError: the calibrator's file cannot be read, or it cannot be used with this model.
@@ -259,7 +250,6 @@ class CocoaEngine:
         """Token ids of a text.
 
         Args:
-            text: the text.
             add_special_tokens: whether to begin with the tokens that the tokenizer puts before a text, unless the text
                 begins with the first of them. No token is put after the text.
             split_special_tokens: whether text that spells a special token, such as ``<|im_end|>``, stays text.
@@ -269,11 +259,7 @@ class CocoaEngine:
         )
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens left out.
-
-        Raises:
-            PromptError: they are no token ids.
-        """
+        """Text of token ids, special tokens left out; a PromptError if they are no token ids."""
         return self.session.tokens.decode(token_ids)
 
     def detokenizer(self) -> Detokenizer:
@@ -325,11 +311,7 @@ class CocoaEngine:
         return chat_ids(self.session.tokens, messages, template_kwargs)[1]
 
     def require_room(self, token_ids: Sequence[int]) -> None:
-        """Check that a prompt leaves tokens for an answer in the context window.
-
-        Raises:
-            PromptError: it does not.
-        """
+        """Raise a PromptError if a prompt leaves no tokens for an answer in the context window."""
         require_room(self.context_window, len(token_ids))
 
     def generate(

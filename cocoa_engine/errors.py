@@ -90,8 +90,8 @@ class NonFiniteLogitsError(CocoaError, ArithmeticError):
 class ForkedProcessError(CocoaError, RuntimeError):
     """The engine was loaded before the process forked, and is used in the child.
 
-    A fork does not copy the threads that torch computes with, so the child would wait for them forever. Load the engine
-    in the child, or start processes with the method ``spawn``.
+    A fork does not copy torch's threads, for which the child would wait forever. Load the engine in the child, or start
+    processes with the method ``spawn``.
     """
 
 

@@ -43,11 +43,7 @@ CLOSING = "</think>"
 
 
 def require_detail(detail: Any) -> None:
-    """Refuse an unknown level of detail.
-
-    Raises:
-        ConfigError: the level is unknown. The message names the closest one.
-    """
+    """Refuse an unknown level of detail; the message names the closest one."""
     if detail is not None and detail not in get_args(Detail):
         raise ConfigError(f"risk_metadata: {unknown([str(detail)], get_args(Detail), what='value')}")
 
@@ -73,10 +69,7 @@ class ReportEntry(ResultModel):
 
     @classmethod
     def from_wire(cls, data: Any) -> Self:
-        """Read the JSON form. Keys that are unknown, such as those of a newer version, are left out.
-
-        Args:
-            data: the dictionary: of a message's metadata, of a server's answer or of a file.
+        """Read the JSON form, as a dictionary. Unknown keys, such as those of a newer version, are left out.
 
         Raises:
             DataError: a key is missing, or a value has another type.
@@ -187,13 +180,9 @@ class SpanReport(RangeReport):
 
     @classmethod
     def of(cls, span: Span, number: int, part: Part | None = None, *, rivals: bool = False) -> SpanReport:
-        """The report of a span.
+        """The report of a span, by its number in the answer, from 0, with the candidates that competed as ``rivals``.
 
-        Args:
-            span: the span.
-            number: its number in the answer, from 0.
-            part: whether it belongs to the reasoning or to the answer; ``None`` if the model did not reason.
-            rivals: whether it lists the candidates that competed.
+        ``part`` is ``None`` if the model did not reason.
         """
         names = ("start", "end", "text", "kind", "con_mlds", "f_mlds", "log_prob", "score", "risk", "source_attention")
         values = {name: getattr(span, name) for name in (*names, "reaches_max_risk", "chosen")}
@@ -424,7 +413,6 @@ class RiskReport(RiskSummary):
         """The report of a complete answer.
 
         Args:
-            generation: the answer.
             parts: the part of each span; ``None`` if the model did not reason.
             answer_start: the offset at which the answer begins, after any reasoning.
             answered: the generation without its reasoning.
@@ -460,12 +448,7 @@ class RiskReport(RiskSummary):
 
     @classmethod
     def of_spans(cls, spans: Sequence[SpanReport], **values: Any) -> RiskReport:
-        """The report of some spans, without claims and sentences.
-
-        Args:
-            spans: the spans of the answer and of its reasoning.
-            **values: other fields, of which those that are ``None`` need not be given.
-        """
+        """The report of some spans, those of reasoning included, with further fields that are not ``None``."""
         absent = dict.fromkeys(("method", "risk_source", "threshold", "answer_risk", "answer_threshold"))
         values = {**absent, **{name: value for name, value in values.items() if value is not None}}
         if any(span.part is not None for span in spans):
@@ -505,8 +488,7 @@ class RiskReport(RiskSummary):
         them out if the text of the answer is changed later.
 
         Args:
-            text: the text of the answer, which is stored with the report; ``None``: no text is.
-            reasoning: the text of the reasoning, stored with it.
+            text, reasoning: the texts of the answer and of its reasoning, which are stored with the report, if any is.
         """
         values: dict[str, Any] = {"is_compact": True}
         texts = {} if text is None else {"answer": (text, self.begin)}
@@ -538,8 +520,7 @@ class RiskReport(RiskSummary):
         get no texts.
 
         Args:
-            text: the text of the answer, which is stored with the report.
-            reasoning: the text of the reasoning, stored with it.
+            text, reasoning: the texts of the answer and of its reasoning, which are stored with the report.
         """
         if not self.is_compact:
             return self
@@ -573,26 +554,16 @@ class RiskReport(RiskSummary):
 
 
 def _stored(span: SpanReport, texts: dict[str, tuple[str, int]]) -> str | None:
-    """The text at the offsets of a span; ``None`` if the text of its part does not have them.
-
-    Args:
-        span: the span.
-        texts: for each part the stored text, and where it begins in the generated text.
-    """
+    """The text at the offsets of a span, from the stored text of each part, and its begin; ``None`` if outside."""
     text, begin = texts.get(span.part or "answer", ("", -1))
     start, end = span.start - begin, span.end - begin
     return text[start:end] if begin >= 0 <= start and end <= len(text) else None
 
 
 def measured_text(spans: Sequence[SpanReport], value: Callable[[SpanReport], float | None]) -> MeasuredText | None:
-    """An answer whose claims and sentences have the value of a metric as their risk.
+    """An answer whose claims and sentences have a value of its spans as their risk; ``None`` if a span has no text.
 
-    Args:
-        spans: consecutive spans that belong to the answer, not to its reasoning.
-        value: the value of a span.
-
-    Returns:
-        The answer, or ``None`` if a span has no text.
+    The spans are consecutive, and belong to the answer, not to its reasoning.
     """
     texts = [span.text for span in spans if span.text is not None]
     if len(texts) < len(spans):

@@ -75,17 +75,12 @@ class Generation(ResultModel):
 
     @property
     def has_spans_out_of_domain(self) -> bool:
-        """Whether more than a tenth of the spans, and at least two, are unlike those that the calibrator was fitted
-        on."""
+        """Whether more than a tenth of the spans, and at least two, are out of the calibrator's domain."""
         return sum(span.out_of_domain for span in self.spans) > max(1, len(self.spans) / 10)
 
     @property
     def closed_book(self) -> bool:
-        """Whether the prompt holds no passage: it has at most 64 tokens, and no passage was named (``source``).
-
-        The earlier exchange of a chat does not count: neither the answers in it, nor all messages of the user but the
-        longest.
-        """
+        """Whether the prompt holds no passage: it has at most 64 ``question_tokens``, and no passage was named."""
         counted = self.usage.prompt_tokens if self.question_tokens is None else self.question_tokens
         return counted <= CLOSED_BOOK_TOKENS and not any(span.passage_attention for span in self.spans)
 
@@ -167,7 +162,7 @@ class Generation(ResultModel):
         Args:
             compared: other answers to the same prompt, shown beside this one with the differences marked.
             title: a heading, such as the question.
-            full: return a complete page, otherwise a fragment that can be put into any page, as for notebooks.
+            full: return a complete page, otherwise a fragment for any page, as for notebooks.
         """
         from cocoa_engine.rendering.html import document, fragment
 
@@ -178,8 +173,7 @@ class Generation(ResultModel):
 
         Args:
             format: ``"html"``, ``"markdown"`` or ``"svg"`` (a picture of the terminal's output).
-            compared: other answers to the same prompt, shown with this one.
-            title: a heading, such as the question.
+            compared, title: as for :meth:`to_html`.
 
         Raises:
             ConfigError: the format is unknown.
@@ -203,7 +197,7 @@ class Generation(ResultModel):
         """The answer coloured by risk, for ``rich.print``.
 
         Args:
-            compared: other answers to the same prompt, shown beside this one with the differences marked.
+            compared: as for :meth:`to_html`.
             table: add every candidate of every risk point.
             marks: write the level of risk into the text, ``[like this|2]``, for output without colour.
         """

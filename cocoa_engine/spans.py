@@ -86,14 +86,11 @@ class Preceding(ResultModel):
 
 
 class Competition(ResultModel):
-    """A summary of the candidates at the risk points of an answer. Without risk points, the defaults apply.
-
-    No calibrator needs it any more, and results have none.
-    """
+    """A summary of the candidates at the risk points of an answer. No calibrator needs it any more."""
 
     model_config = ConfigDict(frozen=True)
 
-    risk_points: int = Field(0, description="Number of risk points.")
+    risk_points: int = 0
     candidates: float = Field(1.0, description="Mean number of candidates.")
     score_spread: float = Field(0.0, description="Mean of the best minus the worst score, by CoCoA-SIG's defaults.")
     best_score: float = Field(0.0, description="Mean of the best score, by CoCoA-SIG's defaults.")

@@ -22,11 +22,7 @@ from cocoa_engine.spans import FinishReason, Span
 
 
 def mlds(pooled: Tensor) -> tuple[list[float], list[float]]:
-    """ConMLDS and fMLDS of B spans. All values are copied to the host at once.
-
-    Args:
-        pooled: ``[N + 1, B, d]`` float32, the mean states of layers m..n, then of the final layer.
-    """
+    """ConMLDS and fMLDS of B spans, from the mean states of layers m..n, then of the final layer, ``[N + 1, B, d]``."""
     middle, final = pooled[:-1], pooled[-1]
     con, f = torch.stack([equations.con_mlds(middle), equations.f_mlds(middle, final)]).tolist()
     return con, f
@@ -43,9 +39,7 @@ def log_prob_and_score(
 ) -> tuple[float, float]:
     """log p_S of a span without rivals, and its score under the configured method and metric.
 
-    Args:
-        contrasts: the contrast of each token, for a contrasting method; the score is log p_S computed from them.
-        pmi: PMI(S; x), for a method that reads the prompt back.
+    The score of a contrasting method is log p_S computed from the contrasts of the tokens. ``pmi`` is PMI(S; x).
     """
     log_prob = equations.span_log_prob(token_log_probs, config.span_log_prob)
     if contrasts:
@@ -116,13 +110,7 @@ class Branch:
         }
 
     def add_token(self, following: NextTokens, rank: int | None = None) -> None:
-        """Add a next token and the statistics of its distribution.
-
-        Args:
-            following: the distribution.
-            rank: the rank of the token among the most probable ones, from 0. `None` takes the token that the method
-                chooses.
-        """
+        """Add a next token, by default the one that the method chooses, and the statistics of its distribution."""
         if rank is None and following.chosen is not None:
             token_id, log_prob, contrast = following.chosen
             if contrast is not None:

@@ -86,7 +86,6 @@ class Distributions:
     """Computes the next-token distributions of one request.
 
     Args:
-        rules: the request's settings and logits processors.
         native: rank tokens with the native kernel; see :func:`~cocoa_engine.decoding.next_tokens.next_tokens`.
         states: divides the captured states.
     """
@@ -119,7 +118,6 @@ class Distributions:
 
         Args:
             prefix: the committed token ids before the paths, prompt included.
-            paths: ``W`` paths.
             outputs: the output for the last token of each path.
 
         Raises:
@@ -143,12 +141,9 @@ class Distributions:
     def _top(
         self, logits: Tensor, others: Tensor | None = None, prefix: Sequence[int] = (), paths: Sequence[Path] = ()
     ) -> list[NextTokens | None]:
-        """The distribution of each row, with the most probable tokens to record.
+        """The distribution of each row of ``[W, V]``, with the most probable tokens to record.
 
-        Args:
-            logits: ``[W, V]``.
-            others: ``[K, W, V]``, the logits that a contrasting method contrasts with.
-            prefix, paths: as in :meth:`after`. Without paths, no processors are applied.
+        A contrasting method needs ``others``, ``[K, W, V]``. Without paths, no processors are applied.
         """
         rules, config = self.rules, self.rules.config
         if others is None or not isinstance(self._method, ContrastingMethod):

@@ -38,11 +38,8 @@ __all__ = ["GrammarProcessor", "constraint", "json_rule", "json_schema_grammar",
 
 logger = safe_logger(__name__)
 
-MOST_COMPILED = 128
-"""Grammars that are kept compiled, each in a process. Earlier ones are compiled again when they are used."""
-
-MASK_SECONDS = 0.01
-"""Processor time that each answer has for each of its tokens, on average. It takes less than a tenth of that."""
+MOST_COMPILED = 128  # grammars that are kept compiled, each in a process; earlier ones are compiled again when used
+MASK_SECONDS = 0.01  # processor time of each answer for each token, on average; it takes less than a tenth of that
 
 _tokenizers: WeakKeyDictionary[Any, dict[Any, Load]] = WeakKeyDictionary()
 _compiled: list[weakref.ref[_Grammar]] = []

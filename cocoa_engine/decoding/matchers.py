@@ -135,8 +135,7 @@ class _MatcherState:
 def _allowed_tokens(matcher: Any) -> bytes:
     """Which tokens a matcher allows next.
 
-    Raises:
-        ConfigError: no text can continue the answer. llguidance would allow the end of the answer, as if it matched.
+    If no text can continue the answer, llguidance would allow its end, as if it matched. This is a ConfigError.
     """
     bits: bytes = matcher.compute_bitmask()
     if matcher.is_error():
@@ -166,29 +165,20 @@ def _invalid(message: str) -> ConfigError:
     return ConfigError(f"the grammar cannot be enforced: {' '.join(lines)}")
 
 
-USES = ("llguidance",)
-"""The optional packages that its functions import in workers."""
-MAX_CHARS = 2**20
-"""Size of a grammar or a schema, in characters."""
-SCHEMA = "the JSON schema"
-"""What a schema is called in messages."""
+USES = ("llguidance",)  # the optional packages that its functions import in workers
+MAX_CHARS = 2**20  # of a grammar or a schema
+SCHEMA = "the JSON schema"  # in messages
 
 _SMALL = 20_000  # characters: the references of a larger schema may take seconds to follow
 _TOO_DEEP = "the JSON schema, or the references in it, are nested too deeply."
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": True}
 """JSON on one line, as ``json.dumps`` writes it. Keywords that cannot be enforced are left out of the grammar."""
-
-_MOST = 2**62
-"""llguidance computes limits in 64 bits. Where they overflow, it refuses every number or ends the process."""
+_MOST = 2**62  # llguidance computes limits in 64 bits; where they overflow, it refuses every number or ends the process
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 
 
 def json_schema_grammar(schema: Mapping[str, Any]) -> str:
-    """The grammar of a JSON value, on one line, that matches a schema.
-
-    Raises:
-        ConfigError: the schema is not a mapping that can be written as JSON.
-    """
+    """The grammar of a JSON value, on one line, that matches a schema; errors as for :func:`json_rule`."""
     return f"start: {json_rule(schema)}"
 
 
@@ -212,11 +202,7 @@ def unenforced_here(schema: Mapping[str, Any]) -> list[str]:
 
 
 def regex_grammar(pattern: str) -> str:
-    """The grammar of a text that matches, as a whole, a regular expression of Rust's regex crate.
-
-    Raises:
-        ConfigError: the expression is not a text.
-    """
+    """The grammar of a text that matches, as a whole, a regular expression of Rust's regex crate."""
     of_type(pattern, str, "regex")
     escaped = re.sub(r"\\.|/", lambda found: "\\/" if found[0] == "/" else found[0], pattern, flags=re.DOTALL)
     return f"start: /{escaped}/".replace("\n", "\\n")
@@ -235,11 +221,7 @@ def json_rule(schema: Mapping[str, Any]) -> str:
 
 
 def written(schema: Mapping[str, Any]) -> str:
-    """A schema as JSON. This takes little time, whatever is in it.
-
-    Raises:
-        ConfigError: it cannot be written so, is too large, or has a value that a grammar rounds.
-    """
+    """A schema as JSON; errors as for :func:`json_rule`. This takes little time, whatever is in it."""
     try:
         text = require_size(json.dumps({**schema}, allow_nan=False), SCHEMA)
         inexact = next(_inexact(schema), None)

@@ -31,9 +31,7 @@ from cocoa_engine.risk import RiskCalibrator
 from cocoa_engine.timeline import Timeline
 
 FREE_LEAVES = 8
-"""Number of leaves that one pass feeds at little more than the cost of one, for all sequences in the pass together.
-
-With weights in blocks they cost more; fewer guesses are worth feeding there."""
+"""Number of leaves that one pass feeds at little more than the cost of one, for all sequences in the pass together."""
 
 
 @dataclass
@@ -236,8 +234,7 @@ def capture_spec(model: LanguageModel, config: CocoaConfig, calibrator: RiskCali
     """What every step must return in addition to the logits, under the given settings and for the given calibrator.
 
     Raises:
-        ConfigError: the window of middle layers ends beyond the last layer, or the method's layers or heads do not fit
-            the model.
+        ConfigError: the window of middle layers, or the method's layers or heads, do not fit the model.
         UnsupportedModelError: the method masks attention heads, and the model has none.
     """
     first, last = config.middle_layers or middle_layers(model.num_layers)

@@ -8,11 +8,8 @@ from typing import NamedTuple
 
 from cocoa_engine.spans import Preceding
 
-LONGEST = 3
-"""Maximum length of a copied run. Longer runs are not told apart, because three tokens rarely match by chance."""
-
-NEAR = 4
-"""Number of tokens before a span that are averaged."""
+LONGEST = 3  # of a copied run; longer runs are not told apart, because three tokens rarely match by chance
+NEAR = 4  # tokens before a span that are averaged
 
 
 class AnswerHistory:
@@ -59,16 +56,10 @@ def preceding(log_probs: Sequence[float], entropies: Sequence[float], copied: Se
     )
 
 
-_INITIAL_ACCURACY = {3: 0.4, 2: 0.4, 1: 0.1}
-"""Initial accuracy of guesses, by the number of matching tokens. Longer matches are tried first."""
-
+_INITIAL_ACCURACY = {3: 0.4, 2: 0.4, 1: 0.1}  # of guesses, by matching tokens; longer matches are tried first
 _LONGEST = max(_INITIAL_ACCURACY)
-
-_DECAY = 0.8
-"""Weight of the previous accuracy in its exponential moving average."""
-
-_USEFUL_SHARE = 0.8
-"""Share of right guesses that save a pass if there are several branches. All of them wait for the slowest one."""
+_DECAY = 0.8  # weight of the previous accuracy in its exponential moving average
+_USEFUL_SHARE = 0.8  # of right guesses save a pass if there are several branches, which wait for the slowest one
 
 
 class Guess(NamedTuple):

@@ -30,12 +30,7 @@ from cocoa_engine.spans import Span
 def require_ability(
     method: str, backend: Backend, capture: CaptureSpec, calibrator: RiskCalibrator | None = None
 ) -> None:
-    """Check that a backend can run a method, and can measure what a calibrator needs.
-
-    Raises:
-        UnsupportedModelError: the method masks attention heads, and the model's attention cannot be replaced.
-        CalibrationError: the calibrator needs the source attention, and the model's attention cannot be seen.
-    """
+    """Check that a backend can run a method, and can measure what a calibrator needs."""
     if calibrator is not None and not measures_source(calibrator, backend):
         raise CalibrationError(
             "the calibrator needs the attention of the model on the prompt, which cannot be seen here: the model "
@@ -55,16 +50,12 @@ class DecodeTask:
     Feed ``work`` and call :meth:`advance` until ``work`` is `None`; then fetch the spans with :meth:`ready` and the
     answer with :meth:`generation`.
 
-    Args:
-        request: the checked request.
-        session: the model and the scheduler.
-        risk: says how the risk of spans and of the answer is computed.
-
     Attributes:
         work: what to feed next; `None` once the answer is complete.
 
     Raises:
         UnsupportedModelError: the method needs an ability that the backend of this model lacks.
+        CalibrationError: the calibrator needs the source attention, and the model's attention cannot be seen.
     """
 
     def __init__(self, request: Request, session: Session, risk: RiskPolicy) -> None:
@@ -176,15 +167,8 @@ def decode_batch(
 ) -> list[Generation | Exception]:
     """Decode requests, at most ``batch_size`` at a time, in the batch that all calls of the engine share.
 
-    Args:
-        requests: the checked requests.
-        session, risk: as for :class:`DecodeTask`.
-        batch_size: at least 1.
-        keep_errors: return the error of a running request as its result, instead of raising it. Errors of its start
-            and of the scheduler are raised in any case.
-
-    Returns:
-        One result for each request, in order.
+    With ``keep_errors``, the error of a running request is its result. Errors of its start and of the scheduler are
+    raised in any case.
 
     Raises:
         ConfigError: ``batch_size`` is not a positive integer.

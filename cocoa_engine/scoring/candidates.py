@@ -30,11 +30,8 @@ _Loop = Generator[Sequence[Path], StepOutput | list[TokenOutput], list[Branch]]
 Known = dict[Path, TokenOutput]
 """The model's output for each path that was fed after the committed tokens."""
 
-MOST_FED = 8192
-"""Maximum number of branch tokens grown together. The model's output for each stays in memory until they end."""
-
-RESERVED_ROWS_PER_TOKEN = 10
-"""Number of branch tokens, for each token of a text, that memory is initially reserved for."""
+MOST_FED = 8192  # branch tokens grown together, at most; the model's output for each stays in memory until they end
+RESERVED_ROWS_PER_TOKEN = 10  # branch tokens, for each token of a text, that memory is initially reserved for
 
 
 class CandidateGrower:
@@ -60,11 +57,7 @@ class CandidateGrower:
         self._width = max(1, min(self._backend.paths_per_step, most))
 
     def __call__(self, prompt: Sequence[int], texts: Sequence[Sequence[int]]) -> list[list[list[Candidate]]]:
-        """Grow the candidates of some texts after one prompt.
-
-        Args:
-            prompt: token ids. The prompt and each text together must fit the context window.
-            texts: the token ids of each text.
+        """Grow the candidates of some texts after one prompt, each of which fits the context window with it.
 
         Returns:
             For each text and each of its tokens, the candidates that compete there, ordered by the probability of their

@@ -32,16 +32,13 @@ from cocoa_engine.spans import Span
 
 @dataclass(frozen=True)
 class TokenProfile(ABC):
-    """The statistics of a text of t tokens. Lists have one value per token.
+    """The statistics of a text of t tokens. Lists have one value per token, as in :class:`~cocoa_engine.spans.Span`.
 
     Attributes:
         prompt: the token ids before the text.
-        token_ids, log_probs, entropies, margins: as in :class:`~cocoa_engine.spans.Measured`.
         competing: the number of tokens w that competed in this position: p(w) >= gamma max p, at most max_candidates.
         spreads: log p of the most probable competing token minus that of the least probable, in nats.
         gaps: log p of the most probable token minus that of the text's token, in nats; 0 if they are the same.
-        copied: as in ``Span.token_copied``.
-        source_attention: as in ``Span.token_source_attention``.
         text: the decoded tokens. Some tokenizers drop the first space.
         ends: the length of the text, in complete characters, after each token.
     """
@@ -139,7 +136,6 @@ class Profiler:
     """Feeds texts to a model and measures a :class:`TextProfile` of each.
 
     Args:
-        session: the model and its backend.
         config: the settings; ``gamma`` and ``max_candidates`` define which tokens compete.
         heads: the heads whose source attention is measured, for a calibrator; see :func:`.source_heads`.
 
@@ -152,11 +148,7 @@ class Profiler:
         self._norm = _final_norm(session.model)
 
     def __call__(self, prompt: Prompt, texts: Sequence[str | Sequence[int]]) -> list[TextProfile]:
-        """Profile texts after one prompt, which is prefilled once.
-
-        Args:
-            prompt: text or token ids.
-            texts: each as text or token ids.
+        """Profile texts after one prompt, which is prefilled once, each as text or token ids.
 
         Raises:
             PromptError: a text is empty, or does not fit the context window after the prompt.
@@ -226,11 +218,7 @@ def _normed(norm: nn.Module, states: Tensor) -> Tensor:
 
 
 def _final_norm(model: LanguageModel) -> nn.Module:
-    """The module that turns the last layer's output into the model's final state. Each norm of the decoder is tried.
-
-    Raises:
-        UnsupportedModelError: no norm of the decoder does.
-    """
+    """The module that turns the last layer's output into the model's final state. Each norm of the decoder is tried."""
     token_ids = torch.tensor([[0, 1, 2]], device=model.device)
     last = model.num_layers
     with (

@@ -147,10 +147,7 @@ def fed_alone(
 
 
 def groups(texts: Sequence[Sequence[int]], limit: int) -> Iterator[list[int]]:
-    """Group texts by common prefixes, with at most ``limit`` distinct tokens in a group.
-
-    A longer text is a group by itself. Yields the indices of each group's texts.
-    """
+    """Group texts (indices) by common prefixes, with at most ``limit`` distinct tokens, or one longer text."""
     group: list[int] = []
     size = 0
     for number in sorted(range(len(texts)), key=lambda number: tuple(texts[number])):

@@ -48,22 +48,14 @@ class Cancellation:
             listener()
 
     def check(self) -> None:
-        """Raise an error if :meth:`cancel` was called.
-
-        Raises:
-            RequestCancelledError: the calls are cancelled.
-        """
+        """Raise a RequestCancelledError if :meth:`cancel` was called."""
         if self.cancelled:
             raise RequestCancelledError("the call was cancelled")
 
     def run(
         self, function: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
     ) -> Result:
-        """Call a function. Work in it that has no cancellation of its own, such as rendering, ends with this one.
-
-        Raises:
-            RequestCancelledError: :meth:`cancel` was called before or during such work.
-        """
+        """Call a function. Work in it that has no cancellation of its own, such as rendering, ends with this one."""
         before = _current.set(self)
         try:
             return function(*args, **kwargs)

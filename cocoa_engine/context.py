@@ -58,7 +58,6 @@ def context_lift(
 
     Args:
         engine: the engine that answered, or one with the same model.
-        generation: the answer, from any method of the engine.
         without_context: the prompt without the context, as text or token ids.
         with_context: the prompt that was answered. The statistics with the context are then measured again, in a second
             pass. This is required if logits processors, such as a repetition penalty, changed the answer's
@@ -96,16 +95,14 @@ def context_lift_of_text(
     Args:
         engine: any engine; it need not have generated the text.
         spans: the texts of the spans. Their concatenation is the answer.
-        with_context: the prompt with the context.
-        without_context: the prompt without it.
+        with_context, without_context: the prompt with the context, and without it.
         config: the settings; layers and ``span_log_prob`` are used. Default: the engine's.
 
     Returns:
         The lift of each of ``spans``; `None` for a span in which no token ends, such as an empty one.
 
     Raises:
-        PromptError: the text or a prompt is empty, or a prompt and the text do not fit the context window.
-        NonFiniteLogitsError: the model's logits are NaN or infinite.
+        PromptError, NonFiniteLogitsError: as for :func:`context_lift`.
     """
     config = engine.config if config is None else config
     session, text = engine.session, "".join(spans)
@@ -149,18 +146,15 @@ def passage_attention(engine: CocoaEngine, generation: Generation, prompt: Promp
 
     Args:
         engine: the engine that answered, or one with the same model.
-        generation: the answer.
         prompt: the prompt that was answered, as text or token ids.
         source: the passages, as for :meth:`CocoaEngine.generate`.
 
     Returns:
-        For each of ``generation.spans`` its ``passage_attention``: one value in [0, 1] for each passage; empty if the
-        model's retrieval heads are not known, or its attention cannot be seen.
+        For each of ``generation.spans`` its ``passage_attention``.
 
     Raises:
         ConfigError: a passage is not in the prompt.
-        PromptError: the prompt is empty, or prompt and answer do not fit the context window.
-        NonFiniteLogitsError: the model's logits are NaN or infinite, where they are computed again.
+        PromptError, NonFiniteLogitsError: as for :func:`context_lift`.
     """
     session = engine.session
     before = prompt_ids(session.model, session.tokens, prompt)

@@ -198,10 +198,7 @@ def _mode_of(file: Path) -> int:
 def locked(path: Path) -> Iterator[None]:
     """Keep other processes of this package from writing a file, or into a folder, meanwhile. A thread can nest it.
 
-    A pipe, a device or a descriptor (:func:`is_stream`) has no lock.
-
-    Raises:
-        ConfigError: another process has it, or it cannot be written.
+    A pipe, a device or a descriptor (:func:`is_stream`) has no lock. If another process has it, this is a ConfigError.
     """
     is_folder, key = path.is_dir(), (get_ident(), _resolved(path))
     if key in _held or is_stream(path):
@@ -226,12 +223,9 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def require_writable(file: Path) -> None:
-    """Refuse a file that could not be written later. Nothing is left behind.
+    """Refuse (ConfigError) a file that could not be written later. Nothing is left behind.
 
     A pipe, a device or a descriptor (:func:`is_stream`) is not opened: a reader would see its end.
-
-    Raises:
-        ConfigError: it is a folder, its folder does not exist, or one of them is read-only.
     """
     if is_stream(file):
         return

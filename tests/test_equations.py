@@ -32,17 +32,11 @@ def states(seed: int, *shape: int, spread: float = 3.0) -> torch.Tensor:
     return common + spread * torch.rand((), generator=generator) * torch.randn(shape, generator=generator)
 
 
-# The middle window.
-
-
 @pytest.mark.parametrize(
     ("layers", "window"), [(32, (10, 21)), (30, (10, 20)), (28, (9, 18)), (6, (2, 4)), (3, (1, 2))]
 )
 def test_window_of_known_depths(layers, window):
     assert middle_layers(layers) == window
-
-
-# dis.
 
 
 @pytest.mark.parametrize(
@@ -58,9 +52,6 @@ def test_window_of_known_depths(layers, window):
 )
 def test_dis_by_hand(a, b, expected):
     assert disagreement(torch.tensor(a), torch.tensor(b)).item() == pytest.approx(expected, abs=EPS)
-
-
-# Pooling, 1 - p and entropy.
 
 
 def test_pooling_is_the_mean_over_tokens():
@@ -127,22 +118,11 @@ def test_mlds_of_several_spans_at_once(seed, spans):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_everything_runs_in_float32(dtype):
     layers = states(0, 6, 64).to(dtype)
-    results = [
-        disagreement(layers[0], layers[1]),
-        con_mlds(layers[:-1]),
-        f_mlds(layers[:-1], layers[-1]),
-    ]
-    in_float32 = layers.float()
-    expected = [
-        disagreement(in_float32[0], in_float32[1]),
-        con_mlds(in_float32[:-1]),
-        f_mlds(in_float32[:-1], in_float32[-1]),
-    ]
+    results, expected = (
+        [disagreement(of[0], of[1]), con_mlds(of[:-1]), f_mlds(of[:-1], of[-1])] for of in (layers, layers.float())
+    )
     assert all(result.dtype is torch.float32 for result in results)
     assert torch.equal(torch.stack(results), torch.stack(expected))
-
-
-# log p_S and the scores.
 
 
 @given(st.lists(log_probs, min_size=1, max_size=20))
@@ -152,11 +132,15 @@ def test_span_log_prob(token_log_probs):
     assert equations.span_log_prob(token_log_probs, "mean") == pytest.approx(total / len(token_log_probs), abs=1e-9)
 
 
-def test_span_without_tokens_has_no_log_prob():
-    with pytest.raises(ValueError, match="at least one token"):
-        equations.span_log_prob([])
-    with pytest.raises(ValueError, match="at least one token"):
-        equations.span_log_probs([[-1.0], []], "end_mean", [False, True])
+def test_candidates_without_tokens_and_without_ends_are_errors():
+    for call in (
+        lambda: equations.span_log_prob([]),
+        lambda: equations.span_log_probs([[-1.0], []], "end_mean", [False, True]),
+    ):
+        with pytest.raises(ValueError, match="at least one token"):
+            call()
+    with pytest.raises(ValueError, match="1 of 2 candidates"):
+        equations.span_log_probs([[-1.0], [-2.0]], "end_mean", [True])
 
 
 RULES = get_args(equations.SpanLogProb)
@@ -219,11 +203,6 @@ def test_only_greedy_decoding_ends_the_answer_under_greedy_end(ended):
         assert all(equations.may_be_kept(rule, ended))
 
 
-def test_ends_are_given_for_every_candidate():
-    with pytest.raises(ValueError, match="1 of 2 candidates"):
-        equations.span_log_probs([[-1.0], [-2.0]], "end_mean", [True])
-
-
 @pytest.mark.parametrize(
     ("log_prob", "mlds", "alpha", "cocoa", "cocoa_sig"),
     [
@@ -239,12 +218,6 @@ def test_scores_by_hand(log_prob, mlds, alpha, cocoa, cocoa_sig):
     assert equations.cocoa_sig(log_prob, mlds, alpha) == pytest.approx(cocoa_sig, abs=1e-12)
 
 
-@given(log_probs, mldss)
-def test_alpha_0_ranks_by_log_prob_alone(log_prob, mlds):
-    for method in METHODS.values():
-        assert method.score(log_prob, mlds, 0.0) == log_prob
-
-
 @settings(max_examples=20)
 @given(st.lists(st.tuples(log_probs, mldss), min_size=1, max_size=6), alphas)
 def test_scores_of_tensors_are_those_of_numbers(candidates, alpha):
@@ -256,6 +229,7 @@ def test_scores_of_tensors_are_those_of_numbers(candidates, alpha):
 
 @given(log_probs, mldss, alphas)
 def test_each_method_ranks_by_its_equation(log_prob, mlds, alpha):
+    assert all(method.score(log_prob, mlds, 0.0) == log_prob for method in METHODS.values())
     assert METHODS["greedy"].score(log_prob, mlds, alpha) == log_prob
     assert METHODS["cocoa"].score(log_prob, mlds, alpha) == equations.cocoa(log_prob, mlds, alpha)
     assert METHODS["cocoa-sig"].score(log_prob, mlds, alpha) == equations.cocoa_sig(log_prob, mlds, alpha)

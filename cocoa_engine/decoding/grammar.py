@@ -22,13 +22,7 @@ from cocoa_engine.arguments import of_type
 from cocoa_engine.cancellation import Cancellation, current_cancellation
 from cocoa_engine.confined import FORKS, Budget, Load, Worker, current_budget, give_back, started
 from cocoa_engine.decoding import matchers
-from cocoa_engine.decoding.matchers import (
-    json_rule,
-    json_schema_grammar,
-    regex_grammar,
-    require_size,
-    unenforced,
-)
+from cocoa_engine.decoding.matchers import json_rule, json_schema_grammar, regex_grammar, require_size, unenforced
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.forks import free_in_child
 from cocoa_engine.logs import safe_logger

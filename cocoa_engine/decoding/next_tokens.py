@@ -72,12 +72,9 @@ def most_probable(logits: Tensor, count: int) -> list[list[tuple[int, float]]]:
 
 
 def ids_by_rank(logits: Tensor, values: list[float], token_ids: list[int], count: int) -> list[int]:
-    """The ids of the ``count`` highest logits of a row, highest first; equal logits by ascending id.
+    """The ids of the ``count`` highest logits of a row, ``[V]``, highest first; equal logits by ascending id.
 
-    Args:
-        logits: ``[V]``.
-        values, token_ids: from ``topk``, which takes any of equal logits: one more than ``count``, to show whether the
-            last one is tied with one that is left out.
+    ``topk``, which takes any of equal logits, gave one value more than ``count``, to show whether the last one is tied.
     """
     if len(values) > count and values[count - 1] == values[count] > -math.inf:
         tied = (logits == values[count]).nonzero()[:count, 0].tolist()
@@ -102,8 +99,7 @@ class NextTokens:
 
     Attributes:
         token_ids: the token ids, at least one.
-        log_probs: natural log p(w | x, y) of each token, normalized over the whole vocabulary.
-        entropy: entropy in nats of the distribution over the whole vocabulary.
+        log_probs, entropy: natural log p(w | x, y) of each token, and entropy in nats, over the whole vocabulary.
         margin: log p of the most probable token minus log p of the second; inf if only one token is allowed.
         chosen: the token that a contrasting or sampling method chooses instead of the most probable one.
         top: the most probable tokens to record, each with its log p; empty unless ``CocoaConfig.top_logprobs`` asks.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 
@@ -111,8 +110,8 @@ def _scored(
         spans = [score_spans(model, before, each, None if divide else [len(each)], *settings) for each in ids]
         passes = [1] * len(ids)
     if method.needs_own_passes:
-        rescored = _contrasted if isinstance(method, ContrastingMethod) else _read_back
-        scores = rescored(session.backend, before, ids, config, capture, [span for (span,) in spans], cancellation)
+        alone = [span for (span,) in spans]
+        scores = _rescored(session.backend, before, ids, config, capture, alone, cancellation)
         for number, (value, count) in enumerate(scores):
             spans[number] = [spans[number][0].model_copy(update={"score": value})]
             passes[number] += count
@@ -188,7 +187,7 @@ def rescore(span: Span, config: CocoaConfig) -> Span:
     return span.model_copy(update={"log_prob": log_prob, "score": score, "reaches_max_risk": limited})
 
 
-def _read_back(
+def _rescored(
     backend: Backend,
     prompt: list[int],
     texts: Sequence[list[int]],
@@ -197,36 +196,24 @@ def _read_back(
     spans: Sequence[Span],
     cancellation: Cancellation,
 ) -> list[tuple[float, int]]:
-    """The scores of texts by a method that reads back (Diver), and the number of passes that they took.
+    """The scores of texts by a method that needs passes of its own, and the number of these passes.
 
-    The prompt is scored again after each text, for the mutual information
-    log p(prompt | prompt, text) - log p(prompt | prompt).
+    A method that reads back (Diver) scores the prompt again after each text, for the mutual information
+    log p(prompt | prompt, text) - log p(prompt | prompt). A contrasting method scores the contrasts of the tokens, with
+    none excluded as implausible. The prompt is prefilled once without its last token, which is fed with every text,
+    because its output is contrasted too.
     """
-    inputs = [[*text, *prompt] for text in ([], *texts)]
-    (without, passes_without), *after = score_texts(backend, prompt, inputs, config, capture, cancellation=cancellation)
-    scores = []
-    for span, (read, passes) in zip(spans, after, strict=True):
-        pmi = sum(read.token_log_probs[len(span.token_ids) :]) - sum(without.token_log_probs)
-        value = span_score(config, span.log_prob, span.con_mlds, span.f_mlds, pmi)
-        scores.append((value, max(passes, passes_without)))  # usually the two are fed together
-    return scores
-
-
-def _contrasted(
-    backend: Backend,
-    prompt: list[int],
-    texts: Sequence[list[int]],
-    config: CocoaConfig,
-    capture: CaptureSpec,
-    spans: Sequence[Span],
-    cancellation: Cancellation,
-) -> list[tuple[float, int]]:
-    """The same for a contrasting method: scores of the tokens' contrasts, with no token excluded as implausible.
-
-    The prompt is prefilled once without its last token. That token is fed with every text, because its output is
-    contrasted too.
-    """
-    method = cast(ContrastingMethod, METHODS[config.method])
+    method = METHODS[config.method]
+    if not isinstance(method, ContrastingMethod):
+        inputs = [[*text, *prompt] for text in ([], *texts)]
+        of_inputs = score_texts(backend, prompt, inputs, config, capture, cancellation=cancellation)
+        (without, passes_without), *after = of_inputs
+        scores = []
+        for span, (read, count) in zip(spans, after, strict=True):
+            pmi = sum(read.token_log_probs[len(span.token_ids) :]) - sum(without.token_log_probs)
+            value = span_score(config, span.log_prob, span.con_mlds, span.f_mlds, pmi)
+            scores.append((value, max(count, passes_without)))  # usually the two are fed together
+        return scores
     inputs = [[prompt[-1], *text[:-1]] for text in texts]
     width = max(1, backend.paths_per_step // (1 + len(capture.early)))  # rows of logits for every layer
     contrasts: list[list[float]] = [[] for _ in texts]
@@ -240,6 +227,5 @@ def _contrasted(
                 targets = texts[number][done : done + len(rows)]
                 contrasts[number] += of_step[torch.tensor(rows), torch.tensor(targets)].tolist()
                 passes[number] += step.passes[number] + (0 if done else step.prompt_passes)
-    return [
-        (span_log_prob(of_text, config.span_log_prob), count) for of_text, count in zip(contrasts, passes, strict=True)
-    ]
+    values = [span_log_prob(of_text, config.span_log_prob) for of_text in contrasts]
+    return list(zip(values, passes, strict=True))

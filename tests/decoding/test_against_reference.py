@@ -19,14 +19,7 @@ from transformers import (
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation
 from tests.helpers.prompts import LONG, PROMPTS
 from tests.helpers.reference import FullForward, Reference, ReferenceGeneration, assert_same
-from tests.helpers.tiny_models import (
-    ARCHITECTURES,
-    EOS,
-    NUM_LAYERS,
-    VOCAB_SIZE,
-    tiny_model,
-    tiny_tokenizer,
-)
+from tests.helpers.tiny_models import ARCHITECTURES, EOS, NUM_LAYERS, VOCAB_SIZE, tiny_model, tiny_tokenizer
 
 KNIFE_EDGE = 1e-4
 """A decision nearer than this may fall either way by rounding; such cases are counted and left out."""

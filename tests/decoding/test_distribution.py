@@ -31,12 +31,14 @@ def test_entropy_and_margin_are_those_of_float64(values: list[float]) -> None:
     assert row.log_probs[0] == pytest.approx(best[0].item(), abs=1e-4)
 
 
-def test_one_allowed_token_has_no_entropy_and_an_infinite_margin() -> None:
-    logits = torch.full((1, 50), -math.inf)
-    logits[0, 7] = 3.0
-    (row,) = next_tokens(logits, 2)
+def test_rows_with_one_allowed_token_and_without_any() -> None:
+    """One token has no entropy and an infinite margin."""
+    logits = torch.full((4, 50), -math.inf)
+    logits[0, 7], logits[2, 2], logits[3, 0] = 3.0, math.nan, math.inf
+    row, *others = next_tokens(logits, 2)
     assert row is not None
     assert (row.token_ids, row.log_probs, row.entropy, row.margin) == ((7,), (0.0,), 0.0, math.inf)
+    assert others == [None, None, None]
 
 
 def test_rows_with_forbidden_tokens_leave_the_others_alone() -> None:
@@ -59,12 +61,6 @@ def test_a_whole_vocabulary_is_summed_exactly_whatever_its_layout() -> None:
         log_sum, entropy = row_statistics(layout, layout.amax(dim=1))
         assert torch.allclose(log_sum.double(), logits.double().logsumexp(dim=1), atol=3e-6, rtol=0)
         assert torch.allclose(entropy.double(), -(exact.exp() * exact).sum(dim=1), atol=3e-5, rtol=0)
-
-
-def test_rows_without_a_token_are_still_told_apart() -> None:
-    bad = torch.full((3, 5), -math.inf)
-    bad[1, 2], bad[2, 0] = math.nan, math.inf
-    assert next_tokens(bad, 2) == [None, None, None]
 
 
 def test_a_near_certain_token_keeps_its_small_entropy() -> None:

@@ -86,10 +86,6 @@ class Budget:
         self.waiting = waiting or contextlib.nullcontext
         self.turn = threading.Semaphore(1)
 
-    def refill(self, seconds: float) -> None:
-        """Add processor time, up to the limit."""
-        self.left = min(CPU_SECONDS, self.left + seconds)
-
 
 budget_of_request: ContextVar[Budget | None] = ContextVar("cocoa_budget", default=None)
 

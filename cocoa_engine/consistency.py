@@ -15,8 +15,7 @@ from cocoa_engine.risk.units import DISAGREE
 from cocoa_engine.safe_text import short_repr
 from cocoa_engine.text_matching import normalized, support, token_f1
 
-MAX_SAMPLES = 10_000
-"""Maximum number of sampled answers. All of them are kept."""
+MAX_SAMPLES = 10_000  # maximum number of sampled answers. All of them are kept
 
 Match = Callable[[str, str], bool | float]
 """Compares a sampled answer with the answer: whether, or how far (in [0, 1]), they agree."""

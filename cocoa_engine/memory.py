@@ -7,8 +7,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-OF_COMMANDS = (50_000, 10, 10)
-"""Thresholds of the collector for a process that runs one command."""
+OF_COMMANDS = (50_000, 10, 10)  # thresholds of the collector for a process that runs one command
 
 
 @contextmanager

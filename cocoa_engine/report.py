@@ -27,17 +27,14 @@ Detail = Literal["full", "compact", "none"]
 """How much of the risk of an answer its metadata has. ``full``: everything that is measured. ``compact``: one report,
 in which nothing is written twice. ``none``: no report."""
 
-Part = Literal["reasoning", "answer"]
-"""What a span of a model that reasons belongs to."""
+Part = Literal["reasoning", "answer"]  # what a span of a model that reasons belongs to
 
 Metric = Literal["risk", "con_mlds", "f_mlds", "self_information"]
 """The values of a span that a threshold can be compared with; higher is riskier."""
 
-RISK_KEY = "cocoa_risk"
-"""The key of a report in the metadata of an answer."""
+RISK_KEY = "cocoa_risk"  # the key of a report in the metadata of an answer
 
-SPANS_KEY = "cocoa_spans"
-"""The key of the spans of a chunk, or of an answer with full metadata."""
+SPANS_KEY = "cocoa_spans"  # the key of the spans of a chunk, or of an answer with full metadata
 
 CLOSING = "</think>"
 
@@ -475,9 +472,7 @@ class RiskReport(RiskSummary):
     @property
     def has_answer_risk(self) -> bool:
         """Whether a calibrator measured the answer as a whole. A risk that is not a finite number is ``None`` here."""
-        if self.answer_risk is not None:
-            return True
-        return self.answer_threshold is not None and any(not span.is_reasoning for span in self.spans)
+        return self.answer_risk is not None or (self.answer_threshold is not None and bool(self.answer_spans))
 
     def compact(self, text: str | None = None, reasoning: str = "") -> RiskReport:
         """The report without what can be derived from the rest of the answer, and without its ``claims``.

@@ -144,8 +144,7 @@ class Span(Measured):
         return self.risk_source == "calibrator"
 
 
-CLOSED_BOOK_TOKENS = 64
-"""Prompts of at most this many tokens hold a question, and hardly a passage to answer it from."""
+CLOSED_BOOK_TOKENS = 64  # prompts of at most this many tokens hold a question, and hardly a passage
 
 
 class Usage(ResultModel):

@@ -54,8 +54,7 @@ class StateReader:
         return scores
 
 
-MLDS_ALONE = StateReader()
-"""Reads states of which all are the MLDS's."""
+MLDS_ALONE = StateReader()  # reads states of which all are the MLDS's
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
 from cocoa_engine.arguments import of_type
 from cocoa_engine.cancellation import Cancellation, current_cancellation
-from cocoa_engine.confined import FORKS, Budget, Load, Worker, current_budget, give_back, started
+from cocoa_engine.confined import CPU_SECONDS, FORKS, Budget, Load, Worker, current_budget, give_back, started
 from cocoa_engine.decoding import matchers
 from cocoa_engine.decoding.matchers import json_rule, json_schema_grammar, regex_grammar, require_size, unenforced
 from cocoa_engine.errors import ConfigError
@@ -125,7 +125,7 @@ class GrammarProcessor(LogitsProcessor):
         if not rows:
             return scores.clone()
         banned = torch.zeros(scores.shape, dtype=torch.bool)
-        self._budget.refill(MASK_SECONDS * len(rows))
+        self._budget.left = min(CPU_SECONDS, self._budget.left + MASK_SECONDS * len(rows))
         cancellation = self._cancellation or current_cancellation()
         allowed = self._grammar.next_tokens(self._request, rows, cancellation, self._budget)
         for row, following in zip(rows, allowed, strict=True):

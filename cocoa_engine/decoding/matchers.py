@@ -224,7 +224,8 @@ def written(schema: Mapping[str, Any]) -> str:
     """A schema as JSON; errors as for :func:`json_rule`. This takes little time, whatever is in it."""
     try:
         text = require_size(json.dumps({**schema}, allow_nan=False), SCHEMA)
-        inexact = next(_inexact(schema), None)
+        exact = ((key, value) for part, key in _keywords(schema, "const", "enum") for value in _nodes(part[key]))
+        inexact = next((f"{key} has {value}" for key, value in exact if _is_number(value) and abs(value) > 2**53), None)
     except (TypeError, ValueError) as error:  # ValueError: the schema contains itself
         if isinstance(error, ConfigError):
             raise
@@ -276,12 +277,6 @@ def _nodes(node: Any) -> Iterator[Any]:
     yield node
     for inner in node.values() if isinstance(node, Mapping) else node if isinstance(node, (list, tuple)) else ():
         yield from _nodes(inner)
-
-
-def _inexact(schema: Mapping[str, Any]) -> Iterator[str]:
-    """The values of a schema that a grammar would round."""
-    for part, key in _keywords(schema, "const", "enum"):
-        yield from (f"{key} has {each}" for each in _nodes(part[key]) if _is_number(each) and abs(each) > 2**53)
 
 
 def _wide_limits(schema: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:

@@ -89,9 +89,8 @@ class Rules:
         Raises:
             ConfigError: a criterion returns neither a bool nor a tensor.
         """
-        ids = torch.tensor([[*prefix, *path]]) if self.criteria else torch.empty(0)
         for criterion in self.criteria:
-            met = criterion(ids, None)
+            met = criterion(torch.tensor([[*prefix, *path]]), None)
             if not isinstance(met, (bool, Tensor)):
                 raise ConfigError(
                     f"the stopping criterion {type(criterion).__name__} must return a bool or a bool tensor."

@@ -17,8 +17,7 @@ Feeding = Generator[Sequence[Path], StepOutput | list[TokenOutput], list[TokenOu
 """A generator that yields paths to feed, and receives the output of the pass or one :class:`TokenOutput` per path. It
 returns the outputs of the requested paths."""
 
-_READ_AT_ONCE = 128
-"""Number of prompt tokens in one read-back pass, for all candidates together."""
+_READ_AT_ONCE = 128  # number of prompt tokens in one read-back pass, for all candidates together
 
 
 class TokenFeed:

@@ -156,33 +156,28 @@ def score_spans(
 
 
 def _spans(rows: Sequence[list[TokenRow]], pooled: Tensor, config: CocoaConfig, reader: StateReader) -> list[Span]:
-    """The spans of some tokens.
-
-    Args:
-        rows: for each of B spans, its tokens.
-        pooled: ``[captured layers + 1, B, d]``, the spans' mean states.
-    """
+    """B spans, from their tokens and their mean states, ``[captured layers + 1, B, d]``."""
     con, f = mlds(reader.of_mlds(pooled))
     probe: Sequence[float | None] = reader.probe_scores(pooled) or [None] * len(rows)
     spans = []
     for own, own_con, own_f, probed in zip(rows, con, f, probe, strict=True):
-        log_prob, score = log_prob_and_score(config, [row.log_prob for row in own], own_con, own_f)
-        spans.append(
-            Span(
-                **NOT_PLACED,
-                kind="given",
-                token_ids=[row.token_id for row in own],
-                token_log_probs=[row.log_prob for row in own],
-                token_entropies=[row.entropy for row in own],
-                token_margins=[row.margin for row in own],
-                token_source_attention=[row.source for row in own if row.source is not None],
-                passage_attention=passage_means([row.passages for row in own]),
-                log_prob=log_prob,
-                con_mlds=own_con,
-                f_mlds=own_f,
-                score=score,
-                probe=probed,
-                top_log_probs=[row.top for row in own] if own[0].top else None,
-            )
+        token_ids, log_probs, entropies, margins, source, passages, top = map(list, zip(*own, strict=True))
+        log_prob, score = log_prob_and_score(config, log_probs, own_con, own_f)
+        span = Span(
+            **NOT_PLACED,
+            kind="given",
+            token_ids=token_ids,
+            token_log_probs=log_probs,
+            token_entropies=entropies,
+            token_margins=margins,
+            token_source_attention=[mass for mass in source if mass is not None],
+            passage_attention=passage_means(passages),
+            log_prob=log_prob,
+            con_mlds=own_con,
+            f_mlds=own_f,
+            score=score,
+            probe=probed,
+            top_log_probs=top if top[0] else None,
         )
+        spans.append(span)
     return spans

@@ -124,9 +124,7 @@ def compared(folder: Path) -> Iterator[tuple[str, str, str]]:
 def forged(folder: Path, *, each: bool) -> Iterator[tuple[str, str, str, bool]]:
     """For each template, kind of conversation and control token in its texts: whether that has made a control token.
 
-    Args:
-        folder: the templates.
-        each: one control token at a time, or all of them in one text.
+    The texts have one control token at a time (``each``), or all of them.
     """
     model = tiny_model("llama")
     for path in sorted(folder.glob("*.jinja")):
@@ -147,11 +145,7 @@ def forged(folder: Path, *, each: bool) -> Iterator[tuple[str, str, str, bool]]:
 
 
 def run_templates(tools: Tools) -> str:
-    """Rendered templates equal those of transformers, and no text of a message makes a control token.
-
-    Raises:
-        SuiteError: there is a difference, or a text does.
-    """
+    """Rendered templates equal those of transformers, and no text of a message makes a control token."""
     folder = tools.source("llama-cpp-python") / FOLDER
     outcomes = list(compared(folder))
     counts = Counter(outcome for *_, outcome in outcomes)

@@ -74,11 +74,7 @@ def same_answer(sample: str, answer: str) -> bool:
 
 
 def sample_configs(config: CocoaConfig, n: int, temperature: float) -> list[CocoaConfig]:
-    """The settings of ``n`` sampled answers. With a seed, sample i has the seed ``seed + i``.
-
-    Raises:
-        ConfigError: ``n`` is not a whole number from 1 to 10,000, or the samples would all be greedy.
-    """
+    """The settings of ``n`` sampled answers. With a seed, sample i has the seed ``seed + i``."""
     if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MAX_SAMPLES:
         raise ConfigError(f"n must be a whole number from 1 to {MAX_SAMPLES} (got {short_repr(n)})")
     sampled = config.replace(method="sample", temperature=temperature, max_risk=None)
@@ -90,11 +86,7 @@ def sample_configs(config: CocoaConfig, n: int, temperature: float) -> list[Coco
 
 
 def compare(answer: str | Generation, samples: Sequence[Generation], match: Match | None = None) -> Consistency:
-    """Compare at least one sampled answer with an answer, or its text, by default with :func:`same_answer`.
-
-    Raises:
-        ConfigError: ``match`` returns something else than a bool or a number in [0, 1].
-    """
+    """Compare at least one sampled answer with an answer, or its text, by default with :func:`same_answer`."""
     text = answer.text if isinstance(answer, Generation) else answer
     matches = []
     for sample in samples:

@@ -118,9 +118,6 @@ class Distributions:
         Args:
             prefix: the committed token ids before the paths, prompt included.
             outputs: the output for the last token of each path.
-
-        Raises:
-            NonFiniteLogitsError: no token can be chosen after one of the paths.
         """
         if self._needs_paths:
             others = [output.others for output in outputs if output.others is not None]

@@ -134,11 +134,7 @@ class GrammarProcessor(LogitsProcessor):
 
 
 def _banned(following: int | bytes, vocab_size: int) -> Tensor:
-    """The tokens that may not follow, ``[V]``, from a result of :func:`matchers.next_tokens`.
-
-    Raises:
-        ConfigError: the model has no token that may.
-    """
+    """The tokens that may not follow, ``[V]``, from a result of :func:`matchers.next_tokens`."""
     banned = torch.ones(vocab_size, dtype=torch.bool)
     if isinstance(following, int):
         if following >= vocab_size:

@@ -66,9 +66,6 @@ class Rules:
         Args:
             prefix: the token ids before all paths, prompt included.
             paths: for each row, the token ids between the prefix and the next token.
-
-        Raises:
-            ConfigError: a processor does not return a tensor of the same shape as its scores.
         """
         rows = []
         for path, row in zip(paths, scores, strict=True):
@@ -84,11 +81,7 @@ class Rules:
         return torch.cat(rows)
 
     def criteria_met(self, prefix: Sequence[int], path: Path) -> bool:
-        """Whether a stopping criterion ends the text after ``path``, which follows ``prefix``.
-
-        Raises:
-            ConfigError: a criterion returns neither a bool nor a tensor.
-        """
+        """Whether a stopping criterion ends the text after ``path``, which follows ``prefix``."""
         for criterion in self.criteria:
             met = criterion(torch.tensor([[*prefix, *path]]), None)
             if not isinstance(met, (bool, Tensor)):
@@ -158,12 +151,6 @@ def make_request(
     """Check a prompt and its settings, and make a request of them.
 
     The arguments are those of :meth:`CocoaEngine.generate`. The calibrator's heads and its probe are measured.
-
-    Raises:
-        PromptError: the prompt is empty, of a wrong type, or too long for the context window.
-        ConfigError: a setting does not fit the model, an argument is of another type, or a passage is not in the
-            prompt.
-        UnsupportedModelError: the method masks attention heads, and the model has none.
     """
     if generation_config is not None:
         of_type(generation_config, GenerationConfig, "generation_config")

@@ -73,10 +73,6 @@ class SpanDecoder:
         Args:
             tree: the sequence. Its prompt has been fed; for a contrasting method, all of it but the last token.
             first: ``[V]``, the logits after the prompt; `None` for a contrasting method.
-
-        Raises:
-            NonFiniteLogitsError: the logits after a path are NaN or +inf, or allow no token.
-            ConfigError: a logits processor or stopping criterion returns a wrong type or shape.
         """
         following = yield from self._begin(tree, first)
         run = Branch(self.track)

@@ -102,11 +102,7 @@ class DecodeTask:
         return Work(self._backend, self._tree, self._request.capture, paths, cancellation=self._request.cancellation)
 
     def advance(self) -> None:
-        """Pass the output of ``work`` to the decode loop and set ``work`` to the next request.
-
-        Raises:
-            Exception: any error of the forward pass, or of the request's own processors and criteria.
-        """
+        """Pass the output of ``work`` to the decode loop and set ``work`` to the next request."""
         done = self.work
         assert done is not None
         if done.error is not None:

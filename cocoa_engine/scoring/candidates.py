@@ -41,9 +41,6 @@ class CandidateGrower:
 
     Args:
         config: the settings of risk points, branches and scores. The method is replaced by ``"cocoa-sig"``.
-
-    Raises:
-        ConfigError: the layers do not fit the model.
     """
 
     def __init__(self, session: Session, config: CocoaConfig, cancellation: Cancellation | None = None) -> None:
@@ -62,10 +59,6 @@ class CandidateGrower:
         Returns:
             For each text and each of its tokens, the candidates that compete there, ordered by the probability of their
             first token. The list is empty where only one token is possible.
-
-        Raises:
-            NonFiniteLogitsError: the model's logits are NaN or infinite.
-            RequestCancelledError: the call was cancelled.
         """
         return [self._grown(list(prompt), tuple(text)) for text in texts]
 

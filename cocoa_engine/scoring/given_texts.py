@@ -50,13 +50,7 @@ def score(
     divide: bool = False,
     cancellation: Cancellation | None = None,
 ) -> Generation | list[Generation]:
-    """Score a text, or each of several texts; see :meth:`CocoaEngine.score`.
-
-    Raises:
-        ConfigError: the settings do not fit the model as it runs, or the method cannot divide a text.
-        CalibrationError: the model as it runs cannot give what the calibrator needs.
-        PromptError: a text is empty, or does not fit the context window.
-    """
+    """Score a text, or each of several texts; see :meth:`CocoaEngine.score`."""
     cancellation = given_or_new(cancellation, Cancellation, "cancellation")
     texts = list(text) if is_many(text) else [text]
     scored = cancellation.run(

@@ -88,9 +88,6 @@ def score_texts(
     Returns:
         For each text its span, and the number of forward passes that it took, including the prompt's. A pass over
         tokens of several texts counts for each of them.
-
-    Raises:
-        NonFiniteLogitsError: a token's log-probability is NaN or infinite.
     """
     if isinstance(backend, Recompute):  # it caches no prompt: each text takes one pass by itself
         more = (config, capture, passages, calibrator)
@@ -136,9 +133,6 @@ def score_spans(
         spec: the hidden states of the MLDS.
         passages: the positions of passages of the prompt whose attention mass is measured.
         calibrator: its probe is measured, from the states that ``spec`` captures for it.
-
-    Raises:
-        NonFiniteLogitsError: a token's log-probability is NaN or infinite.
     """
     step = fed_alone(model, prompt, text, spec, passages)
     rows = token_rows(step, config.top_logprobs)

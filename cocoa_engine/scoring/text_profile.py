@@ -138,9 +138,6 @@ class Profiler:
     Args:
         config: the settings; ``gamma`` and ``max_candidates`` define which tokens compete.
         heads: the heads whose source attention is measured, for a calibrator; see :func:`.source_heads`.
-
-    Raises:
-        UnsupportedModelError: the model's final norm was not found.
     """
 
     def __init__(self, session: Session, config: CocoaConfig, heads: Sequence[tuple[int, int]] | None = None) -> None:
@@ -148,12 +145,7 @@ class Profiler:
         self._norm = _final_norm(session.model)
 
     def __call__(self, prompt: Prompt, texts: Sequence[str | Sequence[int]]) -> list[TextProfile]:
-        """Profile texts after one prompt, which is prefilled once, each as text or token ids.
-
-        Raises:
-            PromptError: a text is empty, or does not fit the context window after the prompt.
-            NonFiniteLogitsError: the model's logits are NaN or infinite.
-        """
+        """Profile texts after one prompt, which is prefilled once, each as text or token ids."""
         model, tokens = self._session.model, self._session.tokens
         before = prompt_ids(model, tokens, prompt)
         ids = [text_ids(model, tokens, prompt, before, text)[0] for text in texts]

@@ -38,14 +38,14 @@ def check(actual: Generation, expected: ReferenceGeneration) -> None:
 
 def compare(
     engine: CocoaEngine, forward: FullForward, config: CocoaConfig, prompt: list[int], *answers: Generation, **more: Any
-) -> ReferenceGeneration:
-    """Check answers to a prompt, and the engine's own one."""
+) -> tuple[Generation, ReferenceGeneration]:
+    """Check answers to a prompt, and the engine's own one. Returns this and the expected one."""
     answer = engine.generate(prompt, config=config, **more)
     forward.foresee(prompt, answer)
     expected = Reference(forward, engine.tokenizer, config, **more).generate(prompt)
     for each in (answer, *answers):
         check(each, expected)
-    return expected
+    return answer, expected
 
 
 @cache
@@ -97,8 +97,8 @@ CASES = [
 def test_grid_on_tiny_models(architecture, settings, number):
     engine, forward = tiny(architecture)
     config, prompt = CocoaConfig(max_new_tokens=12, **settings), random_prompt(number)
-    compare(engine, forward, config, prompt)
-    stream, answer = engine.stream(prompt, config=config), engine.generate(prompt, config=config)
+    answer, _ = compare(engine, forward, config, prompt)
+    stream = engine.stream(prompt, config=config)
     assert list(stream) == answer.spans
     assert stream.generation == answer
 
@@ -146,7 +146,7 @@ def test_long_context_on_the_real_model(float32_engine, real_forward):
     config = CocoaConfig(max_new_tokens=2, max_candidates=2, max_span_tokens=2)
     ids = float32_engine.tokenizer(LONG).input_ids
     assert 1_000 < len(ids) < 1_100
-    assert compare(float32_engine, real_forward, config, ids).risk_points > 0
+    assert compare(float32_engine, real_forward, config, ids)[1].risk_points > 0
 
 
 @pytest.mark.slow
@@ -160,7 +160,7 @@ def test_branches_that_end_early(architecture, boundary):
     uneven = 0
     for seed in range(3):
         config = CocoaConfig(max_new_tokens=10, max_span_tokens=5, span_boundary=boundary, gamma=0.15)
-        expected = compare(engine, forward, config, random_prompt(seed))
+        _, expected = compare(engine, forward, config, random_prompt(seed))
         uneven += any(len({len(c.token_ids) for c in span.candidates}) > 1 for span in expected.spans)
     assert uneven > 0 or boundary == "left"
 

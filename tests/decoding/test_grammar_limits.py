@@ -19,18 +19,10 @@ from typing import Any
 import pytest
 import torch
 
-from cocoa_engine import (
-    Cancellation,
-    CocoaEngine,
-    ConfigError,
-    RequestCancelledError,
-    WorkerError,
-    confined,
-    json_rule,
-    unenforced,
-)
+from cocoa_engine import Cancellation, CocoaEngine, ConfigError, RequestCancelledError, confined, json_rule, unenforced
 from cocoa_engine.confined import FORKS
 from cocoa_engine.decoding.grammar import GrammarProcessor
+from cocoa_engine.errors import WorkerError
 from tests.helpers.in_threads import join, start, wait_until
 from tests.helpers.tiny_models import tiny_tokenizer
 

@@ -11,17 +11,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from cocoa_engine import (
-    ChatTemplateError,
-    CocoaConfig,
-    CocoaEngine,
-    CocoaError,
-    ConfigError,
-    NonFiniteLogitsError,
-    PromptError,
-    UnsupportedModelError,
-)
-from cocoa_engine.errors import CalibrationError
+from cocoa_engine import CocoaConfig, CocoaEngine, CocoaError, ConfigError, NonFiniteLogitsError, PromptError
+from cocoa_engine.errors import CalibrationError, ChatTemplateError, UnsupportedModelError
 from cocoa_engine.model.loading import read_context_window
 from cocoa_engine.risk import CalibrationWarning
 from tests.helpers.made_up_risk import fitted

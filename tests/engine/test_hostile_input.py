@@ -28,30 +28,22 @@ from transformers import AutoConfig, GenerationConfig
 
 import cocoa_engine
 import cocoa_integrations
-from cocoa_engine import (
-    CalibrationError,
-    CocoaConfig,
-    CocoaEngine,
-    CocoaError,
-    ConfigError,
-    Consistency,
-    ContextLift,
-    DataError,
-    Generation,
-    LayerCurve,
-    ModelInfo,
-    ModelLoadError,
-    PromptError,
-    RiskCalibrator,
-    Runtime,
-    Span,
-    UnsupportedModelError,
-)
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation, RiskCalibrator, Runtime
 from cocoa_engine.arguments import SettingsModel
 from cocoa_engine.cli.output import SafeConsole, describe_error, print_json, progress_console
 from cocoa_engine.decoding import matchers
 from cocoa_engine.decoding.grammar import GrammarProcessor, regex_grammar
-from cocoa_engine.errors import ForeignError, safe_cause
+from cocoa_engine.errors import (
+    CalibrationError,
+    CocoaError,
+    ConfigError,
+    DataError,
+    ForeignError,
+    ModelLoadError,
+    PromptError,
+    UnsupportedModelError,
+    safe_cause,
+)
 from cocoa_engine.lab import files
 from cocoa_engine.lab.data import read_labelled
 from cocoa_engine.lab.records import LabelledSpan, LabelledText, checked
@@ -135,17 +127,16 @@ def generation_config(name: str, value: Any) -> GenerationConfig:
 
 @pytest.mark.parametrize("value", [2**31, 10**18])
 @pytest.mark.parametrize("name", ["encoder_no_repeat_ngram_size", "no_repeat_ngram_size", "min_length"])
-def test_a_huge_size_in_a_generation_config_ends(name: str, value: int) -> None:
+def test_a_huge_size_in_a_generation_config_ends(name: str, value: int, tiny: CocoaEngine) -> None:
     """A processor of transformers counts up to it, in Python."""
 
     def give_up(*_: Any) -> None:
         raise AssertionError("it does not end")
 
-    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
     before = signal.signal(signal.SIGALRM, give_up)
     signal.alarm(60)
     try:
-        assert engine.generate([5], generation_config=generation_config(name, value), max_new_tokens=2).token_ids
+        assert tiny.generate([5], generation_config=generation_config(name, value), max_new_tokens=2).token_ids
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
@@ -205,19 +196,15 @@ def test_errors_of_a_user_s_processor_are_the_user_s(tiny: CocoaEngine) -> None:
         tiny.generate([5], generation_config=config, logits_processor=broken)
 
 
-@pytest.mark.parametrize("token_id", ["x", 2.5, [None]])
-def test_a_grammar_and_an_end_token_that_is_none(token_id: Any) -> None:
-    pytest.importorskip("llguidance")
-    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
-    engine.model.generation_config = generation_config("eos_token_id", token_id)
-    assert "eos_token_id" in message_of(ConfigError, lambda: engine.constrain(regex="a"))
-
-
-def test_a_grammar_and_an_end_token_outside_the_vocabulary() -> None:
+def test_a_grammar_and_an_end_token_that_is_none_or_outside_the_vocabulary() -> None:
     pytest.importorskip("llguidance")
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens(["stranger"])
     engine = CocoaEngine(tiny_model("llama"), tokenizer)
+    for token_id in ("x", 2.5, [None]):
+        engine.model.generation_config.eos_token_id = token_id
+        assert "eos_token_id" in message_of(ConfigError, lambda: engine.constrain(regex="a"))
+    engine.model.generation_config.eos_token_id = 2
     outside = GrammarProcessor(regex_grammar("[a-z]"), tokenizer, eos_token_ids=[300])
     assert "vocabulary of 300" in message_of(ConfigError, lambda: engine.generate("a", logits_processor=outside))
     engine.model.generation_config.eos_token_id = [2, 10**9]
@@ -301,16 +288,11 @@ def test_a_calibrator_that_cannot_be_saved(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "dtype", ["torch.float", "float33", ["float32"], {"": "float32"}, 5, None, torch.int8, b"auto"]
-)
-def test_a_dtype_that_is_none(dtype: Any) -> None:
-    assert "dtype" in message_of(ConfigError, lambda: load_pretrained("x", dtype=dtype))
-
-
-@pytest.mark.parametrize("name", [5, ["x"], b"x"])
-def test_a_model_name_that_is_no_text(name: Any) -> None:
-    message_of(ModelLoadError, lambda: load_pretrained(name))
+def test_a_dtype_that_is_none_and_a_name_that_is_no_text() -> None:
+    for dtype in ("torch.float", "float33", ["float32"], {"": "float32"}, 5, None, torch.int8, b"auto"):
+        assert "dtype" in message_of(ConfigError, lambda dtype=dtype: load_pretrained("x", dtype=dtype))
+    for name in (5, ["x"], b"x"):
+        message_of(ModelLoadError, lambda name=name: load_pretrained(name))
 
 
 def with_field(folder: Path, kind: str, name: str, value: Any) -> str:
@@ -365,22 +347,15 @@ def test_a_config_file_that_asks_for_tuples(tmp_path: Path) -> None:
 # --- messages ---
 
 
-@pytest.mark.parametrize(
-    ("kind", "error"),
-    [
-        (CocoaConfig, ConfigError),
-        (Runtime, ConfigError),
-        (ServerSettings, ConfigError),
-        (RiskCalibrator, CalibrationError),
-        (RetrievalHeads, ConfigError),
-        (Generation, DataError),
-        (Span, DataError),
-        (LayerCurve, DataError),
-        (Consistency, DataError),
-        (ContextLift, DataError),
-        (ModelInfo, DataError),
-    ],
-)
+RESULTS = ("Generation", "Span", "LayerCurve", "Consistency", "ContextLift", "ModelInfo")
+ERRORS: dict[type[Exception], list[Any]] = {
+    ConfigError: [CocoaConfig, Runtime, ServerSettings, RetrievalHeads],
+    CalibrationError: [RiskCalibrator],
+    DataError: [getattr(cocoa_engine, name) for name in RESULTS],
+}
+
+
+@pytest.mark.parametrize(("error", "kind"), [(error, kind) for error, kinds in ERRORS.items() for kind in kinds])
 def test_wrong_data_of_a_model(kind: Any, error: type[Exception]) -> None:
     strange = "x" * 10**5
     for wrong in (f'{{"{strange}": "{strange}"}}', "[" * 10**5, '{"\\ud800": 1}', "\ud800", 5):
@@ -743,9 +718,9 @@ def test_loggers_and_consoles_of_all_modules_show_control_characters() -> None:
     assert isinstance(progress_console(), SafeConsole)
 
 
-@pytest.mark.parametrize("token_ids", [[-1], [10**30], ["x"], "x", 5, None])
-def test_what_is_no_list_of_token_ids_is_not_decoded(token_ids: Any, tiny: CocoaEngine) -> None:
-    assert "token ids" in message_of(PromptError, lambda: tiny.decode(token_ids))
+def test_what_is_no_list_of_token_ids_is_not_decoded(tiny: CocoaEngine) -> None:
+    for token_ids in ([-1], [10**30], ["x"], "x", 5, None):
+        assert "token ids" in message_of(PromptError, lambda token_ids=token_ids: tiny.decode(token_ids))
 
 
 def test_marks_of_right_to_left_text_stay() -> None:

@@ -27,7 +27,7 @@ PROMPT = list(range(20, 60))
 DIFFERENT_KINDS = ["llama", "mistral-sliding", "gemma3_text", "gpt2", "mamba", "qwen3_next"]
 
 
-def random_texts(count: int = 24) -> list[list[int]]:
+def random_texts(count: int = 12) -> list[list[int]]:
     """Token ids that often begin alike; the first text twice, and the beginning of another."""
     rng = random.Random(0)
     texts = [[rng.randrange(3, 7) for _ in range(rng.randrange(1, 8))] for _ in range(count)]
@@ -138,7 +138,8 @@ def test_the_cache_is_freed(opened: list[tuple[int, Any]]) -> None:
     with pytest.raises(NonFiniteLogitsError, match="at index 0, 1 are NaN"):
         engine.score(PROMPT, [[8, 9], [10]])
     gc.collect()
-    assert [store() for _, store in opened] == [None, None]
+    assert len(opened) > 1
+    assert not any(store() for _, store in opened)
 
 
 @pytest.mark.slow

@@ -18,11 +18,13 @@ QUESTIONS = [
 ]
 LENGTH = 12
 
-CHOICES = """\
-task: cocoa_choices
+TASK = """\
+task: cocoa_NAME
 dataset_path: json
 dataset_kwargs: {data_files: {test: DATA}}
 test_split: test
+"""
+CHOICES = """\
 output_type: multiple_choice
 doc_to_text: "{{question}}"
 doc_to_choice: "{{choices}}"
@@ -31,10 +33,6 @@ target_delimiter: ""
 metric_list: [{metric: acc}]
 """
 ANSWERS = """\
-task: cocoa_answers
-dataset_path: json
-dataset_kwargs: {data_files: {test: DATA}}
-test_split: test
 output_type: generate_until
 doc_to_text: "{{question}} what? Answer in a few words."
 doc_to_target: "{{choices[answer]}}"
@@ -86,7 +84,8 @@ def _write_tasks(folder: Path) -> None:
     rows = [{"question": question, "choices": choices, "answer": answer} for question, choices, answer in QUESTIONS]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     for name, text in (("choices", CHOICES), ("answers", ANSWERS)):
-        filled = text.replace("DATA", json.dumps(str(data))).replace("LENGTH", str(LENGTH))
+        filled = (TASK + text).replace("DATA", json.dumps(str(data))).replace("LENGTH", str(LENGTH))
+        filled = filled.replace("NAME", name)
         (folder / f"{name}.yaml").write_text(filled, encoding="utf-8")
 
 

@@ -176,7 +176,10 @@ class CocoaEngine:
 
     @property
     def held_model(self) -> PreTrainedModel | LightModel:
-        """The model as held (the weights alone until :attr:`model` is read), with ``dtype`` and ``device``."""
+        """The model as it is held: the weights alone until :attr:`model` is read.
+
+        Both have ``dtype``, ``device`` and ``generation_config``.
+        """
         return self._session.model.model
 
     @property

@@ -29,9 +29,9 @@ def given_or_new(given: T | None, kind: type[T], name: str) -> T:
 def _clearly(name: str) -> Any:
     """A class method of pydantic's that raises an error of this package for wrong data."""
 
-    def validate(cls: type[ValidatedModel], data: Any, **options: Any) -> Any:
+    def validate(cls: Any, /, *data: Any, **options: Any) -> Any:
         with cls._clear_errors():
-            return getattr(super(ValidatedModel, cls), name)(data, **options)
+            return getattr(super(ValidatedModel, cls), name)(*data, **options)
 
     validate.__doc__ = "The same as pydantic's, but raises an error of this package."
     return classmethod(validate)

@@ -55,14 +55,9 @@ def run_harness(tools: Tools) -> str:
     engine.tokenizer.save_pretrained(tokenizer)
     name = engine.model_name
     with served(max_new_tokens=LENGTH) as address:
-        completions = {
-            "base_url": f"{address}/v1/completions",
-            "tokenizer": str(tokenizer),
-            "tokenizer_backend": "huggingface",
-            "max_length": 2048,
-            "batch_size": 3,
-        }
-        over_http = _samples("local-completions", {"model": name, **completions}, "cocoa_choices", folder)
+        completions = {"model": name, "base_url": f"{address}/v1/completions", "max_length": 2048, "batch_size": 3}
+        completions |= {"tokenizer": str(tokenizer), "tokenizer_backend": "huggingface"}
+        over_http = _samples("local-completions", completions, "cocoa_choices", folder)
         chat = {"model": name, "base_url": f"{address}/v1/chat/completions", "num_concurrent": 2}
         answers = _samples("local-chat-completions", chat, "cocoa_answers", folder, chat=True)
     in_process = _samples(CocoaLM(engine=engine), {}, "cocoa_choices", folder)

@@ -49,20 +49,15 @@ def tokenizer_of(template: str) -> tuple[PreTrainedTokenizerFast, list[str]]:
 
 
 def conversations(text: str = "", *, of_assistant: str = "") -> dict[str, Conversation]:
-    """Conversations of every kind.
+    """Conversations of every kind, with a text in every message, tool description, argument and result.
 
-    Args:
-        text: what every message, tool description, argument and result has in addition.
-        of_assistant: what the answers of the assistant have in addition.
+    Answers of the assistant have a text of their own.
     """
     system = {"role": "system", "content": f"Be brief.{text}"}
     question = {"role": "user", "content": f"What is it?{text}"}
     function = {"name": "look_up", "arguments": {"key": f"a b{text}"}}
-    call = {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"id": "abcdefghi", "type": "function", "function": function}],
-    }
+    calls = [{"id": "abcdefghi", "type": "function", "function": function}]
+    call = {"role": "assistant", "content": "", "tool_calls": calls}
     result = {"role": "tool", "name": "look_up", "tool_call_id": "abcdefghi", "content": f"It is blue.{text}"}
     answer = {"role": "assistant", "content": f"Blue.{of_assistant}"}
     again = {"role": "user", "content": f"Sure?{text}"}

@@ -104,22 +104,19 @@ def test_refused_before_any_work(options: dict[str, Any], message: str, tiny: Co
     assert not passes
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "f1"),
-    [
-        ("The Eiffel Tower.", "eiffel tower", 1.0),
-        ("in 1889", "It was built in 1889", 2 * 2 / (2 + 5)),
-        ("Paris Paris", "Paris", 2 / 3),
-        ("Rome", "Paris", 0.0),
-        ("", "the", 1.0),
-        ("", "Rome", 0.0),
-    ],
-)
-def test_f1_of_words(one: str, other: str, f1: float) -> None:
-    assert token_f1(one, other) == token_f1(other, one) == pytest.approx(f1)
+F1 = {
+    ("The Eiffel Tower.", "eiffel tower"): 1.0,
+    ("in 1889", "It was built in 1889"): 2 * 2 / (2 + 5),
+    ("Paris Paris", "Paris"): 2 / 3,
+    ("Rome", "Paris"): 0.0,
+    ("", "the"): 1.0,
+    ("", "Rome"): 0.0,
+}
 
 
-def test_support_is_the_share_of_samples_that_contain_the_content_words() -> None:
+def test_f1_of_words_and_support_by_the_share_of_samples_that_contain_them() -> None:
+    for (one, other), f1 in F1.items():
+        assert token_f1(one, other) == token_f1(other, one) == pytest.approx(f1)
     assert content_words("In 1889 the Eiffel Tower was new to us, the tower!") == ["in", "1889", "eiffel", "tower"]
     samples = ["The tower of 1889.", "Eiffel built a tower", "Who knows?"]
     assert support("the Tower", samples) == 2 / 3

@@ -180,14 +180,12 @@ def test_a_broken_generation_config(name: str, value: Any, tiny: CocoaEngine, mo
         assert "generation config" in message
 
 
-def test_a_generation_config_whose_fault_shows_late(tiny: CocoaEngine) -> None:
+def test_a_generation_config_whose_fault_shows_late_and_errors_of_a_user_s_processor(tiny: CocoaEngine) -> None:
     config = generation_config("exponential_decay_length_penalty", [1, "x"])
     assert tiny.generate([5], generation_config=config, max_new_tokens=1, gamma=1).token_ids
     message = message_of(ConfigError, lambda: tiny.generate([5], generation_config=config, max_new_tokens=4))
     assert message.startswith("exponential_decay_length_penalty of the generation config cannot be used")
 
-
-def test_errors_of_a_user_s_processor_are_the_user_s(tiny: CocoaEngine) -> None:
     def broken(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         raise LookupError("the user's")
 
@@ -303,11 +301,18 @@ def with_field(folder: Path, kind: str, name: str, value: Any) -> str:
     return str(folder)
 
 
-def test_a_config_file_with_which_no_pass_runs(tmp_path: Path) -> None:
-    engine = CocoaEngine.from_pretrained(with_field(tmp_path, "llama", "sliding_window", "x"))
+def test_config_files_whose_models_cannot_run_and_that_ask_for_tuples(tmp_path: Path) -> None:
+    """The second changes nothing. A model that is given with it cannot run."""
+    engine = CocoaEngine.from_pretrained(with_field(tmp_path / "a", "llama", "sliding_window", "x"))
     message = message_of(UnsupportedModelError, lambda: engine.generate([5], max_new_tokens=2))
     assert message.startswith("a plain forward pass of LlamaForCausalLM fails (TypeError: ")
     assert "config.json" in message
+    tuples = CocoaEngine.from_pretrained(with_field(tmp_path / "b", "qwen2", "return_dict", False))
+    model, other = tiny_model("qwen2"), tiny_model("qwen2")
+    expected = CocoaEngine(model, tiny_tokenizer()).generate([5], max_new_tokens=2)
+    assert tuples.generate([5], max_new_tokens=2).token_ids == expected.token_ids
+    other.config.return_dict = False
+    message_of(UnsupportedModelError, lambda: CocoaEngine(other, tiny_tokenizer()).generate([5], max_new_tokens=2))
 
 
 def run_failing(error: Exception) -> None:
@@ -331,17 +336,6 @@ def test_a_tokenizer_with_which_no_grammar_works(monkeypatch: pytest.MonkeyPatch
     made = pytest.importorskip("llguidance")
     monkeypatch.setattr(made, "LLTokenizer", Mock(side_effect=ValueError(ESCAPE * 10**4)))
     assert "a grammar cannot be enforced" in message_of(ConfigError, lambda: matchers.load_tokenizer("{}", [2]))
-
-
-def test_a_config_file_that_asks_for_tuples(tmp_path: Path) -> None:
-    """The field changes nothing. A model that is given with it cannot run."""
-    engine = CocoaEngine.from_pretrained(with_field(tmp_path, "qwen2", "return_dict", False))
-    model = tiny_model("qwen2")
-    expected = CocoaEngine(model, tiny_tokenizer()).generate([5], max_new_tokens=2)
-    assert engine.generate([5], max_new_tokens=2).token_ids == expected.token_ids
-    other = tiny_model("qwen2")
-    other.config.return_dict = False
-    message_of(UnsupportedModelError, lambda: CocoaEngine(other, tiny_tokenizer()).generate([5], max_new_tokens=2))
 
 
 # --- messages ---

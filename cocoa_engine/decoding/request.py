@@ -22,7 +22,7 @@ from cocoa_engine.execution.session import Session
 from cocoa_engine.methods import METHODS, SamplingMethod
 from cocoa_engine.methods.retrieval_heads import source_heads
 from cocoa_engine.model.callables import Criteria, Criterion, Processor, Processors
-from cocoa_engine.model.generation_config import eos_token_ids, logits_processors, stop_texts, try_processors
+from cocoa_engine.model.generation_config import eos_token_ids, logits_processors, stop_texts
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.prompts import (
@@ -226,9 +226,7 @@ def make_request(
     eos = eos_token_ids(model.model, tokens, generation_config)
     texts = (*config.stop, *stop_texts(model.model, generation_config))
     penalty = config.repetition_penalty or method.repetition_penalty
-    own = logits_processors(model.model, eos, ids, config.max_new_tokens, penalty, generation_config)
-    if own:
-        try_processors(model.model, eos, ids, model.vocab_size, penalty, generation_config)
+    own = logits_processors(model, eos, ids, config.max_new_tokens, penalty, generation_config)
     stops = {stop: tokens.special_token_id(stop) for stop in texts}
     rules = Rules(
         config=config,

@@ -22,18 +22,10 @@ class BlockTensor(Tensor):
     Linear layers and embeddings unpack the rows that they need. Any other operation unpacks the whole matrix and
     returns an ordinary tensor. Several matrices of one shape may be stacked, ``[n, out, in]``; an index of the first
     dimension gives one of them, with the same memory.
-
-    Args:
-        blocks: ``[out, bytes of a row]`` or ``[n, out, bytes of a row]``, uint8 on the CPU. It may be part of a
-            memory-mapped file.
-        kind: gguf's name of the block type, such as ``"Q4_K"``.
-
-    Raises:
-        ValueError: a row does not consist of whole blocks of this type.
     """
 
-    blocks: Tensor
-    kind: str
+    blocks: Tensor  # ``[..., out, bytes of a row]``, uint8 on the CPU, which may be part of a memory-mapped file
+    kind: str  # gguf's name of the block type, such as ``"Q4_K"``
 
     @staticmethod
     def __new__(cls, blocks: Tensor, kind: str) -> BlockTensor:
@@ -150,10 +142,7 @@ _faster: list[Callable[[Tensor, str], Tensor]] = []
 
 
 def unpack_with(unpack: Callable[[Tensor, str], Tensor] | None) -> None:
-    """Let all block tensors be unpacked by a faster implementation than gguf's; ``None``: by gguf's.
-
-    It is called as ``(blocks [rows, bytes of a row], kind) -> [rows, in]`` float32.
-    """
+    """Unpack all block tensors by ``(blocks [rows, bytes of a row], kind) -> [rows, in]`` float32; `None`: by gguf."""
     _faster[:] = [] if unpack is None else [unpack]
 
 

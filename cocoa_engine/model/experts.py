@@ -16,11 +16,7 @@ _FUSED = ("Qwen3MoeExperts",)
 
 
 class ExpertLinears(nn.Module):
-    """One linear layer of each expert.
-
-    Args:
-        weight: ``[experts, out, in]``. It may be a :class:`BlockTensor`.
-    """
+    """One linear layer of each expert, ``[experts, out, in]``, which may be a :class:`BlockTensor`."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -34,8 +30,7 @@ class ExpertLinears(nn.Module):
 class SeparateExperts(nn.Module):
     """Experts whose gate and input are tensors of their own, as in GGUF files. transformers' have both in one.
 
-    Args:
-        experts: the module that this one replaces. Its weights are not taken over.
+    The weights of the module that this one replaces are not taken over.
     """
 
     def __init__(self, experts: Any) -> None:
@@ -112,9 +107,8 @@ def obstacle(module: Any) -> str | None:
 def stacks_of(module: Any) -> tuple[list[Tensor], Tensor]:
     """The weights of all experts, for a module that :func:`are_experts` accepts.
 
-    Returns:
-        What makes the gate and the input, each ``[experts, out, d]``: both in one tensor or one after the other. And
-        what makes the output, ``[experts, d, inner]``.
+    First what makes the gate and the input, each ``[experts, out, d]``: both in one tensor or one after the other. Then
+    what makes the output, ``[experts, d, inner]``.
     """
     if isinstance(module, SeparateExperts):
         return [module.gate_proj.weight.detach(), module.up_proj.weight.detach()], module.down_proj.weight.detach()
@@ -125,13 +119,10 @@ def mixed(x: Tensor, chosen: Tensor, shares: Tensor, expert: Callable[[int, Tens
     """The weighted sum of the outputs of each row's experts. Each expert runs once, on all rows that chose it.
 
     Args:
-        x: ``[rows, d]``, on the CPU.
+        x: ``[rows, d]``, on the CPU. So is the result, which is summed in float32.
         chosen: the numbers of each row's experts, ``[rows, k]``.
         shares: what each of their outputs is multiplied by, ``[rows, k]``.
         expert: runs one expert: ``(its number, x [rows, d]) -> [rows, d]``.
-
-    Returns:
-        ``[rows, d]`` in the dtype of ``x``; summed in float32.
     """
     numbers = chosen.flatten()
     order, sizes = numbers.argsort(stable=True), numbers.bincount()

@@ -33,7 +33,7 @@ _TOKEN_IDS = {"forced_bos_token_id", "forced_eos_token_id"}
 
 @contextmanager
 def usable(what: str = _NAME) -> Iterator[None]:
-    """Convert errors of wrong values in transformers, which checks few, to a :class:`ConfigError`: ``what`` has them."""
+    """Convert errors of wrong values of ``what`` in transformers, which checks few, to a :class:`ConfigError`."""
     try:
         yield
     except PASSED_ON:
@@ -159,9 +159,9 @@ def eos_token_ids(
 ) -> frozenset[int]:
     """The ids of the tokens that end a text.
 
-    They are those of the generation config (of ``config`` if it states any, otherwise the model's own), the tokenizer's,
-    and the one that ends an assistant's turn in the chat template: a model that has learnt a template ends its answers
-    with that one. Ids that the model has no embedding of are left out.
+    They are those of the generation config (of ``config`` if it states any, otherwise the model's own), of the
+    tokenizer, and the one that ends an assistant's turn in the chat template: a model that has learnt a template ends
+    its answers with that one. Ids that the model has no embedding of are left out.
 
     Raises:
         ConfigError: those of a generation config are not whole numbers.

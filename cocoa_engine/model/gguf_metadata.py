@@ -268,7 +268,7 @@ def require_known(file: GgufFile) -> None:
 
 
 def require_types(file: GgufFile) -> None:
-    """Check that the values of a file have the types of their keys, as llama.cpp does. Those of a layer may be lists."""
+    """Check that the values of a file have the types of their keys, as in llama.cpp. Those of a layer may be lists."""
     architecture = f"{Metadata(file).architecture}."
     for key, value in file.metadata.items():
         is_setting, kinds, what = key.startswith(architecture), (int, float), "number"

@@ -43,13 +43,9 @@ class LightModel(nn.Module):
         config: the fields of the model's config that differ between models of the family.
         model_type: a key of :data:`ARCHITECTURES`.
         checked: what the comparison of the lean forward pass with the modules of this model found.
-
-    Attributes:
-        architecture: the name of transformers' class.
-        build: builds transformers' model from these weights.
     """
 
-    build: Callable[[], PreTrainedModel]
+    build: Callable[[], PreTrainedModel]  # builds transformers' model from these weights
 
     def __init__(self, config: PreTrainedConfig, model_type: str, checked: str) -> None:
         super().__init__()
@@ -59,7 +55,13 @@ class LightModel(nn.Module):
         self.generation_config = GenerationConfig()
         self.checked = checked
         with torch.device("meta"):
-            self.model: Any = _decoder(config, model_type)
+            # the constructor of an embedding would draw numbers, which imports the tracer of torch.compile there
+            numbers = torch.empty(config.vocab_size, config.hidden_size)
+            self.model: Any = _Part(
+                embed_tokens=nn.Embedding.from_pretrained(numbers),  # type: ignore[no-untyped-call]
+                layers=nn.ModuleList(_layer(config, model_type) for _ in range(config.num_hidden_layers)),
+                norm=_norm(config.hidden_size),
+            )
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.model.rotary_emb = _Rotary(config)
         self._built: list[PreTrainedModel] = []  # a list: torch would make the model a part of this one
@@ -111,19 +113,10 @@ def _norm(width: int) -> _Part:
     return _Part(weight=nn.Parameter(torch.empty(width)))
 
 
-def _decoder(config: Any, model_type: str) -> _Part:
-    # the constructor of an embedding would draw numbers, which imports the tracer of torch.compile on the meta device
-    numbers = torch.empty(config.vocab_size, config.hidden_size)
-    return _Part(
-        embed_tokens=nn.Embedding.from_pretrained(numbers),  # type: ignore[no-untyped-call]
-        layers=nn.ModuleList(_layer(config, model_type) for _ in range(config.num_hidden_layers)),
-        norm=_norm(config.hidden_size),
-    )
-
-
 def _layer(config: Any, model_type: str) -> _Part:
     width, inner, head_dim, bias = config.hidden_size, config.intermediate_size, config.head_dim, model_type == "qwen2"
     heads, kv_heads = (count * head_dim for count in (config.num_attention_heads, config.num_key_value_heads))
+    norms = {"q_norm": _norm(head_dim), "k_norm": _norm(head_dim)} if model_type == "qwen3" else {}
     attention = _Part(
         head_dim=head_dim,
         scaling=head_dim**-0.5,
@@ -131,16 +124,12 @@ def _layer(config: Any, model_type: str) -> _Part:
         k_proj=nn.Linear(width, kv_heads, bias=bias),
         v_proj=nn.Linear(width, kv_heads, bias=bias),
         o_proj=nn.Linear(heads, width, bias=False),
+        **norms,
     )
-    if model_type == "qwen3":
-        attention.q_norm, attention.k_norm = _norm(head_dim), _norm(head_dim)
+    sizes = {"gate_proj": (width, inner), "up_proj": (width, inner), "down_proj": (inner, width)}
     return _Part(
         self_attn=attention,
-        mlp=_Part(
-            gate_proj=nn.Linear(width, inner, bias=False),
-            up_proj=nn.Linear(width, inner, bias=False),
-            down_proj=nn.Linear(inner, width, bias=False),
-        ),
+        mlp=_Part(**{name: nn.Linear(*size, bias=False) for name, size in sizes.items()}),
         input_layernorm=_norm(width),
         post_attention_layernorm=_norm(width),
     )

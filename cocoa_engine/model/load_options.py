@@ -79,10 +79,7 @@ def loading_arguments(options: LoadOptions) -> dict[str, Any]:
 
 
 def resolve_device_map(device_map: DeviceMap, model_kwargs: Mapping[str, Any] | None = None) -> DeviceMap:
-    """Where the layers go if ``device_map`` is ``"auto"``. Every other value is returned unchanged.
-
-    It is `None` on a machine without a GPU, which is the CPU, and with tensor parallelism, which places the weights.
-    """
+    """Where the layers go: ``"auto"`` becomes `None`, the CPU, without a GPU and with tensor parallelism."""
     if device_map != "auto":
         return device_map
     import torch

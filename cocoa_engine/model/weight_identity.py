@@ -53,14 +53,12 @@ def sampled(tensor: Tensor) -> Tensor:
 class WeightFingerprint(NamedTuple):
     """Equal for the same tensors as long as they are not written to.
 
-    Attributes:
-        versions: for each tensor, its address and torch's version counter.
-        samples: by device and dtype, the bytes of some elements of each tensor. torch does not count writes through
-            ``.data`` (such as merging an adapter); they are detected only if they change one of these elements.
+    torch does not count writes through ``.data`` (such as merging an adapter); they are detected only if they change
+    one of the samples.
     """
 
-    versions: list[tuple[int, int]]
-    samples: dict[tuple[torch.device, torch.dtype], bytes]
+    versions: list[tuple[int, int]]  # for each tensor, its address and torch's version counter
+    samples: dict[tuple[torch.device, torch.dtype], bytes]  # the bytes of some elements of each tensor
 
 
 def weight_fingerprint(tensors: Iterable[Tensor]) -> WeightFingerprint:
@@ -82,10 +80,9 @@ _lock = threading.Lock()
 
 
 def model_digest(model: LanguageModel) -> str:
-    """A short text that identifies a model: its architecture, its shape and samples of its weights.
+    """A short text that identifies a model: its architecture, its shape and samples of its weights, not its name.
 
-    The samples are rounded to bfloat16, so that a model has the same digest if it is loaded as bfloat16 or float32. The
-    name is not part of it: a copy of the model is the same model. The digest is computed once for each loaded model.
+    The samples are rounded to bfloat16, so that a model has the same digest if it is loaded as bfloat16 or float32.
     """
     with _lock:
         held = model.model
@@ -109,13 +106,10 @@ _asked: weakref.WeakKeyDictionary[nn.Module, tuple[Path, WeightFingerprint]] = w
 def noted(weights: str, kernels: str) -> str | None:
     """What the comparison found with these weights, kernels and versions of the code, if it was made here.
 
-    Args:
-        weights: a digest of the weights, or of samples of them, and of the settings that belong to them.
-        kernels: the name of the compiled kernels.
+    ``weights`` is a digest of the weights, or of samples of them, and of the settings that belong to them.
     """
-    file = _note_of(weights, kernels)
-    found = (read_note(file) or {}).get("found")
-    return found if isinstance(found, str) and found else None
+    reason = (read_note(_note_of(weights, kernels)) or {}).get("found")
+    return reason if isinstance(reason, str) and reason else None
 
 
 def will_note(model: nn.Module, weights: str, kernels: str) -> None:

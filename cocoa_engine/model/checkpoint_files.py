@@ -9,12 +9,12 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path, PureWindowsPath
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationInfo, field_validator
+from pydantic import BaseModel, TypeAdapter, ValidationError, ValidationInfo, create_model, field_validator
 
-from cocoa_engine.arguments import ValidatedModel
-from cocoa_engine.errors import CocoaError, ModelLoadError
+from cocoa_engine.errors import ModelLoadError, safe_cause
+from cocoa_engine.messages import explain
 from cocoa_engine.model.gguf_reader import SUFFIX, parts_of
 from cocoa_engine.safe_text import short_repr
 
@@ -26,21 +26,12 @@ ACCESS_OPTIONS = ("token", "cache_dir", "local_files_only", "force_download", "p
 SOURCE_OPTIONS = (*ACCESS_OPTIONS, "revision", "code_revision", "subfolder", "gguf_file")
 FILE_OPTIONS = (*ACCESS_OPTIONS, "revision", "subfolder")
 
-T = TypeVar("T", bound=ValidatedModel)
-
 
 def locate(name: str) -> tuple[str, str | None]:
     """Where the model of a name is: its folder or Hub id, and its GGUF file there; `None`: it is no GGUF file.
 
-    A folder with one GGUF file and no ``config.json`` means that file. The file of a model that was split is its first
-    part.
-
-    Args:
-        name: a Hub id, a folder, a GGUF file, or a Hub id with the name of a GGUF file in that repository, such as
-            ``owner/model/model-q8_0.gguf``.
-
-    Raises:
-        ModelLoadError: there is no such file, or a folder has several GGUF files and nothing else.
+    A name may be a Hub id, a folder, a GGUF file, or that of one in a repository, such as ``owner/model/small.gguf``. A
+    folder with one GGUF file and no ``config.json`` means that file. Of a model that was split it is the first part.
     """
     path = Path(name).expanduser()
     if name.lower().endswith(SUFFIX) and not path.is_dir():
@@ -64,11 +55,7 @@ def locate(name: str) -> tuple[str, str | None]:
 
 
 def name_of(given: str | os.PathLike[str], what: str) -> str:
-    """The name of a model or tokenizer as text.
-
-    Raises:
-        ModelLoadError: it is empty, contains a NUL character, or is neither text nor a path.
-    """
+    """The name of a model or tokenizer as text, if it is not empty and has no NUL character."""
     name = os.fspath(given) if isinstance(given, (str, os.PathLike)) else None
     if not isinstance(name, str) or not name.strip() or "\0" in name:
         raise ModelLoadError(f"the name of the {what} is {short_repr(given)}; name a local folder or a Hub id")
@@ -90,11 +77,7 @@ def is_path(name: str) -> bool:
 
 
 def require_model(name: str, options: dict[str, Any]) -> str:
-    """Check that a folder holds a model, and return its name. What has a Hub id is not looked for.
-
-    Raises:
-        ModelLoadError: it holds something else, or does not exist.
-    """
+    """Check that a folder holds a model, and return its name. What has a Hub id is not looked for."""
     if not is_path(name):
         return name
     source = Path(name)
@@ -151,11 +134,8 @@ def require_safetensors(name: str, config: Any, options: dict[str, Any]) -> None
 def safetensors_files(name: str, config: Any, access: Mapping[str, Any], variant: str | None = None) -> list[Path]:
     """The files that transformers will open for a checkpoint's weights, none of which is a pickle file.
 
-    ``access`` and ``variant`` are transformers' options of where the files are and how they are called.
-
-    Raises:
-        ModelLoadError: there are no safetensors; or an index, or the config, names anything but ``*.safetensors`` files
-            beside it.
+    An index, or the config, names ``*.safetensors`` files beside it, and nothing else. ``access`` and ``variant`` are
+    transformers' options.
     """
     middle = f".{variant}" if variant else ""
     stated = getattr(config, "transformers_weights", None)
@@ -167,7 +147,7 @@ def safetensors_files(name: str, config: Any, access: Mapping[str, Any], variant
             f"{name} has no weights as safetensors ({' or '.join(names)}); pickle files can run code, so "
             "they are read with allow_pickle=True (--allow-pickle) only: pass it if you trust them, or convert them"
         )
-    shards = set(_read(_Index, file, "model").weight_map.values()) if file.suffix == ".json" else {file.name}
+    shards = set(_read(_INDEX, file, "model").weight_map.values()) if file.suffix == ".json" else {file.name}
     paths = []
     for shard in sorted(shards):
         if not shard.endswith(".safetensors") or PureWindowsPath(shard).name != shard:
@@ -182,58 +162,21 @@ def safetensors_files(name: str, config: Any, access: Mapping[str, Any], variant
     return paths
 
 
-class _File(ValidatedModel):
-    model_config = ConfigDict(strict=True)
-    _invalid: ClassVar[type[CocoaError]] = ModelLoadError
-
-
-def _read(kind: type[T], path: Path, what: str) -> T:
+def _read(kind: Any, path: Path, what: str) -> Any:
     """A file of JSON. An error names it."""
     try:
-        return kind.model_validate_json(path.read_bytes())
-    except ModelLoadError as error:
-        raise ModelLoadError(f"cannot load the {what} of {path}: {error}") from error
-
-
-class _Index(_File):
-    weight_map: dict[str, str]
+        return TypeAdapter(kind).validate_json(path.read_bytes(), strict=True)
+    except ValidationError as error:
+        raise ModelLoadError(f"cannot load the {what} of {path}: {explain(error)}") from safe_cause(error)
 
 
 class _AddedToken(BaseModel):
-    model_config = ConfigDict(strict=True)
-
     content: str
     lstrip: bool = False
     rstrip: bool = False
     single_word: bool = False
     normalized: bool = False
     special: bool = False
-
-
-_Token = str | _AddedToken
-
-
-class _SpecialTokens(_File):
-    bos_token: _Token | None = None
-    eos_token: _Token | None = None
-    unk_token: _Token | None = None
-    sep_token: _Token | None = None
-    pad_token: _Token | None = None
-    cls_token: _Token | None = None
-    mask_token: _Token | None = None
-    additional_special_tokens: list[_Token] | None = None
-    extra_special_tokens: list[_Token] | dict[str, _Token] | None = None
-
-
-class _Config(_SpecialTokens):
-    model_max_length: float | None = None
-    padding_side: Literal["left", "right"] = "right"
-    truncation_side: Literal["left", "right"] = "right"
-    added_tokens_decoder: dict[str, _AddedToken] = Field(default_factory=dict)
-
-
-class _AddedTokens(RootModel[dict[str, int]], _File):
-    pass
 
 
 class _Merging(BaseModel):
@@ -254,24 +197,28 @@ class _Merging(BaseModel):
         return prefix
 
 
-class _Tokenizer(_File):
-    model: _Merging
-
-
-_TOKENIZER_FILES: dict[str, type[_File]] = {
-    "tokenizer_config.json": _Config,
-    "special_tokens_map.json": _SpecialTokens,
-    "added_tokens.json": _AddedTokens,
-    "tokenizer.json": _Tokenizer,
+_Token = str | _AddedToken
+_SPECIAL: dict[str, Any] = {
+    **{f"{role}_token": (_Token | None, None) for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")},
+    "additional_special_tokens": (list[_Token] | None, None),
+    "extra_special_tokens": (list[_Token] | dict[str, _Token] | None, None),
+}
+_CONFIG: dict[str, Any] = {
+    "model_max_length": (float | None, None),
+    **dict.fromkeys(("padding_side", "truncation_side"), (Literal["left", "right"], "right")),
+    "added_tokens_decoder": (dict[str, _AddedToken], {}),
+}
+_INDEX = create_model("_Index", weight_map=(dict[str, str], ...))
+_TOKENIZER_FILES: dict[str, Any] = {
+    "tokenizer_config.json": create_model("_Config", **_SPECIAL, **_CONFIG),
+    "special_tokens_map.json": create_model("_SpecialTokens", **_SPECIAL),
+    "added_tokens.json": dict[str, int],
+    "tokenizer.json": create_model("_Tokenizer", model=(_Merging, ...)),
 }
 
 
 def require_tokenizer_files(find: Callable[[str], Path | None]) -> None:
-    """Check the files of a tokenizer, whose paths ``find`` gives by their names.
-
-    Raises:
-        ModelLoadError: a file is not JSON, or a value is of a wrong type. It names the file and the value.
-    """
+    """Check the files of a tokenizer, whose paths ``find`` gives: a wrong one is named, and its first wrong values."""
     for name, kind in _TOKENIZER_FILES.items():
         if (path := find(name)) is not None:
             _read(kind, path, "tokenizer")

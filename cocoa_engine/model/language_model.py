@@ -61,7 +61,15 @@ class LanguageModel:
             self.lock = _locks.setdefault(model, free_in_child(threading.RLock()))
 
     def _hold(self, model: PreTrainedModel | LightModel) -> None:
-        config = _text_config(model)
+        name = type(model).__name__
+        if getattr(model, "config", None) is None or not hasattr(model, "get_output_embeddings"):
+            raise UnsupportedModelError(
+                f"{name} is not a Hugging Face model; pass e.g. AutoModelForCausalLM.from_pretrained(...)."
+            )
+        require_decoder_only(model.config, name)
+        if model.get_output_embeddings() is None:
+            raise UnsupportedModelError(f"{name} has no language-modelling head; load it with AutoModelForCausalLM.")
+        config = text_part(model.config)
         self.decoder, self.layers = _decoder_and_layers(model, config)
         self.num_layers = len(self.layers)
         self.vocab_size = int(model.get_input_embeddings().weight.shape[0])
@@ -156,15 +164,25 @@ class LanguageModel:
             if threading.get_ident() == thread:
                 states.append(first_tensor(output))
 
-        for rotary in self._dynamic:
-            _forget_longest(rotary)
+        for rotary in self._dynamic:  # transformers keeps the frequencies of the longest sequence that it has seen
+            for name, value in {**vars(rotary), **dict(rotary.named_buffers(recurse=False))}.items():
+                if name.endswith("original_inv_freq"):
+                    setattr(rotary, name.replace("original_", ""), value.clone())
+                if name.endswith("max_seq_len_cached"):
+                    setattr(rotary, name, rotary.original_max_seq_len)
         with ExitStack() as hooks:
             hooks.callback(self.layers[-1].register_forward_hook(keep).remove)
             for layer in self.layers if token_ids.numel() > _SHORT else ():
                 hooks.callback(layer.register_forward_pre_hook(lambda *_: check_current()).remove)
             output = model(input_ids=token_ids, return_dict=True, **inputs)
-        if states:
-            _spoil_overflow(output.logits, states[-1])
+        logits: Tensor = output.logits
+        if states and states[-1].dim() == 3 and states[-1].shape[1] >= logits.shape[1]:  # not several residual streams
+            # the final norm divides a state with an infinite mean square by infinity: all tokens are equally probable
+            last = states[-1][:, -logits.shape[1] :]
+            overflows = last.float().square().sum(-1, keepdim=True).isinf()
+            # on a GPU the test needs a synchronization, which costs more than writing
+            if overflows.device.type != "cpu" or overflows.any():
+                logits.masked_fill_(overflows.to(logits.device), torch.nan)
         return output
 
     @contextmanager
@@ -188,20 +206,6 @@ class LanguageModel:
                     module.training = True
 
 
-def _spoil_overflow(logits: Tensor, states: Tensor) -> None:
-    """Make logits ``[B, K, V]`` NaN, in place, where the mean square of the last states ``[B, W, d]`` is infinite.
-
-    The final norm divides such a state by infinity: all tokens are equally probable. States of another shape (several
-    residual streams) are not checked.
-    """
-    if states.dim() != 3 or states.shape[1] < logits.shape[1]:
-        return
-    overflows = states[:, -logits.shape[1] :].float().square().sum(-1, keepdim=True).isinf()
-    # on a GPU the test needs a synchronization, which costs more than writing
-    if overflows.device.type != "cpu" or overflows.any():
-        logits.masked_fill_(overflows.to(logits.device), torch.nan)
-
-
 def first_tensor(output: Any) -> Tensor:
     """The hidden states in the output of a layer or decoder: a tensor, a tuple or a model output."""
     if isinstance(output, Tensor):
@@ -210,34 +214,12 @@ def first_tensor(output: Any) -> Tensor:
     return state if isinstance(state, Tensor) else output[0]
 
 
-def _forget_longest(module: nn.Module) -> None:
-    """Let a dynamic scaling begin anew. transformers keeps the frequencies of the longest sequence that it has seen."""
-    own = {**vars(module), **dict(module.named_buffers(recurse=False))}
-    for name, value in own.items():
-        if name.endswith("original_inv_freq"):
-            setattr(module, name.replace("original_", ""), value.clone())
-        if name.endswith("max_seq_len_cached"):
-            setattr(module, name, module.original_max_seq_len)
-
-
 def device_of(module: Any) -> torch.device:
     """The device that a module with a weight runs on."""
     if module.weight.device.type == "meta":  # offloaded by accelerate, whose hook has the device
         execution_device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
         return torch.device("cpu" if execution_device is None else execution_device)
     return module.weight.device
-
-
-def _text_config(model: Any) -> PreTrainedConfig:
-    config, name = getattr(model, "config", None), type(model).__name__
-    if config is None or not hasattr(model, "get_output_embeddings"):
-        raise UnsupportedModelError(
-            f"{name} is not a Hugging Face model; pass e.g. AutoModelForCausalLM.from_pretrained(...)."
-        )
-    require_decoder_only(config, name)
-    if model.get_output_embeddings() is None:
-        raise UnsupportedModelError(f"{name} has no language-modelling head; load it with AutoModelForCausalLM.")
-    return text_part(config)
 
 
 def _decoder_and_layers(

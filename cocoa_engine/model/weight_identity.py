@@ -12,11 +12,10 @@ import threading
 import weakref
 from collections.abc import Iterable
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
+import transformers
 from torch import Tensor, nn
 
 from cocoa_engine.cache_directory import cache_directory, keep_newest, read_note, write_note
@@ -50,15 +49,12 @@ def sampled(tensor: Tensor) -> Tensor:
     return tensor.as_strided((count,), (max(last, 0) // max(count - 1, 1),))
 
 
-class WeightFingerprint(NamedTuple):
-    """Equal for the same tensors as long as they are not written to.
+WeightFingerprint = tuple[list[tuple[int, int]], dict[tuple[torch.device, torch.dtype], bytes]]
+"""Equal for the same tensors as long as they are not written to.
 
-    torch does not count writes through ``.data`` (such as merging an adapter); they are detected only if they change
-    one of the samples.
-    """
-
-    versions: list[tuple[int, int]]  # for each tensor, its address and torch's version counter
-    samples: dict[tuple[torch.device, torch.dtype], bytes]  # the bytes of some elements of each tensor
+It has the address and torch's version counter of each tensor, and the bytes of some elements. torch does not count
+writes through ``.data`` (such as merging an adapter); they are detected only if they change one of these elements.
+"""
 
 
 def weight_fingerprint(tensors: Iterable[Tensor]) -> WeightFingerprint:
@@ -72,7 +68,7 @@ def weight_fingerprint(tensors: Iterable[Tensor]) -> WeightFingerprint:
                 views.setdefault((tensor.device, tensor.dtype), []).append(sampled(tensor))
         # as bytes, so that every change counts and NaN equals itself
         samples = {kind: torch.cat(parts).view(torch.uint8).cpu() for kind, parts in views.items()}
-    return WeightFingerprint(versions, {kind: part.numpy().tobytes() for kind, part in samples.items()})
+    return versions, {kind: part.numpy().tobytes() for kind, part in samples.items()}
 
 
 _digests: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
@@ -133,16 +129,9 @@ def note(model: nn.Module, found: str | None) -> None:
 
 
 def _note_of(weights: str, kernels: str) -> Path:
-    parts = [weights, kernels, _code(), *map(_version, ("cocoa-integrations", "torch", "transformers"))]
+    parts = [weights, kernels, _code(), torch.__version__, transformers.__version__]
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     return cache_directory() / FOLDER / f"{digest[:32]}.json"
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # it is run from its folder
-        return ""
 
 
 @cache

@@ -50,16 +50,15 @@ def tiny() -> CocoaEngine:
     return CocoaEngine(tiny_model("llama"), tiny_tokenizer(), model_name="tiny")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """The folder of a tiny model."""
-    save_model(tmp_path / "source")
-    return tmp_path / "source"
+    return Path(save_model(tmp_path / "source"))
 
 
 @pytest.fixture(autouse=True)
@@ -234,14 +233,13 @@ def test_gguf_files(folder: Path, kept: bool) -> None:
     survives(file, changed | broken(good), loaded, examples=60 if kept else 15, worst=[no_heads])
 
 
-FIRST = ("split.count", "split.no", "split.tensors.count", "general.alignment")
-"""Keys that are read before all others."""
 WRONG: dict[str, list[Any]] = {
     "text": [7, 0.5, True, ["a", "b"]],
     "number": ["x", True, ["a", "b"], [[1], [2]], float("nan")],
 }
 KINDS = {
-    **dict.fromkeys(FIRST, "number"),
+    # these are read before all others
+    **dict.fromkeys(("split.count", "split.no", "split.tensors.count", "general.alignment"), "number"),
     **dict.fromkeys(("general.architecture", "tokenizer.ggml.model", "tokenizer.ggml.pre"), "text"),
     **dict.fromkeys(("tokenizer.chat_template", "tokenizer.chat_template.tool_use"), "text"),
     **dict.fromkeys(("tokenizer.ggml.eos_token_id", "tokenizer.ggml.bos_token_id"), "number"),
@@ -272,40 +270,32 @@ def test_a_value_of_a_wrong_type_in_gguf_metadata_is_refused_by_its_key(key: str
 # --- files of a model folder
 
 
-MORE: dict[str, dict[str, list[Any]]] = {
+MORE: dict[str, dict[str, Any]] = {
     "config.json": {
+        **dict.fromkeys(("return_dict", "use_cache", "is_decoder"), (False,)),
+        **dict.fromkeys(("output_hidden_states", "output_attentions", "torchscript", "is_encoder_decoder"), (True,)),
         "sliding_window": [2, 4096, "x"],
         "layer_types": [["sliding_attention"] * NUM_LAYERS, ["full_attention"] * NUM_LAYERS],
-        "return_dict": [False],
-        "use_cache": [False],
-        "output_hidden_states": [True],
-        "output_attentions": [True],
         "torch_dtype": ["float32", "float16", "int8"],
         "attention_dropout": [0.5],
         "rope_scaling": [{"rope_type": "linear", "factor": 2.0}, {"rope_type": "dynamic", "factor": "x"}],
         "max_position_embeddings": [4, 2**40],
         "pruned_heads": [{"0": [1]}],
-        "torchscript": [True],
-        "is_decoder": [False],
-        "is_encoder_decoder": [True],
         "chunk_size_feed_forward": [3],
         "quantization_config": [{"quant_method": "gptq", "bits": 4}],
         "auto_map": [{"AutoModelForCausalLM": "modeling.Model"}],
     },
     "generation_config.json": {
         "sequence_bias": [[[[5], 1.0]], [[[300], 1.0]], [[[5, 6], "x"]]],
-        "encoder_repetition_penalty": [1.5, -1.0],
-        "repetition_penalty": [1.5, -1.0],
-        "no_repeat_ngram_size": [2, -1],
+        **dict.fromkeys(("encoder_repetition_penalty", "repetition_penalty"), (1.5, -1.0)),
+        **dict.fromkeys(("no_repeat_ngram_size", "min_new_tokens"), (2, -1)),
         "encoder_no_repeat_ngram_size": [2, -1, 10**18],
         "bad_words_ids": [[[5]], [[300]], [[-1]], [["x"]], [5]],
         "min_length": [3, -1],
-        "min_new_tokens": [2, -1],
         "forced_bos_token_id": [5, 300, [5]],
         "forced_eos_token_id": [5, 300, [5, 300], [None]],
         "exponential_decay_length_penalty": [[1, 1.5], [1], [1, "x"], ["x", 1.5]],
-        "suppress_tokens": [[5], [300], 5],
-        "begin_suppress_tokens": [[5], [300], 5],
+        **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens"), ([5], [300], 5)),
         "eos_token_id": [5, 300, -1, [2, 300], [None], "5", 2.5],
         "stop_strings": ["a", ["a", "b"], [5], [""]],
         "max_new_tokens": [5],

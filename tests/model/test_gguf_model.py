@@ -119,9 +119,9 @@ def test_a_model_in_parts(tmp_path: Path) -> None:
         CocoaEngine.from_pretrained(folder / names[0])
 
 
+@torch.no_grad()
 def test_special_and_added_tokens(tmp_path: Path) -> None:
-    with torch.no_grad():
-        write(tmp_path / "model.gguf", "qwen2", "Q8_0", pre="llama-bpe")
+    write(tmp_path / "model.gguf", "qwen2", "Q8_0", pre="llama-bpe")
     tokenizer = gguf_tokenizer.load(GgufFile(tmp_path / "model.gguf"))
     assert tokenizer("he<added>12<|turn|>")["input_ids"] == [1, TOKENS.index("he"), 4, TOKENS.index("12"), 3]
     assert tokenizer.decode([1, TOKENS.index("he"), 4, 3], skip_special_tokens=True) == "he<added>"

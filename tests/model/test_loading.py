@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,16 @@ def tiny(tiny_source: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_source, tmp_path / "tiny"))
 
 
-def edit_json(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+def spoil(folder: Path, changes: Mapping[str, Any]) -> None:
+    """Write files: a text, or other values of some fields of JSON. `None` removes one."""
+    for name, change in changes.items():
+        file = folder / name
+        if change is None:
+            file.unlink()
+        elif isinstance(change, str):
+            file.write_text(change)
+        else:
+            file.write_text(json.dumps({**(json.loads(file.read_text()) if file.exists() else {}), **change}))
 
 
 # What is loaded
@@ -120,14 +128,11 @@ def test_other_kinds_of_model_before_weights_are_read(tmp_path: Path, config: An
         load_pretrained(tmp_path)
 
 
-def test_bert_made_as_a_decoder_is_a_causal_lm(tiny: Path) -> None:
+def test_bert_made_as_a_decoder_is_a_causal_lm_and_a_model_without_a_head_is_not(tiny: Path) -> None:
     small = dict.fromkeys(("hidden_size", "intermediate_size"), 16) | {"num_hidden_layers": 3, "vocab_size": 300}
     BertLMHeadModel(BertConfig(is_decoder=True, num_attention_heads=2, **small)).save_pretrained(tiny)
     assert isinstance(load_pretrained(tiny)[0], BertLMHeadModel)
-
-
-def test_model_without_language_model_head(tiny: Path) -> None:
-    tiny_model("llama").model.save_pretrained(tiny)
+    tiny_model("llama").model.save_pretrained(tiny)  # without a head
     with pytest.raises(UnsupportedModelError, match=r"embedding model\?\): it lacks lm_head\.weight$"):
         load_pretrained(tiny)
 
@@ -156,26 +161,6 @@ def test_an_index_names_safetensors_beside_it(tiny: Path, options: dict[str, Any
             load_pretrained(tiny, keeps_blocks=lambda: True, **options)
 
 
-@pytest.mark.parametrize("named", ["adapter_model.bin", "model.safetensors.index.json"])
-def test_a_config_names_no_pickle_file(tiny: Path, named: str) -> None:
-    edit_json(tiny / "config.json", transformers_weights=named)
-    torch.save({}, tiny / "adapter_model.bin")
-    (tiny / "model.safetensors.index.json").write_text(
-        json.dumps({"metadata": {}, "weight_map": {"a": "adapter_model.bin"}})
-    )
-    with pytest.raises(ModelLoadError, match=r"names 'adapter_model\.bin'"):
-        load_pretrained(tiny)
-
-
-@pytest.mark.parametrize("weights", ["adapter_model.bin", "adapter_model.safetensors"])
-def test_an_adapter_is_neither_ignored_nor_followed_to_its_base_model(tiny: Path, weights: str) -> None:
-    (tiny / "adapter_config.json").write_text('{"base_model_name_or_path": "/elsewhere"}')
-    (tiny / weights).touch()
-    for allow_pickle in (False, True):
-        with pytest.raises(ModelLoadError, match=r"holds an adapter \(adapter_config\.json\)"):
-            load_pretrained(tiny, allow_pickle=allow_pickle)
-
-
 OWN_CODE: dict[str, Any] = {
     "model_type": "own",
     "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"},
@@ -195,7 +180,7 @@ def test_remote_code_is_not_run(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, file: str, changes: dict[str, Any]
 ) -> None:
     (tiny / "own.py").write_text(f"open({str(tiny / 'was-run')!r}, 'w')\n")
-    edit_json(tiny / file, **changes)
+    spoil(tiny, {file: changes})
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked on the terminal"))
     trusts: tuple[Any, ...] = (False, None)
     for trust in trusts:
@@ -212,7 +197,7 @@ def test_remote_code_runs_if_trusted(tiny: Path, tmp_path: Path, monkeypatch: py
         "class OwnConfig(LlamaConfig):\n    model_type = 'own'\n"
         "class OwnForCausalLM(LlamaForCausalLM):\n    config_class = OwnConfig\n"
     )
-    edit_json(tiny / "config.json", **OWN_CODE)
+    spoil(tiny, {"config.json": OWN_CODE})
     assert type(load_pretrained(tiny, trust_remote_code=True)[0]).__name__ == "OwnForCausalLM"
 
 
@@ -283,52 +268,44 @@ def test_folder_without_tokenizer(tmp_path: Path, architecture: str) -> None:
         load_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        ("config.json", "{"),
-        ("config.json", "{}"),
-        ("config.json", '{"model_type": "unheard-of"}'),
-        ("tokenizer.json", "{"),
-        ("model.safetensors", "damaged"),
-    ],
-)
-def test_damaged_file(tiny: Path, file: str, content: str) -> None:
-    (tiny / file).write_text(content)
-    with pytest.raises(ModelLoadError, match=r"cannot load the (model|tokenizer) ") as caught:
-        load_pretrained(tiny)
-    assert caught.value.__cause__ is not None
-    assert "\n" not in str(caught.value)
+INDEX = "model.safetensors.index.json"
+ADAPTER = '{"base_model_name_or_path": "/elsewhere"}'
+ADAPTERS = [{"adapter_config.json": ADAPTER, f"adapter_model.{end}": ""} for end in ("bin", "safetensors")]
+OF_PICKLE: dict[str, Any] = {"adapter_model.bin": "", INDEX: {"weight_map": {"a": "adapter_model.bin"}}}
+SPOILT: list[tuple[dict[str, Any], str]] = [
+    # damaged
+    *(({"config.json": content}, "cannot load the model ") for content in ("{", "{}", '{"model_type": "unheard-of"}')),
+    ({"tokenizer.json": "{"}, "cannot load the tokenizer "),
+    ({"model.safetensors": "damaged"}, "cannot load the model "),
+    # that do not fit, or are missing
+    ({"config.json": {"intermediate_size": 24}}, "cannot load the model"),
+    ({"model.safetensors": None}, "has no weights"),
+    # an adapter is neither ignored nor followed to its base model, and a config names no pickle file
+    *((adapter, r"holds an adapter \(adapter_config\.json\)") for adapter in ADAPTERS),
+    *(
+        ({**OF_PICKLE, "config.json": {"transformers_weights": name}}, r"names 'adapter_model\.bin'")
+        for name in ("adapter_model.bin", INDEX)
+    ),
+    # values of a wrong type
+    ({"config.json": {"rms_norm_eps": "x"}}, "config.json"),
+    ({"config.json": {"rope_parameters": [None]}}, "config.json"),
+    ({"generation_config.json": "3"}, "generation_config.json"),
+    ({"tokenizer_config.json": {"added_tokens_decoder": 3}}, "tokenizer_config.json"),
+    *(({"model.safetensors": None, INDEX: {"weight_map": value}}, INDEX) for value in (3, {"lm_head.weight": None})),
+]
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("name", "field", "value"),
-    [
-        ("config.json", "rms_norm_eps", "x"),
-        ("config.json", "rope_parameters", [None]),
-        ("generation_config.json", "", 3),
-        ("tokenizer_config.json", "added_tokens_decoder", 3),
-        ("model.safetensors.index.json", "weight_map", 3),
-        ("model.safetensors.index.json", "weight_map", {"lm_head.weight": None}),
-    ],
-)
-def test_a_value_of_a_wrong_type_is_refused_with_the_name_of_the_file(
-    name: str, field: str, value: object, tmp_path: Path
-) -> None:
-    file = save_model(tmp_path, max_shard_size="20KB") / name
-    file.write_text(json.dumps({**json.loads(file.read_text()), field: value} if field else value))
-    with pytest.raises(CocoaError, match=re.escape(name)):
-        load_pretrained(tmp_path)
-
-
-def test_weights_that_do_not_fit_or_are_missing(tiny: Path) -> None:
-    edit_json(tiny / "config.json", intermediate_size=24)
-    with pytest.raises(ModelLoadError, match="cannot load the model"):
-        load_pretrained(tiny)
-    (tiny / "model.safetensors").unlink()
-    with pytest.raises(ModelLoadError, match="has no weights"):
-        load_pretrained(tiny)
+@pytest.mark.parametrize(("changes", "reason"), SPOILT)
+def test_what_is_wrong_in_a_folder(tiny: Path, changes: dict[str, Any], reason: str) -> None:
+    spoil(tiny, changes)
+    for allow_pickle in (False, True) if "adapter_config.json" in changes else (False,):
+        with pytest.raises(CocoaError, match=reason) as caught:
+            load_pretrained(tiny, allow_pickle=allow_pickle)
+        assert "\n" not in str(caught.value)
+        if reason.startswith("cannot load"):
+            assert isinstance(caught.value, ModelLoadError)
+            assert caught.value.__cause__ is not None
 
 
 # The default, when its package is not installed

@@ -107,8 +107,8 @@ def obstacle(module: Any) -> str | None:
 def stacks_of(module: Any) -> tuple[list[Tensor], Tensor]:
     """The weights of all experts, for a module that :func:`are_experts` accepts.
 
-    First what makes the gate and the input, each ``[experts, out, d]``: both in one tensor or one after the other. Then
-    what makes the output, ``[experts, d, inner]``.
+    First of the gate and the input, ``[experts, out, d]``, in one tensor or two; then of the output, ``[experts, d,
+    inner]``.
     """
     if isinstance(module, SeparateExperts):
         return [module.gate_proj.weight.detach(), module.up_proj.weight.detach()], module.down_proj.weight.detach()
@@ -116,13 +116,10 @@ def stacks_of(module: Any) -> tuple[list[Tensor], Tensor]:
 
 
 def mixed(x: Tensor, chosen: Tensor, shares: Tensor, expert: Callable[[int, Tensor], Tensor]) -> Tensor:
-    """The weighted sum of the outputs of each row's experts. Each expert runs once, on all rows that chose it.
+    """The sum of the outputs of each row's experts, weighted by ``shares [rows, k]``, in float32.
 
-    Args:
-        x: ``[rows, d]``, on the CPU. So is the result, which is summed in float32.
-        chosen: the numbers of each row's experts, ``[rows, k]``.
-        shares: what each of their outputs is multiplied by, ``[rows, k]``.
-        expert: runs one expert: ``(its number, x [rows, d]) -> [rows, d]``.
+    Each expert runs once, ``(its number, x [rows, d]) -> [rows, d]``, on all rows that chose it. ``x`` is on the CPU,
+    ``chosen`` has the numbers of each row's experts, ``[rows, k]``.
     """
     numbers = chosen.flatten()
     order, sizes = numbers.argsort(stable=True), numbers.bincount()

@@ -14,7 +14,6 @@ from transformers.generation import logits_process as theirs
 
 from cocoa_engine.config import require_stop_texts
 from cocoa_engine.errors import ChatTemplateError, ConfigError, safe_cause
-from cocoa_engine.model.callables import Processor
 from cocoa_engine.model.language_model import PASSED_ON, LanguageModel
 from cocoa_engine.model.tokenizer import Tokens
 from cocoa_engine.safe_text import short_repr
@@ -43,28 +42,9 @@ def usable(what: str = _NAME) -> Iterator[None]:
         raise ConfigError(f"{what} cannot be used: {reason}. Correct its value, or remove it.") from safe_cause(error)
 
 
-class OptionProcessor(LogitsProcessor):
-    """A processor that was made of an option's value, some of which it checks only when it is called.
-
-    Its errors name the option. They are a :class:`ConfigError`.
-    """
-
-    def __init__(self, what: str, processor: Processor) -> None:
-        self._what, self._processor = what, processor
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """The processed scores."""
-        with usable(self._what):
-            return self._processor(input_ids, scores)
-
-
 @usable()
 def stop_texts(model: PreTrainedModel | LightModel, config: GenerationConfig | None = None) -> tuple[str, ...]:
-    """The ``stop_strings`` of a generation config, or of the model's own.
-
-    Raises:
-        ConfigError: they are no texts, they are above the limits of :attr:`CocoaConfig.stop`, or one is empty.
-    """
+    """The ``stop_strings`` of a generation config, or of the model's own, within the limits of ``CocoaConfig.stop``."""
     value = getattr(config or getattr(model, "generation_config", None), "stop_strings", None) or ()
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
@@ -86,13 +66,8 @@ def logits_processors(
     token id that is out of range would leave a GPU unusable for this process.
 
     Args:
-        prompt: token ids.
-        max_new_tokens: the length limit, for a forced end-of-sequence token.
         repetition_penalty: used instead of the generation config's.
         config: the generation config. `None` uses the model's own.
-
-    Raises:
-        ConfigError: a value is out of range or of a wrong type.
     """
     config = config or getattr(model.model, "generation_config", None) or GenerationConfig()
     ends, length = sorted(eos), len(prompt)
@@ -129,7 +104,7 @@ def logits_processors(
                     continue
                 if name == "encoder_no_repeat_ngram_size" and value > length:  # the processor counts up to it
                     continue
-                processors.append(OptionProcessor(what, make(value)))
+                processors.append(usable(what)(make(value)))  # some values are checked only when it is called
         return processors
 
     if tried := made(length + 1, "cpu"):  # with room for one token, a forced end-of-sequence token applies at once
@@ -162,9 +137,6 @@ def eos_token_ids(
     They are those of the generation config (of ``config`` if it states any, otherwise the model's own), of the
     tokenizer, and the one that ends an assistant's turn in the chat template: a model that has learnt a template ends
     its answers with that one. Ids that the model has no embedding of are left out.
-
-    Raises:
-        ConfigError: those of a generation config are not whole numbers.
     """
     own = getattr(model, "generation_config", None)
     stated = next((ends for each in (config, own) if (ends := getattr(each, "eos_token_id", None)) is not None), ())

@@ -33,7 +33,8 @@ LAYER_TENSORS = {
 """The tensors of a Llama layer: the names in GGUF -> those in transformers."""
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
-TABLES = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)  # tensors that are no weights of a module
+LONG_TABLES = (LONG_FACTORS, SHORT_FACTORS)
+TABLES = (ROPE_FACTORS, *LONG_TABLES)  # tensors that are no weights of a module
 
 _HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _NORMS_AFTER = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
@@ -205,14 +206,3 @@ FAMILIES: dict[str, Family] = {
     ),
     "olmo2": Family("olmo2", {**_WITHOUT_NORMS, **_HEAD_NORMS, **_NORMS_AFTER}),
 }
-
-
-def obstacle(family: Family, file: GgufFile) -> str | None:
-    """Why the tensors of a file of a known family cannot be read, whatever their types, or ``None``."""
-    long = [name in file.tensors for name in (LONG_FACTORS, SHORT_FACTORS)]
-    if any(long) and (family.model_type != "phi3" or not all(long)):
-        return "rotary factors by length"
-    if ROPE_FACTORS in file.tensors and family.model_type == "gemma3_text":
-        return f"the tensor {ROPE_FACTORS}"
-    unknown = (name for name in file.tensors if name not in TABLES and path_of(family, name) is None)
-    return next((f"the tensor {name}" for name in unknown), None)

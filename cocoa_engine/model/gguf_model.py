@@ -14,11 +14,20 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
 
 from cocoa_engine.errors import ModelLoadError
-from cocoa_engine.model import experts, gguf_families
+from cocoa_engine.model import experts
 from cocoa_engine.model.blocks import BLOCK_KINDS, BlockTensor
 from cocoa_engine.model.configs import context_window_of
 from cocoa_engine.model.generation_config import eos_of_gguf
-from cocoa_engine.model.gguf_families import ROPE_FACTORS, TABLES, Family, config_options, family_of, path_of
+from cocoa_engine.model.gguf_families import (
+    EXPERTS,
+    LONG_TABLES,
+    ROPE_FACTORS,
+    TABLES,
+    Family,
+    config_options,
+    family_of,
+    path_of,
+)
 from cocoa_engine.model.gguf_metadata import Metadata, require_agreement
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.light_model import ARCHITECTURES, LightModel, import_model_classes
@@ -32,10 +41,16 @@ def obstacle(file: GgufFile) -> str | None:
     family = family_of(file)
     if family is None:
         return f"architecture {file.metadata.get('general.architecture')!r}"
-    if (why := gguf_families.obstacle(family, file)) is not None:
-        return why
+    long = [name in file.tensors for name in LONG_TABLES]
+    if any(long) and (family.model_type != "phi3" or not all(long)):
+        return "rotary factors by length"
+    if ROPE_FACTORS in file.tensors and family.model_type == "gemma3_text":
+        return f"the tensor {ROPE_FACTORS}"
+    unknown = next((name for name in file.tensors if name not in TABLES and path_of(family, name) is None), None)
+    if unknown is not None:
+        return f"the tensor {unknown}"
     for name, entry in file.tensors.items():
-        dimensions = 3 if name.split(".")[-2] in gguf_families.EXPERTS else 2
+        dimensions = 3 if name.split(".")[-2] in EXPERTS else 2
         is_matrix = entry.kind in BLOCK_KINDS and len(entry.shape) == dimensions
         if entry.kind != "F32" and (name in TABLES or not is_matrix):
             return f"{name} of type {entry.kind}"
@@ -55,9 +70,6 @@ def load(file: GgufFile, weights: Mapping[str, nn.Parameter] | None = None) -> P
 
     Matrices are :class:`BlockTensor`, or float32 in the mapped file. ``weights`` are the parameters, by transformers'
     names, if they have been read.
-
-    Raises:
-        ModelLoadError: a tensor is missing or has another shape than the metadata says.
     """
     import_model_classes()
     family = cast("Family", family_of(file))
@@ -176,9 +188,6 @@ def without_weights(config: PreTrainedConfig) -> PreTrainedModel:
     """transformers' float32 model of a config, whose parameters have no memory. Experts are separate modules.
 
     Its buffers (rotary frequencies, the embeddings' scale) are computed, but not those that a checkpoint holds.
-
-    Raises:
-        ModelLoadError: transformers does not compute a buffer by itself.
     """
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

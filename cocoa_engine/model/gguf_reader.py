@@ -28,24 +28,19 @@ _ALIGNMENT = 32  # bytes, unless the metadata says otherwise
 
 
 class Entry(NamedTuple):
-    """A tensor: gguf's name of its type, its shape as in torch, and where its bytes are in the file."""
+    """A tensor: gguf's name of its type, its shape as in torch, and where its bytes are in a mapped file."""
 
     kind: str
     shape: tuple[int, ...]
     start: int
     end: int
+    file: mmap.mmap
 
 
 class GgufFile:
-    """A GGUF file, mapped into memory, with its further parts if the model was split.
+    """A GGUF file, mapped into memory, with its further parts if it is the first of a model that was split.
 
-    Args:
-        path: the file; of a split model, the first part.
-
-    Attributes:
-        metadata: by key; arrays are lists.
-        tensors: by name, of all parts.
-        parts: the number of files.
+    The metadata is by key, and arrays in it are lists. The tensors are by name, of all parts.
 
     Raises:
         ModelLoadError: it is no GGUF file of a known version, it is damaged, or a part is missing.
@@ -65,7 +60,7 @@ class GgufFile:
                 )
             files += [_Part(path.with_name(name)) for name in names[1:]]
         self.tensors = {name: entry for file in files for name, entry in file.tensors.items()}
-        self._files, self._holder = files, {name: file for file in files for name in file.tensors}
+        self._files = files
         numbers = [_count(file.path, file.metadata, "split.no", 0) for file in files]
         count = sum(len(file.tensors) for file in files)
         if numbers != list(range(len(files))) or count != _count(path, self.metadata, "split.tensors.count", count):
@@ -90,8 +85,8 @@ class GgufFile:
 
     def blocks(self, name: str) -> Tensor:
         """The bytes of a tensor in the mapped file, uint8 ``[..., bytes of a row]``; a vector is one row."""
-        _, shape, start, end = self.tensors[name]
-        flat = torch.frombuffer(self._holder[name].bytes, dtype=torch.uint8, count=end - start, offset=start)
+        _, shape, start, end, file = self.tensors[name]
+        flat = torch.frombuffer(file, dtype=torch.uint8, count=end - start, offset=start)
         return flat.view(*(shape[:-1] or (1,)), -1)
 
     def floats(self, name: str) -> Tensor:
@@ -156,7 +151,7 @@ class _Part:
             length = math.prod(shape) // per_block * size
             if not shape or length == 0 or shape[-1] % per_block:
                 raise ValueError(f"the tensor {name} has a shape {list(shape)} that {kind.name} cannot have")
-            entries[name] = Entry(kind.name, shape, data + offset, data + offset + length)
+            entries[name] = Entry(kind.name, shape, data + offset, data + offset + length, self.bytes)
             if entries[name].end > len(self.bytes):
                 raise ValueError(f"the tensor {name} ends beyond the file")
         return entries

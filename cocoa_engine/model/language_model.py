@@ -1,7 +1,4 @@
-"""A wrapper around a causal language model: its layers, its limits, and a thread-safe forward pass.
-
-This module is independent of decoding. Every call leaves the flags, config and hooks of the user's model as they were.
-"""
+"""A causal language model: its layers, and a forward pass that leaves flags, config and hooks as they were."""
 
 from __future__ import annotations
 
@@ -42,14 +39,10 @@ if TYPE_CHECKING:
 
 
 class LanguageModel:
-    """A checked Hugging Face causal language model.
+    """A checked Hugging Face causal language model, and its text config.
 
-    Attributes:
-        config: its text config.
-        decoder: the module that runs the decoder layers and the final norm.
-        layers: the decoder layers, in order.
-        vocab_size: number of input embeddings.
-        lock: held during a forward pass; shared by all wrappers of the same model.
+    ``decoder`` is the module that runs the decoder layers and the final norm, ``vocab_size`` the number of input
+    embeddings. ``lock`` is held during a forward pass; all wrappers of the same model share it.
 
     Raises:
         UnsupportedModelError: it is not a decoder-only causal language model, or has fewer than 3 layers.

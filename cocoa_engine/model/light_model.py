@@ -37,12 +37,8 @@ def import_model_classes() -> None:
 class LightModel(nn.Module):
     """The modules of a model, with the names that they have in transformers. None of them has a forward pass.
 
-    Its matrices have no memory until they are set.
-
-    Args:
-        config: the fields of the model's config that differ between models of the family.
-        model_type: a key of :data:`ARCHITECTURES`.
-        checked: what the comparison of the lean forward pass with the modules of this model found.
+    Its matrices have no memory until they are set. ``checked`` is what the comparison of the lean forward pass with the
+    modules of this model found.
     """
 
     build: Callable[[], PreTrainedModel]  # builds transformers' model from these weights

@@ -1,7 +1,6 @@
-"""Loads a causal language model and its tokenizer by name: the embedded default, a Hub id or a local folder.
+"""Loads a model and its tokenizer by name: the embedded default, a Hub id, a local folder or a GGUF file.
 
-transformers does the loading. This module adds the embedded default, checks that run before any weight is read, and
-clear error messages for the many ways in which loading can fail.
+transformers does the loading. Here are checks that run before any weight is read, and clear messages.
 """
 
 from __future__ import annotations
@@ -78,12 +77,6 @@ def load_pretrained(
 
     Returns:
         The model in evaluation mode, the tokenizer, and the name to report.
-
-    Raises:
-        ModelLoadError: the files cannot be found or read; or they are pickle files or need remote code, and that was
-            not allowed.
-        UnsupportedModelError: the checkpoint is not a decoder-only causal language model.
-        ConfigError: an option is unknown or has a wrong value.
     """
     given = {**(model_kwargs or {}), **more_model_kwargs}
     options: dict[str, Any] = {
@@ -297,11 +290,7 @@ def _load_gguf(
 
 
 def load_tokenizer(name: str, options: dict[str, Any]) -> PreTrainedTokenizerBase:
-    """Load a tokenizer by name with transformers' options.
-
-    Raises:
-        ModelLoadError: it cannot be found or read.
-    """
+    """Load a tokenizer by name with transformers' options."""
     with _clear_errors("tokenizer", str(Path(name) / options.get("gguf_file", ""))):
         name, options = located(name, options)
         if "gguf_file" in options:

@@ -45,11 +45,7 @@ def chat_of(question: str, system: str | None) -> list[dict[str, str]]:
 
 
 def chat_ids(tokens: Tokens, messages: Messages, template_kwargs: Mapping[str, Any]) -> tuple[str, list[int]]:
-    """Chat messages as text and as token ids, up to the start of the answer.
-
-    Raises:
-        ChatTemplateError: the tokenizer has no chat template, or it refuses the messages.
-    """
+    """Chat messages as text and as token ids, up to the start of the answer."""
     rendered = tokens.render(messages, **template_kwargs)
     ids = tokens.encode_rendered(rendered)
     system = [message for message in messages if message.get("role") in ("system", "developer")]
@@ -76,11 +72,7 @@ def is_many(texts: Any) -> bool:
 
 
 def prompt_ids(model: LanguageModel, tokens: Tokens, prompt: Any, what: str = "prompt") -> list[int]:
-    """Token ids of a prompt given as text or as ids. Messages call it ``what``.
-
-    Raises:
-        PromptError: it is empty, of a wrong type, not valid Unicode, or has ids outside the vocabulary.
-    """
+    """Token ids of a prompt given as text or as ids, checked. Messages call it ``what``."""
     if isinstance(prompt, str):
         require_unicode(prompt, what)
         return _usable(model, tokens.encode(prompt) if prompt else [], what)
@@ -108,15 +100,10 @@ def _usable(model: LanguageModel, ids: list[int], what: str) -> list[int]:
 def text_ids(
     model: LanguageModel, tokens: Tokens, prompt: Prompt, before: list[int], text: Any, what: str = "text"
 ) -> tuple[list[int], str]:
-    """Token ids of a text that follows a prompt, and the text itself, decoded if it was given as ids.
+    """Token ids of a text after a prompt with the ids ``before``, and the text, decoded if it was given as ids.
 
-    Args:
-        prompt: the prompt. If it is text, prompt and text are tokenized together.
-        before: token ids of the prompt.
-        text: the text, or its token ids. Messages call it ``what``.
-
-    Raises:
-        PromptError: the text is empty, of a wrong type, or exceeds the context window together with the prompt.
+    If the prompt is text, both are tokenized together. They must fit the context window. Messages call the text
+    ``what``.
     """
     if not isinstance(text, str) or not text:
         ids = prompt_ids(model, tokens, text, what)
@@ -164,12 +151,8 @@ def passage_positions(
     A token belongs to a passage if it has a character of it. The first token of a prompt belongs to none, because it
     attracts attention whatever it is. A text is searched for after the passage before it, and then from the beginning.
 
-    Args:
-        prompt: the prompt as text or token ids. Ranges of token ids count characters of their decoded text, special
-            tokens included.
-        token_ids: the token ids of the prompt.
-        source: the passages. With `None` there are none.
-        add_special_tokens: whether the tokenizer added special tokens to the text of the prompt.
+    The prompt is text, to which the tokenizer may have added special tokens, or token ids: ranges of these count
+    characters of their decoded text, special tokens included.
 
     Raises:
         ConfigError: the passages are of a wrong type, or one of them is empty or not in the prompt.

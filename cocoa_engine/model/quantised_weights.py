@@ -36,14 +36,8 @@ def load(name: str, config: Any, kind: WeightKind, access: Mapping[str, Any]) ->
     """Load a model whose matrices are quantised while they are read. The float32 model is never in memory as a whole.
 
     ``"q4_k"`` is for the linear layers in rows of whole blocks of 256, without the output layer; the others and the
-    embeddings are ``"q8_0"``. Rows that are no multiple of 32 stay float32. ``access`` are transformers' options of
-    where the files are.
-
-    Raises:
-        ModelLoadError: there are no safetensors, or a tensor has another shape than the config says.
-        UnsupportedModelError: weights are missing.
-        ConfigError: the checkpoint is quantised already, or transformers converts its weights while loading, except to
-            put the experts of a layer into one tensor.
+    embeddings are ``"q8_0"``. Rows that are no multiple of 32 stay float32. A checkpoint that is quantised already is
+    refused, and one that transformers converts while loading, except to put the experts of a layer into one tensor.
     """
     from safetensors import safe_open
     from transformers.conversion_mapping import get_model_conversion_mapping

@@ -70,11 +70,9 @@ class Tokens:
     def encode(self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False) -> list[int]:
         """Token ids of a text, without truncation.
 
-        Args:
-            add_special_tokens: whether to begin with the tokens that the tokenizer puts before a text, unless the text
-                begins with the first of them. Those that it puts after a text are left out: the model would continue a
-                text that has ended.
-            split_special_tokens: whether the text of a control token is encoded like other text.
+        It begins with the tokens that the tokenizer puts before a text, unless it has the first of them. Those that it
+        puts after a text are left out: the model would continue a text that has ended. With ``split_special_tokens``
+        the text of a control token is encoded like other text.
         """
         current_cancellation().check()
         require_unicode(text, "text")
@@ -181,9 +179,7 @@ class Tokens:
 
         Raises:
             ChatTemplateError: there is no template, there are no messages, or the template raises an error.
-            PromptError: the content of a message is no text, or has a lone surrogate; or the template takes more than
-                :data:`RENDERING_SECONDS`.
-            RequestCancelledError: the calling code was cancelled.
+            PromptError: the content of a message is no text; or the template takes too long.
         """
         if not self.has_chat_template:
             raise ChatTemplateError(

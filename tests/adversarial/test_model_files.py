@@ -73,36 +73,21 @@ def survives(
     file: Path,
     data: st.SearchStrategy[bytes],
     read: Callable[[], Any],
-    check: Any = None,
+    check: Any = None,  # of what was read: whether it is right
     examples: int = 25,
-    worst: Iterable[bytes] = (),
+    worst: Iterable[bytes] = (),  # what is tried in any case
 ) -> None:
-    """What is written to a file is read, or refused by one of the package's errors.
+    """What is written to a file is read, or refused by one of the package's errors."""
 
-    Args:
-        check: of what was read: whether it is right.
-        worst: what is tried in any case.
-    """
-
-    @fuzz(examples)
-    @given(data)
-    def each(data: bytes) -> None:
+    def tried(data: bytes) -> None:
         file.write_bytes(data)
         found = outcome(read)
         assert check is None or isinstance(found, CocoaError) or check(found)
 
     read()
     for bad in worst:
-        file.write_bytes(bad)
-        outcome(read)
-    each()
-
-
-def answer_of(folder: Path) -> str:
-    """A model of a folder is refused when it is loaded, or it answers, or says in one error why not."""
-    read_context_window(folder)
-    model, tokenizer, _ = load_pretrained(folder)
-    return CocoaEngine(model, tokenizer).generate("Once upon", max_new_tokens=3).text
+        tried(bad)
+    fuzz(examples)(given(data)(tried))()
 
 
 # --- calibrators and retrieval heads
@@ -146,24 +131,23 @@ def test_each_value_of_a_calibrator(folder: Path) -> None:
     assert refused > 1000
 
 
-def heads_of(file: Path) -> RetrievalHeads | None:
-    retrieval_heads._read.cache_clear()
-    return known_heads(str(file), NUM_LAYERS, 4)
-
-
 def test_retrieval_heads(folder: Path) -> None:
     file = folder / "heads.json"
 
+    def heads() -> RetrievalHeads | None:
+        retrieval_heads._read.cache_clear()
+        return known_heads(str(file), NUM_LAYERS, 4)
+
     def is_right(found: RetrievalHeads) -> bool:
-        return all(0 <= head.layer < NUM_LAYERS and 0 <= head.head < 4 for head in found.heads) and (
-            found.rank(0.3) is None or 0 <= found.rank(0.3) <= 1  # type: ignore[operator]
-        )
+        rank = found.rank(0.3)
+        places = [0 <= head.layer < NUM_LAYERS and 0 <= head.head < 4 for head in found.heads]
+        return all(places) and (rank is None or 0 <= rank <= 1)
 
     file.write_text(json.dumps(HEADS))
-    survives(file, broken_json(HEADS), lambda: heads_of(file), is_right)
+    survives(file, broken_json(HEADS), heads, is_right)
     for what, value in each_change(HEADS):
         file.write_text(json.dumps(value))
-        found = outcome(lambda: heads_of(file))
+        found = outcome(heads)
         assert isinstance(found, RetrievalHeads) or str(file) in str(found), what
 
 
@@ -195,17 +179,15 @@ def test_broken_files_of_the_cache_are_as_good_as_none(
 
     monkeypatch.setattr(gguf_tokenizer, "FOLDER", "tokenizers")
     write_tiny_gguf(folder / "kept.gguf")
-    good = gguf_tokenizer.load(GgufFile(folder / "kept.gguf")).encode("hello")
+
+    def encoded() -> list[int]:
+        return gguf_tokenizer.load(GgufFile(folder / "kept.gguf")).encode("hello")
+
+    good = encoded()
     (kept,) = (folder / "cache" / "tokenizers").iterdir()
     text = kept.read_bytes()
     bad = st.binary(max_size=100) | st.integers(0, len(text) - 1).map(lambda end: text[:end])
-    survives(
-        kept,
-        bad,
-        lambda: gguf_tokenizer.load(GgufFile(folder / "kept.gguf")).encode("hello"),
-        lambda found: found == good and kept.read_bytes() == text,
-        40,
-    )
+    survives(kept, bad, encoded, lambda found: found == good and kept.read_bytes() == text, 40, [b"", b"{}"])
 
 
 # --- GGUF files
@@ -309,10 +291,17 @@ MORE: dict[str, dict[str, Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MORE)
 def test_configs_of_models(name: str, source: Path) -> None:
+    """A model is refused when it is loaded, or it answers, or says in one error why not."""
     fields = json.loads((source / name).read_bytes())
     sizes = {key: value for key, value in fields.items() if type(value) is int}
     bad = broken_json(fields, MORE[name]) | broken_json({**fields, **dict.fromkeys(sizes, 3)})
-    survives(source / name, bad, lambda: answer_of(source), examples=20)
+
+    def answered() -> str:
+        read_context_window(source)
+        model, tokenizer, _ = load_pretrained(source)
+        return CocoaEngine(model, tokenizer).generate("Once upon", max_new_tokens=3).text
+
+    survives(source / name, bad, answered, examples=20)
 
 
 @pytest.mark.slow

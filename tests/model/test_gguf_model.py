@@ -62,8 +62,8 @@ def test_options_that_unpack(tmp_path: Path, options: dict[str, Any]) -> None:
         load_pretrained(tmp_path / "model.gguf", alhpa=1.0, **options)
 
 
-def test_a_tokenizer_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    """It is found by the content of the file, wherever that is, and made again where it is damaged."""
+def test_a_tokenizer_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found by the content of the file, wherever that is."""
     monkeypatch.setenv("COCOA_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(gguf_tokenizer, "FOLDER", "gguf")
     monkeypatch.setattr(gguf_tokenizer, "KEPT", 2)
@@ -79,12 +79,6 @@ def test_a_tokenizer_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert all(same_tokenizer(tokenizers[0], tokenizer) for tokenizer in tokenizers[1:])
     assert tokenizers[2].name_or_path == str(tmp_path / "copy.gguf")
     (kept,) = tokenizer_cache.iterdir()
-    whole = kept.read_bytes()
-    for text in (b"", b"{}", whole[: len(whole) // 2]):
-        kept.write_bytes(text)
-        assert same_tokenizer(gguf_tokenizer.load(GgufFile(tmp_path / "model.gguf")), tokenizers[0])
-        assert kept.read_bytes() == whole
-    assert len(made) == 4
     for special in ("<b>", "<c>"):
         tokens = {**SPECIAL, special: 3}
         del tokens["<added>"]
@@ -93,10 +87,6 @@ def test_a_tokenizer_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert other.convert_tokens_to_ids(special) == 4
     assert len(list(tokenizer_cache.iterdir())) == 2
     assert not kept.exists()
-    shutil.rmtree(tokenizer_cache)
-    tokenizer_cache.touch()
-    assert same_tokenizer(gguf_tokenizer.load(GgufFile(tmp_path / "model.gguf")), tokenizers[0])
-    assert "is not kept, and is made again at each start" in caplog.text
 
 
 @needs_kernels

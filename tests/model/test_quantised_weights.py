@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModelForCausalLM
 
 from cocoa_engine import CocoaEngine, ConfigError, ModelLoadError, Runtime, UnsupportedModelError
 from cocoa_engine.model import experts
@@ -64,29 +63,6 @@ def place_of(exact: Any, name: str) -> torch.Tensor:
 def logits(model: Any) -> torch.Tensor:
     with torch.no_grad():
         return model(IDS).logits
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["llama", "gpt2", "qwen3_moe"])
-def test_the_model_is_that_of_the_blocks(tmp_path: Path, architecture: str) -> None:
-    save(tiny_model(architecture).to(torch.bfloat16), tmp_path, max_shard_size="40KB")
-    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
-    model, exact = load(tmp_path, "q8_0"), AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    linears = {name for name, module in model.named_modules() if type(module) in (nn.Linear, experts.ExpertLinears)}
-    count = 0
-    for name, parameter in model.named_parameters():
-        if isinstance(parameter, BlockTensor):
-            count += 1
-            place = place_of(exact, name)
-            assert float((unpacked(parameter) - place).abs().max()) < 0.01 * float(place.abs().max())
-            place.copy_(unpacked(parameter))
-        else:
-            assert name.removesuffix(".weight") not in linears
-            assert torch.equal(parameter, exact.get_parameter(name))
-    assert count == len(linears) + (not model.config.tie_word_embeddings)
-    assert (model.dtype, model.training) == (torch.float32, False)
-    assert model.generation_config == exact.generation_config
-    torch.testing.assert_close(logits(model), logits(exact), atol=1e-4, rtol=1e-4)
 
 
 def test_which_matrices_take_four_bits(tmp_path: Path) -> None:
@@ -260,15 +236,17 @@ def assert_same(folder: Path) -> None:
             load(folder, "q8_0")
         return
     model = load(folder, "q8_0")
+    assert (model.dtype, model.training) == (torch.float32, False)
+    assert model.generation_config == exact.generation_config
     ends = [each.get_output_embeddings().weight is each.get_input_embeddings().weight for each in (model, exact)]
     assert ends[0] == ends[1]
-    names = dict(exact.named_parameters())
-    assert dict(model.named_parameters()).keys() == names.keys()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            own = parameter.dequantized() if isinstance(parameter, BlockTensor) else parameter
-            torch.testing.assert_close(own, names[name], atol=0.02 * float(names[name].abs().max()), rtol=0)
-            names[name].copy_(own)
+    linears = [module for module in model.modules() if type(module) in (nn.Linear, experts.ExpertLinears)]
+    assert all(isinstance(linear.weight, BlockTensor) == (linear.weight.shape[-1] % 32 == 0) for linear in linears)
+    for name, parameter in model.named_parameters():
+        place, is_packed = place_of(exact, name), isinstance(parameter, BlockTensor)
+        own = unpacked(parameter) if is_packed else parameter.detach()
+        torch.testing.assert_close(own, place, atol=0.01 * float(place.abs().max()) if is_packed else 0, rtol=0)
+        place.copy_(own)
     torch.testing.assert_close(logits(model), logits(exact), atol=1e-4 * float(logits(exact).std()), rtol=1e-4)
 
 
@@ -294,7 +272,7 @@ def test_biases(tmp_path: Path, biased: list[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", sorted({*ARCHITECTURES} - {"qwen3_moe"}))  # its experts have other names
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
 def test_every_architecture(tmp_path: Path, architecture: str) -> None:
     """Fused matrices, norms with biases and offsets, shards: equal, or refused before."""
     model = tiny_model(architecture)
@@ -302,7 +280,8 @@ def test_every_architecture(tmp_path: Path, architecture: str) -> None:
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter += torch.randn_like(parameter) * 0.1
-    folder = save(model, tmp_path, max_shard_size="40KB")
+    folder = save(model.to(torch.bfloat16), tmp_path, max_shard_size="40KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
     try:
         load(folder, "q8_0")
     except ConfigError:  # transformers converts its weights while loading

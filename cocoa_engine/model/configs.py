@@ -19,11 +19,7 @@ NEEDED = "a decoder-only causal language model is needed, such as Llama, Mistral
 
 
 def require_decoder_only(config: PreTrainedConfig, name: str) -> None:
-    """Check from its config alone that a model is decoder-only and has 3 to 1000 layers.
-
-    Raises:
-        UnsupportedModelError: it has another number, or is an encoder-decoder or encoder-only (embedding) model.
-    """
+    """Check from its config alone that a model is decoder-only and has 3 to 1000 layers."""
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(f"{name} is an encoder-decoder model; {NEEDED}")
     layers = getattr(text_part(config), "num_hidden_layers", None)

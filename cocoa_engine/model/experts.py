@@ -23,7 +23,6 @@ class ExpertLinears(nn.Module):
         self.weight = nn.Parameter(weight, requires_grad=False)
 
     def forward(self, x: Tensor, number: int) -> Tensor:
-        """Run the layer of one expert."""
         return F.linear(x, self.weight[number])
 
 
@@ -43,7 +42,6 @@ class SeparateExperts(nn.Module):
         self.act_fn = experts.act_fn
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """The same as the replaced module's."""
         return mixed(hidden_states, top_k_index, top_k_weights, self._run)
 
     def _run(self, number: int, x: Tensor) -> Any:

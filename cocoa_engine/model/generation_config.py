@@ -198,3 +198,4 @@ def _rendered_end(tokens: Tokens) -> int | None:
             if token_id in candidates:
                 return token_id
     return None
+    return None

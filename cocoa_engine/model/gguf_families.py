@@ -1,7 +1,4 @@
-"""What the GGUF files of each family call their settings and tensors, and how these differ from transformers'.
-
-It covers the families that were compared with transformers' models. A family is one entry of a table.
-"""
+"""What the GGUF files of each family, one that was compared with transformers' model, call settings and tensors."""
 
 from __future__ import annotations
 
@@ -82,7 +79,6 @@ def path_of(family: Family, tensor: str) -> str | None:
 
 
 def config_options(family: Family, file: GgufFile) -> dict[str, Any]:
-    """The options of transformers' config."""
     metadata = Metadata(file)
     heads = metadata["attention.head_count"]
     common = {

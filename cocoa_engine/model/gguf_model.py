@@ -1,7 +1,4 @@
-"""Makes a model from a GGUF file: its weights stay in their blocks, or are unpacked.
-
-It covers the families that were compared with transformers' models. transformers reads all other files.
-"""
+"""Makes a model from a GGUF file of a known family: its weights stay in their blocks, or are unpacked."""
 
 from __future__ import annotations
 

@@ -41,9 +41,6 @@ class GgufFile:
     """A GGUF file, mapped into memory, with its further parts if it is the first of a model that was split.
 
     The metadata is by key, and arrays in it are lists. The tensors are by name, of all parts.
-
-    Raises:
-        ModelLoadError: it is no GGUF file of a known version, it is damaged, or a part is missing.
     """
 
     def __init__(self, path: Path) -> None:

@@ -43,9 +43,6 @@ class LanguageModel:
 
     ``decoder`` is the module that runs the decoder layers and the final norm, ``vocab_size`` the number of input
     embeddings. ``lock`` is held during a forward pass; all wrappers of the same model share it.
-
-    Raises:
-        UnsupportedModelError: it is not a decoder-only causal language model, or has fewer than 3 layers.
     """
 
     def __init__(self, model: PreTrainedModel | LightModel) -> None:
@@ -96,7 +93,6 @@ class LanguageModel:
 
     @property
     def forward_parameters(self) -> frozenset[str]:
-        """Names of the parameters of the model's ``forward``."""
         self.whole()
         return self._parameters
 

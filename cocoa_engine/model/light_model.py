@@ -74,25 +74,20 @@ class LightModel(nn.Module):
 
     @property
     def is_built(self) -> bool:
-        """Whether :meth:`whole` was called."""
         return bool(self._built)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype that the model computes in."""
         return self.model.norm.weight.dtype
 
     @property
     def device(self) -> torch.device:
-        """The device of the weights."""
         return self.model.norm.weight.device
 
     def get_input_embeddings(self) -> Any:
-        """The input embeddings, as in transformers."""
         return self.model.embed_tokens
 
     def get_output_embeddings(self) -> Any:
-        """The language-modelling head, as in transformers."""
         return self.lm_head
 
 

@@ -1,7 +1,4 @@
-"""The options for loading a model, declared once for Python, the command line and the adapters.
-
-This module does not import torch or transformers, so that the command line starts quickly.
-"""
+"""The options for loading a model, declared once for all. Neither torch nor transformers is imported."""
 
 from __future__ import annotations
 

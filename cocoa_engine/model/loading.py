@@ -85,7 +85,14 @@ def load_pretrained(
         "trust_remote_code": trust_remote_code,
         **given,
     }
-    options["dtype"] = _dtype(options["dtype"])
+    if not (isinstance(options["dtype"], str) and options["dtype"] == "auto"):
+        given_dtype = options["dtype"]
+        options["dtype"] = getattr(torch, given_dtype, None) if isinstance(given_dtype, str) else given_dtype
+        if not isinstance(options["dtype"], torch.dtype) or not options["dtype"].is_floating_point:
+            raise ConfigError(
+                f"dtype: {short_repr(given_dtype)} is not one of 'auto', 'float32', 'bfloat16', 'float16' or a "
+                "floating torch.dtype"
+            )
     options["trust_remote_code"] = bool(options["trust_remote_code"])  # None would ask on the terminal
     if weights == "float32":
         if options["dtype"] not in ("auto", torch.float32):
@@ -153,19 +160,6 @@ def read_context_window(
     except Exception as error:  # a missing folder, no network, code that is not trusted, a file that is no JSON
         logger.debug("cannot read the context window of %s", model_name, exc_info=safe_cause(error))
         return None
-
-
-def _dtype(dtype: Any) -> Any:
-    """``"auto"`` or a torch dtype."""
-    if isinstance(dtype, str) and dtype == "auto":
-        return dtype
-    parsed = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if not isinstance(parsed, torch.dtype) or not parsed.is_floating_point:
-        raise ConfigError(
-            f"dtype: {short_repr(dtype)} is not one of 'auto', 'float32', 'bfloat16', 'float16' or a floating "
-            "torch.dtype"
-        )
-    return parsed
 
 
 def _load(

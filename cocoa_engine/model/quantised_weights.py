@@ -129,13 +129,20 @@ def _empty(shape: Sequence[int], kind: str) -> BlockTensor:
 
 def _pack(weight: Any, into: BlockTensor) -> bool:
     """Write the blocks of a matrix; whether all its numbers are finite. It stops at the first that is not."""
+    from gguf import GGMLQuantizationType, quantize
+
     count, columns = into.shape
     rows = max(1, _AT_ONCE // columns)
     for start in range(0, count, rows):
         part = weight[start : start + rows].float()
         if not part.isfinite().all():
             return False
-        into.blocks[start : start + rows] = _PACK[into.kind](part)
+        packed = (
+            _q4_k(part)
+            if into.kind == "Q4_K"
+            else torch.from_numpy(quantize(part.contiguous().numpy(), GGMLQuantizationType.Q8_0))
+        )
+        into.blocks[start : start + rows] = packed
     return True
 
 
@@ -171,12 +178,6 @@ def _put(model: nn.Module, path: str, tensor: Tensor) -> None:
     module = model.get_submodule(owner)
     is_parameter = attribute in module._parameters
     setattr(module, attribute, nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor)
-
-
-def _q8_0(weight: Tensor) -> Tensor:
-    from gguf import GGMLQuantizationType, quantize
-
-    return torch.from_numpy(quantize(weight.contiguous().numpy(), GGMLQuantizationType.Q8_0))
 
 
 def _q4_k(weight: Tensor) -> Tensor:
@@ -229,6 +230,3 @@ def _scales(groups: Tensor) -> tuple[Tensor, Tensor]:
 
 def _rounded(values: Tensor, unit: Tensor, most: int) -> Tensor:
     return (values / torch.where(unit == 0, torch.inf, unit)).round().clamp(0, most)
-
-
-_PACK = {"Q8_0": _q8_0, "Q4_K": _q4_k}

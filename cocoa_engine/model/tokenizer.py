@@ -37,9 +37,6 @@ class Tokens:
 
     It is copied if anyone else holds it: encoding changes the padding and truncation settings inside a fast tokenizer,
     and other threads that set them could truncate prompts here.
-
-    Raises:
-        UnsupportedModelError: ``tokenizer`` is not a tokenizer.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, is_shared: bool = True) -> None:
@@ -159,7 +156,6 @@ class Tokens:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether chat messages can be rendered."""
         return bool(getattr(self.settings, "chat_template", None))
 
     @property

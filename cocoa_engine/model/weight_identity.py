@@ -100,10 +100,7 @@ _asked: weakref.WeakKeyDictionary[nn.Module, tuple[Path, WeightFingerprint]] = w
 
 
 def noted(weights: str, kernels: str) -> str | None:
-    """What the comparison found with these weights, kernels and versions of the code, if it was made here.
-
-    ``weights`` is a digest of the weights, or of samples of them, and of the settings that belong to them.
-    """
+    """What the comparison found with a digest of weights and settings, with these kernels and this code, if it did."""
     reason = (read_note(_note_of(weights, kernels)) or {}).get("found")
     return reason if isinstance(reason, str) and reason else None
 
@@ -114,10 +111,7 @@ def will_note(model: nn.Module, weights: str, kernels: str) -> None:
 
 
 def note(model: nn.Module, found: str | None) -> None:
-    """Keep what the comparison found, if :func:`will_note` was told of the model and its weights are as they were.
-
-    ``None``: the lean pass is not used, or not with the kernels.
-    """
+    """Keep what the comparison found, if :func:`will_note` was told of the model and its weights are as they were."""
     file, as_loaded = _asked.pop(model, (None, None))
     if file is None or found is None or weight_fingerprint(model.parameters()) != as_loaded:
         return

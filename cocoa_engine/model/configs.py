@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, AutoConfig, PreTrainedConfig
+from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoConfig, PreTrainedConfig
 
 from cocoa_engine.errors import ModelLoadError, UnsupportedModelError
 from cocoa_engine.model.light_model import import_model_classes
@@ -41,15 +41,6 @@ def require_layer_count(value: object, field: str, file: str) -> None:
             f"{field} must be a whole number of at most {MAX_LAYERS} (got {short_repr(value)}); correct the model's "
             f"{file}."
         )
-
-
-def require_causal_lm(config: PreTrainedConfig, name: str) -> None:
-    """Check from the config alone that a model is a causal language model; also :func:`require_decoder_only`."""
-    kind = f"{name} ({getattr(config, 'model_type', type(config).__name__)})"
-    require_decoder_only(config, kind)
-    has_own_class = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not has_own_class:
-        raise UnsupportedModelError(f"{kind} is not a causal language model; {NEEDED}")
 
 
 _LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")

@@ -198,4 +198,3 @@ def _rendered_end(tokens: Tokens) -> int | None:
             if token_id in candidates:
                 return token_id
     return None
-    return None

@@ -271,7 +271,8 @@ def require_types(file: GgufFile) -> None:
     """Check that the values of a file have the types of their keys, as in llama.cpp. Those of a layer may be lists."""
     architecture = f"{Metadata(file).architecture}."
     for key, value in file.metadata.items():
-        is_setting, kinds, what = key.startswith(architecture), (int, float), "number"
+        is_setting, what = key.startswith(architecture), "number"
+        kinds: tuple[type, ...] = (int, float)
         if key.endswith(_TEXTS) or key.startswith(_TEMPLATES):
             kinds, what = (str,), "text"
         elif key.endswith(_FLAGS):

@@ -69,7 +69,8 @@ READ = (
     "huggingface.json",  # the same vocabulary again
 )
 """The keys of a tokenizer that are read, or without effect. Others are refused if they are set."""
-_DEFAULTS = {"bos": 1, "eos": 2, "unknown": 0}  # llama.cpp's, of a SentencePiece vocabulary
+_ROLES_OF = {"pad": "padding", "unk": "unknown"}  # by transformers' names, where they differ
+_DEFAULTS = {"bos": 1, "eos": 2, "unk": 0}  # llama.cpp's, of a SentencePiece vocabulary
 _LISTS = {"tokens": str, "merges": str, "token_type": int, "scores": float}
 _NONE = (-1, 2**32 - 1)  # what files write for a token that there is not
 
@@ -89,22 +90,23 @@ def obstacle(file: GgufFile) -> str | None:
     return None
 
 
-def token_id(file: GgufFile, role: str, size: int) -> int | None:
-    """The token of a vocabulary of ``size`` that has a role, such as ``"eos"``; ``None`` if there is none."""
-    key, metadata = f"tokenizer.ggml.{role}_token_id", file.metadata
-    number = metadata.get(key, _DEFAULTS.get(role) if metadata.get("tokenizer.ggml.model") == "llama" else None)
-    if number is None or number in _NONE:
-        return None
-    if type(number) is not int or not 0 <= number < size:
-        raise ModelLoadError(f"{file.path}: {key} = {short_repr(number)} is no token of the vocabulary of {size}")
-    return number
+def _ids_of_roles(file: GgufFile, size: int, *names: str) -> dict[str, int | None]:
+    """The tokens of a vocabulary of ``size`` with roles, by transformers' names; ``None`` if there is none."""
+    ids: dict[str, int | None] = {}
+    defaults = _DEFAULTS if file.metadata.get("tokenizer.ggml.model") == "llama" else {}
+    for name in names:
+        key = f"tokenizer.ggml.{_ROLES_OF.get(name, name)}_token_id"
+        number = file.metadata.get(key, defaults.get(name))
+        ids[name] = None if number in (None, *_NONE) else number
+        if ids[name] is not None and (type(number) is not int or not 0 <= number < size):
+            raise ModelLoadError(f"{file.path}: {key} = {short_repr(number)} is no token of the vocabulary of {size}")
+    return ids
 
 
 def token_ids(file: GgufFile) -> dict[str, int | None]:
     """The special tokens of a model's config, by transformers' names."""
-    size = file.tensors["token_embd.weight"].shape[0]
-    roles = {"bos": "bos", "eos": "eos", "pad": "padding"}
-    return {f"{name}_token_id": token_id(file, role, size) for name, role in roles.items()}
+    ids = _ids_of_roles(file, file.tensors["token_embd.weight"].shape[0], "bos", "eos", "pad")
+    return {f"{name}_token_id": number for name, number in ids.items()}
 
 
 def load(file: GgufFile, **options: Any) -> PreTrainedTokenizerFast:
@@ -181,9 +183,8 @@ def _tokens(file: GgufFile) -> list[str]:
 def _special_tokens(file: GgufFile) -> dict[str, str]:
     """The special tokens, by transformers' names."""
     tokens = _tokens(file)
-    roles = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
-    numbers = {name: token_id(file, role, len(tokens)) for name, role in roles.items()}
-    return {f"{name}_token": tokens[number] for name, number in numbers.items() if number is not None}
+    ids = _ids_of_roles(file, len(tokens), "bos", "eos", "pad", "unk")
+    return {f"{name}_token": tokens[number] for name, number in ids.items() if number is not None}
 
 
 def _wrapped(file: GgufFile, **options: Any) -> PreTrainedTokenizerFast:

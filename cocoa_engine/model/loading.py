@@ -30,7 +30,7 @@ from cocoa_engine.model import (
     weight_identity,
 )
 from cocoa_engine.model.checkpoint_files import ACCESS_OPTIONS, FILE_OPTIONS, SOURCE_OPTIONS, gguf_path, located, pick
-from cocoa_engine.model.configs import WINDOW_FIELDS, context_window_of, read_config, require_causal_lm
+from cocoa_engine.model.configs import NEEDED, WINDOW_FIELDS, context_window_of, read_config, require_decoder_only
 from cocoa_engine.model.generation_config import eos_of_gguf
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.light_model import import_model_classes
@@ -212,7 +212,10 @@ def _load(
         has_own_class = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
         if has_own_class and not options["trust_remote_code"] and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
             raise _remote_code_error("model", name)
-        require_causal_lm(config, name)
+        kind = f"{name} ({getattr(config, 'model_type', type(config).__name__)})"
+        require_decoder_only(config, kind)
+        if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not has_own_class:
+            raise UnsupportedModelError(f"{kind} is not a causal language model; {NEEDED}")
         in_folder = Path(name).is_dir()
         if in_folder:
             checkpoint_files.require_safetensors(name, config, options)

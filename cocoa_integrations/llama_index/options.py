@@ -24,7 +24,7 @@ from cocoa_engine.errors import UnsupportedFeatureError
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.messages import explain
 from cocoa_engine.model.callables import Criterion, Processor
-from cocoa_engine.model.generation_config import OptionProcessor, usable
+from cocoa_engine.model.generation_config import usable
 from cocoa_engine.model.load_options import LoadOptions, changed_options, loading_arguments
 from cocoa_engine.report import Detail
 from cocoa_engine.safe_text import short_repr
@@ -45,7 +45,7 @@ logger = safe_logger(__name__)
 
 def _checked(name: str, kind: Callable[[Any], Any]) -> Callable[[Any], list[Processor]]:
     """Makes the processor of an option, whose errors name it: some values are checked only when it is called."""
-    return lambda value: [OptionProcessor(name, kind(value))]
+    return lambda value: [usable(name)(kind(value))]
 
 
 _PROCESSORS: dict[str, Callable[[Any], Any]] = {

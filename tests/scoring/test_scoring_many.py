@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, NonFiniteLogitsError, Runtime, Usage
-from cocoa_engine.execution.backends import KINDS, Chosen
+from cocoa_engine.execution.backends import KINDS, Chosen, build
 from cocoa_engine.execution.backends.shared_cache import SharedCache
 from cocoa_engine.model.language_model import LanguageModel
 from tests.helpers.alike import assert_alike
@@ -58,7 +58,7 @@ def test_every_way_and_any_width_of_a_step(kind: str, width: int, monkeypatch: p
     engine = CocoaEngine(model, tiny_tokenizer())
     texts = random_texts(8)
     alone = [engine.score(PROMPT, text) for text in texts]
-    backend = KINDS[kind](LanguageModel(model), "transposed")
+    backend = build(kind, LanguageModel(model), "transposed")
     monkeypatch.setattr(type(backend), "paths_per_step", width)
     use_backend(engine, Chosen(backend, "set by the test", "transposed"))
     for one, expected in zip(engine.score(PROMPT, texts), alone, strict=True):

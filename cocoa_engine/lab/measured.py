@@ -36,8 +36,8 @@ from cocoa_engine.risk.features import (
 if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine
 
-LEVELS: tuple[Level, ...] = ("span", "answer")
 FEATURES: dict[Level, tuple[str, ...]] = {"span": SPAN_FEATURES, "answer": ANSWER_FEATURES}
+LEVELS: tuple[Level, ...] = tuple(FEATURES)
 
 
 def probe_layer(num_layers: int) -> int:
@@ -51,13 +51,8 @@ def labelled_features(
     """The features and labels of every labelled span, and of every answer labelled as a whole.
 
     Answers are divided by :func:`.spans`. A span is hallucinated if any of its characters is, except white space.
-    Source attention is not a feature if it was not measured.
-
-    Args:
-        answers: teacher-forced answers.
-        config: the settings of the features.
-        num_layers: the number of layers of the model.
-        states: also keep the mean hidden state of each span that a probe reads.
+    Source attention is not a feature if it was not measured. ``states``: also keep the mean hidden state of each span
+    that a probe reads.
     """
     layers, branches = Layers.of(config, num_layers), METHODS[config.method].branches
     rows: dict[Level, list[Row]] = {level: [] for level in LEVELS}
@@ -88,15 +83,6 @@ def own_answers(
 ) -> LabelledFeatures:
     """The features of a model's own answers to questions. An answer that is not right is hallucinated.
 
-    Questions are asked as a chat if the model has a template, otherwise as text to continue.
-
-    Args:
-        engine: the engine with the model.
-        questions: the questions.
-        config: the settings of the decodes.
-        cache: answers to questions that were asked before.
-        advance: called with the number of questions answered since the last call.
-
     Raises:
         CalibrationError: all answers are empty.
     """
@@ -110,11 +96,7 @@ def answer_values(generation: Generation) -> dict[str, Any]:
 
 
 def labelled_answers(answers: Iterable[tuple[Question, Mapping[str, Any]]]) -> LabelledFeatures:
-    """The features of answers to questions, as :func:`own_answers`.
-
-    Args:
-        answers: each question with the :func:`answer_values` of its answer. Empty answers are left out.
-    """
+    """The features of answers to questions, from their :func:`answer_values`; see :func:`own_answers`."""
     rows: list[Row] = [
         (values["features"], not question.is_right(values["text"]), question.group, None)
         for question, values in answers
@@ -131,7 +113,7 @@ def question_prompts(engine: CocoaEngine, questions: Sequence[Question]) -> list
 
 
 def request_prompt(engine: CocoaEngine, request: str) -> Prompt:
-    """The prompt of a request: a chat if the model has a template, otherwise a text to continue."""
+    """A chat if the model has a template, otherwise a text to continue."""
     if not engine.has_chat_template:
         return f"{request}\nAnswer:"
     return engine.encode_chat([{"role": "user", "content": request}])
@@ -146,10 +128,10 @@ def _labelled(level: Level, rows: Sequence[Row]) -> LabelledFeatures:
     features, labels, groups, states = zip(*rows, strict=True)
     columns = dict(zip(FEATURES[level], np.array(features, dtype=np.float64).T, strict=True))
     columns.pop(PROBE_FEATURE, None)  # it is fitted later
-    for name in SOURCE_FEATURES:
-        if name in columns and np.isnan(columns[name]).all():
+    for name in columns.keys() & SOURCE_FEATURES:
+        if np.isnan(columns[name]).all():
             del columns[name]
-        elif name in columns:
+        else:
             columns[name] = np.nan_to_num(columns[name])  # a prompt of one token has no source
     return LabelledFeatures(
         list(columns),

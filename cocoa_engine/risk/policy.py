@@ -16,13 +16,11 @@ from cocoa_engine.execution.session import Session
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, are_spread, heads_of_model, source_heads
 from cocoa_engine.model.language_model import dtype_name
 from cocoa_engine.risk.calibrator import CalibrationWarning, RiskCalibrator, embedded_calibrator
-from cocoa_engine.risk.features import SpanStatistics
 from cocoa_engine.risk.fitted import threshold_of
-from cocoa_engine.spans import RiskSource
+from cocoa_engine.spans import RiskSource, Span
 
 TOKEN_THRESHOLD = 0.9
 """The risk from which a span is flagged by its least probable token: a token of probability 0.1 or less."""
-
 
 RANK_THRESHOLD = 0.95
 """The risk from which a span is flagged by its source attention: it is among the twentieth of the model's spans that
@@ -32,16 +30,11 @@ THRESHOLDS: dict[RiskSource, float] = {"source_attention": RANK_THRESHOLD, "toke
 
 
 class RiskOfSpan(NamedTuple):
-    """The risk of one span: its value (`None` if it was not measured), its source, and the source's threshold."""
+    """The risk of one span: its value (`None` if it was not measured), its source, whether it reaches the threshold."""
 
     value: float | None
     source: RiskSource
-    threshold: float | None
-
-    @property
-    def flagged(self) -> bool:
-        """Whether the risk reaches the threshold."""
-        return reaches(self.value, self.threshold)
+    flagged: bool
 
 
 @dataclass(frozen=True)
@@ -53,8 +46,7 @@ class RiskMeasure:
         calibrator: the calibrator of the call, which may estimate the risk of spans, of answers, or of both.
         heads: the model's retrieval heads, whose reference distribution ranks source attention.
         otherwise: what the risk of a span is computed from if ``source`` was not measured for it; `None`: it has none.
-        spread: whether the source attention is that of heads that were not searched for. See
-            :func:`~cocoa_engine.methods.retrieval_heads.spread_heads`.
+        spread: whether the source attention is that of heads that were not searched for.
     """
 
     source: RiskSource
@@ -63,14 +55,14 @@ class RiskMeasure:
     otherwise: RiskSource | None = None
     spread: bool = False
 
-    def __call__(self, span: SpanStatistics) -> RiskOfSpan:
+    def __call__(self, span: Span) -> RiskOfSpan:
         """The risk of a span."""
         source, value = self.source, self._value(self.source, span)
         if value is None and self.otherwise is not None:
             source, value = self.otherwise, self._value(self.otherwise, span)
-        return RiskOfSpan(value, source, self.threshold_of(source))
+        return RiskOfSpan(value, source, reaches(value, self.threshold_of(source)))
 
-    def is_out_of_domain(self, span: SpanStatistics) -> bool:
+    def is_out_of_domain(self, span: Span) -> bool:
         """Whether a span's risk is the calibrator's, and the span is unlike those that it was fitted on."""
         return self.source == "calibrator" and cast(RiskCalibrator, self.calibrator).is_out_of_domain(span)
 
@@ -80,12 +72,12 @@ class RiskMeasure:
             return threshold_of(self.calibrator.span)
         return None if source is None else THRESHOLDS.get(source)
 
-    def _value(self, source: RiskSource, span: SpanStatistics) -> float | None:
+    def _value(self, source: RiskSource, span: Span) -> float | None:
         if source == "calibrator":
             return cast(RiskCalibrator, self.calibrator).risk(span)
         if source == "source_attention":
-            values = span.token_source_attention
-            return cast(RetrievalHeads, self.heads).rank(sum(values) / len(values)) if values else None
+            attention = span.source_attention
+            return None if attention is None else cast(RetrievalHeads, self.heads).rank(attention)
         if source == "token_probability":
             return token_risk(span.token_log_probs)
         return span.f_mlds if source == "f_mlds" else span.con_mlds
@@ -225,7 +217,6 @@ class RiskPolicy:
         return embedded if fits else None
 
     def _usable(self, given: RiskCalibrator | str | Path | None) -> RiskCalibrator | None:
-        """The calibrator, read from its file if need be; raises as the constructor does."""
         calibrator = RiskCalibrator.of(given)
         if calibrator is not None and (obstacle := self._obstacle(calibrator)):
             raise CalibrationError(
@@ -236,10 +227,22 @@ class RiskPolicy:
 
     def _obstacle(self, calibrator: RiskCalibrator) -> str | None:
         """Why the calibrator cannot be used with this model; `None` if it can."""
-        model = self._session.model
-        heads, width = (getattr(model.config, name, None) or 0 for name in ("num_attention_heads", "hidden_size"))
-        shape = (model.num_layers, heads, width)
-        return calibrator.obstacle(self._session.model_name, dtype_name(model), shape)
+        model, probe = self._session.model, calibrator.probe
+        layers, heads, width = (
+            model.num_layers,
+            *(getattr(model.config, name, None) or 0 for name in ("num_attention_heads", "hidden_size")),
+        )
+        name, dtype = self._session.model_name, dtype_name(model)
+        if any(layer >= layers or head >= heads for layer, head in calibrator.heads or ()):
+            has = f"the model has {layers} layers of {heads} heads"
+            return f"it needs the attention of heads that {name} does not have: {has}"
+        if probe is not None and (name, dtype) != (probe.model_name, probe.dtype):
+            fitted = f"{probe.model_name} in {probe.dtype}"
+            return f"it has a probe that was fitted on the states of {fitted}, not of {name} in {dtype}"
+        if probe is not None and (probe.layer > layers or len(probe.weights) != width):
+            read = f"{len(probe.weights)} numbers after layer {probe.layer}"
+            return f"it has a probe that reads {read}; {name} has {layers} layers of {width} numbers"
+        return None
 
     def _differences(self, calibrator: RiskCalibrator, config: CocoaConfig | None) -> list[str]:
         """The differences between this model and these settings and those that the calibrator was fitted for."""

@@ -34,13 +34,7 @@ class CandidateScale(NamedTuple):
 
 
 class AlphaRange(NamedTuple):
-    """Ratios |log p_S| / MLDS over all candidate spans.
-
-    Attributes:
-        low, median, high: the quartiles of the ratio.
-        of_means: the mean |log p_S| divided by the mean MLDS.
-        candidates: the number of candidate spans.
-    """
+    """The quartiles of |log p_S| / MLDS over all candidate spans, and the mean |log p_S| divided by the mean MLDS."""
 
     low: float
     median: float
@@ -57,25 +51,13 @@ def collect(
     cache: AnswerCache | None = None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> list[CandidateScale]:
-    """Decode prompts with alpha = 1 and collect every candidate of every risk point.
-
-    Args:
-        engine: the engine with the model.
-        prompts: texts or token ids.
-        config: the settings; alpha is replaced.
-        cache: the candidates of prompts that were answered before are taken from here, and others are added.
-        advance: called with the number of prompts answered since the last call.
-    """
+    """Decode prompts with alpha = 1 and collect every candidate of every risk point; see :func:`.answered`."""
     settings = config.replace(alpha=1.0)
 
     def candidates_of(generation: Generation) -> dict[str, Any]:
-        candidates = [candidate for span in generation.spans for candidate in span.candidates]
-        return {
-            "candidates": [
-                (ranking_mlds(settings, candidate.con_mlds, candidate.f_mlds), abs(candidate.log_prob))
-                for candidate in candidates
-            ]
-        }
+        candidates = (candidate for span in generation.spans for candidate in span.candidates)
+        scales = [(ranking_mlds(settings, one.con_mlds, one.f_mlds), abs(one.log_prob)) for one in candidates]
+        return {"candidates": scales}
 
     asked = answered(engine, prompts, prompts, settings, candidates_of, cache=cache, advance=advance)
     return [CandidateScale(*value) for _, values in asked for value in values["candidates"]]
@@ -96,11 +78,7 @@ def suggest(candidates: Sequence[CandidateScale]) -> AlphaRange:
 
 
 def draw(candidates: Sequence[CandidateScale], found: AlphaRange, metric: str, path: Path) -> None:
-    """Draw the paper's scatter plot, with lines of equal ratio at the quartiles.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
+    """Draw the paper's scatter plot, with lines of equal ratio at the quartiles. Needs matplotlib."""
     need("matplotlib", extra="risk", what="the scatter plot")
     from matplotlib.figure import Figure
 

@@ -45,7 +45,6 @@ class Segment:
     Attributes:
         forced: the answer.
         start, end: the range of tokens, the end exclusive.
-        layers: the disagreements of the mean-pooled span.
         hallucinated, supported: the number of such characters, without white space. For a whole answer with one label,
             1 and 0 or 0 and 1.
     """
@@ -53,7 +52,6 @@ class Segment:
     forced: TeacherForced
     start: int
     end: int
-    layers: LayerProfile
     hallucinated: int
     supported: int
 
@@ -108,9 +106,13 @@ def force(
 
 def answer(forced: TeacherForced) -> Segment:
     """The whole answer as one segment, with its label as a whole."""
-    count = len(forced.profile.token_ids)
     label = bool(forced.record.label)
-    return Segment(forced, 0, count, forced.profile.span(0, count), int(label), int(not label))
+    return Segment(forced, 0, len(forced.ends), int(label), int(not label))
+
+
+def tokens(forced: TeacherForced) -> Iterator[Segment]:
+    """Each token as a segment."""
+    return (_segment(forced, at, at + 1) for at in range(len(forced.ends)))
 
 
 def spans(forced: TeacherForced) -> Iterator[Segment]:
@@ -120,31 +122,23 @@ def spans(forced: TeacherForced) -> Iterator[Segment]:
     span ends at its own next risk point. It also ends before a token that is not the most probable one, because
     branches continue with the most probable token.
     """
-    for start, end in span_ranges(forced.profile):
-        hallucinated, supported = _characters(forced, start, end)
-        if hallucinated + supported:
-            yield Segment(forced, start, end, forced.profile.span(start, end), hallucinated, supported)
+    segments = (_segment(forced, start, end) for start, end in span_ranges(forced.profile))
+    return (segment for segment in segments if segment.hallucinated + segment.supported)
 
 
 def span_ranges(profile: TokenProfile) -> list[tuple[int, int]]:
     """The tokens of each span, the end exclusive; see :func:`spans`. Together the spans cover the text."""
     count = len(profile.token_ids)
     # several tokens compete, or the text's token is not the most probable one
-    begins = [profile.competing[at] > 1 or profile.gaps[at] > 0 or at == 0 for at in range(count)]
-    cuts = [at for at, begin in enumerate(begins) if begin]
+    cuts = [at for at in range(count) if profile.competing[at] > 1 or profile.gaps[at] > 0 or at == 0]
     return list(zip(cuts, [*cuts[1:], count], strict=True))
 
 
-def _characters(forced: TeacherForced, start: int, end: int) -> tuple[int, int]:
+def _segment(forced: TeacherForced, start: int, end: int) -> Segment:
     first, last = forced.ends[start - 1] if start else 0, forced.ends[end - 1]
     labels = zip(forced.record.hallucinated_at(first, last), forced.record.text[first:last], strict=True)
     visible = [label for label, character in labels if not character.isspace()]
-    return sum(visible), len(visible) - sum(visible)
-
-
-def token_labels(forced: TeacherForced) -> Sequence[tuple[int, int]]:
-    """For each token, the number of its hallucinated and of its supported characters, without white space."""
-    return [_characters(forced, at, at + 1) for at in range(len(forced.ends))]
+    return Segment(forced, start, end, sum(visible), len(visible) - sum(visible))
 
 
 Range = tuple[int, int]

@@ -158,9 +158,10 @@ def _span_features(segment: Segment, layers: Layers, branches: bool) -> list[flo
 def _shared_features(segment: Segment, layers: Layers) -> list[float]:
     """The features that spans and answers share. An answer counts as one span, as in ``engine.score``."""
     profile, tokens = segment.forced.profile, slice(segment.start, segment.end)
+    disagreement = profile.span(segment.start, segment.end)
     return [
-        float(segment.layers.con_mlds(layers.window)),
-        float(segment.layers.f_mlds(layers.window, layers.final)),
+        float(disagreement.con_mlds(layers.window)),
+        float(disagreement.f_mlds(layers.window, layers.final)),
         *token_features(
             profile.token_ids[tokens],
             profile.log_probs[tokens],

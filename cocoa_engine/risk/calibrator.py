@@ -47,9 +47,9 @@ class Settings(Part):
     @classmethod
     def of(cls, config: CocoaConfig, num_layers: int) -> Settings:
         """The settings of a config, for a model with ``num_layers`` layers."""
-        values = config.model_dump(include={*cls.model_fields})
-        values["middle_layers"] = config.middle_layers or middle_layers(num_layers)
-        return cls(**values, branches=METHODS[config.method].branches)
+        values = config.model_dump(include={*cls.model_fields}, exclude={"middle_layers"})
+        layers = config.middle_layers or middle_layers(num_layers)
+        return cls(**values, middle_layers=layers, branches=METHODS[config.method].branches)
 
 
 AnswerT = TypeVar("AnswerT", bound=AnswerStatistics)
@@ -123,12 +123,7 @@ class RiskCalibrator(SettingsModel, Part):
 
     @classmethod
     def of(cls, given: RiskCalibrator | str | Path | None) -> RiskCalibrator | None:
-        """A calibrator as it is, or read from its file; `None` stays `None`.
-
-        Raises:
-            ConfigError: it is neither.
-            CalibrationError: the file cannot be read.
-        """
+        """A calibrator as it is, or read from its file (:meth:`load`); `None` stays `None`."""
         if given is None or isinstance(given, RiskCalibrator):
             return given
         if not isinstance(given, (str, Path)):

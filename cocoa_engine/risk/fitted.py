@@ -68,13 +68,11 @@ class Probe(Part):
     layer: int = Field(ge=0)
     model_name: str
     dtype: str
-    weights: Floats32
+    weights: Floats32 = Field(min_length=1)
     intercept: float
 
     @model_validator(mode="after")
     def _finite(self) -> Probe:
-        if not self.weights:
-            raise ValueError("the probe has no weights")
         if max(map(abs, (*self.weights, self.intercept))) > STEEPEST:
             raise ValueError(f"a weight of the probe is above {STEEPEST:g}: the risk would not be finite")
         return self
@@ -123,7 +121,7 @@ class Estimate(Part):
 
 
 class Baseline(Part):
-    """A baseline that needs no fit: its AUROC, and the calibrated risk's AUROC minus the baseline's."""
+    """A baseline that needs no fit: its AUROC, and the calibrated risk's AUROC minus that."""
 
     auroc: Estimate
     difference: Estimate
@@ -218,14 +216,11 @@ class FittedRisk(Part):
 
     risk = g(1 / (1 + e^-z)), with z = b + sum_k w_k (x_k - mean_k) / scale_k, and g the isotonic map or the identity.
 
-    Attributes:
-        data: a description of the data it was fitted on.
-        domain: which features are like those that it was fitted on.
-        validation: how well it does on prompts that it was not fitted on.
-        threshold: the risk from which items are flagged, if one was chosen.
+    Its validation is on prompts that it was not fitted on. Its threshold is the risk from which items are flagged, if
+    one was chosen.
     """
 
-    data: str
+    data: str = Field(description="A description of the data it was fitted on.")
     features: list[str]
     means: list[float]
     scales: list[float]
@@ -277,11 +272,7 @@ class FittedRisk(Part):
         return scaled
 
     def flags(self, features: Sequence[float]) -> bool:
-        """Whether the risk reaches the threshold, or is no number (NaN).
-
-        Raises:
-            CalibrationError: no threshold was chosen.
-        """
+        """Whether the risk reaches the threshold; a CalibrationError if none was chosen."""
         if self.threshold is None:
             raise CalibrationError("this calibrator has no threshold; choose one when you fit it.")
         return not self(features) < self.threshold.value

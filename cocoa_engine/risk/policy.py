@@ -131,14 +131,10 @@ UNLIKE = (
     "an answer is unlike those that the calibrator was fitted on (out_of_domain). Its risks may be meaningless. Fit a "
     "calibrator on answers like yours (cocoa calibrate), or use none (calibrator=None, or --calibrator none)."
 )
-"""The warning of answers outside the calibrator's domain."""
 
 
 class RiskPolicy:
     """Computes the risks of an engine's calls, with its calibrator where that applies.
-
-    Attributes:
-        calibrator: the calibrator, if there is one.
 
     Raises:
         CalibrationError: the calibrator's file cannot be read, or it cannot be used with this model.
@@ -148,7 +144,16 @@ class RiskPolicy:
         self._session = session
         self._automatic = calibrator == "auto"
         self._warned: set[str] = set()
-        self.calibrator = self._embedded() if self._automatic else self._usable(calibrator)
+        self.calibrator = embedded_calibrator() if self._automatic else RiskCalibrator.of(calibrator)
+        obstacle = None if self.calibrator is None else self._obstacle(self.calibrator)
+        if self._automatic:
+            fits = self.calibrator is not None and self.calibrator.model_name == session.model_name and obstacle is None
+            self.calibrator = self.calibrator if fits else None
+        elif obstacle is not None:
+            raise CalibrationError(
+                f"the calibrator cannot be used with this model: {obstacle}. Fit one for it (cocoa calibrate), or use "
+                "none."
+            )
 
     def spans_only(self) -> RiskPolicy:
         """The same without a calibrator of answers."""
@@ -163,10 +168,8 @@ class RiskPolicy:
         return self.calibrator
 
     def applying(self, config: CocoaConfig, backend: Backend | None = None) -> RiskCalibrator | None:
-        """The calibrator that applies to a call with these settings, run by a backend (default: the model's).
-
-        The default calibrator applies only to the settings that it was fitted for, and where what it needs is measured.
-        """
+        """The calibrator that applies to a call with these settings, run by a backend (default: the model's); the
+        default one only where what it needs is measured."""
         calibrator = self.fitting(config)
         if calibrator is None or not self._automatic:
             return calibrator
@@ -179,11 +182,8 @@ class RiskPolicy:
     def measure(
         self, config: CocoaConfig, source: object = None, *, given: bool = False, backend: Backend | None = None
     ) -> RiskMeasure:
-        """How the risks of a call are computed. The embedded risk of answers is not used for given texts.
-
-        Raises:
-            ConfigError: the risk that ``config`` asks for cannot be measured.
-        """
+        """How the risks of a call are computed, see :func:`risk_measure`. The embedded risk of answers is not for given
+        texts."""
         calibrator, model = self.applying(config, backend), self._session.model
         if given and self._automatic and calibrator is not None:
             calibrator = calibrator.spans_only()
@@ -210,28 +210,11 @@ class RiskPolicy:
             self._warned.update(fresh)
             warnings.warn(CalibrationWarning.of(fresh), stacklevel=4)
 
-    def _embedded(self) -> RiskCalibrator | None:
-        """The embedded model's calibrator, if this is that model."""
-        embedded = embedded_calibrator()
-        fits = embedded.model_name == self._session.model_name and self._obstacle(embedded) is None
-        return embedded if fits else None
-
-    def _usable(self, given: RiskCalibrator | str | Path | None) -> RiskCalibrator | None:
-        calibrator = RiskCalibrator.of(given)
-        if calibrator is not None and (obstacle := self._obstacle(calibrator)):
-            raise CalibrationError(
-                f"the calibrator cannot be used with this model: {obstacle}. Fit one for it (cocoa calibrate), or use "
-                "none."
-            )
-        return calibrator
-
     def _obstacle(self, calibrator: RiskCalibrator) -> str | None:
         """Why the calibrator cannot be used with this model; `None` if it can."""
         model, probe = self._session.model, calibrator.probe
-        layers, heads, width = (
-            model.num_layers,
-            *(getattr(model.config, name, None) or 0 for name in ("num_attention_heads", "hidden_size")),
-        )
+        layers = model.num_layers
+        heads, width = (getattr(model.config, name, None) or 0 for name in ("num_attention_heads", "hidden_size"))
         name, dtype = self._session.model_name, dtype_name(model)
         if any(layer >= layers or head >= heads for layer, head in calibrator.heads or ()):
             has = f"the model has {layers} layers of {heads} heads"

@@ -64,12 +64,8 @@ MOST = 3
 
 
 def competing(text: str, parts: Sequence[Span], claim: Unit, offset: int = 0) -> list[str]:
-    """The words that other candidates have in place of a claim, in the order of their candidates, each once.
-
-    A candidate that says the same there, or nothing, adds none. Words at the end of a candidate may be cut;
-    they are followed by ``…``.
-    """
-    found: list[str] = []
+    """What other candidates say in place of a claim, in their order, each text once. One that is cut ends in ``…``."""
+    texts: list[str] = []
     for number in claim.spans:
         part = parts[number]
         begin = min(claim.start, part.start)
@@ -78,8 +74,8 @@ def competing(text: str, parts: Sequence[Span], claim: Unit, offset: int = 0) ->
         claimed = Range(claim.start - begin, min(claim.end, part.end) - begin)
         for index, rival in enumerate(part.candidates):
             if index != part.chosen:
-                found += _counterpart(own, before + rival.text, claimed)
-    return list(dict.fromkeys(found))[:MOST]
+                texts += _counterpart(own, before + rival.text, claimed)
+    return list(dict.fromkeys(texts))[:MOST]
 
 
 def _counterpart(own: str, other: str, claimed: Range) -> Iterator[str]:

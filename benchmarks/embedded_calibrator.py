@@ -331,7 +331,7 @@ def answers(cache: Path, draws: int) -> None:
         "without the length of the prompt": [name for name in items.names if name != "log_prompt_tokens"],
         "the length of the prompt alone": ["log_prompt_tokens"],
     }
-    repeated = items.times(REPEATS)
+    repeated = items.only(np.tile(np.arange(len(items.labels)), REPEATS))
     bootstrap = Bootstrap(repeated.groups, draws, 0)
     for name, names in sets.items():
         chosen = LabelledFeatures(names, items.of(names), items.labels, items.groups)

@@ -26,11 +26,8 @@ if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine
 
 
-class CandidateScale(NamedTuple):
-    """A candidate span: its MLDS by the configured metric, and |log p_S| in nats."""
-
-    mlds: float
-    log_prob: float
+Scale = tuple[float, float]
+"""A candidate span: its MLDS by the configured metric, and |log p_S| in nats."""
 
 
 class AlphaRange(NamedTuple):
@@ -50,7 +47,7 @@ def collect(
     *,
     cache: AnswerCache | None = None,
     advance: Callable[[int], None] = lambda count: None,
-) -> list[CandidateScale]:
+) -> list[Scale]:
     """Decode prompts with alpha = 1 and collect every candidate of every risk point; see :func:`.answered`."""
     settings = config.replace(alpha=1.0)
 
@@ -60,16 +57,16 @@ def collect(
         return {"candidates": scales}
 
     asked = answered(engine, prompts, prompts, settings, candidates_of, cache=cache, advance=advance)
-    return [CandidateScale(*value) for _, values in asked for value in values["candidates"]]
+    return [(mlds, log_prob) for _, values in asked for mlds, log_prob in values["candidates"]]
 
 
-def suggest(candidates: Sequence[CandidateScale]) -> AlphaRange:
+def suggest(candidates: Sequence[Scale]) -> AlphaRange:
     """The range of alpha that the candidates suggest. Candidates with an MLDS of 0 are ignored.
 
     Raises:
         CalibrationError: there are no candidates, because no prompt led to a risk point.
     """
-    values = np.array([candidate for candidate in candidates if candidate.mlds > 0], dtype=np.float64)
+    values = np.array([candidate for candidate in candidates if candidate[0] > 0], dtype=np.float64)
     if not len(values):
         raise CalibrationError("no candidate spans: none of the prompts led to a risk point. Give more prompts.")
     low, median, high = np.quantile(values[:, 1] / values[:, 0], [0.25, 0.5, 0.75])
@@ -77,7 +74,7 @@ def suggest(candidates: Sequence[CandidateScale]) -> AlphaRange:
     return AlphaRange(float(low), float(median), float(high), of_means, len(values))
 
 
-def draw(candidates: Sequence[CandidateScale], found: AlphaRange, metric: str, path: Path) -> None:
+def draw(candidates: Sequence[Scale], found: AlphaRange, metric: str, path: Path) -> None:
     """Draw the paper's scatter plot, with lines of equal ratio at the quartiles. Needs matplotlib."""
     need("matplotlib", extra="risk", what="the scatter plot")
     from matplotlib.figure import Figure

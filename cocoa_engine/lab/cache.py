@@ -64,10 +64,8 @@ class AnswerCache:
     values identify an answer too, such as its prompt and its text.
 
     Args:
-        folder: the folder of the file.
-        what: what is measured, the beginning of the file's name.
-        engine: the engine that measures.
-        config: the settings, which decide in which heads source attention is measured.
+        folder, what: the folder of the file, and the beginning of its name.
+        engine, config: what measures. The settings decide in which heads source attention is measured.
         settings: whatever else the values depend on, as plain values. Default: all settings, and the calibrator.
 
     Raises:
@@ -198,9 +196,7 @@ def answered(
     """Each item with plain values of the model's answer to its prompt, in order, each as soon as it is known.
 
     Args:
-        engine: the engine with the model.
-        items: what is asked, such as questions.
-        prompts: the prompt of each item.
+        engine, items, prompts: the engine, what is asked, such as questions, and the prompt of each.
         config: the settings. ``max_risk`` is left out: only complete answers can be judged.
         values_of: measures an answer.
         source: the passages of each prompt, as for :meth:`~cocoa_engine.CocoaEngine.generate_batch`.

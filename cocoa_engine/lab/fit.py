@@ -171,11 +171,8 @@ def scores_of(direction: Direction | Probe, states: Floats32) -> Floats:
 def fit_direction(states: Floats32, labels: NDArray[np.bool_], folds: Folds) -> tuple[Direction, Floats]:
     """Fit a direction on all spans, and score each span by a direction that was fitted without its prompt.
 
-    What is fitted on top of the scores must use the cross-fitted ones: a direction of hundreds of numbers separates the
-    spans that it was fitted on too well.
-
-    Returns:
-        The direction, and the cross-fitted scores, ``[n]``.
+    What is fitted on top of the scores must use these cross-fitted ones, ``[n]``: a direction of hundreds of numbers
+    separates the spans that it was fitted on too well.
     """
     mean, scale = states.mean(axis=0), states.std(axis=0)
     scale[scale == 0] = 1
@@ -327,7 +324,6 @@ def fit(items: LabelledFeatures, data: str, settings: FitSettings = DEFAULTS) ->
 
     Raises:
         CalibrationError: there are too few prompts, or a fold would have items of one class only.
-        MissingExtraError: scikit-learn is not installed.
     """
     isotonic, folds, threshold = settings.isotonic, settings.folds, settings.threshold
     need("sklearn.linear_model", extra="risk", what="fitting a calibrator")
@@ -419,16 +415,10 @@ def validate(
     seed: int,
     folds_each: int | None = None,
 ) -> Validation:
-    """Evaluate risks of items that were not fitted on, and compare them with the baselines.
+    """Evaluate the risks of items that were not fitted on, ``[repeats * n]``, and compare them with the baselines.
 
-    Args:
-        items: the labelled items.
-        risks: their risks, ``[repeats * n]``.
-        folds: the fold of each risk, ``[repeats * n]``, if the folds come from different fits. Risks and baselines are
-            then ranked within each fold.
-        repeats: how often the items were divided into folds.
-        draws, seed: of the bootstrap over prompts.
-        folds_each: the number of folds of each division, if ``folds`` also tells data sets apart.
+    If ``folds``, ``[repeats * n]``, gives each risk the number of the fit that it comes from, risks and baselines are
+    ranked within each. If that also tells data sets apart, ``folds_each`` is the number of folds of a division.
     """
     bootstrap = Bootstrap(items.groups * repeats, draws, seed)
     labels = np.tile(items.labels, repeats).astype(np.float64)

@@ -335,4 +335,4 @@ def _requests(seed: int) -> Iterator[str]:
 
 def _encoded(engine: CocoaEngine, request: str) -> list[int]:
     prompt = request_prompt(engine, request)
-    return engine.encode(prompt) if isinstance(prompt, str) else prompt
+    return engine.encode(prompt) if isinstance(prompt, str) else list(prompt)

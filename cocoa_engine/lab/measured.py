@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,11 +26,7 @@ from cocoa_engine.risk.features import (
     SPAN_FEATURES,
     Level,
     answer_features,
-    contested_features,
-    extreme_token_features,
-    preceding_features,
-    source_features,
-    token_features,
+    span_features,
 )
 
 if TYPE_CHECKING:
@@ -58,18 +54,18 @@ def labelled_features(
     rows: dict[Level, list[Row]] = {level: [] for level in LEVELS}
     read = probe_layer(num_layers)
     for forced in answers:
-        group = forced.record.group
-        if forced.record.label is not None:
-            features = [
-                *_shared_features(answer(forced), layers),
-                *contested_features(forced.profile.margins),
-                math.log1p(len(forced.profile.prompt)),
-                *source_features(forced.profile.source_attention),
-            ]
-            rows["answer"].append((features, forced.record.label, group, None))
+        profile, group = forced.profile, forced.record.group
+        if forced.record.label is not None:  # an answer counts as one span, as in ``engine.score``
+            span, usage = (
+                _statistics(answer(forced), layers, branches),
+                SimpleNamespace(prompt_tokens=len(profile.prompt)),
+            )
+            whole: Any = SimpleNamespace(spans=[span], token_ids=profile.token_ids, usage=usage)
+            rows["answer"].append((answer_features(whole), forced.record.label, group, None))
         for segment in spans(forced) if forced.record.spans is not None else ():
-            state = forced.profile.mean_state(read, segment.start, segment.end).numpy() if states else None
-            rows["span"].append((_span_features(segment, layers, branches), segment.hallucinated > 0, group, state))
+            state = profile.mean_state(read, segment.start, segment.end).numpy() if states else None
+            features = span_features(_statistics(segment, layers, branches))
+            rows["span"].append((features, segment.hallucinated > 0, group, state))
     return {level: _labelled(level, items) for level, items in rows.items() if items}
 
 
@@ -142,31 +138,23 @@ def _labelled(level: Level, rows: Sequence[Row]) -> LabelledFeatures:
     )
 
 
-def _span_features(segment: Segment, layers: Layers, branches: bool) -> list[float]:
-    profile, start, tokens = segment.forced.profile, segment.start, slice(segment.start, segment.end)
-    contested = branches and profile.competing[start] > 1
-    return [
-        *_shared_features(segment, layers),
-        *extreme_token_features(profile.token_ids[tokens], profile.entropies[tokens], profile.margins[tokens]),
-        *((float(profile.competing[start]), profile.spreads[start]) if contested else (1.0, 0.0)),
-        *preceding_features(preceding(profile.log_probs[:start], profile.entropies[:start], profile.copied[:start])),
-        source_features(profile.source_attention[tokens])[0],
-        math.nan,
-    ]
-
-
-def _shared_features(segment: Segment, layers: Layers) -> list[float]:
-    """The features that spans and answers share. An answer counts as one span, as in ``engine.score``."""
-    profile, tokens = segment.forced.profile, slice(segment.start, segment.end)
-    disagreement = profile.span(segment.start, segment.end)
-    return [
-        float(disagreement.con_mlds(layers.window)),
-        float(disagreement.f_mlds(layers.window, layers.final)),
-        *token_features(
-            profile.token_ids[tokens],
-            profile.log_probs[tokens],
-            profile.entropies[tokens],
-            profile.margins[tokens],
-            profile.copied[tokens],
-        ),
-    ]
+def _statistics(segment: Segment, layers: Layers, branches: bool) -> Any:
+    """The statistics of a segment, by their names in a :class:`~cocoa_engine.Span`."""
+    profile, start, part = segment.forced.profile, segment.start, slice(segment.start, segment.end)
+    disagreement = profile.span(start, segment.end)
+    competing = profile.competing[start] if branches else 1
+    # only the highest and the lowest log p of the candidates' first tokens count
+    first = [0.0] + [-profile.spreads[start]] * (competing - 1) if competing > 1 else []
+    return SimpleNamespace(
+        con_mlds=float(disagreement.con_mlds(layers.window)),
+        f_mlds=float(disagreement.f_mlds(layers.window, layers.final)),
+        token_ids=profile.token_ids[part],
+        token_log_probs=profile.log_probs[part],
+        token_entropies=profile.entropies[part],
+        token_margins=profile.margins[part],
+        token_copied=profile.copied[part],
+        token_source_attention=profile.source_attention[part],
+        preceding=preceding(profile.log_probs[:start], profile.entropies[:start], profile.copied[:start]),
+        candidates=[SimpleNamespace(token_log_probs=[log_prob]) for log_prob in first],
+        probe=None,
+    )

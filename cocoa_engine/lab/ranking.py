@@ -17,10 +17,8 @@ Measure = Literal["auroc", "auprc"]
 
 
 class Interval(NamedTuple):
-    """An estimate with its 95 % percentile bootstrap interval, widened if necessary to include the estimate.
-
-    ``low`` and ``high`` are `None` if there is no interval: all items are of one group, or no draw had both classes.
-    """
+    """An estimate with its 95 % percentile bootstrap interval, widened if necessary to include the estimate; `None` if
+    all items are of one group, or no draw had both classes."""
 
     estimate: float
     low: float | None

@@ -274,15 +274,9 @@ def self_made_features(
 ) -> dict[Level, LabelledFeatures]:
     """The features and labels of a model's answers to made questions, and of the spans of texts with planted errors.
 
-    Args:
-        engine: the engine with the model.
-        made: the questions. There are half as many texts with planted errors.
-        config: the settings of the decodes.
-        chat: feed the texts through the model's chat template. Questions always use it if there is one.
-        seed: seed of the texts.
-        cache, known: answers to questions that were asked before, and texts that were fed before.
-        advance: called with the number of questions answered since the last call.
-        feeding: yields the texts with planted errors, to show progress.
+    There are half as many texts as questions; ``seed`` is theirs. ``chat``: they are fed through the model's chat
+    template. ``cache`` and ``known`` have what was asked and fed before. ``advance`` is called with the number of
+    questions answered since the last call, and ``feeding`` yields the texts, to show progress.
     """
     found: dict[Level, LabelledFeatures] = {}
     with suppress(CalibrationError):  # all answers are empty

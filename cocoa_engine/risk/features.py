@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 from typing_extensions import Self
 
-from cocoa_engine.spans import Preceding, Span, Usage
+from cocoa_engine.spans import Span, Usage
 
 Level = Literal["span", "answer"]
 """Whether a risk is that of a span or of a whole answer."""
@@ -91,17 +91,24 @@ class AnswerStatistics(Protocol):
 
 def span_features(span: Span) -> list[float]:
     """The features of a span, in the order of :data:`SPAN_FEATURES`. NaN stands for what was not measured."""
+    entropies, margins, before = span.token_entropies, span.token_margins, span.preceding
     first = [candidate.token_log_probs[0] for candidate in span.candidates]
     return [
         span.con_mlds,
         span.f_mlds,
-        *token_features(
-            span.token_ids, span.token_log_probs, span.token_entropies, span.token_margins, span.token_copied
-        ),
-        *extreme_token_features(span.token_ids, span.token_entropies, span.token_margins),
+        *_token_features(span.token_ids, span.token_log_probs, entropies, margins, span.token_copied),
+        entropies[0],
+        max(entropies),
+        min(margins[0], MARGIN_CAP),
+        min(*margins, MARGIN_CAP),
+        math.log1p(max(span.token_ids)),
         float(max(1, len(first))),  # a span that is no risk point counts as one candidate without spread
         max(first) - min(first) if first else 0.0,
-        *preceding_features(span.preceding),
+        math.log1p(min(before.tokens, POSITION_CAP)),
+        before.log_prob,
+        before.entropy,
+        before.copied,
+        before.copied_run,
         source_features(span.token_source_attention)[0],
         math.nan if span.probe is None else span.probe,
     ]
@@ -115,17 +122,19 @@ def answer_features(generation: AnswerStatistics) -> list[float]:
         list(chain.from_iterable(getattr(span, f"token_{name}") for span in spans))
         for name in ("log_probs", "entropies", "margins", "copied", "source_attention")
     )
+    contested = sum(margin <= CONTESTED for margin in margins)
     return [
         sum(span.con_mlds * len(span.token_ids) for span in spans) / tokens,
         sum(span.f_mlds * len(span.token_ids) for span in spans) / tokens,
-        *token_features(generation.token_ids, log_probs, entropies, margins, copied),
-        *contested_features(margins),
+        *_token_features(generation.token_ids, log_probs, entropies, margins, copied),
+        contested / len(margins),
+        math.log1p(contested),
         math.log1p(generation.usage.prompt_tokens),
         *source_features(attention),
     ]
 
 
-def token_features(
+def _token_features(
     token_ids: Sequence[int],
     log_probs: Sequence[float],
     entropies: Sequence[float],
@@ -146,29 +155,9 @@ def token_features(
     ]
 
 
-def contested_features(margins: Sequence[float]) -> list[float]:
-    """The features of an answer's contested tokens."""
-    count = sum(margin <= CONTESTED for margin in margins)
-    return [count / len(margins), math.log1p(count)]
-
-
-def extreme_token_features(
-    token_ids: Sequence[int], entropies: Sequence[float], margins: Sequence[float]
-) -> list[float]:
-    """The features of single tokens of a span: the first one and the extremes."""
-    lowest = min(*margins, MARGIN_CAP)
-    return [entropies[0], max(entropies), min(margins[0], MARGIN_CAP), lowest, math.log1p(max(token_ids))]
-
-
 def source_features(attention: Sequence[float]) -> list[float]:
     """The mean source attention of t tokens, ``[t]``, and the mean of the lowest fifth of them; NaN without any."""
     if not attention:
         return [math.nan, math.nan]
     lowest = sorted(attention)[: -(-len(attention) // 5)]
     return [sum(attention) / len(attention), sum(lowest) / len(lowest)]
-
-
-def preceding_features(before: Preceding) -> list[float]:
-    """The features of the tokens before a span."""
-    position = math.log1p(min(before.tokens, POSITION_CAP))
-    return [position, before.log_prob, before.entropy, before.copied, before.copied_run]

@@ -113,7 +113,7 @@ class LabelledAnswers:
         self, engine: CocoaEngine, config: CocoaConfig, level: Level | None, *, states: bool, progress: Progress
     ) -> tuple[dict[Level, LabelledFeatures], dict[Level, str]]:
         """The features of the answers, and a description of their source, by level."""
-        from cocoa_engine.lab.cache import answers_cache
+        from cocoa_engine.lab.cache import AnswerCache
         from cocoa_engine.lab.fit_calibrator import about_self_made
         from cocoa_engine.lab.forced import ProfileCache
         from cocoa_engine.lab.indicators import Layers
@@ -123,7 +123,7 @@ class LabelledAnswers:
         Layers.of(config, engine.num_layers)  # refuse bad settings before the work
         answering = partial(progress.stage, "answering questions", "questions", fate=partial(fate, self.cache))
         asks = self.questions is not None or self.self_made
-        answers_kept = answers_cache(self.cache, "answers", engine, config) if self.cache and asks else None
+        answers_kept = AnswerCache(self.cache, "answers", engine, config) if self.cache and asks else None
         features: dict[Level, LabelledFeatures] = {}
         about: dict[Level, str] = {}
         if self.data is not None:

@@ -135,13 +135,13 @@ def alpha(
         progress = Progress("alpha")
         engine = load_engine(model, loading, progress=progress)
         from cocoa_engine.lab.alpha import collect, draw, suggest
-        from cocoa_engine.lab.cache import answers_cache
+        from cocoa_engine.lab.cache import AnswerCache
 
         asked: Sequence[str | Sequence[int]] = [
             engine.encode_chat([{"role": "user", "content": question.question}]) if chat else question.prompt
             for question in questions
         ]
-        known = None if kept is None else answers_cache(kept, "alpha", engine, config)
+        known = None if kept is None else AnswerCache(kept, "alpha", engine, config)
         with progress.stage("answering", "prompts", len(asked), fate=partial(fate, kept)) as stage:
             candidates = collect(engine, asked, config, cache=known, advance=stage.advance)
         found = suggest(candidates)

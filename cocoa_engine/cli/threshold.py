@@ -61,7 +61,7 @@ def threshold(
     require_chat(system, raw=raw)
     thresholds = _numbers(at)
     with quiet_torchao():
-        from cocoa_engine.lab.cache import answers_cache
+        from cocoa_engine.lab.cache import AnswerCache
         from cocoa_engine.lab.stopping import common_source, measure, read_own_prompts, require_scale
 
     lines = read_own_prompts(prompts)
@@ -73,7 +73,7 @@ def threshold(
             require_scale(config.risk, thresholds)
             progress = Progress("threshold")
             engine = load_engine(model, loading, calibrator, progress=progress)
-            known = None if kept is None else answers_cache(kept, "thresholds", engine, config)
+            known = None if kept is None else AnswerCache(kept, "thresholds", engine, config)
             try:
                 with progress.stage("answering", "prompts", len(asked)) as stage:
                     options: dict[str, Any] = {"system": system, "raw": raw, "cache": known, "advance": stage.advance}

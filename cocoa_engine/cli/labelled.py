@@ -14,7 +14,6 @@ from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.unfinished import fate
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.lab.data import FORMATS, LabelledText, checked, read_labelled, sample
-from cocoa_engine.model.embedded import MODEL_NAME
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
@@ -65,18 +64,10 @@ def teacher_forced(
     cache: CacheFolder | None,
     progress: Progress,
 ) -> Iterator[Iterator[TeacherForced]]:
-    """Feed answers as :func:`~cocoa_engine.lab.forced.force` does, as the stage ``feeding answers``.
-
-    ``cache`` is a folder in which they are kept, with the mean states of their spans at a ``layer``.
-    """
+    """Feed answers as a stage. ``cache`` keeps them, with the mean states of their spans at a ``layer``."""
     from cocoa_engine.lab.forced import ProfileCache, force
 
     options: Any = {"chat": chat, "without_source": without_source}
     fed = None if cache is None else ProfileCache(cache, engine, config, layer=layer, **options)
     with progress.stage("feeding answers", "answers", len(records), fate=partial(fate, cache)) as stage:
         yield force(engine, records, config, cache=fed, advance=stage.advance, **options)
-
-
-def short_name(model: str | None) -> str:
-    """The last part of a model's name, for file names."""
-    return (model or MODEL_NAME).rstrip("/").rpartition("/")[2]

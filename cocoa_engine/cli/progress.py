@@ -41,7 +41,7 @@ class Stage:
     def __init__(self, name: str, unit: str = "", total: int = 0, done: Callable[[], int] | None = None) -> None:
         self.name, self.unit, self.total = name, unit, total
         self._done, self._counted = 0, done
-        self._began = self._since = time.monotonic()
+        self.began = self.since = time.monotonic()  # the end of the last item, or of what was done between two
         self._samples: list[tuple[float, int]] = []  # seconds, and the items that were done in them
 
     @property
@@ -59,20 +59,9 @@ class Stage:
         """Set the number of items done, and of all items."""
         now = time.monotonic()
         if done > self._done:
-            self._samples.append((now - self._since, done - self._done))
-            self._since = now
+            self._samples.append((now - self.since, done - self._done))
+            self.since = now
         self._done, self.total = done, total
-
-    def resume(self) -> None:
-        """Leave out the time since the last item, in which something else was done."""
-        self._since = time.monotonic()
-
-    def describe(self, left: float | None) -> str:
-        """What is done, how many of how many, and the time left, or the time so far if that is not known."""
-        counts = f"{self.done:,} of {self.total:,} {self.unit}" if self.total else self.name
-        if not left:  # not known, or a step takes longer than those before
-            return f"{counts}, {_duration(time.monotonic() - self._began)} so far"
-        return f"{counts}, {_duration(left)} left"
 
     def share(self) -> float:
         """The share of the items that are done, in [0, 1]."""
@@ -87,10 +76,6 @@ class Stage:
         usual = sum(seconds * seconds / items for seconds, items in samples) / passed
         worked = [(seconds, items) for seconds, items in samples if seconds / items >= CHEAP * usual]
         return self.total * sum(seconds for seconds, _ in worked) / sum(items for _, items in worked)
-
-    def seconds_left(self, whole: float) -> float:
-        """The time that the other items take, where all take ``whole`` seconds."""
-        return max(0.0, whole * (1 - self.share()) - (time.monotonic() - self._since))
 
 
 class Progress:
@@ -138,7 +123,7 @@ class Progress:
         finally:
             self._stages.pop()
             if self._stages:
-                self._stages[-1].resume()
+                self._stages[-1].since = time.monotonic()
             share = self._plan.pop(name, 0.0)
             self._finished += share
             if share and (seconds := stage.seconds()) is not None:
@@ -185,9 +170,21 @@ class Progress:
             thread.join(1.0)  # it waits where nobody reads stderr
 
     def describe(self) -> str:
-        """The innermost stage, and the time left for this and the later ones."""
-        stages = self._stages[:]
-        return stages[-1].describe(self._left(stages[-1])) if stages else ""
+        """The innermost stage, and the time left for it and the later ones, or its time so far if that is not known."""
+        if not (stages := self._stages[:]):
+            return ""
+        stage, now = stages[-1], time.monotonic()
+        share, whole = self._plan.get(stage.name, 0.0), stage.seconds()
+        if whole is None and self._pace is not None:  # the first item is not done
+            whole = self._pace * share
+        left = 0.0
+        if whole:
+            later = whole * (sum(self._plan.values()) - share) / share if share else 0.0
+            left = max(0.0, whole * (1 - stage.share()) - (now - stage.since)) + later
+        counts = f"{stage.done:,} of {stage.total:,} {stage.unit}" if stage.total else stage.name
+        if not left:  # not known, or a step takes longer than those before
+            return f"{counts}, {_duration(now - stage.began)} so far"
+        return f"{counts}, {_duration(left)} left"
 
     def fraction(self) -> float | None:
         """The share of the work that is done, in [0, 1]; `None` if there is no plan and nothing is counted."""
@@ -195,14 +192,6 @@ class Progress:
         if whole := self._finished + sum(self._plan.values()):
             return (self._finished + sum(self._plan.get(one.name, 0.0) * one.share() for one in stages)) / whole
         return stages[0].share() if stages and stages[0].total else None
-
-    def _left(self, stage: Stage) -> float | None:
-        share, whole = self._plan.get(stage.name, 0.0), stage.seconds()
-        if whole is None and self._pace is not None:  # the first item is not done
-            whole = self._pace * share
-        if not whole:
-            return None
-        return stage.seconds_left(whole) + (whole * (sum(self._plan.values()) - share) / share if share else 0.0)
 
     def _drawn(self, width: int) -> Table:
         fraction = self.fraction()

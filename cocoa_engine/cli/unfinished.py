@@ -30,8 +30,7 @@ KEPT = 4
 """The number of unfinished commands that are kept, those that were given last."""
 
 LOCK = ".lock"  # beside the folder of a command
-_OF_OUTPUT = ("overwrite", "json", "no_color", "debug")
-"""Options that change nothing that is measured: a command continues with or without them."""
+_OF_OUTPUT = ("overwrite", "json", "no_color", "debug")  # a command continues with or without them
 
 
 @contextmanager
@@ -49,13 +48,15 @@ def measured_answers(context: typer.Context, cache: Path | None) -> Iterator[Cac
     if cache is not None:
         yield CacheFolder(cache)
         return
-    begun = _begin(context)
-    if begun is None:
+    try:
+        path, lock = _begin(context)
+    except (OSError, RuntimeError) as error:  # also a Timeout: another process has the lock
+        logger.info("what is measured is not kept in the cache directory: %s", error)
         yield None
         return
-    folder, lock = begun
+    folder = CacheFolder(path, required=False)
     if measurements := folder.answers():
-        print_note(f"continuing an interrupted command: {count(measurements, 'measurement')} are in {folder.path}")
+        print_note(f"continuing an interrupted command: {count(measurements, 'measurement')} are in {path}")
     has_ended = False
     try:
         yield folder
@@ -65,7 +66,7 @@ def measured_answers(context: typer.Context, cache: Path | None) -> Iterator[Cac
         raise
     finally:
         if has_ended or not folder.answers():
-            _remove(folder.path)
+            _remove(path)
         lock.release()
 
 
@@ -79,30 +80,27 @@ def fate(kept: CacheFolder | None) -> str:
     return f"they are kept in {kept.path}{again}"
 
 
-def _begin(context: typer.Context) -> tuple[CacheFolder, FileLock] | None:
+def _begin(context: typer.Context) -> tuple[Path, FileLock]:
     """The folder of a command and its lock, which this process has. Older folders are removed."""
-    from cocoa_engine.lab.cache import CacheFolder
-
-    try:
-        root = cache_directory() / FOLDER
-        folder = root / _name(context)
-        is_old = folder.exists() and not is_private(folder)
-        private_folder(root, 0o700)
-        lock = FileLock(folder.with_suffix(LOCK))
-        lock.acquire(timeout=0)
-        if is_old:
-            logger.warning("other users could write to %s; what is in it is measured again", folder)
-            shutil.rmtree(folder)
-        folder.mkdir(mode=0o700, exist_ok=True)
-        os.utime(folder)
-        others = sorted((each for each in root.iterdir() if each.is_dir() and each != folder), key=os.path.getmtime)
-        for old in others[: 1 - KEPT or None]:
-            with suppress(OSError, RuntimeError), FileLock(old.with_suffix(LOCK)).acquire(timeout=0):
-                _remove(old)
-    except (OSError, RuntimeError) as error:  # also a Timeout: another process has the lock
-        logger.info("what is measured is not kept in the cache directory: %s", error)
-        return None
-    return CacheFolder(folder, required=False), lock
+    # the paths among the options may be relative to the working directory
+    options = {name: value for name, value in context.params.items() if name not in _OF_OUTPUT}
+    command = json.dumps([context.info_name, options, os.getcwd(), __version__], sort_keys=True, default=str)
+    root = cache_directory() / FOLDER
+    folder = root / sha256(command.encode()).hexdigest()[:32]
+    is_old = folder.exists() and not is_private(folder)
+    private_folder(root, 0o700)
+    lock = FileLock(folder.with_suffix(LOCK))
+    lock.acquire(timeout=0)
+    if is_old:
+        logger.warning("other users could write to %s; what is in it is measured again", folder)
+        shutil.rmtree(folder)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    os.utime(folder)
+    others = sorted((each for each in root.iterdir() if each.is_dir() and each != folder), key=os.path.getmtime)
+    for old in others[: 1 - KEPT or None]:
+        with suppress(OSError, RuntimeError), FileLock(old.with_suffix(LOCK)).acquire(timeout=0):
+            _remove(old)
+    return folder, lock
 
 
 def _remove(folder: Path) -> None:
@@ -110,10 +108,3 @@ def _remove(folder: Path) -> None:
     with suppress(OSError):
         shutil.rmtree(folder)
         folder.with_suffix(LOCK).unlink()
-
-
-def _name(context: typer.Context) -> str:
-    """A digest of a command, its options, the version and the working directory, which paths may be relative to."""
-    options = {name: value for name, value in context.params.items() if name not in _OF_OUTPUT}
-    command = [context.info_name, options, os.getcwd(), __version__]
-    return sha256(json.dumps(command, sort_keys=True, default=str).encode()).hexdigest()[:32]

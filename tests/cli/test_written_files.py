@@ -19,7 +19,7 @@ import pytest
 from typer.testing import Result
 
 from cocoa_engine import CocoaEngine, RiskCalibrator
-from cocoa_engine.cli.output import make_folder, reserved
+from cocoa_engine.cli.output import reserved
 from cocoa_engine.errors import ConfigError, OutputError
 from cocoa_engine.output_files import append, draft_of, locked, open_in_place, require_writable, write_file
 from tests.helpers.made_up_risk import fitted, labelled_items, risk
@@ -171,7 +171,8 @@ def test_another_user_s_link_is_not_followed(shared: Path, victim: Path) -> None
 def test_links_in_the_place_of_locks_and_trials_lead_nowhere(shared: Path, victim: Path) -> None:
     for name in (".risk.json.lock", ".lock", ".writable"):
         (shared / name).symlink_to(victim)
-    make_folder(shared)
+    with reserved(shared / "other.json", overwrite=False):
+        pass
     require_writable(shared / "risk.json")
     for path in (shared, shared / "risk.json"):
         with pytest.raises(ConfigError), locked(path):

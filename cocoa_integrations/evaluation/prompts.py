@@ -71,48 +71,39 @@ GSM8K_EXAMPLES = (
 )
 
 
-def truthfulqa(question: str) -> str:
+def truthfulqa(row: Any) -> str:
     """The prompt of TruthfulQA, for generation and multiple choice."""
-    return f"{TRUTHFULQA_HEADER}\n\n{_questions(TRUTHFULQA_EXAMPLES)}\n{_asked(question)}"
+    return f"{TRUTHFULQA_HEADER}\n\n{_asked(TRUTHFULQA_EXAMPLES, row)}"
 
 
-def natural_questions(question: str, context: str | None) -> str:
+def natural_questions(row: Any) -> str:
     """The prompt of NQ and NQ-Swap. The context of a record, if it has one, precedes the question."""
-    before = "" if context is None else f"Context: {context}\n"
-    return f"{_questions(NQ_EXAMPLES)}\n{before}{_asked(question)}"
+    return _asked(NQ_EXAMPLES, row, "" if row.context is None else f"Context: {row.context}\n")
 
 
-def xsum(document: str) -> str:
-    """The prompt of XSum."""
-    return f"Document: {document}\n\nSummarize the Document in one Sentence. Sentence:"
+def summary(what: str, row: Any) -> str:
+    """The prompt of XSum for a ``Document``, and of SAMSum for a ``Dialogue``."""
+    return f"{what}: {row.question}\n\nSummarize the {what} in one Sentence. Sentence:"
 
 
-def samsum(dialogue: str) -> str:
-    """The prompt of SAMSum."""
-    return f"Dialogue: {dialogue}\n\nSummarize the Dialogue in one Sentence. Sentence:"
-
-
-def mbpp(task: str, tests: Sequence[str]) -> str:
+def mbpp(row: Any) -> str:
     """The prompt of MBPP."""
+    tests = "\n".join(row.test_list)
     return (
-        f"You are an expert Python programmer, and here is your task: {task}\nYour code should pass these tests:\n"
-        + "\n".join(tests)
-        + "\nYour code should start with a [PYTHON] tag and end with a [/PYTHON] tag.\n[PYTHON]\n"
+        f"You are an expert Python programmer, and here is your task: {row.question}\nYour code should pass these "
+        f"tests:\n{tests}\nYour code should start with a [PYTHON] tag and end with a [/PYTHON] tag.\n[PYTHON]\n"
     )
 
 
-def gsm8k(question: str) -> str:
+def gsm8k(row: Any) -> str:
     """A prompt for GSM8K, specific to this package."""
     shots = "\n\n".join(f"Question: {asked}\nAnswer: {answer}" for asked, answer in GSM8K_EXAMPLES)
-    return f"{shots}\n\nQuestion: {question}\nAnswer:"
+    return f"{shots}\n\nQuestion: {row.question}\nAnswer:"
 
 
-def _questions(examples: Sequence[tuple[str, str]]) -> str:
-    return "\n".join(f"Question: {question} Answer: {answer}" for question, answer in examples)
-
-
-def _asked(question: str) -> str:
-    return f"Question: {question}\n\nAnswer:"
+def _asked(examples: Sequence[tuple[str, str]], row: Any, before: str = "") -> str:
+    shots = "\n".join(f"Question: {question} Answer: {answer}" for question, answer in examples)
+    return f"{shots}\n{before}Question: {row.question}\n\nAnswer:"
 
 
 _TRUTH = Template("""\

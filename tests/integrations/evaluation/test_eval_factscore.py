@@ -15,7 +15,8 @@ from cocoa_engine import CocoaConfig
 from cocoa_engine.cli import progress
 from cocoa_engine.cli.app import app
 from cocoa_engine.errors import ConfigError
-from cocoa_integrations.evaluation.harness import new_run, write_rows
+from cocoa_integrations.evaluation.files import json_lines
+from cocoa_integrations.evaluation.harness import SAMPLES, new_run
 from cocoa_integrations.evaluation.judge import factscore, factscore_report, factscore_run
 from cocoa_integrations.evaluation.prompts import facts_of
 from tests.helpers.judges import RuleJudge
@@ -81,7 +82,7 @@ def run_of(task: str, path: Path) -> Path:
         for (arm, key), answer in SUMMARIES.items()
     ]
     with new_run(path, settings):
-        write_rows(path, rows)
+        (path / SAMPLES).write_text(json_lines(rows), encoding="utf-8")
     return path
 
 

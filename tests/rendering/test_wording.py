@@ -12,15 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cocoa_engine import Generation, RiskSource, Span
-from cocoa_engine.rendering.highlights import RiskScale
-from cocoa_engine.rendering.inputs import Answer
+from cocoa_engine.rendering.highlights import Answer, RiskScale
 from cocoa_engine.rendering.wording import (
     NOT_CALIBRATED,
     SOURCES,
     describe_different_kinds,
-    describe_risk,
     describe_scale,
     statistics,
+    summary,
     verdict,
 )
 from cocoa_engine.risk import LOWEST_SHADE
@@ -38,7 +37,7 @@ def sentences(answer: Answer) -> list[str]:
         verdict(answer),
         describe_scale([answer], RiskScale.of(answer.spans)),
         describe_different_kinds([answer, other]) or "",
-        describe_risk(answer),
+        summary(answer).partition("; ")[2],
         statistics(answer.spans[0])[0][2],
     ]
 

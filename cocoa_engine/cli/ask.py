@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, islice
 from json import dumps, loads
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from cocoa_engine.cli.info import load_engine
 from cocoa_engine.cli.options import Calibrator, Details, Json, LoadOptions, Model, NoColor, with_options
-from cocoa_engine.cli.output import Html, Svg, can_redraw, check_writable, output, print_json, print_note, write
+from cocoa_engine.cli.output import Html, Svg, can_redraw, check_writable, live, output, print_json, print_note, write
 from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.prompting import Request
 from cocoa_engine.config import CocoaConfig
@@ -51,7 +50,8 @@ def answer_json(generation: Generation, divided: Generation | None = None) -> st
             ``divided``, without the numbers of their spans, which the JSON does not have.
     """
     measured, left_out = divided or generation, {"spans"} if divided else None
-    units = {"check": measured.check_these(), "claims": measured.claims, "sentences": measured.sentences}
+    units: dict[str, Sequence[BaseModel]] = {"check": measured.check_these(), "claims": measured.claims}
+    units["sentences"] = measured.sentences
     record = {**loads(generation.model_dump_json()), "verdict": measured.verdict}
     record |= {name: [loads(one.model_dump_json(exclude=left_out)) for one in each] for name, each in units.items()}
     return dumps(record, ensure_ascii=False, separators=(",", ":"))
@@ -72,7 +72,8 @@ def decode_live(
     as on a terminal that cannot redraw lines.
     """
     first = first_span(stream, progress)
-    with _screen(console) if draws else progress.stage("answering") as screen:
+    drawing = live(console, renderable=Text("…"), auto_refresh=False)
+    with drawing if draws else progress.stage("answering") as screen:
         for span in chain(first, stream):
             spans.append(span)
             if isinstance(screen, Live):
@@ -90,14 +91,6 @@ def first_span(stream: SpanStream, progress: Progress) -> list[Span]:
         return []
     with progress.stage("reading", "tokens of the prompt", total, done=lambda: stream.prompt_progress[0]):
         return list(islice(stream, 1))
-
-
-@contextmanager
-def _screen(console: Console) -> Iterator[Live]:
-    """The place of an answer that is drawn over and over."""
-    with Live(Text("…"), console=console, auto_refresh=False, transient=True) as live:
-        console.show_cursor(True)  # it would stay hidden if the process were killed
-        yield live
 
 
 @with_options()

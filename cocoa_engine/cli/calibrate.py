@@ -15,11 +15,21 @@ from rich.table import Table
 from rich.text import Text
 
 from cocoa_engine.cli.info import load_engine
-from cocoa_engine.cli.labelled import Cache, Chat, Draws, Format, Prompts, Seed, read, teacher_forced
+from cocoa_engine.cli.measured import (
+    Cache,
+    Chat,
+    Draws,
+    Format,
+    Prompts,
+    Seed,
+    fate,
+    measured_answers,
+    read,
+    teacher_forced,
+)
 from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, file_option, with_options
 from cocoa_engine.cli.output import Overwrite, check_drawable, on_interrupt, output, print_json, print_note, reserved
 from cocoa_engine.cli.progress import Progress
-from cocoa_engine.cli.unfinished import fate, measured_answers
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import CalibrationError, ConfigError, DataError
 from cocoa_engine.lab.data import LabelledText, Question, read_questions, sample
@@ -342,26 +352,22 @@ def calibrate(
     and attention on it, and with --probe a direction of the hidden states. The risk is validated on prompts left out
     of the fit, and compared with unfitted baselines.
     """
-    rules: dict[Rule, float | None] = {
-        "precision": precision,
-        "recall": recall,
-        "specificity": specificity,
-        "conformal": miss,
-    }
+    rules: dict[Rule, float | None] = {"precision": precision, "recall": recall}
+    rules |= {"specificity": specificity, "conformal": miss}
     thresholds = [(rule, target) for rule, target in rules.items() if target is not None]
     given, asked, own = answers.data is not None, answers.questions is not None, answers.self_made
-    for message, is_wrong in {
-        "--precision, --recall, --specificity and --miss each choose the threshold: give one of them": thresholds[1:],
-        "give either --out FILE to fit a calibrator, or --check FILE to evaluate one": (out is None) == (check is None),
-        "--check evaluates a calibrator as it is: a threshold cannot be chosen, nor a probe fitted": check is not None
-        and (thresholds or probe),
-        "give --data PATH with labelled answers, --questions FILE for the model to answer, both, or --self": not (
-            given or asked or own
-        ),
-        "--self makes its own questions: leave out --data and --questions": own and (given or asked),
-        "--documents is for --self, which asks questions about them": answers.documents is not None and not own,
-        "--probe needs --data PATH with answers whose hallucinated parts are labelled": probe and not given,
-    }.items():
+    checks = check is not None
+    for is_wrong, message in (
+        (thresholds[1:], "--precision, --recall, --specificity and --miss each choose the threshold: give one of them"),
+        ((out is None) != checks, "give either --out FILE to fit a calibrator, or --check FILE to evaluate one"),
+        (checks and (thresholds or probe),
+         "--check evaluates a calibrator as it is: a threshold cannot be chosen, nor a probe fitted"),
+        (not (given or asked or own),
+         "give --data PATH with labelled answers, --questions FILE for the model to answer, both, or --self"),
+        (own and (given or asked), "--self makes its own questions: leave out --data and --questions"),
+        (answers.documents is not None and not own, "--documents is for --self, which asks questions about them"),
+        (probe and not given, "--probe needs --data PATH with answers whose hallucinated parts are labelled"),
+    ):  # fmt: skip
         if is_wrong:
             raise ConfigError(message)
     known = None if check is None else RiskCalibrator.load(check)

@@ -255,7 +255,7 @@ def _setting(name: str) -> inspect.Parameter:
         show_default=False,
         rich_help_panel=DECODING,
     )
-    annotation = Annotated[(list[str] if repeatable else str) | None, option]
+    annotation: Any = Annotated[(list[str] if repeatable else str) | None, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.live import Live
 from rich.segment import Segment
 from rich.table import Column, Table
 
@@ -58,6 +59,14 @@ def plain_table(*columns: Column | str, title: str | None = None) -> Table:
     return Table(
         *columns, title=title, title_justify="left", title_style="", show_header=heads, box=None, padding=(0, 2, 0, 0)
     )
+
+
+@contextmanager
+def live(console: Console, **options: Any) -> Iterator[Live]:
+    """A part of a terminal that is drawn over and over, and cleared at the end."""
+    with Live(console=console, transient=True, **options) as part:
+        console.show_cursor(True)  # it would stay hidden if the process were killed
+        yield part
 
 
 def print_note(message: str) -> None:

@@ -6,15 +6,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from typing import TypeVar
 
-from rich.live import Live
+from rich.console import Console
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cocoa_engine.cli.output import can_redraw, on_interrupt, progress_console
+from cocoa_engine.cli.output import can_redraw, live, on_interrupt, progress_console
 from cocoa_engine.safe_text import safe
 
 ItemT = TypeVar("ItemT")
@@ -115,10 +116,17 @@ class Progress:
         """
         stage = Stage(name, unit, total, done)
         note = fate and on_interrupt(lambda: f"{name}: {stage.done} of {stage.total} were done; {fate()}")
-        shown = can_redraw(progress_console())
+        console = progress_console()
+        shown: AbstractContextManager[object] = nullcontext()
+        if not self._stages and can_redraw(console):
+            # what the command prints on stdout must not go through this console
+            drawn = partial(self._drawn, console)
+            shown = live(console, get_renderable=drawn, redirect_stdout=False, refresh_per_second=4)
+        elif not self._stages:
+            shown = self._lines()
         self._stages.append(stage)
         try:
-            with note or nullcontext(), nullcontext() if self._stages[1:] else self._bar() if shown else self._lines():
+            with note or nullcontext(), shown:
                 yield stage
         finally:
             self._stages.pop()
@@ -135,21 +143,6 @@ class Progress:
             for item in items:
                 yield item
                 stage.advance()
-
-    @contextmanager
-    def _bar(self) -> Iterator[None]:
-        console = progress_console()
-        # what the command prints on stdout must not go through this console
-        live = Live(
-            get_renderable=lambda: self._drawn(console.width),
-            console=console,
-            transient=True,
-            redirect_stdout=False,
-            refresh_per_second=4,
-        )
-        with live:
-            console.show_cursor(True)  # it would stay hidden if the process were killed
-            yield
 
     @contextmanager
     def _lines(self) -> Iterator[None]:
@@ -193,14 +186,14 @@ class Progress:
             return (self._finished + sum(self._plan.get(one.name, 0.0) * one.share() for one in stages)) / whole
         return stages[0].share() if stages and stages[0].total else None
 
-    def _drawn(self, width: int) -> Table:
+    def _drawn(self, console: Console) -> Table:
         fraction = self.fraction()
         line = Table.grid(padding=(0, 1))
         line.add_column(max_width=30)  # narrower where the text needs the room
         line.add_column(no_wrap=True, overflow="crop")
         bar = ProgressBar(1.0, fraction or 0.0, pulse=fraction is None)
         what, _, seconds = safe(self.describe()).rpartition(", ")
-        room = max(width - len(seconds) - NARROWEST_BAR - 3, NARROWEST_TEXT)
+        room = max(console.width - len(seconds) - NARROWEST_BAR - 3, NARROWEST_TEXT)
         line.add_row(bar, Text(f"{what if len(what) <= room else what[: room - 3] + '...'}, {seconds}"))
         return line
 

@@ -15,11 +15,22 @@ from rich.markdown import Markdown
 from rich.text import Text
 
 from cocoa_engine.cli.info import load_engine
-from cocoa_engine.cli.labelled import Cache, Chat, DataPath, Draws, Format, Prompts, Seed, read, teacher_forced
+from cocoa_engine.cli.measured import (
+    Cache,
+    Chat,
+    DataPath,
+    Draws,
+    Format,
+    Prompts,
+    Seed,
+    fate,
+    measured_answers,
+    read,
+    teacher_forced,
+)
 from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, file_option, with_options
 from cocoa_engine.cli.output import Overwrite, check_drawable, check_writable, output, print_json, reserved
 from cocoa_engine.cli.progress import Progress
-from cocoa_engine.cli.unfinished import fate, measured_answers
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError, DataError
 from cocoa_engine.lab.data import detect_format, read_labelled, sample

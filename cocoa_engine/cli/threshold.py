@@ -15,12 +15,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from cocoa_engine.cli.info import load_engine
-from cocoa_engine.cli.labelled import Cache
+from cocoa_engine.cli.measured import Cache, fate, measured_answers
 from cocoa_engine.cli.options import Calibrator, Json, LoadOptions, Model, NoColor, file_option, with_options
 from cocoa_engine.cli.output import output, plain_table, print_json, print_note
 from cocoa_engine.cli.progress import Progress
 from cocoa_engine.cli.prompting import Raw, System, require_chat
-from cocoa_engine.cli.unfinished import fate, measured_answers
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.optional import quiet_torchao

@@ -191,6 +191,9 @@ def _card(span: Span, level: int) -> str:
         f'<div title="{escape(meaning)}"><dt>{escape(name)}</dt><dd>{value}</dd></div>'
         for name, value, meaning in wording.statistics(span)
     )
+    kind = "a text scored as given" if span.kind == "given" else "no other token competed"
+    if span.candidates:
+        kind = f"chosen from {wording.count(len(span.candidates), 'competing candidate')}"
     reached = f"; {wording.REACHED}" if span.reaches_max_risk else ""
     rows = []
     for kept, text, values in wording.candidate_rows(span):
@@ -200,7 +203,7 @@ def _card(span: Span, level: int) -> str:
     heads = "".join(f'<th scope="col">{name}</th>' for name in ("candidate", *wording.CANDIDATE_COLUMNS))
     table = f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>" if rows else ""
     return (
-        f'<p><bdi class="cocoa-quote">{escape(visible(span.text))}</bdi>: {wording.describe_kind(span)}; '
+        f'<p><bdi class="cocoa-quote">{escape(visible(span.text))}</bdi>: {kind}; '
         f"risk level {level} of 0 to 3{reached}</p>"
         f'<dl class="cocoa-values">{figures}</dl>{table}'
     )

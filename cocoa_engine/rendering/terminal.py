@@ -82,9 +82,8 @@ def legend(*answers: Answer, marks: bool = False) -> Text:
     scale = RiskScale.of(span for answer in answers for span in answer.spans)
     text = Text(wording.describe_scale(answers, scale), style="dim")
     levels = [_drawn([Piece(bounds, level, level)], marks) for level, bounds in enumerate(scale.ranges)]
-    if levels := [*levels, *_reached(answers, marks)]:
-        text = Text("\n").join([text, Text(" ").join(levels)])
-    return text
+    levels += _reached(answers, marks)
+    return Text("\n").join([text, Text(" ").join(levels)] if levels else [text])
 
 
 def _reached(answers: Iterable[Answer], marks: bool) -> list[Text]:
@@ -126,25 +125,28 @@ class Comparison:
             answer_text(answer, marks=marks, scale=scale, differing=ranges)
             for answer, ranges in zip(answers, differing, strict=True)
         ]
-        self.rows = [
-            [Text(name, style="bold") for name in wording.answer_names(answers)],
-            [Text(wording.verdict(answer), style="bold") for answer in answers],
-            [Text() for _ in answers],
-            self.answers,
-            [Text() for _ in answers],
-            [check_list(answer.check_these(MOST_SHADED), answer.risk_source) for answer in answers],
+        self.parts = [
+            (
+                Text(name, style="bold"),
+                Text(wording.verdict(answer), style="bold"),
+                Text(),
+                text,
+                Text(),
+                check_list(answer.check_these(MOST_SHADED), answer.risk_source),
+            )
+            for answer, name, text in zip(answers, wording.answer_names(answers), self.answers, strict=True)
         ]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Called by rich."""
         if options.max_width < NARROWEST_COLUMN * len(self.answers):
-            for number, parts in enumerate(zip(*self.rows, strict=True)):
+            for number, parts in enumerate(self.parts):
                 yield Group(*([Text()] if number else []), *parts)
             return
         grid = Table.grid(padding=(0, 3, 0, 0), expand=True)
         for _ in self.answers:
             grid.add_column(ratio=1, overflow="fold")
-        for row in self.rows:
+        for row in zip(*self.parts, strict=True):
             grid.add_row(*row)
         yield grid
 

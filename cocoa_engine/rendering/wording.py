@@ -119,13 +119,6 @@ def summary(answer: Answer) -> str:
     return f"{describe_answer(answer).removesuffix('.')}; {risks}."
 
 
-def describe_kind(span: Span) -> str:
-    """How a span was produced."""
-    if span.candidates:
-        return f"chosen from {count(len(span.candidates), 'competing candidate')}"
-    return "a text scored as given" if span.kind == "given" else "no other token competed"
-
-
 def any_reached(answers: Iterable[Answer]) -> bool:
     """Whether any span reached ``max_risk``, so that the legend must explain its mark."""
     return any(span.reaches_max_risk for answer in answers for span in answer.spans)

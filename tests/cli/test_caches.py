@@ -17,7 +17,7 @@ from filelock import FileLock
 from typer.testing import Result
 
 from cocoa_engine import CocoaConfig, CocoaEngine
-from cocoa_engine.cli import unfinished
+from cocoa_engine.cli import measured
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.lab import heads as lab_heads
 from cocoa_engine.lab.cache import AnswerCache, CacheFolder, _tokenizer_digest
@@ -47,7 +47,7 @@ class Commands:
         self.run, self.data, self.prompts, self.until = cocoa, data, 0, 10**6
         self.unfinished = folder / "own" / "unfinished"
         patch.setenv("COCOA_CACHE_DIR", str(folder / "own"))
-        patch.setattr(unfinished, "FOLDER", "unfinished")
+        patch.setattr(measured, "FOLDER", "unfinished")
         patch.chdir(folder)
         for owner, name in ((Profiler, "__call__"), (CocoaEngine, "generate_batch")):
             patch.setattr(owner, name, self._counted(getattr(owner, name)))
@@ -263,7 +263,7 @@ def test_other_options_are_another_command_and_only_the_latest_are_kept(
     commands.alpha(stop=2)
     assert len(commands.folders()) == 3
     shutil.rmtree(commands.unfinished)
-    monkeypatch.setattr(unfinished, "KEPT", 2)
+    monkeypatch.setattr(measured, "KEPT", 2)
     folders: list[Path] = []
 
     def interrupted(gamma: float) -> None:
@@ -274,7 +274,7 @@ def test_other_options_are_another_command_and_only_the_latest_are_kept(
         interrupted(gamma)
         os.utime(folders[number], (number, number))
     assert sorted(commands.folders()) == sorted(folders[1:])
-    with FileLock(folders[1].with_suffix(unfinished.LOCK)):  # as another process has it
+    with FileLock(folders[1].with_suffix(measured.LOCK)):  # as another process has it
         interrupted(0.5)
         assert sorted(commands.folders()) == sorted(folders[1:])
     interrupted(0.6)
@@ -306,7 +306,7 @@ def test_without_a_folder_the_command_runs_all_the_same(
     else:
         commands.alpha(stop=2)
         (folder,) = commands.folders()
-        lock = FileLock(folder.with_suffix(unfinished.LOCK))
+        lock = FileLock(folder.with_suffix(measured.LOCK))
         lock.acquire(timeout=0)
     assert "2 of 12 were done; they are lost, and nothing was written" in commands.alpha(stop=2).stderr
     before, finished = commands.prompts, commands.alpha()

@@ -194,8 +194,8 @@ class Judge:
             described = f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace").decode()
             return {"verdict": None, "reply": None, "error": described, "tokens": None}
         verdict = asked.verdict(text)
-        error = "no verdict in the reply" if verdict is None else None
-        return {"verdict": verdict, "reply": text, "error": error, "tokens": tokens or None}
+        lacks = "no verdict in the reply" if verdict is None else None
+        return {"verdict": verdict, "reply": text, "error": lacks, "tokens": tokens or None}
 
 
 def judge_run(

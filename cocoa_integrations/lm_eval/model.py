@@ -159,26 +159,19 @@ class CocoaLM(TemplateLM):
 
     def get_model_info(self) -> dict[str, Any]:
         """The description of the model that the harness writes to its results."""
-        return {
-            "model_name": self.engine.model_name,
-            "model_dtype": str(self.engine.held_model.dtype),
-            "cocoa_config": self.config.model_dump(mode="json"),
-            "cocoa_runtime": self.engine.runtime.model_dump(mode="json"),
-        }
+        model = {"model_name": self.engine.model_name, "model_dtype": str(self.engine.held_model.dtype)}
+        dumped = {"cocoa_config": self.config, "cocoa_runtime": self.engine.runtime}
+        return model | {name: settings.model_dump(mode="json") for name, settings in dumped.items()}
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         """Token ids of a text. Special tokens are added once, as in the harness's ``hf`` model."""
-        if add_special_tokens is None:
-            add_special_tokens = self._add_bos_token is not False
-        return self.engine.encode(string, add_special_tokens=add_special_tokens)
+        special = self._add_bos_token is not False if add_special_tokens is None else add_special_tokens
+        return self.engine.encode(string, add_special_tokens=special)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """Chat messages as one text. If the template refuses a system message, it is left out, as in the harness."""
-        options = {
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": not add_generation_prompt,
-            **self._chat_template_args,
-        }
+        ends = {"add_generation_prompt": add_generation_prompt, "continue_final_message": not add_generation_prompt}
+        options = ends | self._chat_template_args
         try:
             return self.engine.render_chat(chat_history, **options)
         except ChatTemplateError:
@@ -253,11 +246,7 @@ class CocoaLM(TemplateLM):
         return [results[number] for number in range(len(requests))]
 
     def span_score(self, requests: Sequence[Any]) -> list[float]:
-        """The method's score of each continuation, taken as one span after its context.
-
-        The score is log p * (1 + alpha * MLDS) for CoCoA-SIG, and log p for greedy, where log p is by default the sum
-        over the tokens (``span_log_prob``).
-        """
+        """The method's score of each continuation, taken as one span after its context."""
         with tqdm(total=len(requests), desc="Running span_score requests") as bar:
             return [span.score for span in self.spans(requests, bar.update)]
 
@@ -308,10 +297,9 @@ class CocoaLM(TemplateLM):
         if not_known := sorted(settings.keys() - CocoaConfig.model_fields.keys()):
             names = sorted({*CocoaConfig.model_fields, "until", "max_gen_toks", *_IGNORED_SAMPLING})
             raise ConfigError(f"gen_kwargs: {unknown(not_known, names, what='option')}")
-        stop = [text for text in ([until] if isinstance(until, str) else until) if text]
-        return self.config.replace(
-            **_as_settings(settings), max_new_tokens=length, stop=tuple(dict.fromkeys((*stop, *self.config.stop)))
-        )
+        stop = filter(None, [until] if isinstance(until, str) else until)
+        settings |= {"max_new_tokens": length, "stop": tuple(dict.fromkeys((*stop, *self.config.stop)))}
+        return self.config.replace(**_as_settings(settings))
 
 
 def _grouped(keys: Iterable[KeyT]) -> dict[KeyT, list[int]]:

@@ -35,11 +35,9 @@ class OneLineErrors(TyperGroup):
     # Any: Typer passes click's Context and Command, newer versions those of their own copy of click
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The built-in commands, then the plugins."""
         return list(dict.fromkeys((*super().list_commands(ctx), *commands())))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of this name."""
         command = super().get_command(ctx, cmd_name)
         return load_command(cmd_name) if command is None and cmd_name in commands() else command
 
@@ -116,7 +114,6 @@ def cocoa(
 
 
 def run() -> None:
-    """Run the command line."""
     warnings.formatwarning = _as_one_line
     app(prog_name="cocoa")
 

@@ -96,7 +96,6 @@ class LabelledAnswers:
     texts: list[str] = field(init=False, default_factory=list)
 
     def read(self) -> None:
-        """Read the files."""
         if self.data is not None:
             self.records = read(self.data, self.format, self.prompts, self.seed)
         if self.questions is not None:
@@ -209,7 +208,6 @@ def shown(validation: Validation, unit: str, threshold: Threshold | None) -> lis
 
 
 def plot_of(plot: Path, level: Level) -> Path:
-    """The file of a level's reliability curve."""
     return plot.with_stem(f"{plot.stem}-{level}")
 
 
@@ -241,7 +239,6 @@ def keep_own_reference(engine: CocoaEngine, out: Path, cache: CacheFolder | None
 
 
 def as_fitted(config: CocoaConfig, fitted: Settings, check: object) -> CocoaConfig:
-    """The settings that a calibrator was fitted with."""
     wanted = {name: getattr(fitted, name) for name in FITTED_SETTINGS}
     refused = f"the calibrator {check} was fitted {{}}: it cannot be evaluated with {{}}. Leave the option out."
     for name, value in wanted.items():
@@ -288,7 +285,6 @@ def checked(
 
 
 def _share(text: str) -> Any:
-    """An option that chooses a threshold by a share."""
     return typer.Option(min=0, max=1, help=f"Choose {text}")
 
 

@@ -66,7 +66,6 @@ Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of all rando
 
 
 def read(path: Path, format: str | None, prompts: int | None, seed: int) -> list[LabelledText]:
-    """Read the labelled answers of a command."""
     return checked(sample(read_labelled(path, format), prompts, seed), path)
 
 

@@ -117,7 +117,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print the whole result as JS
 
 
 def file_option(help: str, *flags: str, **options: Any) -> Any:
-    """An option whose value is a file."""
     return typer.Option(*flags, metavar="FILE", dir_okay=False, help=help, **options)
 
 
@@ -231,7 +230,6 @@ def _model(
 
 
 def _kind(name: str) -> Any:
-    """The type of a setting that is not `None`."""
     annotation = CocoaConfig.model_fields[name].annotation
     return get_args(annotation)[0] if type(None) in get_args(annotation) else annotation
 

@@ -47,7 +47,6 @@ class Stage:
 
     @property
     def done(self) -> int:
-        """The number of items done."""
         if self._counted is not None:
             self.at(self._counted(), self.total)
         return self._done
@@ -138,7 +137,6 @@ class Progress:
                 self._pace = seconds / share
 
     def track(self, name: str, unit: str, items: Sequence[ItemT]) -> Iterator[ItemT]:
-        """Yield some items, and show how many were taken as a stage."""
         with self.stage(name, unit, len(items)) as stage:
             for item in items:
                 yield item

@@ -62,7 +62,6 @@ class Request:
         self.sources = [read_source(file) for file in self.source or ()]
 
     def ask(self, engine: CocoaEngine, config: CocoaConfig) -> SpanStream:
-        """Start the decode and return the stream of spans."""
         from cocoa_engine.model.prompts import chat_of
 
         prompt, source = "\n\n".join([*self.sources, self.question]), self.sources or None
@@ -76,13 +75,11 @@ class Request:
 
 
 def require_chat(system: str | None, *, raw: bool) -> None:
-    """Refuse a system message with ``--raw``."""
     if raw and system is not None:
         raise ConfigError("--system needs the chat template, which --raw does not use: give only one of them")
 
 
 def read_source(file: Path) -> str:
-    """The text of a passage."""
     if not (text := read_document(file).strip()):
         raise DataError(f"{file} is empty")
     return text

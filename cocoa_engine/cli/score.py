@@ -282,7 +282,6 @@ def score(
 
 
 def _statistics(generation: Generation) -> Table:
-    """Every statistic of one text, with its meaning."""
     (span,), config = generation.spans, generation.config
     rule = rule_without_rivals(config.span_log_prob)
     rows: list[tuple[str, float | None, str]] = [
@@ -303,7 +302,6 @@ def _statistics(generation: Generation) -> Table:
 
 
 def _rows(generations: Sequence[Generation]) -> Table:
-    """One row per text."""
     headings = ("risk", "tokens", "log p", "ConMLDS", "fMLDS", "score")
     numbers = [Column(name, justify="right", overflow="fold") for name in headings]
     table = plain_table(Column("text", overflow="fold", min_width=8), *numbers)

@@ -92,7 +92,6 @@ def _text(text: str) -> str:
 
 
 def _answer(answer: Answer, differing: Sequence[Range], number: int) -> str:
-    """The verdict, the text, the claims to check, the sentences and the details of one answer."""
     # ids are derived from the answer, so that a saved notebook changes only if its answer does
     name = f"cocoa-{sha256(f'{number} {answer.model_dump_json()}'.encode()).hexdigest()[:10]}"
     scale = RiskScale.of(answer.spans)
@@ -157,7 +156,6 @@ def _sign(text: str) -> str:
 
 
 def _bars(sentences: Sequence[Unit], scale: RiskScale) -> str:
-    """A bar for each sentence, with its words on hover and focus."""
     rows = []
     for sentence in sentences:
         width = 0 if sentence.risk is None or not scale.absolute else round(100 * min(max(sentence.risk, 0.0), 1.0))

@@ -138,7 +138,6 @@ class Comparison:
         ]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Called by rich."""
         if options.max_width < NARROWEST_COLUMN * len(self.answers):
             for number, parts in enumerate(self.parts):
                 yield Group(*([Text()] if number else []), *parts)

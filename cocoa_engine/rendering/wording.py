@@ -61,7 +61,6 @@ _STATISTICS = (
 
 
 def words_before(text: str, offset: int, length: int = 24) -> str:
-    """The last words before an offset, on one line."""
     words = safe(" ".join(text[:offset].split()))
     if len(words) <= length:
         return words
@@ -230,12 +229,10 @@ def _least_probable_word(answer: Answer) -> Unit | None:
 
 
 def risk_text(unit: Unit) -> str:
-    """The risk of a sentence."""
     return "–" if unit.risk is None else f"{unit.risk:.2f}"
 
 
 def one_line(text: str) -> str:
-    """A text of the model on one line."""
     return safe(" ".join(text.split()))
 
 

@@ -74,7 +74,6 @@ def _suffix(path: Path) -> str:
 
 
 def json_lines(values: Iterable[Mapping[str, Any]]) -> str:
-    """Values as JSON lines."""
     return "".join(dumps(value, ensure_ascii=False, allow_nan=False) + "\n" for value in values)
 
 

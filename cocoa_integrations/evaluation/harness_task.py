@@ -55,7 +55,6 @@ class CocoaTask(ConfigurableTask):
         super().__init__(config=defaults | {name: value for name, value in config.items() if name != "class"})
 
     def construct_requests(self, doc: Any, ctx: str, **options: Any) -> Any:
-        """The requests to the model for one document."""
         if not self.cocoa_task.multiple_choice:
             return super().construct_requests(doc, ctx, **options)
         options.pop("chat_template", None)
@@ -68,7 +67,6 @@ class CocoaTask(ConfigurableTask):
         ]
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, float]:
-        """The metrics of an answer, or of the scores of the choices."""
         sample = Sample.model_validate({name: doc[name] for name in Sample.model_fields})
         if self.cocoa_task.multiple_choice:
             return self.cocoa_task.measure(sample, list(results))
@@ -110,7 +108,6 @@ class ArmTask(CocoaTask):
         super().__init__({"task": name, "dataset_kwargs": {"task_name": task.name}, **own})
 
     def download(self, dataset_kwargs: Mapping[str, Any] | None = None, **_: Any) -> None:
-        """Nothing is downloaded."""
         self.dataset = self._documents
 
     def build_all_requests(self, **options: Any) -> None:
@@ -119,7 +116,6 @@ class ArmTask(CocoaTask):
             super().build_all_requests(**options)
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, float]:
-        """The metrics of an answer, or of the scores of the choices."""
         plain = [response.score if self.cocoa_task.multiple_choice else response.text for response in results]
         return super().process_results(doc, plain)
 
@@ -239,5 +235,4 @@ def run_arm(
 
 
 def _as_json(spans: Sequence[Span]) -> list[Any]:
-    """The spans as plain JSON, in which infinite numbers are strings."""
     return [loads(span.model_dump_json()) for span in spans]

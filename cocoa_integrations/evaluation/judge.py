@@ -382,7 +382,6 @@ def factscore_report(results: Mapping[str, Any]) -> str:
 
 
 def _cost_in_words(spent: Mapping[str, int]) -> str:
-    """The cost of a run, as its results have it, as a sentence."""
     words = f"Calls of the judge: {spent['calls']}, {spent['without_verdict']} of them without a verdict"
     if spent["input_tokens"] or spent["output_tokens"]:
         words += f"; {spent['input_tokens']} tokens read and {spent['output_tokens']} written"

@@ -82,7 +82,6 @@ def summary(what: str, row: Any) -> str:
 
 
 def mbpp(row: Any) -> str:
-    """The prompt of MBPP."""
     tests = "\n".join(row.test_list)
     return (
         f"You are an expert Python programmer, and here is your task: {row.question}\nYour code should pass these "
@@ -245,7 +244,6 @@ class Question:
     verdict: Callable[[str], bool | None]
 
     def prompt(self, row: Mapping[str, Any]) -> str:
-        """The prompt about the answer of a row of ``samples.jsonl``."""
         return self.template.substitute(
             question=row["question"],
             answer=row["answer"],

@@ -84,7 +84,6 @@ def paper_results(task: str, model: str, arm: Arm, layers: Sequence[int] | None 
 
 @cache
 def _results() -> dict[str, dict[str, dict[tuple[Arm, str], dict[str, float]]]]:
-    """The results by task, model, and arm with its layers."""
     results: dict[str, dict[str, dict[tuple[Arm, str], dict[str, float]]]] = {}
     with Path(__file__).with_name("paper_figures.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
@@ -188,7 +187,6 @@ def _setting(value: object) -> str:
 def _mean(
     column: Column, mean: float | None, standard_error: float | None = None, difference: Mapping[str, Any] | None = None
 ) -> str:
-    """The mean of a metric, with its standard error if it is known."""
     shown = _shown(column, None if mean is None else mean * column.scale)
     if standard_error is not None:
         shown += f" ± {_shown(column, standard_error * column.scale)}"
@@ -196,7 +194,6 @@ def _mean(
 
 
 def _difference(column: Column, difference: Mapping[str, Any] | None = None, **_: Any) -> str:
-    """The paired difference of a metric to the first method, with its interval."""
     if difference is None:
         return "–"
     scaled: Any = [None if difference[name] is None else difference[name] * column.scale for name in Interval._fields]
@@ -204,7 +201,6 @@ def _difference(column: Column, difference: Mapping[str, Any] | None = None, **_
 
 
 def _bold(column: Column, difference: Mapping[str, Any] | None, shown: str) -> str:
-    """A value, bold if the difference is an improvement beyond noise."""
     improves = difference is not None and (difference["estimate"] > 0) == (column.better == "more")
     return f"**{shown}**" if difference is not None and improves and beyond_noise(difference) else shown
 

@@ -81,7 +81,6 @@ class Sample(BaseModel):
 
     @property
     def digest(self) -> str:
-        """A digest of all fields."""
         return sha256(self.model_dump_json().encode()).hexdigest()[:16]
 
     @property

@@ -303,7 +303,6 @@ class CocoaLM(TemplateLM):
 
 
 def _grouped(keys: Iterable[KeyT]) -> dict[KeyT, list[int]]:
-    """The numbers of the items with each key."""
     groups: dict[KeyT, list[int]] = {}
     for number, key in enumerate(keys):
         groups.setdefault(key, []).append(number)

@@ -22,33 +22,23 @@ from llama_index.core.base.llms.types import (
     LLMMetadata,
     MessageRole,
 )
-from llama_index.core.bridge.pydantic import ConfigDict, Field, ValidationError, field_serializer
+from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_serializer
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.llm import default_completion_to_prompt
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 from torch import nn
-from typing_extensions import Self
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError
 from cocoa_engine.logs import safe_logger
-from cocoa_engine.messages import explain
 from cocoa_engine.model.checkpoint_files import ACCESS_OPTIONS
 from cocoa_engine.model.text import require_unicode
 from cocoa_integrations._shared.at_exit import closed_at_exit
 from cocoa_integrations._shared.chat_template import given_options, template_options
-from cocoa_integrations._shared.load_options import one_model_name, with_field_names
-from cocoa_integrations._shared.settings import (
-    DecodeSettings,
-    config_of,
-    fields_of,
-    refuse_unknown,
-    split_settings,
-    updated,
-)
-from cocoa_integrations._shared.unsupported import refuse_unsupported
+from cocoa_integrations._shared.settings import config_of, fields_of, split_settings
 from cocoa_integrations.chat_service import Answer, ChatCall, ChatService, LocalChat, Piece, RemoteChat
-from cocoa_integrations.chat_service.remote import DEFAULT_MODEL, sent_settings
+from cocoa_integrations.chat_service.options import ModelOptions
+from cocoa_integrations.chat_service.remote import DEFAULT_MODEL
 from cocoa_integrations.llama_index.callbacks import Observers, Start
 from cocoa_integrations.llama_index.messages import (
     ChatWriter,
@@ -64,7 +54,6 @@ from cocoa_integrations.llama_index.options import (
     BESIDE_SETTINGS,
     SUPPORTED,
     CallOptions,
-    ModelOptions,
     decode_settings,
     processors_and_criteria,
     split_tools,
@@ -80,7 +69,7 @@ logger = safe_logger(__name__)
 Edit = Callable[[str], str] | None
 
 
-class CocoaLLM(CallOptions, DecodeSettings, ModelOptions, CallsFunctions):
+class CocoaLLM(CallOptions, ModelOptions, CallsFunctions):
     """A language model, decoded with CoCoA, that reports the risk of every span of its answers.
 
     The model is a local Hugging Face model, or that of a server (``cocoa serve``) whose address is ``base_url``.
@@ -165,6 +154,8 @@ class CocoaLLM(CallOptions, DecodeSettings, ModelOptions, CallsFunctions):
         "Default: True if chat messages are formatted with the chat template and the extra `tools` is installed.",
     )
 
+    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
+
     def __init__(
         self,
         *,
@@ -176,42 +167,28 @@ class CocoaLLM(CallOptions, DecodeSettings, ModelOptions, CallsFunctions):
         generate_kwargs: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        _require("engine", engine, CocoaEngine)
-        _require("config", config, CocoaConfig)
-        is_loaded, named = isinstance(model, nn.Module), "model_name"
-        if not is_loaded:
-            named = one_model_name(options, model=model)
-        base = config or (engine.config if engine is not None else CocoaConfig())
-        settings, rest = split_settings(options, base.method)
-        if of_calls := sorted(name for name in rest if name in SUPPORTED and name not in type(self).model_fields):
-            raise ConfigError(f"CocoaLLM: give {', '.join(of_calls)} in generate_kwargs")
-        rest = refuse_unsupported(rest, what="CocoaLLM")
-        refuse_unknown(rest, (*type(self).model_fields, "engine", "config", "model", "tokenizer"), what="CocoaLLM")
-        of_every_call = {} if generate_kwargs is None else generate_kwargs
-        unset: dict[str, None] = {}
-        if options.get("base_url") is not None:
-            base = updated(base, {name: value for name, value in settings.items() if value is not None})
-            sent_settings(base)  # refuses those of the server's machine
-            unset = dict.fromkeys(CocoaConfig.model_fields)
-        else:
-            base = base.replace(**settings)
-        config_of_calls = decode_settings(base, of_every_call)
+        loaded = {"model": model, "tokenizer": tokenizer} if isinstance(model, nn.Module) else {"tokenizer": tokenizer}
+        options |= {"engine": engine, "config": config} | ({} if "model" in loaded else {"model": model})
+        if of_calls := [name for name in options if name in SUPPORTED and name not in type(self).model_fields]:
+            raise ConfigError(f"CocoaLLM: give {', '.join(sorted(of_calls))} in generate_kwargs")
+        settings, of_every_call = split_settings(options)[0], {} if generate_kwargs is None else generate_kwargs
+        config, fields = self._read(options, ("tokenizer",), **loaded)
+        fields.pop("engine", None)
+        config = decode_settings(config, of_every_call)
         if twice := settings.keys() & split_settings(of_every_call)[0].keys():
             raise ConfigError(f"given both by itself and in generate_kwargs: {', '.join(sorted(twice))}.")
-        fields: dict[str, Any] = {
-            # as in HuggingFaceLLM, None leaves an option at its default; for device_map None is a value, the CPU
-            **{name: value for name, value in rest.items() if value is not None or name == "device_map"},
-            **unset,
-            **fields_of(config_of_calls),
-            "query_wrapper_prompt": _query_wrapper(query_wrapper_prompt),
-            "generate_kwargs": {name: value for name, value in of_every_call.items() if name in BESIDE_SETTINGS},
-        }
         processors_and_criteria(of_every_call)  # refuses values that are not valid
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            raise ConfigError(f"CocoaLLM: {explain(error)}") from None
-        self._use(engine, model if is_loaded else None, tokenizer, named)
+        beside = {name: value for name, value in of_every_call.items() if name in BESIDE_SETTINGS}
+        wrapper = _query_wrapper(query_wrapper_prompt)
+        super().__init__(**{**fields, **fields_of(config), "query_wrapper_prompt": wrapper, "generate_kwargs": beside})
+        given = {"engine": engine} if engine is not None else loaded
+        self._given = {name: value for name, value in given.items() if value is not None}
+        if self.is_remote:
+            assert self.service  # reports what is wrong with the address
+        elif "model" in self._given and tokenizer is None and self.tokenizer_name is None:
+            raise ConfigError("model= was given without a tokenizer; give tokenizer= or tokenizer_name= too.")
+        elif self._given.keys() & {"engine", "model"}:
+            self.__dict__["model_name"] = self.engine.model_name
         limit = None if self.is_remote else self.engine.context_window
         if limit is not None and self.context_window is not None and self.context_window > limit:
             logger.warning(
@@ -219,21 +196,19 @@ class CocoaLLM(CallOptions, DecodeSettings, ModelOptions, CallsFunctions):
             )
             self.context_window = limit
 
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """As in pydantic; ``max_tokens`` and ``model`` are accepted for ``max_new_tokens`` and ``model_name``."""
-        return super().model_copy(update=with_field_names(update), deep=deep)
-
     @classmethod
     def class_name(cls) -> str:
         """The class name in LlamaIndex's serialisation."""
         return "CocoaLLM"
 
-    if TYPE_CHECKING:  # synonyms of ``model_name`` and ``max_new_tokens``
-        model: str | None = None
-        max_tokens: int = 0
-    else:
-        model = property(lambda self: self.model_name, lambda self, name: setattr(self, "model_name", name))
-        max_tokens = property(lambda self: self.max_new_tokens, lambda self, n: setattr(self, "max_new_tokens", n))
+    @property
+    def engine(self) -> CocoaEngine:
+        """The engine that decodes; see :meth:`load`. It is loaded again if loading options were changed."""
+        return self.load()
+
+    @property
+    def _objects(self) -> dict[str, Any]:
+        return self._given
 
     @property
     def metadata(self) -> LLMMetadata:
@@ -481,11 +456,6 @@ def _query_wrapper(given: BasePromptTemplate | str | None) -> BasePromptTemplate
     if isinstance(template, BasePromptTemplate) and "query_str" not in template.template_vars:
         raise ConfigError("query_wrapper_prompt has no {query_str} placeholder, so it would drop the prompt.")
     return template
-
-
-def _require(name: str, value: Any, kind: type) -> None:
-    if value is not None and not isinstance(value, kind):
-        raise ConfigError(f"{name} takes a {kind.__name__}, not {type(value).__name__}.")
 
 
 def _is_plain(value: Any) -> bool:

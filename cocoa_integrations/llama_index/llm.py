@@ -33,9 +33,9 @@ from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.model.checkpoint_files import ACCESS_OPTIONS
 from cocoa_engine.model.text import require_unicode
-from cocoa_integrations._shared.at_exit import closed_at_exit
 from cocoa_integrations._shared.chat_template import given_options, template_options
 from cocoa_integrations._shared.settings import config_of, fields_of, split_settings
+from cocoa_integrations._shared.workers import closed_at_exit
 from cocoa_integrations.chat_service import Answer, ChatCall, ChatService, LocalChat, Piece, RemoteChat
 from cocoa_integrations.chat_service.options import ModelOptions
 from cocoa_integrations.chat_service.remote import DEFAULT_MODEL

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from langchain_core.messages import (
@@ -21,8 +21,9 @@ from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.utils.json import parse_partial_json
 
 from cocoa_engine.errors import PromptError
-from cocoa_engine.model.text import block_text, require_unicode
+from cocoa_engine.model.text import block_text
 from cocoa_engine.report import RISK_KEY, SPANS_KEY
+from cocoa_integrations._shared.chat_template import entry_of, require_text
 from cocoa_integrations.chat_service import Answer, Piece
 from cocoa_integrations.tool_calling import CallDelta, invalid_call_text
 
@@ -42,49 +43,32 @@ what LangChain knows no type for."""
 
 
 def to_chat(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
-    """Convert a conversation. Metadata of earlier answers, such as risk reports, never reaches the prompt.
-
-    Returns:
-        ``{"role": ..., "content": ...}`` per message, with ``"name"`` if the message has one, with ``"tool_calls"``
-        (OpenAI's format, the arguments a dict) for an assistant that called tools, with ``"reasoning_content"`` for an
-        assistant that reasoned, and with ``"tool_call_id"`` for the result of a tool.
+    """Convert a conversation.
 
     Raises:
         PromptError: the messages have no text, or a message has an unsupported type or content, or a lone surrogate.
     """
     chat = to_entries(messages)
-    for number, entry in enumerate(chat):
-        require_unicode(entry["content"], f"content of message {number} ({entry['role']})")
-    if not any(entry["content"].strip() or entry.get("tool_calls") for entry in chat):
-        raise PromptError("the conversation is empty; give at least one message with text")
+    require_text(chat)
     return chat
 
 
 def to_entries(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
     """Convert messages, which may be empty; see :func:`to_chat`."""
     called = {call["id"]: call["name"] for each in messages if isinstance(each, AIMessage) for call in each.tool_calls}
-    return [_entry(message, called) for message in messages]
-
-
-def _entry(message: BaseMessage, called: Mapping[str | None, str]) -> dict[str, Any]:
-    entry: dict[str, Any] = {"role": _role(message), "content": _text(message)}
-    called_by = called.get(message.tool_call_id) if isinstance(message, ToolMessage) else None
-    if name := message.name or called_by:
-        entry["name"] = name
-    if isinstance(message, ToolMessage):
-        entry["tool_call_id"] = message.tool_call_id
-    elif isinstance(message, AIMessage):
-        if message.tool_calls:
-            entry["tool_calls"] = [
-                {"type": "function", "id": call["id"], "function": {"name": call["name"], "arguments": call["args"]}}
-                for call in message.tool_calls
-            ]
-        # an invalid call is part of the text
-        invalid = [invalid_call_text(call["name"], call["args"] or "") for call in message.invalid_tool_calls]
-        entry["content"] = "\n".join(filter(None, [entry["content"], *invalid]))
-        if reasoning := reasoning_of(message):
-            entry["reasoning_content"] = reasoning
-    return entry
+    chat = []
+    for message in messages:
+        options: dict[str, Any] = {"name": message.name}
+        texts = [_text(message)]
+        if isinstance(message, ToolMessage):
+            options = {"name": message.name or called.get(message.tool_call_id), "answers": message.tool_call_id}
+        elif isinstance(message, AIMessage):
+            options["calls"] = [(call["id"], call["name"], call["args"]) for call in message.tool_calls]
+            options["reasoning"] = reasoning_of(message)
+            # an invalid call is part of the text
+            texts += [invalid_call_text(call["name"], call["args"] or "") for call in message.invalid_tool_calls]
+        chat.append(entry_of(_role(message), texts, **options))
+    return chat
 
 
 def _role(message: BaseMessage) -> str:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequen
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages_to_prompt
 from llama_index.core.base.llms.types import (
@@ -33,23 +33,14 @@ from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.model.checkpoint_files import ACCESS_OPTIONS
 from cocoa_engine.model.text import require_unicode
-from cocoa_integrations._shared.chat_template import given_options, template_options
+from cocoa_integrations._shared.chat_template import given_options, require_text, template_options
 from cocoa_integrations._shared.settings import config_of, fields_of, split_settings
 from cocoa_integrations._shared.workers import closed_at_exit
 from cocoa_integrations.chat_service import Answer, ChatCall, ChatService, LocalChat, Piece, RemoteChat
 from cocoa_integrations.chat_service.options import ModelOptions
 from cocoa_integrations.chat_service.remote import DEFAULT_MODEL
 from cocoa_integrations.llama_index.callbacks import Observers, Start
-from cocoa_integrations.llama_index.messages import (
-    ChatWriter,
-    CompletionWriter,
-    Response,
-    Writer,
-    detail_of,
-    edited,
-    require_text,
-    to_entries,
-)
+from cocoa_integrations.llama_index.messages import Writer, detail_of, edited, to_entries
 from cocoa_integrations.llama_index.options import (
     BESIDE_SETTINGS,
     SUPPORTED,
@@ -67,6 +58,7 @@ if TYPE_CHECKING:
 logger = safe_logger(__name__)
 
 Edit = Callable[[str], str] | None
+Response = TypeVar("Response", CompletionResponse, ChatResponse)
 
 
 class CocoaLLM(CallOptions, ModelOptions, CallsFunctions):
@@ -332,16 +324,14 @@ class CocoaLLM(CallOptions, ModelOptions, CallsFunctions):
     ) -> _Asked[CompletionResponse]:
         """What is asked for by a prompt."""
         called, rest = self._of_call(options, is_chat=False)
-        without_prompt = self._call(called, rest, streamed)
         require_unicode(prompt, "prompt")
 
-        def call(edit: Edit) -> ChatCall:
+        def fields(edit: Edit) -> dict[str, Any]:
             assert self.completion_to_prompt is not None  # set by a validator of LLM
             text = prompt if edit is None else edit(prompt)
-            text = text if formatted else self._extend_prompt(self.completion_to_prompt(text))
-            return replace(without_prompt, prompt=text)
+            return {"prompt": text if formatted else self._extend_prompt(self.completion_to_prompt(text))}
 
-        return self._asked(call, CompletionWriter(called.risk_metadata, streamed=streamed))
+        return self._asked(called, rest, fields, streamed, is_chat=False)
 
     def _conversation(
         self, messages: Sequence[ChatMessage], options: Mapping[str, Any], *, streamed: bool
@@ -349,8 +339,7 @@ class CocoaLLM(CallOptions, ModelOptions, CallsFunctions):
         """What is asked for by chat messages."""
         called, rest = self._of_call(options, is_chat=True)
         request, rest = split_tools(rest)
-        without_prompt = self._call(called, rest, streamed)
-        require_text(messages)
+        require_text(to_entries(messages))
         template = template_options(called)
         if self._formats_messages and (request or given_options(template)):
             raise ConfigError(
@@ -358,31 +347,39 @@ class CocoaLLM(CallOptions, ModelOptions, CallsFunctions):
                 "messages_to_prompt."
             )
 
-        def call(edit: Edit) -> ChatCall:
+        def fields(edit: Edit) -> dict[str, Any]:
             opened = list(messages) if edit is None else edited(messages, edit)
             if opened[0].role not in (MessageRole.SYSTEM, MessageRole.DEVELOPER):
                 opened = self._extend_messages(opened)
             if not self._formats_messages:
-                return replace(without_prompt, messages=to_entries(opened), tools=request, template=template)
+                return {"messages": to_entries(opened), "tools": request, "template": template}
             assert self.messages_to_prompt is not None
-            return replace(without_prompt, prompt=self.messages_to_prompt(opened), splits_reasoning=True)
+            return {"prompt": self.messages_to_prompt(opened), "splits_reasoning": True}
 
-        return self._asked(call, ChatWriter(called.risk_metadata, streamed=streamed, required=request.required))
+        return self._asked(called, rest, fields, streamed, is_chat=True, required=request.required)
 
-    def _call(self, called: CallOptions, options: Mapping[str, Any], streamed: bool) -> ChatCall:
-        """What the service is asked for, without a prompt."""
-        if self.is_remote:
-            options = {name: value for name, value in options.items() if value is not None}
-        config = decode_settings(decode_settings(config_of(self), self.generate_kwargs), options)
+    def _asked(
+        self,
+        called: CallOptions,
+        options: Mapping[str, Any],
+        fields: Callable[[Edit], dict[str, Any]],
+        streamed: bool,
+        **writes: bool,
+    ) -> _Asked[Any]:
+        """What is asked for; ``fields`` makes those of the call that are its prompt."""
         given = {name: value for name, value in options.items() if value is not None}
+        config = decode_settings(config_of(self), self.generate_kwargs)
+        config = decode_settings(config, given if self.is_remote else options)
         beside = {"stopping_ids": self.stopping_ids or None, **self.generate_kwargs, **given}
         processors, criteria = processors_and_criteria(beside)
         logprobs = called.logprobs
         if logprobs is None:  # a server is asked for them only where they are wanted
             by_default = not self.is_remote and detail_of(called.risk_metadata, streamed) == "full"
             logprobs = bool(config.top_logprobs) or by_default
-        return ChatCall(
+        service, passages = self.service, PassagesOfCall()
+        without_prompt = ChatCall(
             config=config,
+            source=passages,
             logprobs=logprobs,
             candidates=called.candidates,
             context_window=None if self.is_remote else self.context_window,
@@ -391,15 +388,12 @@ class CocoaLLM(CallOptions, ModelOptions, CallsFunctions):
             timeout=None if self.is_remote else self.timeout,
         )
 
-    def _asked(self, call: Callable[[Edit], ChatCall], writer: Writer[Response]) -> _Asked[Response]:
-        passages = PassagesOfCall()
+        def call(edit: Edit = None) -> ChatCall:
+            return replace(without_prompt, **fields(edit))
 
-        def with_passages(edit: Edit = None) -> ChatCall:
-            return replace(call(edit), source=passages)
-
-        service = self.service
-        start = Start(service, with_passages) if isinstance(service, LocalChat) else None
-        return _Asked(service, with_passages(), writer, Observers(start, passages.node_ids))
+        start = Start(service, call) if isinstance(service, LocalChat) else None
+        writer = Writer(called.risk_metadata, streamed=streamed, **writes)
+        return _Asked(service, call(), writer, Observers(start, passages.node_ids))
 
 
 @dataclass(frozen=True)
@@ -408,7 +402,7 @@ class _Asked(Generic[Response]):
 
     service: ChatService
     call: ChatCall
-    writer: Writer[Response]
+    writer: Writer
     observers: Observers
 
     def answer(self) -> Response:
@@ -444,11 +438,13 @@ class _Asked(Generic[Response]):
 
     def _partial(self, piece: Piece) -> Response:
         self.observers.span_decided(piece)
-        return self.writer.partial(piece)
+        response: Response = self.writer.partial(piece)
+        return response
 
     def _complete(self, answer: Answer) -> Response:
         self.observers.answer_complete(answer)
-        return self.writer.complete(answer)
+        response: Response = self.writer.complete(answer)
+        return response
 
 
 def _query_wrapper(given: BasePromptTemplate | str | None) -> BasePromptTemplate | None:

@@ -25,6 +25,7 @@ from cocoa_engine.model.text import block_text
 from cocoa_engine.report import RISK_KEY, SPANS_KEY
 from cocoa_integrations._shared.chat_template import entry_of, require_text
 from cocoa_integrations.chat_service import Answer, Piece
+from cocoa_integrations.reports import reasoning_of
 from cocoa_integrations.tool_calling import CallDelta, invalid_call_text
 
 ROLES: dict[type[BaseMessage], str] = {
@@ -100,13 +101,6 @@ def _text(message: BaseMessage) -> str:
         elif kind not in REASONING_BLOCKS:
             parts.append(block_text(block, type(message).__name__))
     return "".join(parts)
-
-
-def reasoning_of(message: BaseMessage) -> str:
-    """The text of the reasoning of a message: of its blocks, or where other integrations put it."""
-    blocks = [block for block in message.content if isinstance(block, dict)]
-    parts = [str(block.get(kind) or "") for block in blocks if (kind := block.get("type")) in ("reasoning", "thinking")]
-    return "".join(parts) or str(message.additional_kwargs.get("reasoning_content") or "")
 
 
 def message_content(reasoning: str, text: str) -> str | list[str | dict[str, Any]]:

@@ -40,11 +40,9 @@ from cocoa_integrations.llama_index.retrieved import (
     texts_in,
     watch_retrievals,
 )
+from cocoa_integrations.reports import REPORTS_KEY as REPORTS_KEY
 
 logger = safe_logger(__name__)
-
-REPORTS_KEY = "cocoa_reports"
-"""The key of the reports of all answers that the model gave for one response."""
 
 EMPTY = "Empty Response"
 """What LlamaIndex's synthesizers show instead of an empty answer."""

@@ -19,6 +19,7 @@ from cocoa_engine.forks import call_in_child, free_in_child
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
+Item = TypeVar("Item", covariant=True)
 
 
 class HasRuntime(Protocol):
@@ -48,12 +49,12 @@ async def in_worker(
     :meth:`Cancellation.run <cocoa_engine.Cancellation.run>`.
     """
     cancellation = Cancellation()
-    in_context = partial(contextvars.copy_context().run, lambda: cancellation.run(call, *args, **kwargs))
+    context = contextvars.copy_context()
 
     def counted() -> Result:
         _running.add(counted)
         try:
-            return in_context()
+            return context.run(cancellation.run, call, *args, **kwargs)
         finally:
             _running.discard(counted)
 
@@ -77,8 +78,18 @@ def running() -> int:
     return len(_running)
 
 
+class ClosableIterator(Protocol[Item]):
+    """A generator, or a :class:`~cocoa_engine.SpanStream`."""
+
+    def __next__(self) -> Item:
+        """The next item."""
+
+    def close(self) -> None:
+        """Stop the work."""
+
+
 class AsyncStream(Generic[Result]):
-    """Iterates over a synchronous stream that has ``close``, each step in a worker thread of the engine.
+    """Iterates over a synchronous stream, each step in a worker thread of the engine.
 
     The stream does no work between two steps, so an abandoned stream costs nothing. Use it as an async context manager,
     which closes the stream. A step that is running when the task is cancelled ends before the next layer of its
@@ -86,11 +97,13 @@ class AsyncStream(Generic[Result]):
     of forward passes; by default, the end of the task that waits does.
     """
 
-    def __init__(self, engine: HasRuntime, stream: Any, cancellation: Cancellation | None = None) -> None:
+    def __init__(
+        self, engine: HasRuntime, stream: ClosableIterator[Result], cancellation: Cancellation | None = None
+    ) -> None:
         self._engine, self._stream = engine, stream
         # StopIteration cannot be raised into a future, so the end of the stream is a value: the stream itself
-        step = partial(next, stream, stream)
-        self._step: Callable[[], Any] = step if cancellation is None else partial(cancellation.run, step)
+        step: Callable[[], Any] = partial(next, stream, stream)
+        self._step = step if cancellation is None else partial(cancellation.run, step)
 
     def __aiter__(self) -> Self:
         return self

@@ -71,9 +71,26 @@ class AnswerOptions(BaseModel):
 class ModelOptions(AnswerOptions, DecodeSettings, LoadOptions):
     """Which model answers: an engine, one that the loading options name, or that of a server.
 
+    Every setting of :class:`~cocoa_engine.CocoaConfig` is a field. A setting that is not given is taken from
+    ``config``, or else from the engine. Every loading option is a field too: ``model_name``, ``tokenizer_name``,
+    ``dtype``, ``device_map`` (default: the GPUs if there are any, otherwise the CPU; ``None``: the CPU),
+    ``trust_remote_code``, ``allow_pickle``, ``model_kwargs``, ``tokenizer_kwargs``, ``runtime`` (a
+    :class:`~cocoa_engine.Runtime` or its fields as a dict) and ``calibrator``. ``model`` is a synonym of
+    ``model_name``, and ``max_tokens`` of ``max_new_tokens``.
+
     Models with the same loading options share one engine; models that differ in ``runtime`` or ``calibrator`` share the
-    weights. Copies share the engine. A loading option that is set after construction applies from the next call. The
-    weights are loaded again only if the option concerns them.
+    weights. Copies share the engine. A field that is set after construction applies from the next call. The weights are
+    loaded again only if it concerns them.
+
+    With ``base_url`` the model is that of a server (``cocoa serve``), which needs the extra ``remote``. ``api_key``,
+    ``timeout``, ``max_retries`` and ``default_headers`` are those of the requests, and ``model`` is a name of the model
+    there. Settings that are not given are the server's. Errors of the server are those of the package ``openai``, with
+    the server's message, such as ``BadRequestError``, ``AuthenticationError`` and ``RateLimitError``. An answer with a
+    missing field or one of a wrong type, such as that of a server of another kind, is a ``DataError``.
+
+    Raises:
+        ConfigError: an option is unknown, out of range, not supported, or contradicts another.
+        MissingExtraError: ``base_url`` is given, and the package openai is not installed.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=("pydantic_model_",))

@@ -39,6 +39,7 @@ from cocoa_integrations.chat_service.options import ModelOptions, one_model_name
 from cocoa_integrations.chat_service.remote import DEFAULT_MODEL
 from cocoa_integrations.langchain.answers import reduced_result
 from cocoa_integrations.langchain.composed import Composable
+from cocoa_integrations.langchain.messages import Writer
 from cocoa_integrations.langchain.options import FRAMEWORK, TOOL_DETAILS, TOOLS, CallOptions
 from cocoa_integrations.tracing import RiskTrace
 
@@ -49,22 +50,7 @@ _engine_ids: WeakKeyDictionary[CocoaEngine, str] = WeakKeyDictionary()
 class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
     """Base of :class:`CocoaLLM` and :class:`ChatCocoa`: construction, options of a call, access to the engine.
 
-    Every setting of :class:`~cocoa_engine.CocoaConfig` is a field. A setting that is not given is taken from
-    ``config``, or else from the engine. Every loading option is a field too: ``model_name``, ``tokenizer_name``,
-    ``dtype``, ``device_map`` (default: the GPUs if there are any, otherwise the CPU; ``None``: the CPU),
-    ``trust_remote_code``, ``allow_pickle``, ``model_kwargs``, ``tokenizer_kwargs``, ``runtime`` (a
-    :class:`~cocoa_engine.Runtime` or its fields as a dict) and ``calibrator``. ``model`` is a synonym of
-    ``model_name``, and ``max_tokens`` of ``max_new_tokens``.
-
-    With ``base_url`` the model is that of a server (``cocoa serve``), which needs the extra ``remote``. ``api_key``,
-    ``timeout``, ``max_retries`` and ``default_headers`` are those of the requests, and ``model`` is a name of the model
-    there. Settings that are not given are the server's. Errors of the server are those of the package ``openai``, with
-    the server's message, such as ``BadRequestError``, ``AuthenticationError`` and ``RateLimitError``. An answer with a
-    missing field or one of a wrong type, such as that of a server of another kind, is a ``DataError``.
-
-    Raises:
-        ConfigError: an option is unknown, out of range, or contradicts another.
-        MissingExtraError: ``base_url`` is given, and the package openai is not installed.
+    Its options are those of ``ModelOptions`` and ``CallOptions``, and the following.
     """
 
     streaming: bool | None = None
@@ -95,11 +81,7 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
         return self
 
     def configurable_fields(self, **kwargs: AnyConfigurableField) -> Any:
-        """As in LangChain. ``max_tokens`` and ``model`` are accepted for ``max_new_tokens`` and ``model_name``.
-
-        Raises:
-            ConfigError: a field is given under two names.
-        """
+        """As in LangChain, with the synonyms of fields. One that is given under two names is a ``ConfigError``."""
         fields: dict[str, AnyConfigurableField] = {}
         for name, field in kwargs.items():
             if FIELD_SYNONYMS.get(name, name) in fields:
@@ -233,9 +215,9 @@ class CocoaModel(CallOptions, ModelOptions, Composable, BaseLanguageModel[Any]):
     def _request(self, prompt: Any) -> ChatCall:
         """What the service is asked for by a prompt, or by messages."""
 
-    @abstractmethod
-    def _writer(self) -> Any:
-        """Makes the chunks of an answer: ``chunk`` that of a piece, and ``last`` that which ends the answer."""
+    def _writer(self) -> Writer:
+        blocks = getattr(self, "output_version", None) == "v1"
+        return Writer(is_chat=self._ls_model_type == "chat", blocks=blocks, usage=self.stream_usage)
 
     def _stream(
         self,

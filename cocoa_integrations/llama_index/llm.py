@@ -66,7 +66,7 @@ class CocoaLLM(CallOptions, ModelOptions, CallsFunctions):
 
     The model is a local Hugging Face model, or that of a server (``cocoa serve``) whose address is ``base_url``.
 
-    Every field of :class:`CocoaConfig` is also an option, of the constructor and of each call::
+    Every setting of :class:`CocoaConfig` is an option, of the constructor and of each call::
 
         llm = CocoaLLM(model="Qwen/Qwen2.5-7B-Instruct", alpha=2.0, max_new_tokens=128)
         response = llm.complete("The capital of France is", alpha=0.5)
@@ -86,17 +86,9 @@ class CocoaLLM(CallOptions, ModelOptions, CallsFunctions):
     LlamaIndex counts tokens with its own tokenizer to fit contexts into the window. Set ``Settings.tokenizer =
     llm.engine.encode`` to count the tokens of the model.
 
-    With ``base_url``, which needs the extra ``remote``, ``model`` is a name of the model at the server, settings that
-    are not given are the server's, and ``context_window`` is asked of it once. The retrieved nodes of an engine whose
-    text is in the messages are sent as ``source``. Errors of the server are those of the package ``openai``, with its
-    message, such as ``BadRequestError`` and ``RateLimitError``. An answer with a missing field or one of a wrong type,
-    such as that of a server of another kind, is a ``DataError``.
-
-    Every option is a field that can be read and set; a new value applies from the next call. If it concerns the
-    weights, they are loaded again. LLMs with the same loading options share one engine, and LLMs that differ in
-    ``runtime`` or ``calibrator`` share the weights. Copies share the engine. An unpickled LLM loads its model by name;
-    one with a loaded engine, model or tokenizer cannot be pickled. ``to_dict`` and ``from_dict`` transfer a description
-    without weights and secrets.
+    With ``base_url``, the server is asked once for ``context_window``, and the retrieved nodes of an engine whose text
+    is in the messages are sent as ``source``. An unpickled LLM loads its model by name; one with a loaded engine, model
+    or tokenizer cannot be pickled. ``to_dict`` and ``from_dict`` transfer a description without weights and secrets.
 
     Args:
         engine: the engine to use, instead of the options that load one.
@@ -105,16 +97,14 @@ class CocoaLLM(CallOptions, ModelOptions, CallsFunctions):
         tokenizer: a loaded tokenizer, instead of ``tokenizer_name``.
         generate_kwargs: decode options of every call, under the names that calls accept. Settings among them are
             stored in the field of their name.
-        **options: the fields below; the loading options of :class:`~cocoa_engine.model.load_options.LoadOptions`
-            (``device_map``: the GPUs if there are any, otherwise the CPU; ``None``: the CPU); the settings of
-            :class:`CocoaConfig`; ``messages_to_prompt``, which formats chat messages instead of the chat template;
-            ``completion_to_prompt``, which wraps each prompt of a completion; and LlamaIndex's own LLM options
-            (``callback_manager``, ``output_parser``, ``pydantic_program_mode``, ``rate_limiter``).
+        **options: the fields below; those of :class:`~cocoa_integrations.chat_service.options.ModelOptions`;
+            ``messages_to_prompt``, which formats chat messages instead of the chat template; ``completion_to_prompt``,
+            which wraps each prompt of a completion; and LlamaIndex's own LLM options (``callback_manager``,
+            ``output_parser``, ``pydantic_program_mode``, ``rate_limiter``).
 
     Raises:
         ConfigError: an option is unknown, out of range, not supported, or contradicts another.
         ModelLoadError: the model cannot be loaded.
-        MissingExtraError: ``base_url`` is given, and the package openai is not installed.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=("pydantic_model_",))

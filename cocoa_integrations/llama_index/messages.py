@@ -118,6 +118,7 @@ class Writer:
             call_id, name, written = self._calls[delta.number]
             self._calls[delta.number] = call_id, name, written + delta.written
         of_span = piece.entry if self._detail == "full" else None  # a compact stream has its report in the last chunk
+        metadata: dict[str, Any]
         metadata, raw = ({} if of_span is None else {SPANS_KEY: [of_span.to_dict()]} for _ in range(2))
         logprobs = None if piece.logprobs is None else log_probs_of(piece.logprobs)
         # agents display the delta, so it does not contain calls

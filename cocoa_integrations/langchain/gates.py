@@ -94,7 +94,7 @@ class RiskGate(RunnableGenerator[Any, Any]):
             passed: Any = self.passed(answer.message)
             same = passed is answer.message
             return answer if same else type(answer)(message=passed, generation_info=answer.generation_info)
-        report = answers.get_risk(answer)  # type: ignore[arg-type]
+        report = answers.get_risk(answer)
         if not self.limit.reached(report):
             return answer
         if self.on_risk == "raise":
@@ -142,7 +142,7 @@ class RiskGate(RunnableGenerator[Any, Any]):
 
     def with_gate_entry(self, answer: A, action: str | None = None) -> A:
         """The answer with an entry in its report about the action; by default that of the gate."""
-        report = answers.get_risk(answer)  # type: ignore[arg-type]
+        report = answers.get_risk(answer)
         gate = self.limit.gate(report, action or self.on_risk)
         return answers.with_report(answer, report.with_values(gate=gate))
 

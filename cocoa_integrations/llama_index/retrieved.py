@@ -174,7 +174,7 @@ def lift_of(
         return None
     full = start()
     return context_lift(
-        start.engine, generation, without_source.prompt, with_context=full.prompt if full.processed else None
+        start.service.engine, generation, without_source.prompt, with_context=full.prompt if full.processed else None
     )
 
 

@@ -22,7 +22,7 @@ from cocoa_engine.report import SPANS_KEY
 from cocoa_integrations._shared.citations import Citation
 from cocoa_integrations._shared.reasoning import split_generation
 from cocoa_integrations.langchain import ChatCocoa, RiskOutputParser, get_risk, get_spans, max_risk, risk_gate
-from cocoa_integrations.langchain.answers import reduced_message
+from cocoa_integrations.langchain.answers import reduced
 from cocoa_integrations.langchain.citations import cited
 from cocoa_integrations.langchain.messages import message_content
 from tests.helpers.edited_answers import (
@@ -103,7 +103,7 @@ def assert_follows(answer: Any) -> None:
 def test_offsets_follow_any_steps(spans: Any, reasoning: Any, values: Any, steps: Any, compact: bool) -> None:
     message = message_of(spans, reasoning)
     if compact:
-        message = reduced_message(message, "compact", logprobs=False)
+        message = reduced(message, "compact", logprobs=False)
     original, risks = message.text, [span["risk"] for span in to_dicts(get_spans(message))]
     highest = {unit: max_risk(message, unit=unit) for unit in UNITS}
     assert_follows(message)
@@ -177,7 +177,7 @@ def test_json_stays_as_it_is(value: Any, form: str, data: st.DataObject, values:
     message = message_of(spans)
     if asked:
         message.response_metadata["cocoa_risk"]["fields"] = {}
-    message = reduced_message(message, data.draw(st.sampled_from(["full", "compact"])), logprobs=False)
+    message = reduced(message, data.draw(st.sampled_from(["full", "compact"])), logprobs=False)
     for step in steps:
         if step[0] != "abstain" and redact not in step:
             message = stepped(message, step, values)
@@ -262,7 +262,7 @@ def test_a_citation_is_never_inside_of_a_mark() -> None:
 
 @pytest.mark.parametrize("detail", ["full", "compact"])
 def test_a_text_that_a_person_changed_is_refused(detail: Any) -> None:
-    message = reduced_message(message_of([("The tower", 0.9), (" is old.", 0.9)]), detail, logprobs=False)
+    message = reduced(message_of([("The tower", 0.9), (" is old.", 0.9)]), detail, logprobs=False)
     marked = risk_gate(0.5, on_risk="mark").invoke(message)
     for text in (f"So {marked.text}", marked.text.replace("old", "new one"), marked.text.replace("[[", "(")):
         changed = marked.model_copy(update={"content": text})

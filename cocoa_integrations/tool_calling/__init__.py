@@ -1,6 +1,6 @@
 """Tool calls and structured output, independent of frameworks: the request, the prompt, and the parsed answer."""
 
-from cocoa_integrations.tool_calling.argument_risk import ROOT, fields_of_report, parts_of_report, tool_call_risks
+from cocoa_integrations.tool_calling.argument_risk import ROOT, fields_of_report, parts_of_report
 from cocoa_integrations.tool_calling.json_values import object_of
 from cocoa_integrations.tool_calling.plan import Plan
 from cocoa_integrations.tool_calling.prompt import invalid_call_text
@@ -19,5 +19,4 @@ __all__ = [
     "new_id",
     "object_of",
     "parts_of_report",
-    "tool_call_risks",
 ]

@@ -17,19 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CallFormat:
-    """A text format of tool calls. Every call is a JSON object with a name and an object of arguments.
+    """A text format of tool calls. Every call is a JSON object with a name and an object of arguments."""
 
-    Attributes:
-        opening: the text before a call, or before the list of calls.
-        closing: the text after it.
-        arguments: the key of the arguments.
-        listed: whether the calls are a JSON list.
-    """
-
-    opening: str
+    opening: str  # the text before a call, or before the list of calls
     closing: str
-    arguments: str = "arguments"
-    listed: bool = False
+    arguments: str = "arguments"  # the key of the arguments
+    listed: bool = False  # whether the calls are a JSON list
 
     @property
     def tagged(self) -> bool:
@@ -50,14 +43,9 @@ class CallFormat:
         required: bool,
         other: str | None,
     ) -> str:
-        """The grammar of an answer in this format, for :class:`~cocoa_engine.decoding.grammar.GrammarProcessor`.
+        """The grammar of an answer that can call functions, which have ``name`` and ``parameters`` (a JSON schema).
 
-        Args:
-            functions: the functions that can be called, with ``name`` and ``parameters`` (a JSON schema).
-            tokenizer: the tokenizer, for tags that are single tokens.
-            several: whether more than one call is allowed.
-            required: whether a call is required.
-            other: the grammar term for an answer without a call. ``None``: any text.
+        ``other`` is the grammar term for an answer without a call; ``None``: any text. Tags can be single tokens.
         """
         head = f'{{{{"name": {{}}, "{self.arguments}": '
         rules = [
@@ -66,48 +54,39 @@ class CallFormat:
             for number, function in enumerate(functions)
         ]
         rules.append(f"call: {' | '.join(f'call_{number}' for number in range(len(functions)))}")
-        opening = _term(self.opening, tokenizer)
+        opening, new_line, calls = _term(self.opening, tokenizer), _literal("\n"), "call"
         if self.tagged:
-            calls = f"tagged ({_NEW_LINE} tagged)*" if several else "tagged"
-            rules.append(f"inside: {_NEW_LINE} call {_NEW_LINE} {_term(self.closing, tokenizer)}")
+            calls = f"tagged ({new_line} tagged)*" if several else "tagged"
+            rules.append(f"inside: {new_line} call {new_line} {_term(self.closing, tokenizer)}")
             rules.append(f"tagged: {opening} inside")
         elif self.listed:
             more = f" ({_literal(', ')} call)*" if several else ""
             calls = f"{opening} {_literal(' ')}? {_literal('[')} call{more} {_literal(']')}".strip()
-        else:
-            calls = "call"
         if required:
             start = calls
         elif other is not None:
             start = f"{calls} | answer"
             rules.append(f"answer: {other}")
         elif self.tagged:
-            # lazy: the text before a call ends at the first opening
-            trigger = f"trigger[lazy]: TEXT {opening}" if opening.startswith('"') else f"trigger: TEXT {opening}"
-            start = "(trigger inside)* text" if several else "(trigger inside)? text"
-            rules += [trigger, "text: TEXT", r"TEXT: /(.|\n)*/"]
+            lazy = "[lazy]" if opening.startswith('"') else ""  # the text before a call ends at the first opening
+            start = f"(trigger inside){'*' if several else '?'} text"
+            rules += [f"trigger{lazy}: TEXT {opening}", "text: TEXT", r"TEXT: /(.|\n)*/"]
         else:
             start = f"{calls} | TEXT"
             rules.append(r"TEXT: /[^\s{\[](.|\n)*/")
         return "\n".join([f"start: {start}", *rules])
 
 
-HERMES = CallFormat("<tool_call>", "</tool_call>")
-"""The format of Hermes, Qwen 2.5 and 3 and many others, and of the prompt in this package."""
-
-LLAMA = CallFormat("", "", arguments="parameters")
-"""The format of Llama 3.1 to 3.3: the answer is a single call."""
-
-MISTRAL = CallFormat("[TOOL_CALLS]", "", listed=True)
-"""The format of Mistral's models up to 2024."""
+HERMES = CallFormat("<tool_call>", "</tool_call>")  # also of Qwen 2.5, 3 and many others, and of our own prompt
+LLAMA = CallFormat("", "", arguments="parameters")  # of Llama 3.1 to 3.3: the answer is a single call
+MISTRAL = CallFormat("[TOOL_CALLS]", "", listed=True)  # of its models up to 2024
 
 
 def template_format(engine: CocoaEngine) -> CallFormat | None:
     """The format in which a chat template writes tool calls; ``None`` if it ignores tools, or has an unknown format."""
-    name = "look_it_up"
+    name, question = "look_it_up", {"role": "user", "content": "Look."}
     function = {"name": name, "description": "Look.", "parameters": {"type": "object", "properties": {}}}
     tool = {"type": "function", "function": function}
-    question = {"role": "user", "content": "Look."}
     call = {"type": "function", "id": "abcdefghi", "function": {"name": name, "arguments": {}}}
     answer = {"role": "assistant", "content": "", "tool_calls": [call]}
     result = {"role": "tool", "name": name, "tool_call_id": "abcdefghi", "content": "Found."}
@@ -119,32 +98,19 @@ def template_format(engine: CocoaEngine) -> CallFormat | None:
     except ChatTemplateError:
         return None
     shared = next((at for at, pair in enumerate(zip(asked, written, strict=False)) if pair[0] != pair[1]), len(asked))
-    written = written[shared:]
-    before, found, after = written.partition(f'"{name}"')
+    before, found, after = written[shared:].partition(f'"{name}"')
     if not found or '"name":' not in before.replace(" ", ""):
         return None
-    if HERMES.opening in before:
-        return HERMES
-    if MISTRAL.opening in before:
-        return MISTRAL
-    return LLAMA if '"parameters"' in after else None
+    tagged = next((style for style in (HERMES, MISTRAL) if style.opening in before), None)
+    return tagged or (LLAMA if '"parameters"' in after else None)
 
 
 def after_reasoning(grammar: str, tokenizer: PreTrainedTokenizerBase) -> str:
     """The grammar of an answer that begins inside the reasoning: any text, the closing tag, then the given grammar."""
     closing = _term(CLOSING, tokenizer)
     lazy = "[lazy]" if closing.startswith('"') else ""
-    return "\n".join(
-        [
-            r"start: reasoning /\s{0,4}/ answered",
-            f"reasoning{lazy}: REASONING {closing}",
-            r"REASONING: /(.|\n)*/",
-            grammar.replace("start:", "answered:", 1),
-        ]
-    )
-
-
-_NEW_LINE = '"\\n"'
+    rules = r"start: reasoning /\s{0,4}/ answered", f"reasoning{lazy}: REASONING {closing}", r"REASONING: /(.|\n)*/"
+    return "\n".join([*rules, grammar.replace("start:", "answered:", 1)])
 
 
 def _literal(text: str) -> str:

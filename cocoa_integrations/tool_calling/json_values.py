@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 MAX_DEPTH = 64
 """Deeper values have no path of their own."""
 
-_SPACE = " \t\n\r"
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x1f]")
@@ -34,19 +32,14 @@ of digits) or ``RecursionError``."""
 class Members:
     """The members of a JSON object, or the elements of a list by their index. Both may be incomplete.
 
-    Attributes:
-        entries: the key and the value of each complete member, and the start and the end of the value's text, in order.
-        at: the offset up to which the text was parsed.
-        end: the end of the object or list, if it is complete.
-        open_key: the key of the incomplete value.
-        open_at: the start of the incomplete value.
+    ``entries`` has the key and the value of each complete member, and the start and the end of the value's text.
     """
 
     entries: list[tuple[Any, Any, int, int]] = field(default_factory=list)
-    at: int = 0
-    end: int | None = None
-    open_key: str | int | None = None
-    open_at: int = 0
+    at: int = 0  # the offset up to which the text was parsed
+    end: int | None = None  # of the object or list, if it is complete
+    open_key: str | int | None = None  # of the incomplete value
+    open_at: int = 0  # its start
 
 
 def members_at(text: str, at: int) -> Members:
@@ -84,7 +77,7 @@ def members_at(text: str, at: int) -> Members:
     return members
 
 
-def field_offsets(text: str, at: int = 0, path: str = "$") -> dict[str, tuple[int, int]]:
+def field_offsets(text: str, at: int = 0, path: str = "$", depth: int = 0) -> dict[str, tuple[int, int]]:
     """Start and end of every value inside the object or list at an offset, by its JSON path, below ``path``.
 
     The offsets of a string exclude its quotes, unless it is empty. Objects and lists have an entry, as have the values
@@ -92,26 +85,22 @@ def field_offsets(text: str, at: int = 0, path: str = "$") -> dict[str, tuple[in
     than an object or a list has the entry of this value.
     """
     at = skip_space(text, at)
-    if text.startswith(("{", "["), at):
-        return dict(_inner(text, at, path, MAX_DEPTH))
-    try:
-        value, end = DECODER.raw_decode(text, at)
-    except (ValueError, RecursionError):
+    if not text.startswith(("{", "["), at):
+        try:
+            value, end = DECODER.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            return {}
+        return {path: without_quotes(value, at, end)}
+    if depth == MAX_DEPTH:
         return {}
-    return {path: without_quotes(value, at, end)}
-
-
-def _inner(text: str, at: int, path: str, depth: int) -> Iterator[tuple[str, tuple[int, int]]]:
-    if depth == 0:
-        return
-    members = members_at(text, at)
+    members, offsets = members_at(text, at), dict[str, tuple[int, int]]()
     for key, value, start, end in members.entries:
-        inner = member_path(path, key)
-        yield inner, without_quotes(value, start, end)
+        offsets[member_path(path, key)] = without_quotes(value, start, end)
         if isinstance(value, (dict, list)):
-            yield from _inner(text, start, inner, depth - 1)
+            offsets |= field_offsets(text, start, member_path(path, key), depth + 1)
     if members.open_key is not None and text.startswith(("{", "["), members.open_at):
-        yield from _inner(text, members.open_at, member_path(path, members.open_key), depth - 1)
+        offsets |= field_offsets(text, members.open_at, member_path(path, members.open_key), depth + 1)
+    return offsets
 
 
 def member_path(path: str, key: str | int) -> str:
@@ -137,15 +126,6 @@ def strict_json(text: str) -> str:
     return _STRING.sub(lambda string: _CONTROL.sub(lambda found: json.dumps(found[0])[1:-1], string[0]), text)
 
 
-def can_be_sent(value: Any) -> bool:
-    """Whether a value can be written as JSON in UTF-8: it has no lone surrogate, and is not nested too deeply."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
 def object_of(text: str) -> dict[str, Any] | None:
     """The JSON object that a text is; ``None`` if it is none, or one that cannot be sent."""
     try:
@@ -155,8 +135,17 @@ def object_of(text: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) and can_be_sent(value) else None
 
 
+def can_be_sent(value: Any) -> bool:
+    """Whether a value can be written as JSON in UTF-8: it has no lone surrogate, and is not nested too deeply."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def skip_space(text: str, at: int) -> int:
     """The offset of the next character that is not JSON's whitespace."""
-    while at < len(text) and text[at] in _SPACE:
+    while at < len(text) and text[at] in " \t\n\r":
         at += 1
     return at

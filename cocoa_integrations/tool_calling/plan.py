@@ -10,7 +10,7 @@ from typing import Any
 
 from cocoa_engine import CocoaEngine, Generation, GrammarProcessor, json_rule
 from cocoa_engine.confined import one_budget
-from cocoa_engine.errors import ChatTemplateError, IncompleteAnswerError
+from cocoa_engine.errors import IncompleteAnswerError
 from cocoa_integrations._shared.chat_template import (
     ChatTemplateOptions,
     ends_inside_reasoning,
@@ -20,7 +20,7 @@ from cocoa_integrations._shared.chat_template import (
 from cocoa_integrations._shared.reasoning import ReasoningSplitter, Split, split_generation
 from cocoa_integrations.tool_calling import prompt as prompt_text
 from cocoa_integrations.tool_calling.formats import HERMES, CallFormat, after_reasoning, template_format
-from cocoa_integrations.tool_calling.reading import Call, Reading, read
+from cocoa_integrations.tool_calling.reading import Reading, read
 from cocoa_integrations.tool_calling.request import ToolRequest
 from cocoa_integrations.tool_calling.schemas import enforceable, enforceable_each, mismatch
 
@@ -30,11 +30,8 @@ class Plan:
 
     If the chat template supports tools and writes calls in a known format, it describes the tools to the model.
     Otherwise the system message does (:mod:`~cocoa_integrations.tool_calling.prompt`). With ``calls_must_fit``, a call
-    that does not fit the schema of its tool is an error. Otherwise it is listed as invalid.
-
-    Attributes:
-        inside_reasoning: whether the prompt ends inside the reasoning of the model, as those for DeepSeek-R1 do. Set by
-            :meth:`prompt`.
+    that does not fit the schema of its tool is an error. Otherwise it is listed as invalid. :meth:`prompt` sets
+    ``inside_reasoning``: whether the prompt ends inside the reasoning of the model, as those for DeepSeek-R1 do.
     """
 
     def __init__(
@@ -50,17 +47,15 @@ class Plan:
         self.inside_reasoning = False
         self._options = ChatTemplateOptions() if options is None else options
         self._calls_must_fit = calls_must_fit
-        self._parameters = {tool["function"]["name"]: tool["function"]["parameters"] for tool in request.tools}
-        self._refused = self._parameters.keys() - {function["name"] for function in request.callable_tools}
+
+    @cached_property
+    def _native(self) -> CallFormat | None:
+        return template_format(self.engine)
 
     @property
     def style(self) -> CallFormat:
         """The format in which calls are written."""
         return self._native or HERMES
-
-    @cached_property
-    def _native(self) -> CallFormat | None:
-        return template_format(self.engine)
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """The messages for the ``chat`` method of the engine, and the arguments of the chat template.
@@ -89,7 +84,7 @@ class Plan:
         if self.request.schema is not None and self.request.described:
             texts.append(prompt_text.SCHEMA.format(schema=json.dumps(self.request.schema, ensure_ascii=False)))
         if texts and chat:
-            chat = prompt_text.with_instructions(chat, "\n\n".join(texts), has_system_role=self._has_system_role())
+            chat = prompt_text.with_instructions(chat, "\n\n".join(texts), self.engine)
         return chat, {"tools": [dict(tool) for tool in self.request.tools]} if native and self.request.tools else {}
 
     def splitter(self) -> ReasoningSplitter:
@@ -119,25 +114,21 @@ class Plan:
         window = self.engine.context_window if chat else None
         if window is not None and len(json.dumps([chat, kwargs], default=str)) > window:  # a token has a character
             self.engine.require_room(self.engine.encode_chat(chat, **(kwargs or {})))
-        schema = None if request.schema is None else enforceable(request.schema)
-        if not request.tools:
-            return [self._constrained(f"start: {json_rule(schema or {})}")]
-        functions = request.callable_tools
-        parameters = enforceable_each([each["parameters"] for each in functions])
-        functions = tuple({**each, "parameters": made} for each, made in zip(functions, parameters, strict=True))
-        grammar = self.style.grammar(
-            functions,
-            self.engine.tokenizer,
-            several=request.several,
-            required=request.required,
-            other=None if schema is None else json_rule(schema),
-        )
-        return [self._constrained(grammar)]
-
-    def _constrained(self, grammar: str) -> GrammarProcessor:
+        other = None if request.schema is None else json_rule(enforceable(request.schema))
+        grammar = f"start: {other}"
+        if request.tools:
+            functions = request.callable_tools
+            parameters = enforceable_each([each["parameters"] for each in functions])
+            grammar = self.style.grammar(
+                [{**each, "parameters": made} for each, made in zip(functions, parameters, strict=True)],
+                self.engine.tokenizer,
+                several=not request.required if request.parallel is None else request.parallel,
+                required=request.required,
+                other=other,
+            )
         if self.inside_reasoning:
             grammar = after_reasoning(grammar, self.engine.tokenizer)
-        return self.engine.constrain(grammar=grammar)
+        return [self.engine.constrain(grammar=grammar)]
 
     @one_budget()
     def read(self, text: str, *, done: bool = True, start: int = 0) -> Reading:
@@ -148,33 +139,23 @@ class Plan:
         Raises:
             IncompleteAnswerError: the JSON of a complete answer does not fit its schema, or a call does not and must.
         """
-        if not self.request.tools:
-            reading = Reading(text[start:], [])
-        else:
-            several = self.request.parallel is not False
-            names, refused = self._parameters.keys(), self._refused
-            reading = read(text, self.style, names, refused, several=several, done=done, start=start)
-        if not (done and self.request.enforced):
+        request, reading = self.request, Reading(text[start:], [])
+        if request.tools:
+            parameters = {tool["function"]["name"]: tool["function"]["parameters"] for tool in request.tools}
+            refused = parameters.keys() - {function["name"] for function in request.callable_tools}
+            several = request.parallel is not False
+            reading = read(text, self.style, parameters, refused, several=several, done=done, start=start)
+        if not (done and request.enforced):
             return reading
-        schema = self.request.schema
-        if schema is not None and self.request.checked and not reading.calls:
-            error = mismatch(reading.content, schema)
+        if request.schema is not None and request.checked and not reading.calls:
+            error = mismatch(reading.content, request.schema)
             if error is not None:
                 raise IncompleteAnswerError(f"the answer does not fit its schema: {error}")
-        return Reading(reading.content, [self._checked(call) for call in reading.calls])
-
-    def _checked(self, call: Call) -> Call:
-        """The call, with an error if it does not fit the schema of its tool."""
-        if call.error is not None or call.name not in self._parameters:
-            return call
-        error = mismatch(call.written, self._parameters[call.name])
-        if error is not None and self._calls_must_fit:
-            raise IncompleteAnswerError(f"the call of {call.name} does not fit the schema of the tool: {error}")
-        return replace(call, error=error and f"it does not fit the schema of the tool: {error}")
-
-    def _has_system_role(self) -> bool:
-        try:
-            self.engine.render_chat([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}])
-        except ChatTemplateError:
-            return False
-        return True
+        for number, call in enumerate(reading.calls):
+            if call.error is None and call.name in parameters:
+                error = mismatch(call.written, parameters[call.name])
+                if error is not None and self._calls_must_fit:
+                    raise IncompleteAnswerError(f"the call of {call.name} does not fit the schema of the tool: {error}")
+                error = error and f"it does not fit the schema of the tool: {error}"
+                reading.calls[number] = replace(call, error=error)
+        return reading

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
+from cocoa_engine import CocoaEngine
+from cocoa_engine.errors import ChatTemplateError
 from cocoa_integrations.tool_calling.formats import HERMES
 
 _TOOLS = """# Tools
@@ -42,23 +45,17 @@ def tools_text(tools: Sequence[Mapping[str, Any]]) -> str:
 def as_plain_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The messages with their tool calls and results as text."""
     plain: list[dict[str, Any]] = []
-    result_before = False
-    for message in messages:
-        is_result = message["role"] == "tool"
-        if is_result:
-            content = f"<tool_response>\n{message['content']}\n</tool_response>"
-            if result_before:  # one message for all results of a turn: many templates require alternating roles
-                plain[-1]["content"] += f"\n{content}"
-            else:
-                plain.append({"role": "user", "content": content})
-        elif calls := message.get("tool_calls"):
-            functions = [call["function"] for call in calls]
+    for is_result, turn in groupby(messages, lambda message: message["role"] == "tool"):
+        if is_result:  # one message for all results of a turn: many templates require alternating roles
+            results = [f"<tool_response>\n{message['content']}\n</tool_response>" for message in turn]
+            plain.append({"role": "user", "content": "\n".join(results)})
+            continue
+        for message in turn:
+            rest = {key: value for key, value in message.items() if key != "tool_calls"}
+            functions = [call["function"] for call in message.get("tool_calls") or ()]
             written = [HERMES.write(each["name"], each["arguments"]) for each in functions]
-            content = "\n".join([*filter(None, [message["content"]]), *written])
-            plain.append({key: value for key, value in message.items() if key != "tool_calls"} | {"content": content})
-        else:
-            plain.append(dict(message))
-        result_before = is_result
+            content = "\n".join([*filter(None, [message["content"]]), *written]) if written else message["content"]
+            plain.append({**rest, "content": content})
     return plain
 
 
@@ -79,16 +76,14 @@ def invalid_call_text(name: str | None, written: str) -> str:
     return written if not name else f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {written}'
 
 
-def with_instructions(
-    messages: Sequence[Mapping[str, Any]], text: str, *, has_system_role: bool = True
-) -> list[dict[str, Any]]:
+def with_instructions(messages: Sequence[Mapping[str, Any]], text: str, engine: CocoaEngine) -> list[dict[str, Any]]:
     """The messages with a text added to their system message, or before the first if there is no system role."""
-    copied = [dict(message) for message in messages]
-    first = copied[0]
+    first, rest = messages[0], messages[1:]
     if first["role"] in ("system", "developer"):
-        first["content"] = f"{first['content']}\n\n{text}".lstrip()
-    elif has_system_role:
-        copied.insert(0, {"role": "system", "content": text})
-    else:
-        first["content"] = f"{text}\n\n{first['content']}"
-    return copied
+        return [{**first, "content": f"{first['content']}\n\n{text}".lstrip()}, *map(dict, rest)]
+    system = {"role": "system", "content": text}
+    try:
+        engine.render_chat([system, {"role": "user", "content": "b"}])
+    except ChatTemplateError:
+        return [{**first, "content": f"{text}\n\n{first['content']}"}, *map(dict, rest)]
+    return [system, *map(dict, messages)]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 from cocoa_engine.safe_text import short_repr
@@ -22,46 +22,27 @@ def new_id() -> str:
 
 @dataclass(frozen=True)
 class Call:
-    """One call, which may be partial.
+    """One call, which may be partial. It has ``id`` and ``text``, all of it, once the answer is complete."""
 
-    Attributes:
-        name: the name; ``None`` before the key of the arguments.
-        written: the JSON of the arguments so far; all of a call that has no name.
-        arguments: the arguments; ``None`` until they are complete.
-        offsets: start and end of the call in the text of the answer.
-        values: start and end of the value of each argument; those of a string exclude its quotes.
-        error: why the call is invalid. For a partial answer, only set if the request does not allow the call.
-        id: the id, once the answer is complete.
-        text: all of the call as it was generated, once the answer is complete.
-    """
-
-    name: str | None = None
-    written: str = ""
-    arguments: dict[str, Any] | None = None
-    offsets: tuple[int, int] = (0, 0)
-    values: dict[str, tuple[int, int]] = field(default_factory=dict)
-    error: str | None = None
+    name: str | None = None  # None before the key of the arguments
+    written: str = ""  # the JSON of the arguments so far; all of a call that has no name
+    arguments: dict[str, Any] | None = None  # None until they are complete
+    offsets: tuple[int, int] = (0, 0)  # in the text of the answer
+    values: dict[str, tuple[int, int]] = field(default_factory=dict)  # of each argument; without the quotes of strings
+    error: str | None = None  # why it is invalid; in a partial answer, why the request does not allow it
     id: str = ""
     text: str = ""
 
 
 @dataclass(frozen=True)
 class CallDelta:
-    """The new part of a call.
-
-    Attributes:
-        number: the index of the call in the answer.
-        id: the id, in the first part of a call.
-        name: the name, in the first part of a call.
-        written: the new text of the arguments.
-        error: the error, in the last part of an invalid call.
-    """
+    """The new part of the call with a number in the answer. The first part has ``id`` and ``name``."""
 
     number: int
     id: str | None
     name: str | None
     written: str
-    error: str | None = None
+    error: str | None = None  # in the last part of an invalid call
 
 
 @dataclass(frozen=True)
@@ -74,12 +55,8 @@ class Reading:
 
 _ARGUMENTS = ("arguments", "parameters")
 
-_IGNORED = ("id", "type")
-"""Members of a call that say nothing: it gets an id of ours, and every call is one of a function."""
-
-_BETWEEN = " \t\r\n,;[]"
-"""What may be between two calls besides text: whitespace, separators and the brackets of a list."""
-
+_IGNORED = ("id", "type")  # it gets an id of ours, and every call is one of a function
+_BETWEEN = " \t\r\n,;[]"  # besides text between two calls
 _CUT_OFF = "the answer ends before the call is complete: max_tokens, max_risk or a stop text cut it off"
 _NOT_JSON = "it is not valid JSON"
 
@@ -94,109 +71,87 @@ def read(
     done: bool = True,
     start: int = 0,
 ) -> Reading:
-    """Parse an answer. All of it is in a call, in an invalid call or in the text, but for tags and separators of calls.
+    """Parse the answer that begins at an offset of a generated text, after the reasoning.
 
-    Text at the end of a partial answer that may be the beginning of a call is left out, so that the result only grows.
-    Whitespace between and around calls is left out.
-
-    Args:
-        text: the generated text, complete or partial.
-        style: the format of the calls.
-        names: the names of the tools, which distinguish a call from other JSON where no tag does.
-        refused: the names of tools whose calls are invalid.
-        several: whether more than one call is allowed. Otherwise further calls are invalid.
-        done: whether the answer is complete.
-        start: the offset at which the answer begins, after the reasoning of the model.
+    All of it is in a call, in an invalid call or in the text, but for tags and separators of calls. If it is not
+    ``done``, text at its end that may be the beginning of a call is left out, so that the result only grows. Whitespace
+    between and around calls is left out. ``names`` are those of the tools, which distinguish a call from other JSON
+    where no tag does. Calls of ``refused`` tools are invalid, and further calls unless ``several`` are allowed.
     """
-    part = _untagged(text, start, style, names, done)
-    calls, pieces, at = part.calls, part.pieces, part.end
+    whole = Reading("", [])
+    pieces: list[str] = []
+    at, first = start, json_values.skip_space(text, start)
+    tag = text[first : first + len(style.opening)]
+    # decoding may have removed the first tag as a special token
+    if not style.tagged and text.startswith(("{", "["), first) and not (tag and style.opening.startswith(tag)):
+        at = _part(text, start, style, done, whole.calls, pieces, names)
     while style.opening and (opening := text.find(style.opening, at)) >= 0:
         pieces.append(text[at:opening])
-        part = _part(text, opening + len(style.opening), style, done)
-        calls, pieces, at = calls + part.calls, pieces + part.pieces, part.end
-    if not calls and done:
+        at = _part(text, opening + len(style.opening), style, done, whole.calls, pieces)
+    if not whole.calls and done:
         return Reading(text[start:], [])
     pieces.append(text[at:] if done else without_partial(text[at:], style.opening))
-    checked = []
-    for number, call in enumerate(calls):
+    for number, call in enumerate(whole.calls):
         error = call.error if done else None
         if call.name in refused:
             error = f"the request does not allow a call of {call.name}"
         elif number and not several:
             error = "only one call was allowed"
-        checked.append(replace(call, error=error))
-    return Reading("".join(piece for piece in pieces if piece.strip()), checked)
+        whole.calls[number] = replace(call, error=error)
+    return replace(whole, content="".join(piece for piece in pieces if piece.strip()))
 
 
-class _Part(NamedTuple):
-    """The calls in a part of an answer, the pieces of text between them, and the end of the part."""
+def _part(
+    text: str,
+    begin: int,
+    style: CallFormat,
+    done: bool,
+    calls: list[Call],
+    pieces: list[str],
+    names: Collection[str] | None = None,
+) -> int:
+    """Add the calls after an opening tag up to the next tag, and the text between them; return the end of the part.
 
-    calls: list[Call]
-    pieces: list[str]
-    end: int
-
-
-def _untagged(text: str, start: int, style: CallFormat, names: Collection[str], done: bool) -> _Part:
-    """The calls at the beginning of an answer without a tag, which decoding may have removed as a special token."""
-    at = json_values.skip_space(text, start)
-    tag = text[at : at + len(style.opening)]
-    if style.tagged or not text.startswith(("{", "["), at) or (tag and style.opening.startswith(tag)):
-        return _Part([], [], start)
-    return _part(text, start, style, done, names)
-
-
-def _part(text: str, begin: int, style: CallFormat, done: bool, names: Collection[str] | None = None) -> _Part:
-    """The calls after an opening tag, or without one, up to the next tag.
-
-    Args:
-        names: the names of the tools if there is no tag. JSON without such a name is then text, and no part begins if
-            the first is.
+    Without a tag ``names`` are those of the tools. JSON without such a name is then text; no part begins if the first
+    is.
     """
-    calls: list[Call] = []
-    pieces: list[str] = []
+    new: list[Call] = []
+    between: list[str] = []
     at = scanned = begin
     while True:
         tags = [found for tag in (style.opening, style.closing) if tag and (found := text.find(tag, scanned)) >= 0]
         stop = min(tags, default=len(text))
         brace = text.find("{", scanned, stop)
-        if names is not None and not calls and text[scanned : stop if brace < 0 else brace].strip(_BETWEEN):
-            return _Part([], [], begin)
+        if names is not None and not new and text[scanned : stop if brace < 0 else brace].strip(_BETWEEN):
+            return begin
         if brace < 0:
             break
         name, call, end = _call(text, brace, style, done)
-        if names is None or name in names:
-            pieces.append(text[at:brace])
-            calls.append(call)
-            at = len(text) if end is None else end
-        elif end is None and name is None:
-            pieces.append(text[at:brace])
-            at = len(text)
-        elif not calls:
-            return _Part([], [], begin)
         scanned = len(text) if end is None else end
-    open_ended = not done and stop == len(text)
-    if names is not None and not calls:
-        return _Part([], [], stop if open_ended else begin)
-    if names is None and not any(call.name for call in calls):
-        unreadable = [] if open_ended else [_unreadable(text, begin, stop, calls)]
-        return _Part(unreadable, [], _after(text, stop, style))
+        is_call = names is None or name in names
+        if is_call or (end is None and name is None):
+            between.append(text[at:brace])
+            new += [call] if is_call else []
+            at = scanned
+        elif not new:
+            return begin
+    is_open = not done and stop == len(text)
+    after = stop + len(style.closing) if text.startswith(style.closing, stop) else stop
+    if names is not None and not new:
+        return stop if is_open else begin
+    if names is None and not any(call.name for call in new):
+        if not is_open:  # all between two tags is one invalid call, because it has none with a name
+            written = text[begin:stop].strip()
+            first = text.index(written, begin)
+            error = next((call.error for call in new), _CUT_OFF if stop == len(text) else _NOT_JSON)
+            calls.append(Call(written=written, offsets=(first, first + len(written)), error=error))
+        return after
     rest = text[at:stop]
-    if open_ended:
+    if is_open:
         rest = min((without_partial(rest, tag) for tag in (style.opening, style.closing)), key=len)
-    return _Part(calls, [piece for piece in (*pieces, rest) if piece.strip(_BETWEEN)], _after(text, stop, style))
-
-
-def _after(text: str, stop: int, style: CallFormat) -> int:
-    """The offset after a closing tag, if there is one at the offset."""
-    return stop + len(style.closing) if text.startswith(style.closing, stop) else stop
-
-
-def _unreadable(text: str, begin: int, stop: int, calls: Sequence[Call]) -> Call:
-    """All that is between two tags as one invalid call, because it has no call with a name."""
-    written = text[begin:stop].strip()
-    begin = text.index(written, begin)
-    error = next((call.error for call in calls), _CUT_OFF if stop == len(text) else _NOT_JSON)
-    return Call(written=written, offsets=(begin, begin + len(written)), error=error)
+    calls += new
+    pieces += [piece for piece in (*between, rest) if piece.strip(_BETWEEN)]
+    return after
 
 
 def _call(text: str, at: int, style: CallFormat, done: bool) -> tuple[str | None, Call, int | None]:

@@ -124,13 +124,11 @@ def closed(schema: Any) -> Any:
         return [closed(each) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
-    inner: dict[str, Any] = {}
+    inner = dict(schema)
     for key, value in schema.items():
-        if key in ("allOf", "enum", "const", "default"):  # each part of allOf declares only some of the properties
-            inner[key] = value
-        elif key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(value, Mapping):
+        if key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(value, Mapping):
             inner[key] = {name: closed(each) for name, each in value.items()}  # a property may be named "properties"
-        else:
+        elif key not in ("allOf", "enum", "const", "default"):  # a part of allOf declares some of the properties
             inner[key] = closed(value)
     if isinstance(schema.get("properties"), Mapping) and "allOf" not in schema and "type" in schema:
         inner.setdefault("additionalProperties", False)

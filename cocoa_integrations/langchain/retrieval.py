@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 from langchain_core.documents import Document
@@ -11,6 +12,7 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.vectorstores import VectorStoreRetriever
 
+from cocoa_integrations._shared.tries import run_blocking
 from cocoa_integrations.langchain.chat import ChatCocoa
 
 Retriever = Runnable[str, list[Document]]
@@ -47,10 +49,7 @@ def chain_of(name: str, calls: Callable[..., Coroutine[Any, Any, Any]], prompt: 
 
     # LangChain finds the runnables of a chain among the variables that these functions name
     def run(given: Any, config: RunnableConfig, **options: Any) -> Any:
-        try:
-            calls(prompt, chat, given, Asker(config, blocks=True), options).send(None)
-        except StopIteration as end:
-            return end.value
+        return run_blocking(calls(prompt, chat, given, Asker(config, blocks=True), options))
 
     async def arun(given: Any, config: RunnableConfig, **options: Any) -> Any:
         return await calls(prompt, chat, given, Asker(config, blocks=False), options)
@@ -99,7 +98,7 @@ def with_top_k(retriever: Retriever, factor: float) -> Retriever:
 def without_duplicates(*lists: Iterable[Document]) -> list[Document]:
     """The documents of all lists, in order. Equal ids, or equal texts with equal metadata, count as one."""
     documents: dict[Any, Document] = {}
-    for document in (document for retrieved in lists for document in retrieved):
+    for document in chain.from_iterable(lists):
         key = document.id or (document.page_content, repr(sorted(document.metadata.items(), key=repr)))
         documents.setdefault(key, document)
     return list(documents.values())

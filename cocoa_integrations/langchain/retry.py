@@ -161,22 +161,17 @@ def with_risk_retry(
             entry |= {"documents": len(documents), "answer": message.text}
             if tries.add((message, documents), answers.get_risk(message), **entry):
                 break
-        message, documents = _chosen(plan, tries)
+        (message, documents), history = tries.best()
+        if (gate := tries.gate()) is not None:
+            if gate.action == "abstain":
+                message = answers.without_tool_calls(message)
+            if not answers.calls_tools(message):
+                change = plan.change(gate, message.text, answers.get_risk(message))
+                message = answers.with_change(message, change)
+            message = answers.with_report(message, answers.get_risk(message).with_values(gate=gate))
+        metadata = {**message.response_metadata, TRIES_KEY: history}
+        message = message.model_copy(update={"response_metadata": metadata})
         return {**values, context: documents, "answer": message} if return_documents else message
 
     chain: Runnable[str | Mapping[str, Any], Any] = retrieval.chain_of("with_risk_retry", calls, prompt, chat)
     return chain
-
-
-def _chosen(plan: RetryPlan, tries: Tries[tuple[AIMessage, list[Document]]]) -> tuple[AIMessage, list[Document]]:
-    """The best answer, with the history of all attempts, and its documents."""
-    (message, documents), history = tries.best()
-    if (gate := tries.gate()) is not None:
-        if gate.action == "abstain":
-            message = answers.replaced(answers.without_tool_calls(message), plan.answer)
-        elif not answers.calls_tools(message):
-            change = plan.limit_of_spans.with_marks(message.text, answers.get_risk(message), plan.mark)
-            message = answers.with_change(message, change)
-        message = answers.with_report(message, answers.get_risk(message).with_values(gate=gate))
-    metadata = {**message.response_metadata, TRIES_KEY: history}
-    return message.model_copy(update={"response_metadata": metadata}), documents

@@ -21,7 +21,7 @@ from llama_index.core.chat_engine.types import (
     BaseChatEngine,
     StreamingAgentChatResponse,
 )
-from llama_index.core.prompts.mixin import PromptMixin, PromptMixinType
+from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.response_synthesizers import Accumulate, BaseSynthesizer, ResponseMode
 from llama_index.core.response_synthesizers.compact_and_accumulate import CompactAndAccumulate
 from llama_index.core.response_synthesizers.context_only import ContextOnly
@@ -30,10 +30,9 @@ from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from cocoa_engine import ConfigError
 from cocoa_engine.report import RISK_KEY, RiskReport
-from cocoa_integrations._shared.citations import CITATIONS_KEY, Citation, CitedBy, citing, with_markers
+from cocoa_integrations._shared.citations import CITATIONS_KEY, Citation, CitedBy, Citing, citing, with_markers
 from cocoa_integrations._shared.edits import EditedText
 from cocoa_integrations.llama_index.answers import REPORTS_KEY, Answers
-from cocoa_integrations.llama_index.retrieved import add_nodes
 
 _MODES: dict[type[BaseSynthesizer], str] = {
     NoText: "no_text",
@@ -41,9 +40,6 @@ _MODES: dict[type[BaseSynthesizer], str] = {
     CompactAndAccumulate: "compact_accumulate",
     Accumulate: "accumulate",
 }
-
-_INNER = ("query_engine", "inner")
-"""The names under which engines list the engine whose response they return."""
 
 
 class RiskQueryEngine(BaseQueryEngine):
@@ -90,6 +86,7 @@ class RiskQueryEngine(BaseQueryEngine):
         super().__init__(inner.callback_manager)
         self._inner = inner
         self._context_lift = context_lift
+        self._citing: Citing | None = None
 
     def retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         """The nodes that the inner engine retrieves."""
@@ -102,8 +99,7 @@ class RiskQueryEngine(BaseQueryEngine):
         additional_source_nodes: Sequence[NodeWithScore] | None = None,
     ) -> RESPONSE_TYPE:
         """The response of the inner engine to given nodes, with its risk."""
-        with (answers := self._collector()):
-            add_nodes(nodes)
+        with (answers := self._collector(nodes)):
             response = self._inner.synthesize(query_bundle, nodes, additional_source_nodes)
         return self._reported(response, answers)
 
@@ -114,8 +110,7 @@ class RiskQueryEngine(BaseQueryEngine):
         additional_source_nodes: Sequence[NodeWithScore] | None = None,
     ) -> RESPONSE_TYPE:
         """Like :meth:`synthesize`, asynchronously."""
-        with (answers := self._collector()):
-            add_nodes(nodes)
+        with (answers := self._collector(nodes)):
             response = await self._inner.asynthesize(query_bundle, nodes, additional_source_nodes)
         return await asyncio.to_thread(self._reported, response, answers)  # lifts and citations feed the answer again
 
@@ -129,8 +124,11 @@ class RiskQueryEngine(BaseQueryEngine):
             response = await self._inner.aquery(query_bundle)
         return await asyncio.to_thread(self._reported, response, answers)
 
-    def _collector(self) -> Answers:
-        return Answers(lift=self._context_lift)
+    def _collector(self, nodes: Sequence[NodeWithScore] = ()) -> Answers:
+        """What collects the answers of a call that is given some nodes."""
+        answers = Answers(lift=self._context_lift, cite=self._citing)
+        answers.nodes = list({node.node.node_id: node for node in nodes}.values())
+        return answers
 
     def _get_prompt_modules(self) -> PromptMixinType:
         return {"inner": self._inner}
@@ -199,12 +197,9 @@ class RiskCitationQueryEngine(RiskQueryEngine):
         markers: bool = True,
         context_lift: bool = False,
     ) -> None:
+        super().__init__(inner, context_lift=context_lift)
         self._citing = citing(by, min_lift, min_attention)
         self._markers = markers
-        super().__init__(inner, context_lift=context_lift)
-
-    def _collector(self) -> Answers:
-        return Answers(lift=self._context_lift, cite=self._citing)
 
     def _reported(self, response: RESPONSE_TYPE, answers: Answers) -> RESPONSE_TYPE:
         response = super()._reported(response, answers)
@@ -225,7 +220,6 @@ class RiskStreamingChatResponse(StreamingAgentChatResponse):
     """A streamed chat response with ``metadata``, which is filled when the stream has been read to its end."""
 
     metadata: dict[str, Any]
-    _answers: Answers
 
     @classmethod
     def of(cls, response: StreamingAgentChatResponse, answers: Answers) -> RiskStreamingChatResponse:
@@ -326,10 +320,15 @@ def _chat_reported(response: AGENT_CHAT_RESPONSE_TYPE, answers: Answers) -> AGEN
 
 def _require_reportable(engine: BaseQueryEngine) -> None:
     """Refuse a query engine whose response has no risk, or one whose spans cannot be found in its text."""
-    synthesizer = _synthesizer_of(engine)
+    # private: LlamaIndex has no public names for what a synthesizer was made with, nor for the modules of an engine
+    modules = engine._get_prompt_modules()
+    while not isinstance(synthesizer := modules.get("response_synthesizer"), BaseSynthesizer):
+        inner = modules.get("query_engine", modules.get("inner"))  # the engine whose response it returns
+        if inner is None:
+            return
+        modules = inner._get_prompt_modules()
     mode = next((mode for kind, mode in _MODES.items() if isinstance(synthesizer, kind)), None)
     require_llm(mode)
-    # private: LlamaIndex has no public names for what a synthesizer was made with, nor for the modules of an engine
     if isinstance(synthesizer, Accumulate) and synthesizer._streaming:
         raise ConfigError(f"response_mode={mode!r} cannot stream: LlamaIndex joins its answers when all are complete.")
     if isinstance(synthesizer, Accumulate) and synthesizer._output_cls is not None:
@@ -346,12 +345,3 @@ def require_llm(mode: str | None) -> None:
             f"response_mode={ResponseMode(mode).value!r} calls no LLM, so its response has no risk. Use the query "
             "engine by itself, or another response_mode."
         )
-
-
-def _synthesizer_of(engine: PromptMixin) -> BaseSynthesizer | None:
-    """The synthesizer that writes the response of an engine, or ``None`` if the engine lists none."""
-    modules = engine._get_prompt_modules()  # its public `get_prompts` returns the prompts alone
-    if isinstance(synthesizer := modules.get("response_synthesizer"), BaseSynthesizer):
-        return synthesizer
-    inner = next((modules[name] for name in _INNER if name in modules), None)
-    return None if inner is None else _synthesizer_of(inner)

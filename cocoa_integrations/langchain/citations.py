@@ -11,9 +11,10 @@ from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable
 
-from cocoa_engine import context_lift_of_text
+from cocoa_engine import ContextLift, context_lift_of_text
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.logs import safe_logger
+from cocoa_engine.report import SpanReport
 from cocoa_integrations._shared import citations as shared
 from cocoa_integrations._shared.citations import CITATIONS_KEY, CitedBy
 from cocoa_integrations._shared.edits import EditedText
@@ -92,24 +93,7 @@ def with_citations(
 
     def filled(values: Mapping[str, Any], left_out: Document | None = None) -> dict[str, Any]:
         """The values of the prompt, with all documents but one."""
-        return {**values, context: format_documents([one for one in values[context] if one is not left_out])}
-
-    def chosen(called: ChatCocoa, message: AIMessage, documents: Sequence[Document], in_prompt: list[int]) -> CitedBy:
-        """What finds the sources of an answer."""
-        spans = get_spans(message)
-        seen = not (in_prompt and spans) or any(span.passage_attention for span in spans)
-        if cite.by == "attention" and not seen:
-            raise ConfigError(shared.CANNOT_ATTEND)
-        if cite.by is not None:
-            return cite.by
-        missing = any(one.page_content.strip() for number, one in enumerate(documents) if number not in in_prompt)
-        if not seen or missing:
-            why = shared.NOT_FOUND if seen else shared.NOT_SEEN
-            if not called.is_remote:
-                logger.warning("citations are by lift, because %s", why)
-                return "lift"
-            logger.warning("some sources are not cited, because %s", why)
-        return "attention"
+        return {**values, context: format_documents([each for each in values[context] if each is not left_out])}
 
     async def calls(prompt: Any, chat: Any, values: Any, asker: Asker, options: Mapping[str, Any]) -> AIMessage:
         documents = values.get(context) if isinstance(values, Mapping) else None
@@ -134,34 +118,42 @@ def with_citations(
                 if cite.by is not None or getattr(error, "param", None) not in ("cocoa.source", "source"):
                     raise
                 in_prompt, message = [], await asker.ask(chat, full, **options, source=[])
-        message = require_message(message, "with_citations")
-        if any(len(span.passage_attention or in_prompt) != len(in_prompt) for span in get_spans(message)):
+        spans = get_spans(message := require_message(message, "with_citations"))
+        if any(len(span.passage_attention or in_prompt) != len(in_prompt) for span in spans):
             in_prompt = []  # it was written with other passages
-        how = chosen(called, message, documents, in_prompt)
-        if how == "attention":
-            spans = get_spans(message)
-            measured = [shared.spread(span.passage_attention, in_prompt, len(documents)) for span in spans]
+        by: CitedBy = cite.by or "attention"
+        why = None
+        if in_prompt and spans and not any(span.passage_attention for span in spans):
+            why = shared.NOT_SEEN
+        elif any(text.strip() for number, text in enumerate(texts) if number not in in_prompt):
+            why = shared.NOT_FOUND
+        if why == shared.NOT_SEEN and cite.by == "attention":
+            raise ConfigError(shared.CANNOT_ATTEND)
+        if why is not None and cite.by is None:
+            by = "attention" if called.is_remote else "lift"
+            what = "some sources are not cited" if called.is_remote else "citations are by lift"
+            logger.warning("%s, because %s", what, why)
+        if by == "attention":
+            values_of = [shared.spread(span.passage_attention, in_prompt, len(documents)) for span in spans]
         else:
-            without_each = [await asker.ask(prompt, filled(values, document)) for document in documents]
-            measured = await asker.run(called, partial(_lifts, called, message, full, without_each))
-        return cited(message, measured, documents, lowest=cite.lowest[how], by=how, markers=markers)
+            rest = [await asker.ask(prompt, filled(values, document)) for document in documents]
+            lifts = await asker.run(called, partial(_lifts, called, spans, full, *rest))
+            values_of = [[shared.lift_in_nats(lift[number]) for lift in lifts] for number in range(len(spans))]
+        return cited(message, values_of, documents, lowest=cite.lowest[by], by=by, markers=markers)
 
     chain: Runnable[Mapping[str, Any], AIMessage] = chain_of("with_citations", calls, prompt, chat)
     return chain
 
 
 def _lifts(
-    chat: ChatCocoa, message: AIMessage, full: LanguageModelInput, without_each: Sequence[LanguageModelInput]
-) -> list[list[float | None]]:
-    """The lift of each span of an answer, by document."""
-    texts = [span.text or "" for span in get_spans(message)]
+    chat: ChatCocoa, spans: Sequence[SpanReport], full: LanguageModelInput, *without: LanguageModelInput
+) -> list[list[ContextLift | None]]:
+    """For each prompt without a context, how this context changed each span."""
+    texts = [span.text or "" for span in spans]
     if not any(texts):
-        return [[None] * len(without_each) for _ in texts]
+        return [[None] * len(texts) for _ in without]
     engine, config, full_ids = chat.load(), config_of(chat), chat.prompt_ids(full)
-    columns = [
-        context_lift_of_text(engine, texts, full_ids, chat.prompt_ids(without), config) for without in without_each
-    ]
-    return [[shared.lift_in_nats(column[number]) for column in columns] for number in range(len(texts))]
+    return [context_lift_of_text(engine, texts, full_ids, chat.prompt_ids(each), config) for each in without]
 
 
 def cited(
@@ -180,14 +172,9 @@ def cited(
     text = edited or EditedText("".join(span.text or "" for span in spans))
     shown = text.spans(spans)
     citations, sourced = shared.citations_of(shown, [values[span.span] for span in shown], lowest, by)
-    citations = [
-        citation.with_values(
-            id=documents[citation.source - 1].id,
-            metadata=dict(documents[citation.source - 1].metadata),
-            spans=[shown[number].span for number in citation.spans],
-        )
-        for citation in citations
-    ]
+    for number, citation in enumerate(citations):
+        document, numbers = documents[citation.source - 1], [shown[each].span for each in citation.spans]
+        citations[number] = citation.with_values(id=document.id, metadata=dict(document.metadata), spans=numbers)
     sources = {span.span: span.source for span in sourced}
     spans = [
         span.with_values(source=sources.get(span.span), **{shared.VALUES[by]: list(of_span)})
@@ -226,14 +213,11 @@ def context_lift(
     if not isinstance(chat, ChatCocoa) or chat.is_remote:
         raise ConfigError(f"context lift is measured with a ChatCocoa in this process, not a {type(chat).__name__}.")
     report, spans = get_risk(message), get_spans(message)
-    texts = [span.text for span in spans if span.text is not None]
-    if len(texts) < len(spans):
+    if any(span.text is None for span in spans):
         raise ConfigError("the text of the message was changed after it was generated, so its spans are not known.")
-    if not any(texts):
+    if not any(span.text for span in spans):
         return message.model_copy(deep=True)
-    engine = chat.load()
-    with_context, without_context = chat.prompt_ids(prompt), chat.prompt_ids(prompt_without_context)
-    lifts = context_lift_of_text(engine, texts, with_context, without_context, config_of(chat))
+    [lifts] = _lifts(chat, spans, prompt, prompt_without_context)
     return with_spans(message, report, shared.with_lifts(spans, lifts))
 
 

@@ -103,7 +103,13 @@ class RiskGate(RunnableGenerator[Any, Any]):
             raise error
         if self.on_risk == "abstain":
             return self.with_gate_entry(answers.replaced(answers.without_tool_calls(answer), self.answer))
-        return self.with_gate_entry(answer) if answers.calls_tools(answer) else self._marked(answer, report)
+        if not answers.calls_tools(answer):
+            if is_replaced(report):  # by a gate before
+                return answer
+            given: Any = answer
+            text = given["text"] if isinstance(answer, Mapping) else given.text
+            answer = answers.with_change(answer, self.limit.with_marks(text, report, self.mark))
+        return self.with_gate_entry(answer)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """Apply the gate to a complete answer; see :meth:`passed`."""
@@ -131,15 +137,6 @@ class RiskGate(RunnableGenerator[Any, Any]):
         for passed in stream.end():
             yield passed
 
-    def _marked(self, answer: A, report: RiskReport) -> A:
-        """An answer with marks around its risky spans, claims or sentences."""
-        if is_replaced(report):  # by a gate before
-            return answer
-        given: Any = answer
-        text = given["text"] if isinstance(answer, Mapping) else given.text
-        change = self.limit.with_marks(text, report, self.mark)
-        return self.with_gate_entry(answers.with_change(answer, change))
-
     def with_gate_entry(self, answer: A, action: str | None = None) -> A:
         """The answer with an entry in its report about the action; by default that of the gate."""
         report = answers.get_risk(answer)  # type: ignore[arg-type]
@@ -157,6 +154,7 @@ class _Stream:
 
     def __init__(self, gate: RiskGate) -> None:
         self._gate = gate
+        self._streams = gate.on_risk == "mark" and gate.limit.unit == "span"
         self._buffered: Any = None
         self._last: BaseMessage | None = None
         self._reported = False
@@ -171,8 +169,7 @@ class _Stream:
 
     def add(self, chunk: Any) -> Iterator[Any]:
         """Add the next chunk, and yield what can be passed on."""
-        streams = self._gate.on_risk == "mark" and self._gate.limit.unit == "span"
-        if self._buffered is None and streams and self._continues(chunk):
+        if self._buffered is None and self._streams and self._continues(chunk):
             yield self._marked(chunk)
         else:
             self._buffered = chunk if self._buffered is None else self._buffered + chunk

@@ -31,11 +31,8 @@ from cocoa_integrations.tool_calling.schemas import mismatch
 TITLE = "answer"
 """The tool name of a schema without a title."""
 
-_DESCRIBES_FUNCTION = frozenset({"name", "function", "json_schema", "toolSpec"})
-"""Keys of dicts in which a schema has a name, none of which is a keyword of JSON schemas."""
-
+_DESCRIBES_FUNCTION = frozenset({"name", "function", "json_schema", "toolSpec"})  # not keywords of JSON schemas
 _SAYS_WHAT_FITS = frozenset({"type", "properties", "$ref", "anyOf", "oneOf", "allOf"})
-
 _HINTS: dict[str | None, str] = {
     "length": ": it was cut off, raise max_tokens (or set repetition_penalty=1.1 if it repeats itself)",
     "risk": ": it was cut off where its risk reached max_risk",
@@ -70,30 +67,24 @@ def _without_titles(tool: dict[str, Any]) -> str:
 def openai_tool(tool: Any, *, strict: bool | None = None) -> dict[str, Any]:
     """A tool in OpenAI's format; a ``ConfigError`` if it cannot be converted."""
     try:
-        return {"type": "function", "function": {**_function(tool), **({} if strict is None else {"strict": strict})}}
+        if isinstance(tool, Mapping):
+            function = function_of(tool)
+        elif isinstance(tool, Tool) and not tool.args_schema:  # its one argument has no type
+            function = dict(convert_to_openai_function(tool))
+        else:  # LangChain's own conversion loses optional parts
+            schema = tool.tool_call_schema if isinstance(tool, BaseTool) else tool
+            if not isinstance(tool, (BaseTool, type)):
+                options: dict[str, Any] = {"filter_args": (), "parse_docstring": True, "include_injected": False}
+                schema = create_schema_from_function(tool.__name__, tool, **options)
+            made = dict(schema) if isinstance(schema, Mapping) else json_schema(schema)
+            named = {"title": tool.name, "description": tool.description} if isinstance(tool, BaseTool) else {}
+            function = function_of({**made, **named})
+        return {"type": "function", "function": {**function, **({} if strict is None else {"strict": strict})}}
     except (PydanticUserError, TypeError, ValueError, AttributeError, NameError) as error:
         raise ConfigError(
             f"{short_repr(tool)} is not a tool: give a function, a LangChain tool, a pydantic class, a TypedDict, a "
             f"tool in OpenAI's format, or a JSON schema with a title ({shortened(str(error), 300)})"
         ) from error
-
-
-def _function(tool: Any) -> dict[str, Any]:
-    """The name, the description and the parameters of a tool. LangChain's own conversion loses optional parts."""
-    if isinstance(tool, Mapping):
-        return function_of(tool)
-    if isinstance(tool, BaseTool):
-        schema = tool.tool_call_schema if tool.args_schema or not isinstance(tool, Tool) else None
-        if schema is None:  # the one argument of a Tool has no type
-            return dict(convert_to_openai_function(tool))
-        made = dict(schema) if isinstance(schema, Mapping) else json_schema(schema)
-        made = {**made, "title": tool.name, "description": tool.description}
-    elif isinstance(tool, type):
-        made = json_schema(tool)
-    else:
-        options: dict[str, Any] = {"filter_args": (), "parse_docstring": True, "include_injected": False}
-        made = json_schema(create_schema_from_function(tool.__name__, tool, **options))
-    return function_of(made)
 
 
 def json_schema_of(schema: Any) -> dict[str, Any]:

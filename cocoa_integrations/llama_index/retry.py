@@ -16,6 +16,7 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from cocoa_engine import CocoaConfig, ConfigError
+from cocoa_engine.arguments import of_type
 from cocoa_engine.messages import unknown
 from cocoa_engine.report import RISK_KEY, RiskReport
 from cocoa_integrations._shared.limits import ABSTENTION, MARK, Mark
@@ -95,18 +96,19 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         context_lift: bool = False,
         **options: Any,
     ) -> None:
-        kinds = {"retriever": (retriever, BaseRetriever), "llm": (llm, CocoaLLM)}
-        if second_retriever is not None:
-            kinds["second_retriever"] = (second_retriever, BaseRetriever)
-        for name, (value, kind) in kinds.items():
-            if not isinstance(value, kind):
-                raise ConfigError(f"{name} must be a {kind.__name__}, not a {type(value).__name__}.")
+        of_type(retriever, BaseRetriever, "retriever")
+        of_type(llm, CocoaLLM, "llm")
+        of_type(retriever if second_retriever is None else second_retriever, BaseRetriever, "second_retriever")
         if options.get("response_synthesizer") is not None:
             raise ConfigError(
                 "a response_synthesizer has its own LLM, whose alpha this engine must not change; give llm and the "
                 "options of the synthesizer (response_mode, text_qa_template, ...) instead."
             )
-        _refuse_unknown(options)
+        theirs = inspect.signature(RetrieverQueryEngine.from_args).parameters.keys() - {"kwargs"}
+        if not_known := [name for name in options if name not in theirs]:  # `from_args` would drop them
+            own = inspect.signature(RiskRetryQueryEngine.__init__).parameters
+            names = {*theirs, *own} - {"self", "options", "response_synthesizer"}
+            raise ConfigError(f"RiskRetryQueryEngine: {unknown(not_known, sorted(names), what='option')}")
         require_llm(options.get("response_mode"))  # LlamaIndex would ask for an LLM of its own first
         alpha: float | None = getattr(llm, "alpha")  # noqa: B009  # a setting; a remote LLM may leave it to the server
         alpha = CocoaConfig().alpha if alpha is None else alpha
@@ -234,15 +236,6 @@ def with_top_k(retriever: BaseRetriever, factor: float) -> BaseRetriever:
     corpus = getattr(retriever, "corpus", None)  # of BM25, which refuses a top_k above the number of nodes
     more.similarity_top_k = min(wanted, max(len(corpus), top_k)) if isinstance(corpus, Sequence) else wanted  # type: ignore[attr-defined]
     return more
-
-
-def _refuse_unknown(options: Mapping[str, Any]) -> None:
-    """Refuse option names that ``from_args`` would silently drop."""
-    theirs = inspect.signature(RetrieverQueryEngine.from_args).parameters.keys() - {"kwargs"}
-    if not_known := [name for name in options if name not in theirs]:
-        own = inspect.signature(RiskRetryQueryEngine.__init__).parameters
-        names = {*theirs, *own} - {"self", "options", "response_synthesizer"}
-        raise ConfigError(f"RiskRetryQueryEngine: {unknown(not_known, sorted(names), what='option')}")
 
 
 def _settings(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -226,7 +226,7 @@ def test_attention_that_cannot_be_measured(quick_chat: ChatCocoa, monkeypatch: p
         with_citations(PROMPT, quick_chat, by="attention").invoke(VALUES)
     with pytest.raises(ConfigError, match="unknown value 'atention'"):
         with_citations(PROMPT, quick_chat, by="atention")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="min_attention takes a share"):
+    with pytest.raises(ConfigError, match="min_attention takes a finite number"):
         with_citations(PROMPT, quick_chat, by="attention", min_attention=float("nan"))
 
 

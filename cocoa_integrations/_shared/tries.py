@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cocoa_engine import CocoaConfig
-from cocoa_engine.arguments import SettingsModel
 from cocoa_engine.errors import ConfigError, HallucinationRiskError
+from cocoa_engine.messages import explain
 from cocoa_engine.report import GateReport, ReportEntry, RiskReport, finite, severity
 from cocoa_integrations._shared.edits import Change, replacement
 from cocoa_integrations._shared.limits import Limit, kind_of, reaches, require_reaction
@@ -48,11 +48,10 @@ class Try(ReportEntry):
     chosen: bool = Field(description="Whether this answer was returned.")
 
 
-class RetryPlan(SettingsModel):
+class RetryPlan(BaseModel):
     """What the attempts at an answer are: the options of a retry, checked, and what the first attempt is."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
-    _what: ClassVar[str] = "option"
 
     alpha: float
     retriever: Any
@@ -68,6 +67,12 @@ class RetryPlan(SettingsModel):
     on_risk: Any
     mark: Any
     answer: Any
+
+    def __init__(self, **options: Any) -> None:
+        try:
+            super().__init__(**options)
+        except ValidationError as error:
+            raise ConfigError(explain(error)) from None
 
     def model_post_init(self, context: Any) -> None:
         """Refuse options that do not fit each other."""

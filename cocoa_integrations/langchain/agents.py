@@ -47,14 +47,12 @@ class ReviewRequest(TypedDict):
 
     type: Literal["risky_answer"]
     answer: str
-    """The text of the answer."""
     tool_calls: list[dict[str, Any]]
     """The name, the arguments and the id of each tool call of the answer."""
     spans: list[dict[str, Any]]
     """The spans that reach the threshold. Where the risk of the answer was compared by default, those that reach the
     default threshold of spans; none with ``metric="answer_risk"``."""
     report: dict[str, Any]
-    """The ``cocoa_risk`` report."""
     metric: str
     threshold: float
     value: float | None
@@ -95,9 +93,9 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
     An answer is too risky if its risk, or that of one of its spans, reaches the threshold. The models and settings of
     ``retry_with`` are then tried in turn until an answer is below the threshold. If none is, ``on_risk`` determines
     what happens to the least risky answer of those with the same metric, and for ``risk`` the same ``risk_source``, as
-    the first that was measured: others have no order. A ``threshold`` that is given applies to the answers of all
-    models. Leave it out where the risk of their answers has different sources, and each is compared with its own
-    default. The state of the agent has an :class:`AgentRisk` for every call of its model in ``cocoa_risks``.
+    the first that was measured: others have no order. A ``threshold`` applies to the answers of all models. Leave it
+    out where the risk of their answers has different sources, and each is compared with its own default. The state of
+    the agent has an :class:`AgentRisk` for every call of its model in ``cocoa_risks``.
 
     **Streams.** With ``on_risk="keep"`` and no ``retry_with``, the chunks of the model are streamed as usual. Otherwise
     ``stream_mode="messages"`` yields the chosen answer in one piece, and nothing of the rejected ones.
@@ -307,9 +305,9 @@ class RiskyToolCalls:
     such as those of another model, are not risky.
 
     Args:
-        threshold: the value from which an argument is too risky, as in :class:`ToolRiskMiddleware`.
-        metric: the value to compare, as in ``ToolRiskMiddleware``.
-        arguments: the names of the arguments to check, or paths, as in ``ToolRiskMiddleware``. Default: all arguments.
+        threshold: as in :class:`ToolRiskMiddleware`.
+        metric: as in ``ToolRiskMiddleware``.
+        arguments: as in ``ToolRiskMiddleware``.
 
     Example:
         >>> risky = RiskyToolCalls()
@@ -339,12 +337,7 @@ class RiskyToolCalls:
         return bool(self.values(request.tool_call, request.state))
 
     def values(self, call: Mapping[str, Any] | ToolCall, state: Any) -> dict[str, float]:
-        """The value of each argument of a call that reaches the threshold.
-
-        Args:
-            call: the tool call.
-            state: the state of the agent, or its messages.
-        """
+        """The value of each argument of a call that reaches the threshold; the state may be messages alone."""
         report = _report_of(state, call["id"])
         if report is None:
             return {}
@@ -358,11 +351,7 @@ class RiskyToolCalls:
         return {name: value for name, value in values.items() if reaches(value, threshold)}
 
     def threshold_for(self, report: RiskReport) -> float:
-        """The threshold that applies to the arguments of a report's tool calls.
-
-        Raises:
-            ConfigError: there is no default, or the risks of the answer are on another scale.
-        """
+        """The threshold that applies to the arguments of a report's tool calls."""
         threshold = self.limit.threshold_for(report)
         measured = report.risk_source == "calibrator" and report.model_name == MODEL_NAME
         return min(threshold, ARGUMENT_THRESHOLD) if measured and self.limit.threshold is None else threshold

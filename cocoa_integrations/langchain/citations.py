@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from langchain_core.documents import Document
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 
 from cocoa_engine import ContextLift, context_lift_of_text
 from cocoa_engine.errors import ConfigError
@@ -19,14 +19,51 @@ from cocoa_integrations._shared import citations as shared
 from cocoa_integrations._shared.citations import CITATIONS_KEY, CitedBy
 from cocoa_integrations._shared.edits import EditedText
 from cocoa_integrations._shared.settings import config_of
+from cocoa_integrations._shared.tries import run_blocking
 from cocoa_integrations.langchain.answers import get_risk, get_spans, require_message, with_change, with_spans
 from cocoa_integrations.langchain.chat import ChatCocoa
 from cocoa_integrations.langchain.composed import called_model
-from cocoa_integrations.langchain.retrieval import Asker, chain_of, join_documents
 
 logger = safe_logger(__name__)
 
 AFTER_A_RETRY = "Citations follow a retry: with_risk_retry(..., return_documents=True) | with_citations(prompt, chat)."
+
+
+class Asker:
+    """Asks the runnables of a chain. In the synchronous form of a call it blocks, and suspends nothing."""
+
+    def __init__(self, config: RunnableConfig, *, blocks: bool) -> None:
+        self.config, self._blocks = config, blocks
+
+    async def ask(self, runnable: Runnable[Any, Any], given: Any, **options: Any) -> Any:
+        """The output of a runnable."""
+        if self._blocks:
+            return runnable.invoke(given, self.config, **options)
+        return await runnable.ainvoke(given, self.config, **options)
+
+    async def run(self, chat: ChatCocoa, work: Callable[[], Any]) -> Any:
+        """The result of work for the engine of a model, if it has one in this process."""
+        return work() if self._blocks or chat.is_remote else await chat.in_worker(work)
+
+
+def chain_of(name: str, calls: Callable[..., Coroutine[Any, Any, Any]], prompt: Any, chat: Any) -> Any:
+    """A runnable with a name in traces that calls a function with ``prompt`` and ``chat``, an input, an :class:`Asker`
+    and the options of a call.
+    """
+
+    # LangChain finds the runnables of a chain among the variables that these functions name
+    def run(given: Any, config: RunnableConfig, **options: Any) -> Any:
+        return run_blocking(calls(prompt, chat, given, Asker(config, blocks=True), options))
+
+    async def arun(given: Any, config: RunnableConfig, **options: Any) -> Any:
+        return await calls(prompt, chat, given, Asker(config, blocks=False), options)
+
+    return RunnableLambda(run, arun, name=name)
+
+
+def join_documents(documents: Sequence[Document]) -> str:
+    """The texts of documents, with an empty line between them."""
+    return "\n\n".join(document.page_content for document in documents)
 
 
 def with_citations(

@@ -220,6 +220,7 @@ class RiskStreamingChatResponse(StreamingAgentChatResponse):
     """A streamed chat response with ``metadata``, which is filled when the stream has been read to its end."""
 
     metadata: dict[str, Any]
+    _answers: Answers
 
     @classmethod
     def of(cls, response: StreamingAgentChatResponse, answers: Answers) -> RiskStreamingChatResponse:

@@ -16,7 +16,6 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from cocoa_engine import CocoaConfig, ConfigError
-from cocoa_engine.arguments import of_type
 from cocoa_engine.messages import unknown
 from cocoa_engine.report import RISK_KEY, RiskReport
 from cocoa_integrations._shared.limits import ABSTENTION, MARK, Mark
@@ -96,9 +95,11 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         context_lift: bool = False,
         **options: Any,
     ) -> None:
-        of_type(retriever, BaseRetriever, "retriever")
-        of_type(llm, CocoaLLM, "llm")
-        of_type(retriever if second_retriever is None else second_retriever, BaseRetriever, "second_retriever")
+        second = retriever if second_retriever is None else second_retriever
+        for name, value in (("retriever", retriever), ("llm", llm), ("second_retriever", second)):
+            kind = CocoaLLM if name == "llm" else BaseRetriever
+            if not isinstance(value, kind):
+                raise ConfigError(f"{name} must be a {kind.__name__}, not a {type(value).__name__}.")
         if options.get("response_synthesizer") is not None:
             raise ConfigError(
                 "a response_synthesizer has its own LLM, whose alpha this engine must not change; give llm and the "

@@ -1,4 +1,4 @@
-"""How a request with tools or a schema becomes a prompt and a grammar, and how the answer is parsed."""
+"""How a request with tools or a schema becomes a prompt and a grammar, and how the answer is parsed and measured."""
 
 from __future__ import annotations
 
@@ -11,25 +11,30 @@ from typing import Any
 from cocoa_engine import CocoaEngine, Generation, GrammarProcessor, json_rule
 from cocoa_engine.confined import one_budget
 from cocoa_engine.errors import IncompleteAnswerError
+from cocoa_engine.report import CallReport, RiskReport, ValueReport, finite, severity
 from cocoa_integrations._shared.chat_template import (
     ChatTemplateOptions,
     ends_inside_reasoning,
     template_kwargs,
     with_reasoning,
 )
+from cocoa_integrations._shared.logprobs import TokenLogprobs
 from cocoa_integrations._shared.reasoning import ReasoningSplitter, Split, split_generation
-from cocoa_integrations.tool_calling import prompt as prompt_text
+from cocoa_integrations.tool_calling import formats
 from cocoa_integrations.tool_calling.formats import HERMES, CallFormat, after_reasoning, template_format
-from cocoa_integrations.tool_calling.reading import Reading, read
+from cocoa_integrations.tool_calling.reading import Call, Reading, field_offsets, member_path, read
 from cocoa_integrations.tool_calling.request import ToolRequest
 from cocoa_integrations.tool_calling.schemas import enforceable, enforceable_each, mismatch
+
+ROOT = ("$.", "$[")
+"""A key of ``arguments`` that begins so is the path of a value inside an argument; others are names of arguments."""
 
 
 class Plan:
     """The prompt, the grammar and the parser for a request, which may be empty, with one engine.
 
     If the chat template supports tools and writes calls in a known format, it describes the tools to the model.
-    Otherwise the system message does (:mod:`~cocoa_integrations.tool_calling.prompt`). With ``calls_must_fit``, a call
+    Otherwise the system message does (:mod:`~cocoa_integrations.tool_calling.formats`). With ``calls_must_fit``, a call
     that does not fit the schema of its tool is an error. Otherwise it is listed as invalid. :meth:`prompt` sets
     ``inside_reasoning``: whether the prompt ends inside the reasoning of the model, as those for DeepSeek-R1 do.
     """
@@ -75,16 +80,16 @@ class Plan:
         if not (self.request or has_calls):
             return messages, {}
         native = self._native is not None
-        chat = list(messages) if native else prompt_text.as_plain_text(messages)
+        chat = list(messages) if native else formats.as_plain_text(messages)
         if native and not (self.style.tagged or self.style.listed):
-            chat = prompt_text.one_call_each(messages)
+            chat = formats.one_call_each(messages)
         texts = []
         if self.request.tools and not native:
-            texts.append(prompt_text.tools_text(self.request.tools))
+            texts.append(formats.tools_text(self.request.tools))
         if self.request.schema is not None and self.request.described:
-            texts.append(prompt_text.SCHEMA.format(schema=json.dumps(self.request.schema, ensure_ascii=False)))
+            texts.append(formats.SCHEMA.format(schema=json.dumps(self.request.schema, ensure_ascii=False)))
         if texts and chat:
-            chat = prompt_text.with_instructions(chat, "\n\n".join(texts), self.engine)
+            chat = formats.with_instructions(chat, "\n\n".join(texts), self.engine)
         return chat, {"tools": [dict(tool) for tool in self.request.tools]} if native and self.request.tools else {}
 
     def splitter(self) -> ReasoningSplitter:
@@ -159,3 +164,60 @@ class Plan:
                 error = error and f"it does not fit the schema of the tool: {error}"
                 reading.calls[number] = replace(call, error=error)
         return reading
+
+
+def parts_of_report(generation: Generation, plan: Plan, split: Split, calls: Sequence[Call]) -> dict[str, Any]:
+    """What the parsed answer adds to its report: ``tool_calls`` if it has calls, ``fields`` if JSON was asked for.
+
+    ``fields`` is the risk of every value of the JSON, by its path. An argument of a call is listed by its name, and
+    every value in it by its path, such as ``$.people[0].age``. For a value, ``risk`` is the highest risk of the spans
+    that overlap it, ``con_mlds`` and ``f_mlds`` are means over these spans, and ``log_prob`` is the sum over the tokens
+    of the value. Tokens that the grammar forces have log-probability 0. ``start`` and ``end`` are offsets in the
+    generated text; the quotes of a string are not included. For a call, ``risk`` is the highest risk of all its spans,
+    including those of its name.
+    """
+    if not calls and plan.request.schema is None:
+        return {}
+    text, tokens, position = generation.text, list[tuple[int, int, float]](), 0
+    for entry in TokenLogprobs(plan.engine).of_answer(generation.spans):
+        tokens.append((position, position + len(entry["token"]), entry["logprob"]))
+        position = tokens[-1][1]
+
+    def measured(start: int, end: int) -> ValueReport:
+        spans = [(n, span) for n, span in enumerate(generation.spans) if span.start < end and span.end > start]
+        risks = [severity(span.risk) for _, span in spans if span.risk is not None]
+        count = max(1, len(spans))
+        return ValueReport(
+            risk=finite(max(risks, default=0.0)),
+            con_mlds=finite(sum(span.con_mlds for _, span in spans) / count),
+            f_mlds=finite(sum(span.f_mlds for _, span in spans) / count),
+            log_prob=finite(sum(log_prob for first, last, log_prob in tokens if first < end and last > start)),
+            start=start,
+            end=end,
+            spans=[number for number, _ in spans],
+        )
+
+    if not calls:
+        return {"fields": {path: measured(*at) for path, at in field_offsets(text, split.answer_start).items()}}
+    reports = []
+    for call in calls:
+        offsets = dict(call.values)
+        for name, (start, _) in call.values.items():
+            # arguments that were written as a string of JSON have no offsets of their own
+            if isinstance((call.arguments or {}).get(name), (dict, list)) and text.startswith(("{", "["), start):
+                offsets |= field_offsets(text, start, member_path("$", name))
+        arguments = {name: measured(*at) for name, at in offsets.items()}
+        risk = measured(*call.offsets).risk
+        reports.append(CallReport(name=call.name, id=call.id, risk=risk, arguments=arguments, error=call.error))
+    return {"tool_calls": reports}
+
+
+def fields_of_report(report: RiskReport) -> dict[str, ValueReport]:
+    """The risk of every field of a structured answer, by path: of a JSON answer, or of its first tool call."""
+    if "fields" in report.model_fields_set:
+        return report.fields
+    for call in report.tool_calls:
+        # in the order of the text, an object before the values in it
+        arguments = sorted(call.arguments.items(), key=lambda each: (each[1].start, -each[1].end))
+        return {name if name.startswith(ROOT) else member_path("$", name): value for name, value in arguments}
+    return {}

@@ -121,6 +121,7 @@ def _fields_of(form: Any) -> Iterator[tuple[Any, bool, dict[str, Any]]]:
         return
     for key, hint in get_type_hints(form, include_extras=True).items():
         required, metadata = key in form.__required_keys__, list[Any]()
+        origin: Any
         while (origin := get_origin(hint)) in _QUALIFIERS:
             required = origin is Required or (required and origin is not NotRequired)
             hint, *more = get_args(hint)

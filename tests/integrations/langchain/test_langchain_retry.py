@@ -22,7 +22,7 @@ from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_engine.errors import HallucinationRiskError
 from cocoa_integrations._shared.tries import Try
 from cocoa_integrations.langchain import ChatCocoa, get_risk, get_risk_callback, with_risk_retry
-from cocoa_integrations.langchain.retrieval import top_k_of, with_top_k
+from cocoa_integrations.langchain.retry import top_k_of, with_top_k
 from tests.helpers.alike import near
 from tests.helpers.reports import without_run
 

@@ -386,8 +386,8 @@ async def test_a_retry_streams_the_answer_that_it_returns(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"llm": MockLLM()}, "llm must be a CocoaLLM, not MockLLM"),
-        ({"retriever": None}, "retriever must be a BaseRetriever, not NoneType"),
+        ({"llm": MockLLM()}, "llm must be a CocoaLLM, not a MockLLM"),
+        ({"retriever": None}, "retriever must be a BaseRetriever, not a NoneType"),
         ({"retriever": NothingFound()}, "no number of documents to increase"),
         ({"second_retriever": "x"}, "second_retriever must be a BaseRetriever"),
         ({"max_tries": 0}, "max_tries: .* greater than or equal to 1"),

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from cocoa_integrations.tool_calling.json_values import MAX_DEPTH, field_offsets
+from cocoa_integrations.tool_calling.reading import MAX_DEPTH, field_offsets
 
 TEXT = '{"person": {"name": "Zoë \\"Z\\"", "age": 42}, "items": [{"name": "tea"}, [1, null], ""], "it\'s": true}'
 

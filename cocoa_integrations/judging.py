@@ -1,7 +1,6 @@
 """The risk of answers that another model, or a person, wrote. Needs no framework.
 
-The engine's model reads the answer after a prompt of the question and its contexts, and measures it sentence by
-sentence (:meth:`cocoa_engine.CocoaEngine.score`). LangChain, LlamaIndex and RAGAS use the same judge.
+The engine's model reads the answer after a prompt, sentence by sentence (:meth:`cocoa_engine.CocoaEngine.score`).
 """
 
 from __future__ import annotations
@@ -24,11 +23,8 @@ from cocoa_integrations._shared.workers import in_worker
 
 __all__ = ["AnswerJudge", "JudgeMeasure", "Judgement", "RagasRisk"]
 
-JudgeMeasure = Literal["answer_risk", "mean_risk", "max_risk"]
-"""The value of a report that is the risk of the answer."""
-
-Prompt = Callable[[str, list[str]], str | Sequence[Mapping[str, Any]]]
-"""Makes the prompt from the question and its contexts: a text, or chat messages."""
+JudgeMeasure = Literal["answer_risk", "mean_risk", "max_risk"]  # the value that is the risk of the answer
+Prompt = Callable[[str, list[str]], str | Sequence[Mapping[str, Any]]]  # of the question and its contexts
 
 
 @dataclass(frozen=True)
@@ -111,13 +107,9 @@ class AnswerJudge:
         self._config = config
 
     def judge(self, question: str, answer: str, contexts: Sequence[str] | None = None) -> Judgement:
-        """The risk of an answer.
+        """The risk of an answer to a question, perhaps written from contexts.
 
-        Args:
-            question: the question.
-            answer: the answer.
-            contexts: the texts that it was written from, if any. Those that the prompt has as they are count as its
-                source: the attention to each of them is measured.
+        Contexts that the prompt has as they are count as its source: the attention to each of them is measured.
 
         Raises:
             ConfigError: an argument is not text, or ``measure="answer_risk"`` and the engine has no calibrator for
@@ -131,7 +123,13 @@ class AnswerJudge:
         if not answer.strip():
             raise PromptError("the answer is empty; a judge needs the text of an answer.")
         given = list(contexts or ())
-        prompt = (self._prompt or self._default_prompt)(question, given)
+        lines = "\n\n".join(given)
+        text = f"Context:\n{lines}\n\nQuestion: {question}" if given else question
+        prompt: str | Sequence[Mapping[str, Any]] = f"{text}\nAnswer:"
+        if self._prompt is not None:
+            prompt = self._prompt(question, given)
+        elif self.engine.has_chat_template:
+            prompt = [{"role": "user", "content": text}]
         if isinstance(prompt, str):  # a prompt of the user's own may have control tokens
             before = self.engine.encode(prompt, split_special_tokens=self._prompt is None)
         else:
@@ -156,11 +154,6 @@ class AnswerJudge:
     async def ajudge(self, question: str, answer: str, contexts: Sequence[str] | None = None) -> Judgement:
         """Like :meth:`judge`, without blocking the event loop."""
         return await in_worker(self.engine, self.judge, question, answer, contexts)
-
-    def _default_prompt(self, question: str, contexts: list[str]) -> str | Sequence[Mapping[str, Any]]:
-        lines = "\n\n".join(contexts)
-        text = f"Context:\n{lines}\n\nQuestion: {question}" if contexts else question
-        return [{"role": "user", "content": text}] if self.engine.has_chat_template else f"{text}\nAnswer:"
 
     def _sentences(self, before: list[int], answer: str, whole: Generation, source: list[str] | None) -> list[Span]:
         """A span for each sentence. A token belongs to the sentence in which it ends."""
@@ -217,11 +210,7 @@ class RagasRisk:
         """Nothing to prepare."""
 
     def single_turn_score(self, sample: Any, callbacks: Any = None) -> float:
-        """The risk of the response of a sample.
-
-        Raises:
-            ConfigError, PromptError: as for :meth:`AnswerJudge.judge`.
-        """
+        """The risk of the response of a sample; errors are those of :meth:`AnswerJudge.judge`."""
         contexts = list(sample.retrieved_contexts or ())
         return self.judge.judge(sample.user_input, sample.response, contexts).risk
 

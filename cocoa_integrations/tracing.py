@@ -1,20 +1,7 @@
 """Risk in traces: attributes of OpenTelemetry spans, and scores.
 
-The adapters write the risk of an answer to the OpenTelemetry span that is current when the answer is requested, if the
-span is still recording when the answer is complete. There is nothing to enable: ``opentelemetry-api`` (the extra
-``tracing``) is enough. A process that has not imported OpenTelemetry pays one look-up in ``sys.modules``.
-
-==========================  ===================================================================
-``cocoa.max_risk``          the highest risk of any text span of any answer
-``cocoa.mean_risk``         the mean risk over the text spans of all answers
-``cocoa.risk_points``       the number of risk points in all answers
-``cocoa.calibrated``        whether all these risks are calibrated
-``cocoa.answers``           the number of answers
-==========================  ===================================================================
-
-"All answers" are the answers requested under the same OpenTelemetry span: one for a span around a model call, all
-answers of the chain for a span around a chain. Only the innermost span is written to. Answers from a LangChain cache
-are not decoded and are not counted. Neither are answers that were interrupted.
+A span gets the attributes ``cocoa.max_risk``, ``cocoa.mean_risk``, ``cocoa.risk_points``, ``cocoa.calibrated`` and
+``cocoa.answers`` of all complete answers that were requested while it was current. See docs/how-to/act-on-risk.md.
 """
 
 from __future__ import annotations
@@ -53,11 +40,7 @@ _lock = free_in_child(threading.Lock())
 
 
 class RiskLog:
-    """The ``reports`` of the latest answers, ``max_reports`` at most. Threads can share it.
-
-    ``max_risk`` is the highest risk of any span of any answer, including those whose report was dropped; 0.0 without
-    answers.
-    """
+    """The ``reports`` of the latest answers and the ``max_risk`` of all, which threads can share."""
 
     def __init__(self, max_reports: int | None = MAX_REPORTS) -> None:
         if max_reports is not None and (type(max_reports) is not int or max_reports < 1):
@@ -78,10 +61,7 @@ class RiskLog:
 
 
 class RiskTrace:
-    """Writes the risk of answers to the current OpenTelemetry span, ``None`` if the process has not imported it.
-
-    Create it inside the call. The span is stored because a stream may be read in another context or thread.
-    """
+    """Writes the risk of answers to the OpenTelemetry span that is current when it is created, inside the call."""
 
     def __init__(self) -> None:
         self.span: Span | None = None

@@ -23,23 +23,17 @@ MIN_LIFT, MIN_ATTENTION = 1.0, 0.05
 part is less than 0.37 times as probable."""
 
 CitedBy = Literal["lift", "attention"]
-"""What finds the source of a part. ``"lift"``: the source without which the part is least probable. ``"attention"``:
-the source that the model's retrieval heads attended to most while it wrote the part."""
+"""What finds the source of a part: that without which it is least probable, or that which the model attended to most.
+"""
 
 NOT_SEEN = "the model's attention cannot be measured"
 NOT_FOUND = "the prompt does not have the text of every source as it is"
-"""Why the default does not cite by attention."""
-
 CANNOT_ATTEND = (
     "citations by attention need a model with attention over the whole prompt, and a backend that sees it; this model "
     'runs without. Cite with by="lift".'
 )
-
-MOST_PASSAGES = 256
-"""The largest number of passages in the ``source`` of a request to a server: every span has a value for each."""
-
-VALUES: dict[CitedBy, str] = {"lift": "source_lifts", "attention": "source_attentions"}
-"""The key of a span's values by source."""
+MOST_PASSAGES = 256  # in the ``source`` of a request to a server: every span has a value for each
+VALUES: dict[CitedBy, str] = {"lift": "source_lifts", "attention": "source_attentions"}  # by source, of a span
 
 
 class Citation(RangeReport):
@@ -97,11 +91,7 @@ def spread(values: Sequence[float | None], numbers: Sequence[int], count: int) -
 
 
 def with_lifts(spans: Sequence[SpanReport], lifts: Sequence[ContextLift | None]) -> list[SpanReport]:
-    """Copies of spans with how the context changed them: the values with the context minus those without it.
-
-    ``context_lift`` is the difference of ``log_prob``, in nats; ``con_mlds_lift`` and ``f_mlds_lift`` are those of the
-    MLDS. All three are ``None`` for a span without tokens.
-    """
+    """Copies of spans with how the context changed them: the values with the context minus those without it."""
     lifted = []
     for span, lift in zip(spans, lifts, strict=True):
         values = (None, None, None) if lift is None else (lift.log_prob, lift.con_mlds, lift.f_mlds)
@@ -121,15 +111,12 @@ def citations_of(
     lowest: float,
     by: CitedBy = "lift",
 ) -> tuple[list[Citation], list[SpanReport]]:
-    """The citations of an answer, in the order of its text.
+    """The citations of an answer, without ids, and its spans with their sources and values.
 
-    Spans that end within a word are taken together, so that a citation never ends there. The lift of a part is the sum
-    over its spans, the attention is the mean over its characters. A part is cited if the highest value of any source
-    reaches ``lowest``; neighbouring parts with the same source are one citation. ``values`` has for each span the lift,
-    in nats, or the attention by each source; ``None`` if the source was not in the prompt.
-
-    Returns:
-        The citations, without ids, and the spans with ``source``, and ``source_lifts`` or ``source_attentions``.
+    ``values`` has for each span the lift, in nats, or the attention by each source; ``None`` if the source was not in
+    the prompt. Spans that end within a word are taken together. The lift of a part is the sum over its spans, the
+    attention the mean over its characters. A part is cited if its highest value reaches ``lowest``; neighbouring parts
+    with the same source are one citation.
     """
     parts: list[tuple[int, list[int]]] = []  # the source of each citation, and its spans
     sourced = [span.with_values(source=None, **{VALUES[by]: list(of)}) for span, of in zip(spans, values, strict=True)]
@@ -167,9 +154,8 @@ def marker_edits(text: str, citations: Sequence[Citation]) -> list[Edit]:
     """The changes that insert the markers, in the order of the text.
 
     The sources of a clause stand together at its end, before the punctuation there: ``It is red [1][2].`` A clause is
-    cited if a citation has one of its content words, or a part of one; in a clause without content words every word
-    counts. The markers of a block of code stand in the clause before it, or in a line before the block. The citations
-    have offsets in the text.
+    cited if a citation has one of its content words, or of its words if it has none. The markers of a block of code
+    stand in the clause before it, or in a line before the block.
     """
     parts = clauses(text)
     begins = [part.start for part in parts]
@@ -200,8 +186,7 @@ def marker_edits(text: str, citations: Sequence[Citation]) -> list[Edit]:
 def with_markers(text: EditedText, citations: Sequence[Citation], report: RiskReport) -> Change:
     """What markers after the citations make of a text. They replace those that it has.
 
-    Each answer in the text has markers of its own; one that a program reads, see :func:`.is_machine_read`, has none.
-    The citations have offsets in the original of the text.
+    Each answer in the text has markers of its own; one that a program reads has none.
     """
     begin, edits = text.begin, list[Edit]()
     whole: list[RangeReport] = [RangeReport(start=begin, end=begin + len(text.original))]

@@ -1,8 +1,7 @@
 """Changes of the text of an answer, and the offsets of its report that follow them.
 
-A report lists the changes of its text under ``edits``, with offsets in the text as it was before them. All other
-offsets refer to the text that is shown. A step that changes a text begins with the original and all changes, so that
-the result does not depend on the order of the steps.
+A report lists the changes of its text under ``edits``, with offsets in the original. All other offsets refer to the
+text that is shown. A step begins with the original and all changes, so that the order of steps does not matter.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ Edit = EditReport
 class Change(NamedTuple):
     """What a step makes of the text of an answer: the text, all changes of the original, and what moves entries.
 
-    ``moved(entries, shift=0)`` makes copies with their offsets in the changed text; ``shift`` is from these offsets to
-    those of spans.
+    ``moved(entries, shift=0)`` copies them; ``shift`` is from their offsets to those of spans.
     """
 
     text: str
@@ -80,10 +78,9 @@ _CUT_OFF = frozenset(
 
 
 def is_machine_read(text: str, report: RiskReport) -> bool:
-    """Whether a program reads an answer: JSON was asked for, or it is an object or an array of JSON.
+    """Whether JSON was asked for, or the answer, perhaps in one block of code, is an object or an array of JSON.
 
-    Neither marks nor markers are inserted in such an answer, because it could not be parsed then. The text may be one
-    block of code.
+    Neither marks nor markers are inserted in such an answer, because it could not be parsed then.
     """
     fenced = _FENCED.fullmatch(text.strip())
     try:
@@ -128,10 +125,9 @@ class _Piece(NamedTuple):
 class EditedText:
     """The text of an answer with changes: ``original`` is the text without them, ``text`` that with them.
 
-    A mark is closed before a marker at its end. A marker inside a mark or a replaced stretch is moved to its end. What
-    lies within a replaced stretch is not changed any more. Marks of one form that overlap are one mark, so that the
-    same mark twice is as once. ``begin`` is the offset of the first character, after any reasoning. If the whole answer
-    was ``replaced``, nothing of it is shown.
+    A mark is closed before a marker at its end. A marker inside a mark or a replaced stretch is moved to its end. Marks
+    of one form that overlap are one mark. ``begin`` is the offset of the first character, after any reasoning. If the
+    whole answer was ``replaced``, nothing of it is shown.
     """
 
     def __init__(self, original: str, edits: Sequence[Edit] = (), begin: int = 0, *, replaced: bool = False) -> None:
@@ -182,10 +178,7 @@ class EditedText:
         return edited
 
     def spans(self, entries: Sequence[SpanReport]) -> list[SpanReport]:
-        """Copies of the spans of the answer that are shown, with the offsets that they have in the original.
-
-        Text before the answer, such as a closing tag, is cut off their texts.
-        """
+        """The spans of the answer that are shown, as they are in the original, without text before it such as a tag."""
         spans = []
         for span in [] if self.replaced else self.originals(entries):
             if not span.is_reasoning:
@@ -210,10 +203,10 @@ class EditedText:
         return [entry.with_values(start=start - shift, end=end - shift) for (start, end), entry in places]
 
     def originals(self, entries: Iterable[Entry], shift: int = 0) -> list[Entry]:
-        """Copies of entries with the offsets that they have in the original.
+        """Copies of entries with the offsets that they have in the original. ``shift`` is added to their offsets.
 
         A marked entry is shown without the white space at its ends, and one in a replaced stretch as all of it. Its
-        text, and the end of the entry before it, tell where it was. ``shift`` is added to their offsets.
+        text, and the end of the entry before it, tell where it was.
         """
         originals = []
         before = 0

@@ -16,12 +16,8 @@ from cocoa_engine.report import GateReport, Metric, RiskReport, SpanReport, fini
 from cocoa_engine.risk import marked_stretches
 from cocoa_integrations._shared.edits import Change, Edit, EditedText, is_machine_read
 
-GateMetric = Literal["risk", "con_mlds", "f_mlds", "self_information", "answer_risk"]
-"""A value of a span, or the risk of the answer as a whole."""
-
-Risky = SpanReport | Unit
-"""A span, claim or sentence that is compared with a threshold."""
-
+GateMetric = Literal["risk", "con_mlds", "f_mlds", "self_information", "answer_risk"]  # of a span, or of the answer
+Risky = SpanReport | Unit  # what is compared with a threshold
 Mark = str | Callable[[str, Risky], str]
 """How a risky span is marked: a template with ``{text}`` and ``{value}``, or a function of its text and the span."""
 
@@ -43,10 +39,8 @@ def reaches(value: float, threshold: float) -> bool:
 def measured_units(spans: Sequence[SpanReport], metric: Metric, unit: UnitLevel) -> list[tuple[Risky, float]]:
     """The spans with visible text, or the claims or sentences, each with the value of the metric.
 
-    A line break or an end-of-sequence token cannot be a hallucination, and the reasoning of a model is not its answer.
-    The value of a claim is the highest of its spans, that of a sentence the mean of its three highest claims. In an
-    answer without claims the sentences take their place. A visible span whose value is not a finite number counts in
-    every unit. Where a span of the report has no text, the spans take the place of claims and sentences.
+    A line break cannot be a hallucination, and reasoning is not the answer. The value of a claim is the highest of its
+    spans, that of a sentence the mean of its three highest claims. Spans take the place of claims without texts.
     """
     if unit != "span":
         text = measured_text([span for span in spans if not span.is_reasoning], lambda span: span.value(metric))
@@ -69,13 +63,8 @@ def kind_of(metric: str, report: RiskReport) -> tuple[str, str | None]:
 class Limit:
     """A threshold for answers. An answer is too risky if one of its units, or the answer as a whole, reaches it.
 
-    The threshold `None` is that of the report: the calibrator's, or the measured default of its ``risk_source``. The
-    metric `None` is ``answer_risk`` where a report has one, and otherwise ``risk``; with a threshold or another unit
-    than the span it is ``risk``.
-
-    Raises:
-        ConfigError: the threshold is not a finite number, is outside the scale of the metric, or is missing for a
-            metric without a default; or the metric or the unit is unknown.
+    The threshold `None` is that of the report. The metric `None` is ``answer_risk`` where a report has one, and
+    otherwise ``risk``; with a threshold or another unit than the span it is ``risk``.
     """
 
     threshold: float | None = None
@@ -115,10 +104,9 @@ class Limit:
         return self.metric or ("answer_risk" if report.has_answer_risk else "risk")
 
     def risky(self, spans: Sequence[SpanReport], report: RiskReport | None = None) -> list[tuple[Risky, float]]:
-        """The spans, claims or sentences that reach the threshold, each with its value.
+        """The spans, claims or sentences that reach the threshold, each with its value; none for a metric of answers.
 
-        There are none if the metric is that of whole answers. Without a threshold they are the spans that reach their
-        own, or the claims and sentences that reach that of the report.
+        Without a threshold they are the spans that reach their own, or the units that reach that of the report.
         """
         if self.metric == "answer_risk":
             return []
@@ -188,10 +176,7 @@ class Limit:
         )
 
     def with_marks(self, text: str, report: RiskReport, mark: Mark) -> Change:
-        """What marks around the risky spans, claims or sentences make of the text of an answer.
-
-        An answer that a program reads, see :func:`.is_machine_read`, is redacted, and not marked otherwise.
-        """
+        """What marks around the risky spans, claims or sentences make of a text. JSON is only redacted."""
         edited, answers = EditedText.of(text, report), list[list[SpanReport]]()
         for span in edited.spans(report.spans):
             if answers and answers[-1][-1].end == span.start:
@@ -209,10 +194,8 @@ class Limit:
     ) -> list[Edit]:
         """The changes that mark each risky span, claim or sentence, in the order of the text.
 
-        A mark is in one clause and holds whole words, see :func:`.marked_stretches`. Marks that touch are one, with the
-        highest of their values. One whose result does not have the text redacts it. Code is redacted, and not marked
-        otherwise. The offsets are those of the spans, which :meth:`.EditedText.spans` gives; ``before`` is text before
-        them, such as the line that opens a block of code.
+        A mark holds whole words of one clause. Marks that touch are one, with the highest of their values. One whose
+        result does not have the text redacts it; code is only redacted. ``before`` is text before the spans.
         """
         risky, edits = self.risky(spans, report), []
         begin = spans[0].start - len(before) if spans else 0

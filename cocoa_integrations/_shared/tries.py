@@ -14,17 +14,14 @@ from cocoa_engine.errors import ConfigError, HallucinationRiskError
 from cocoa_engine.messages import explain
 from cocoa_engine.report import GateReport, ReportEntry, RiskReport, finite, severity
 from cocoa_integrations._shared.edits import Change, replacement
-from cocoa_integrations._shared.limits import Limit, kind_of, reaches, require_reaction
+from cocoa_integrations._shared.limits import GateMetric, Limit, kind_of, reaches, require_reaction
 
 TRIES_KEY = "cocoa_tries"
 
-Measure = Literal["max_risk", "mean_risk", "answer_risk"]
-"""The value of a report that is compared with the threshold."""
+Measure = Literal["max_risk", "mean_risk", "answer_risk"]  # the value of a report that is compared
+OnRisk = Literal["keep", "raise", "mark", "abstain"]  # what happens if every attempt is too risky
 
-OnRisk = Literal["keep", "raise", "mark", "abstain"]
-"""What happens to the answer if every attempt is too risky: it is returned as it is; the error is raised; its risky
-spans are marked; or another text replaces it."""
-
+_METRICS: dict[Measure, GateMetric] = {"max_risk": "risk", "mean_risk": "risk", "answer_risk": "answer_risk"}
 AnswerT = TypeVar("AnswerT")
 Result = TypeVar("Result")
 
@@ -111,24 +108,16 @@ class RetryPlan(BaseModel):
     @cached_property
     def limit(self) -> Limit:
         """The value from which a risk is too high."""
-        return Limit(self.threshold, None if self.measure is None else "risk" if self._of_spans else "answer_risk")
-
-    @property
-    def _of_spans(self) -> bool:
-        return self.measure in ("max_risk", "mean_risk")
+        return Limit(self.threshold, None if self.measure is None else _METRICS[self.measure])
 
     def measured(self, report: RiskReport) -> tuple[Measure, float]:
         """The measure that is compared, and its value."""
-        if self._of_spans or self.limit.metric_for(report) == "risk":
-            measure: Measure = self.measure or "max_risk"
-            return measure, severity(getattr(report, measure))
-        return "answer_risk", self.limit.value(report)
+        is_whole = self.limit.metric_for(report) == "answer_risk"
+        measure: Measure = "answer_risk" if is_whole else self.measure or "max_risk"
+        return measure, severity(getattr(report, measure))
 
     def change(self, gate: GateReport, text: str, report: RiskReport) -> Change:
-        """What becomes of the text of the best answer: another text, or marks around the risky spans.
-
-        The spans are those that reach the threshold of the tries, where these compare spans, or else their own.
-        """
+        """What becomes of the text of the best answer: another text, or marks around the risky spans."""
         if gate.action == "abstain":
             return replacement(report, self.answer)
         threshold = self.limit.threshold if self.measure in (None, "max_risk") else None
@@ -138,8 +127,7 @@ class RetryPlan(BaseModel):
 class Attempts(Generic[AnswerT]):
     """The answers so far. The best one is the first that passes, or else the first of the least risky ones.
 
-    Only values of one kind are compared, that of the first that is a finite number: the risk of an answer and that of a
-    span are different probabilities, and risks with different ``risk_source`` are on different scales.
+    Only values of the kind of the first finite one are compared: those of others are different probabilities.
     """
 
     def __init__(self) -> None:
@@ -151,14 +139,13 @@ class Attempts(Generic[AnswerT]):
 
     def append(self, answer: AnswerT, value: float | None, kind: Any, *, passes: bool) -> None:
         """Add an answer, with its value and the kind of the value."""
-        value = finite(value)
         self.answers.append(answer)
-        self.values.append(value)
-        if value is not None:
-            self._kind = self._kind or kind
-        is_lower = value is not None and kind == self._kind and value < self._lowest
-        if is_lower and value is not None:
-            self._lowest = value
+        self.values.append(finite(value))
+        if self._kind is None and finite(value) is not None:
+            self._kind = kind
+        is_lower = kind == self._kind and severity(value) < self._lowest
+        if is_lower:
+            self._lowest = severity(value)
         if not self.has_passed and (passes or is_lower):
             self.best_number = len(self.answers) - 1
         self.has_passed = self.has_passed or passes
@@ -176,9 +163,7 @@ class Tries(Attempts[AnswerT]):
     def add(self, answer: AnswerT, report: RiskReport | None, /, **entry: Any) -> bool:
         """Add an attempt, and return whether its risk is below the threshold.
 
-        It is not without a report, if the risk is not a finite number, or if a gate has withheld the answer. A
-        threshold that was given applies to every answer, whatever the ``risk_source`` of its report is; without one
-        each answer has its own.
+        It is not without a report, if the risk is not a finite number, or if a gate has withheld the answer.
         """
         measure, risk = (None, None) if report is None else self._plan.measured(report)
         passes = report is not None and not reaches(severity(risk), self._plan.limit.threshold_for(report))
@@ -195,18 +180,12 @@ class Tries(Attempts[AnswerT]):
         return self.answers[self.best_number], self._history
 
     def gate(self) -> GateReport | None:
-        """What is done to the best answer, as the ``gate`` of its report; ``None`` if it is returned as it is.
-
-        Raises:
-            HallucinationRiskError: it is not returned.
-        """
+        """What is done to the best answer; ``None`` if it is returned as it is. It may raise the error."""
         if self.has_passed:
             return None
         report, value, action = self._reports[self.best_number], self.values[self.best_number], self._plan.on_risk
-        metric: str | None = None
-        threshold = None
-        if report is not None:
-            metric, threshold = self._plan.measured(report)[0], finite(self._plan.limit.threshold_for(report))
+        metric: str | None = None if report is None else self._plan.measured(report)[0]
+        threshold = None if report is None else finite(self._plan.limit.threshold_for(report))
         if (gate := _withheld(report)) is not None:
             metric, threshold, value = gate.metric, gate.threshold, gate.value
             if gate.action == "raise" and action != "abstain":

@@ -202,8 +202,15 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
                 attempt = request.override(model_settings={**request.model_settings, **retry})
             else:
                 attempt = request.override(model=retry)
-            if self.on_risk != "keep" or self.retries:  # only answers that are all kept are streamed to the user
-                attempt = attempt.override(model=_silent(attempt.model))
+            model: Any = attempt.model
+            if self.on_risk == "keep" and not self.retries:
+                pass  # only answers that are all kept are streamed to the user
+            elif isinstance(model, Composed):
+                silent: Any = model.with_config(tags=[*model.config.get("tags", ()), TAG_NOSTREAM])
+                attempt = attempt.override(model=silent)
+            else:
+                tags = {"tags": [*(model.tags or ()), TAG_NOSTREAM]}
+                attempt = attempt.override(model=model.model_copy(update=tags))
             response = await ask(attempt)
             message = _answer_in(response.result)
             # the agent's own model must measure risk; a fallback model need not
@@ -283,13 +290,6 @@ Chosen = tuple[list[Any], Any, list[float | None]]
 def _answer_in(messages: Sequence[BaseMessage]) -> AIMessage:
     """The message of the model; further results belong to structured output."""
     return next(message for message in messages if isinstance(message, AIMessage))
-
-
-def _silent(model: Any) -> Any:
-    """The model without streams of messages to the user."""
-    if isinstance(model, Composed):
-        return model.with_config(tags=[*model.config.get("tags", ()), TAG_NOSTREAM])
-    return model.model_copy(update={"tags": [*(model.tags or ()), TAG_NOSTREAM]})
 
 
 ARGUMENT_THRESHOLD = 0.2

@@ -85,9 +85,9 @@ def with_citations(
         print(message.text)  # It was built by Marta Lindqvist [1].
         message.response_metadata["cocoa_citations"]
 
-    By attention, the source of a part is the document that the model's retrieval heads attend to most while the part is
-    written. By lift, each document is left out of the prompt in turn, and the answer is fed again; the source of a part
-    is the document whose absence lowers the part's log p most. ``[n]`` is the n-th document of the input.
+    By attention, the source of a part is the document that the model's retrieval heads attend to most while it is
+    written; by lift, the document without which the answer, fed again, gives the part the lowest log p. ``[n]`` is the
+    n-th document of the input.
 
     ``cocoa_citations`` has an entry for each citation with ``source`` (from 1), ``id`` (of the document, or ``None``),
     ``metadata`` (of the document), ``start``, ``end``, ``text``, ``lift`` (in nats) or ``attention``, and ``spans``.
@@ -111,8 +111,7 @@ def with_citations(
         format_documents: makes the value of that variable in the prompt.
         by: what finds the source of a part, ``"attention"`` or ``"lift"``. Attention needs a model whose attention can
             be seen, and the text of each document in the prompt as it is. Default: attention, and where that is not so
-            lift with a model in this process (a warning is logged); lift if ``min_lift`` alone is given. Citations have
-            ``attention`` or ``lift``.
+            lift with a model in this process (a warning is logged); lift if ``min_lift`` alone is given.
         min_lift: the lowest lift of a cited part, in nats. Default: 1.
         min_attention: the lowest attention of a part on the document it cites, in [0, 1]. Default: 0.05.
         markers: whether the text of the message gets the markers, at the end of its sentences and clauses. A message

@@ -24,14 +24,9 @@ from cocoa_integrations.langchain.chat import ChatCocoa
 from cocoa_integrations.langchain.citations import AFTER_A_RETRY, Asker, chain_of, join_documents, with_context_lift
 from cocoa_integrations.langchain.composed import called_model
 
-Retriever = Runnable[str, list[Document]]
-"""A retriever, or any other runnable from a question to documents."""
-
-_FIELDS = ("k", "top_k", "top_k_results", "max_results", "similarity_top_k")
-"""The names under which retrievers keep the number of documents."""
-
-_FETCH_K = 20
-"""LangChain's default of ``fetch_k`` of max marginal relevance."""
+Retriever = Runnable[str, list[Document]]  # from a question to documents
+_FIELDS = ("k", "top_k", "top_k_results", "max_results", "similarity_top_k")  # the number of documents of a retriever
+_FETCH_K = 20  # LangChain's default of ``fetch_k`` of max marginal relevance
 
 
 def with_risk_retry(
@@ -63,17 +58,14 @@ def with_risk_retry(
         message.response_metadata["cocoa_tries"]  # the attempts, and the risk of each answer
 
     The first answer whose risk is below ``threshold`` is returned, or else the least risky one of those whose risk has
-    the same ``risk_source`` as the first: others have no order. ``on_risk="abstain"`` replaces that one by "I don't
-    know.". The message's ``response_metadata["cocoa_tries"]`` has an entry
-    for each attempt, in order, with ``settings``, ``alpha``, ``top_k`` (``None`` if the retriever has none),
-    ``documents`` (their number), ``answer``, ``cocoa_risk``, ``risk`` and ``chosen``, which is true for the returned
-    answer. Where the prompt has the texts of all documents as they are, every span of its report has
-    ``passage_attention``, by document.
+    the same ``risk_source`` as the first: others have no order. ``response_metadata["cocoa_tries"]`` has an entry for
+    each attempt, in order, with ``settings``, ``alpha``, ``top_k`` (``None`` if the retriever has none), ``documents``
+    (their number), ``answer``, ``cocoa_risk``, ``risk`` and ``chosen``, which is true for the returned answer. Where
+    the prompt has the texts of all documents as they are, every span has ``passage_attention``, by document.
 
-    Retrievers and model are not changed; each attempt works on copies. The input is a question, or a mapping
-    with the question and further variables of the prompt. Options of a call, such as ``max_tokens=64``, apply to every
-    attempt; ``settings`` take precedence. The chain returns its answer in one piece, because it must be complete before
-    it can be returned.
+    Each attempt works on copies of retrievers and model. The input is a question, or a mapping with the question and
+    further variables of the prompt. Options of a call, such as ``max_tokens=64``, apply to every attempt; ``settings``
+    take precedence. The chain returns its answer in one piece.
 
     An answer that a gate after the chat (``chat | risk_gate()``) raises an error for, or replaces, counts as too risky.
     If all are, the gate's error is raised where ``on_risk`` is not ``abstain``. To cite the documents, put

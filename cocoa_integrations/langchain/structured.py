@@ -1,7 +1,4 @@
-"""Tools and schemas in every form that LangChain takes, and the parsers of structured output.
-
-An answer that was cut off raises an error; it never becomes a partial object.
-"""
+"""Tools and schemas in every form that LangChain takes, and parsers, which never make an object of a cut-off answer."""
 
 from __future__ import annotations
 
@@ -28,17 +25,14 @@ from cocoa_integrations.tool_calling import ToolRequest
 from cocoa_integrations.tool_calling.schema_forms import function_of, json_schema, reader_of, standard
 from cocoa_integrations.tool_calling.schemas import mismatch
 
-TITLE = "answer"
-"""The tool name of a schema without a title."""
-
+TITLE = "answer"  # the tool name of a schema without a title
 _DESCRIBES_FUNCTION = frozenset({"name", "function", "json_schema", "toolSpec"})  # not keywords of JSON schemas
 _SAYS_WHAT_FITS = frozenset({"type", "properties", "$ref", "anyOf", "oneOf", "allOf"})
-_HINTS: dict[str | None, str] = {
+_HINTS: dict[str | None, str] = {  # by the finish reason of an incomplete answer
     "length": ": it was cut off, raise max_tokens (or set repetition_penalty=1.1 if it repeats itself)",
     "risk": ": it was cut off where its risk reached max_risk",
     "stop": ": a stop text or criterion ended it",
 }
-"""A hint about an incomplete answer, by its finish reason."""
 
 
 def tool_request(options: Mapping[str, Any]) -> ToolRequest:
@@ -118,10 +112,8 @@ def reader(schema: Any) -> Callable[[str], Any] | None:
 class WholeJsonParser(BaseCumulativeTransformOutputParser[Any]):
     """Parses the JSON of an answer. LangChain's own parser completes JSON that was cut off."""
 
-    read: Any = None
-    """Makes the result from JSON, or ``None`` for plain JSON values."""
-    json_schema: dict[str, Any] | None = None
-    """The schema of a complete answer."""
+    read: Any = None  # makes the result from JSON; None for plain JSON values
+    json_schema: dict[str, Any] | None = None  # of a complete answer
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         """The value of an answer. For a partial answer, the value so far, or ``None``."""
@@ -149,8 +141,7 @@ class WholeJsonParser(BaseCumulativeTransformOutputParser[Any]):
 class ArgumentsParser(JsonOutputKeyToolsParser):
     """Parses the arguments of the first call of a tool."""
 
-    read: Any = None
-    """As for :class:`WholeJsonParser`."""
+    read: Any = None  # as for WholeJsonParser
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         """The value of the arguments. For a partial answer, the value so far, or ``None``."""

@@ -49,11 +49,11 @@ class RiskQueryEngine(BaseQueryEngine):
         response = engine.query("Who built the lighthouse?")
         response.metadata["cocoa_risk"]["max_risk"]
 
-    ``metadata["cocoa_risk"]`` is the report of the answers that the response shows. Its spans have offsets in the text
-    of the response. A response that joins several answers (``response_mode="accumulate"``) has the spans of all of
-    them, and ``parts`` in its report names the stretch of the text that each answer of ``cocoa_reports`` wrote.
-    ``metadata["cocoa_reports"]`` has the report of every LLM call of the query in order of completion, also of those
-    whose answer is not shown (refine, tree_summarize, a rewritten question). Sources and other metadata do not change.
+    ``metadata["cocoa_risk"]`` is the report of the answers that the response shows, with offsets in its text. A
+    response that joins several answers (``response_mode="accumulate"``) has the spans of all of them, and ``parts``
+    names the stretch of the text that each answer of ``cocoa_reports`` wrote. ``metadata["cocoa_reports"]`` has the
+    report of every LLM call of the query in order of completion, also of those whose answer is not shown (refine,
+    tree_summarize, a rewritten question). Sources and other metadata do not change.
     The report of a streamed response is available when the stream has been read to its end. Until then ``cocoa_risk``
     is ``None``, or the report of a :class:`RiskRetryQueryEngine` inside. It stays ``None``, with a
     :class:`MissingRiskWarning`, if no CocoaLLM answered, or if LlamaIndex does not tell which answer wrote the text,
@@ -152,11 +152,10 @@ class RiskCitationQueryEngine(RiskQueryEngine):
         print(response)  # It was built by Marta Lindqvist [1].
         response.source_nodes[0]  # source 1
 
-    The markers look like those of LlamaIndex's ``CitationQueryEngine``: ``[n]`` is the n-th of ``source_nodes``. There
-    the model writes them, and may cite what it did not use. Here they are measured. By attention, the source of a part
-    is the node that the model's retrieval heads attend to most while the part is written. By lift, each node is left
-    out of the prompt in turn, and the answer is fed again; the source of a part is the node whose absence lowers the
-    part's log p most.
+    ``[n]`` is the n-th of ``source_nodes``, as in LlamaIndex's ``CitationQueryEngine``, where the model writes the
+    markers, and may cite what it did not use. By attention, the source of a part is the node that the model's retrieval
+    heads attend to most while it is written; by lift, the node without which the answer, fed again, gives the part the
+    lowest log p.
 
     ``metadata["cocoa_citations"]`` has an entry for each citation with ``source`` (from 1), ``id`` (of the node),
     ``start``, ``end``, ``text``, ``lift`` (in nats) or ``attention``, and ``spans``. Each entry of
@@ -175,8 +174,7 @@ class RiskCitationQueryEngine(RiskQueryEngine):
         inner: the query engine.
         by: what finds the source of a part, ``"attention"`` or ``"lift"``. Attention needs a model whose attention can
             be seen, and the text of each node in the prompt as it is. Default: attention, and where that is not so lift
-            with a model in this process (a warning is logged); lift if ``min_lift`` alone is given. Citations have
-            ``attention`` or ``lift``.
+            with a model in this process (a warning is logged); lift if ``min_lift`` alone is given.
         min_lift: the lowest lift of a cited part, in nats. Default: 1.
         min_attention: the lowest attention of a part on the node it cites, in [0, 1]. Default: 0.05.
         markers: whether the text of the response gets the markers, at the end of its sentences and clauses.

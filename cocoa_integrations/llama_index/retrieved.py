@@ -1,8 +1,4 @@
-"""The nodes that a query retrieved: as the passages of the prompts that are made of them, and their context lift.
-
-The context lift is how much the nodes changed each span of an answer. The answer is fed again after its own prompt,
-from which the texts of the nodes are removed.
-"""
+"""The nodes that a query retrieved: as the passages of the prompts that are made of them, and their context lift."""
 
 from __future__ import annotations
 
@@ -67,11 +63,7 @@ def texts_in(prompt: str, nodes: Sequence[NodeWithScore], engine: CocoaEngine | 
 def by_source_node(
     measured: Sequence[float | None], node_ids: Sequence[str], nodes: Sequence[NodeWithScore]
 ) -> list[float | None] | None:
-    """The attention of a span on each source node of a response, from that on some nodes.
-
-    A node that was not in the prompt has ``None``. It is ``None`` if the response has none of the nodes, or if the span
-    was measured on other texts.
-    """
+    """The attention of a span on each source node; ``None`` for a node that was not in the prompt, or if all are."""
     values = dict(zip(node_ids, measured, strict=False)) if len(measured) == len(node_ids) else {}
     by_node = [values.get(node.node.node_id) for node in nodes]  # a response can have a node twice
     return None if all(value is None for value in by_node) else by_node
@@ -99,10 +91,8 @@ def watch_retrievals() -> None:
 class WithoutNodes:
     """Removes the texts of nodes, or of the ``only`` one, from the texts of a prompt that was sent.
 
-    The text of each node is removed once, at its first occurrence, so a question or an earlier turn that quotes it is
-    kept. A node that stands only inside the text of another is not removed by itself. If a synthesizer has split a
-    node, the runs of its words that the prompt contains are removed, outside the texts of the other nodes. ``found`` is
-    whether any text has been removed.
+    The text of each node is removed once, so a question or an earlier turn that quotes it is kept. If a synthesizer has
+    split a node, the runs of its words that the prompt contains are removed, outside the texts of the other nodes.
     """
 
     def __init__(self, nodes: Sequence[NodeWithScore], *, only: int | None = None) -> None:

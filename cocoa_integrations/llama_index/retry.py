@@ -33,18 +33,14 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         response.metadata["cocoa_tries"]  # the attempts, and the risk of each answer
 
     The first answer whose risk is below ``threshold`` is returned, or else the least risky one of those whose risk has
-    the same ``risk_source`` as the first: others have no order. ``on_risk="abstain"`` replaces that one by "I don't
-    know.". The response is that of a :class:`RiskQueryEngine`.
+    the same ``risk_source`` as the first: others have no order. The response is that of a :class:`RiskQueryEngine`.
     ``metadata["cocoa_tries"]`` has an entry for each attempt, in order, with ``settings``, ``alpha``, ``top_k``
     (``None`` if the retriever has none), ``source_nodes`` (their number), ``answer``, ``cocoa_risk``, ``risk``
     (``None`` if nothing was retrieved) and ``chosen``, which is true for the returned answer.
 
-    Alpha has an effect with the methods ``cocoa`` and ``cocoa-sig``. The retrievers and the LLM are not changed. Each
-    attempt works on copies, and threads can share the engine.
-
-    With ``streaming=True`` the answer is streamed in one piece, because it must be complete before it can be returned.
-    ``metadata`` is complete from the beginning. To cite the nodes, wrap the engine in a
-    :class:`RiskCitationQueryEngine`.
+    Alpha has an effect with the methods ``cocoa`` and ``cocoa-sig``. Each attempt works on copies of the retrievers and
+    the LLM, and threads can share the engine. With ``streaming=True`` the answer is streamed in one piece, and
+    ``metadata`` is complete from the beginning. To cite the nodes, wrap it in a :class:`RiskCitationQueryEngine`.
 
     Args:
         retriever: the retriever of the first attempt.

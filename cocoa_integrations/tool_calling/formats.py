@@ -1,8 +1,6 @@
 """The formats in which models write tool calls, and how a prompt describes the tools to them.
 
-A model whose chat template does not support tools gets them in the format that Hermes and Qwen models were trained on:
-the tools in the system message, a call as ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>`` in the assistant
-message, and a result as ``<tool_response>...</tool_response>`` in the user message.
+A model whose chat template does not support tools gets them in the format that Hermes and Qwen models were trained on.
 """
 
 from __future__ import annotations

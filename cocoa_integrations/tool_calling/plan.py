@@ -33,10 +33,8 @@ ROOT = ("$.", "$[")
 class Plan:
     """The prompt, the grammar and the parser for a request, which may be empty, with one engine.
 
-    If the chat template supports tools and writes calls in a known format, it describes the tools to the model.
-    Otherwise the system message does (:mod:`~cocoa_integrations.tool_calling.formats`). With ``calls_must_fit``, a call
-    that does not fit the schema of its tool is an error. Otherwise it is listed as invalid. :meth:`prompt` sets
-    ``inside_reasoning``: whether the prompt ends inside the reasoning of the model, as those for DeepSeek-R1 do.
+    With ``calls_must_fit``, a call that does not fit the schema of its tool is an error. Otherwise it is invalid.
+    :meth:`prompt` sets ``inside_reasoning``: whether the prompt ends inside the reasoning, as those for DeepSeek-R1 do.
     """
 
     def __init__(
@@ -69,28 +67,23 @@ class Plan:
         format, the arguments a dict) and ``reasoning_content``; those of a tool have ``name`` and ``tool_call_id``.
         """
         kwargs = template_kwargs(self._options, messages, self.engine)
-        chat, tools = self._with_tools(with_reasoning(messages, self.engine))
-        kwargs |= tools
+        chat, request = with_reasoning(messages, self.engine), self.request
+        if request or any(message["role"] == "tool" or message.get("tool_calls") for message in chat):
+            native, texts = self._native is not None, []
+            if not native:
+                chat = formats.as_plain_text(chat)
+            elif not (self.style.tagged or self.style.listed):
+                chat = formats.one_call_each(chat)
+            if request.tools and native:
+                kwargs["tools"] = [dict(tool) for tool in request.tools]
+            elif request.tools:
+                texts.append(formats.tools_text(request.tools))
+            if request.schema is not None and request.described:
+                texts.append(formats.SCHEMA.format(schema=json.dumps(request.schema, ensure_ascii=False)))
+            if texts and chat:
+                chat = formats.with_instructions(chat, "\n\n".join(texts), self.engine)
         self.inside_reasoning = ends_inside_reasoning(self.engine, chat, kwargs)
         return chat, kwargs
-
-    def _with_tools(self, messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """The messages and the arguments of the chat template that describe the tools and the schema."""
-        has_calls = any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
-        if not (self.request or has_calls):
-            return messages, {}
-        native = self._native is not None
-        chat = list(messages) if native else formats.as_plain_text(messages)
-        if native and not (self.style.tagged or self.style.listed):
-            chat = formats.one_call_each(messages)
-        texts = []
-        if self.request.tools and not native:
-            texts.append(formats.tools_text(self.request.tools))
-        if self.request.schema is not None and self.request.described:
-            texts.append(formats.SCHEMA.format(schema=json.dumps(self.request.schema, ensure_ascii=False)))
-        if texts and chat:
-            chat = formats.with_instructions(chat, "\n\n".join(texts), self.engine)
-        return chat, {"tools": [dict(tool) for tool in self.request.tools]} if native and self.request.tools else {}
 
     def splitter(self) -> ReasoningSplitter:
         """The object that separates the reasoning of an answer that arrives span by span. Call :meth:`prompt` first."""
@@ -106,12 +99,8 @@ class Plan:
     ) -> list[GrammarProcessor]:
         """The logits processor that constrains the answer to the prompt of ``chat``; empty if any text is allowed.
 
-        If the prompt ends inside the reasoning, the reasoning is free, and the answer after it is constrained.
-
-        Raises:
-            PromptError: the prompt (if it is given) does not fit the context window. Nothing is compiled then.
-            ConfigError: a part of a schema can neither be enforced nor validated, or the tokenizer is not fast.
-            MissingExtraError: llguidance is not installed.
+        If the prompt ends inside the reasoning, the reasoning is free, and the answer after it is constrained. A prompt
+        that does not fit the context window is a ``PromptError`` before anything is compiled.
         """
         request = self.request
         if not request.enforced:
@@ -139,10 +128,8 @@ class Plan:
     def read(self, text: str, *, done: bool = True, start: int = 0) -> Reading:
         """The text and the calls of an answer, which may be partial; see :func:`~.reading.read`.
 
-        A call whose schema was to be enforced, and does not fit it, is invalid.
-
-        Raises:
-            IncompleteAnswerError: the JSON of a complete answer does not fit its schema, or a call does not and must.
+        A call that does not fit the schema that was to be enforced is invalid, or an ``IncompleteAnswerError`` where it
+        must fit. So is the JSON of a complete answer.
         """
         request, reading = self.request, Reading(text[start:], [])
         if request.tools:
@@ -169,12 +156,9 @@ class Plan:
 def parts_of_report(generation: Generation, plan: Plan, split: Split, calls: Sequence[Call]) -> dict[str, Any]:
     """What the parsed answer adds to its report: ``tool_calls`` if it has calls, ``fields`` if JSON was asked for.
 
-    ``fields`` is the risk of every value of the JSON, by its path. An argument of a call is listed by its name, and
-    every value in it by its path, such as ``$.people[0].age``. For a value, ``risk`` is the highest risk of the spans
-    that overlap it, ``con_mlds`` and ``f_mlds`` are means over these spans, and ``log_prob`` is the sum over the tokens
-    of the value. Tokens that the grammar forces have log-probability 0. ``start`` and ``end`` are offsets in the
-    generated text; the quotes of a string are not included. For a call, ``risk`` is the highest risk of all its spans,
-    including those of its name.
+    An argument is listed by its name, every value in it by its path. For a value, ``risk`` is the highest risk of the
+    spans that overlap it, ``con_mlds`` and ``f_mlds`` are means over these spans, and ``log_prob`` is the sum over the
+    tokens of the value. Tokens that the grammar forces have log-probability 0. Offsets are those in the generated text.
     """
     if not calls and plan.request.schema is None:
         return {}

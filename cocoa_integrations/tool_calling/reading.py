@@ -80,10 +80,9 @@ def read(
 ) -> Reading:
     """Parse the answer that begins at an offset of a generated text, after the reasoning.
 
-    All of it is in a call, in an invalid call or in the text, but for tags and separators of calls. If it is not
-    ``done``, text at its end that may be the beginning of a call is left out, so that the result only grows. Whitespace
-    between and around calls is left out. ``names`` are those of the tools, which distinguish a call from other JSON
-    where no tag does. Calls of ``refused`` tools are invalid, and further calls unless ``several`` are allowed.
+    All of it is in a call, in an invalid call or in the text, but for tags, separators and white space around calls. If
+    it is not ``done``, text that may be the beginning of a call is left out, so that the result only grows. ``names``
+    of tools distinguish a call from other JSON where no tag does. Calls of ``refused`` tools are invalid.
     """
     whole = Reading("", [])
     pieces: list[str] = []
@@ -117,10 +116,9 @@ def _part(
     pieces: list[str],
     names: Collection[str] | None = None,
 ) -> int:
-    """Add the calls after an opening tag up to the next tag, and the text between them; return the end of the part.
+    """Add the calls and the text between an opening tag and the next tag; return the end of the part.
 
-    Without a tag ``names`` are those of the tools. JSON without such a name is then text; no part begins if the first
-    is.
+    Without a tag ``names`` are those of the tools; JSON without such a name is then text.
     """
     new: list[Call] = []
     between: list[str] = []
@@ -164,8 +162,7 @@ def _part(
 def _call(text: str, at: int, style: CallFormat, done: bool) -> tuple[str | None, Call, int | None]:
     """The call that begins with a brace: its name if it is complete, the call, and the offset where it ends.
 
-    A call has a name once the key of its arguments is complete. All of a call without a name is ``written``. The end is
-    ``None`` as long as it is not known: a tag may be part of a string that has not ended.
+    The end is ``None`` as long as it is not known: a tag may be part of a string that has not ended.
     """
     members = members_at(text, at)
     name: str | None = None
@@ -243,10 +240,7 @@ of digits) or ``RecursionError``."""
 
 @dataclass
 class Members:
-    """The members of a JSON object, or the elements of a list by their index. Both may be incomplete.
-
-    ``entries`` has the key and the value of each complete member, and the start and the end of the value's text.
-    """
+    """The members of a JSON object, or the elements of a list by their index. Both may be incomplete."""
 
     entries: list[tuple[Any, Any, int, int]] = field(default_factory=list)
     at: int = 0  # the offset up to which the text was parsed
@@ -293,9 +287,8 @@ def members_at(text: str, at: int) -> Members:
 def field_offsets(text: str, at: int = 0, path: str = "$", depth: int = 0) -> dict[str, tuple[int, int]]:
     """Start and end of every value inside the object or list at an offset, by its JSON path, below ``path``.
 
-    The offsets of a string exclude its quotes, unless it is empty. Objects and lists have an entry, as have the values
-    in them. A value that was cut off has none, but the complete values in it do. A text that is a single value other
-    than an object or a list has the entry of this value.
+    The offsets of a string exclude its quotes, unless it is empty. A value that was cut off has no entry, but the
+    complete values in it do. A text that is another single value has the entry of this value.
     """
     at = skip_space(text, at)
     if not text.startswith(("{", "["), at):

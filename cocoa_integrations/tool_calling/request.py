@@ -36,17 +36,11 @@ class ToolRequest:
         parallel_tool_calls: bool | None = None,
         response_format: Mapping[str, Any] | None = None,
     ) -> ToolRequest:
-        """Create a request from the options of a call, which have OpenAI's meanings.
+        """Create a request from the options of a call, which have OpenAI's meanings and forms.
 
-        Args:
-            tools: tools in OpenAI's format.
-            tool_choice: ``"auto"`` (the default), ``"none"``, ``"any"``, ``"required"`` or ``True``, the name of a
-                tool, or a dict that names one, or ``{"type": "allowed_tools", "allowed_tools": {"mode", "tools"}}``.
-            strict: whether calls are constrained to the schema of their tool. Required calls always are.
-            parallel_tool_calls: whether an answer may contain several calls.
-            response_format: ``{"type": "json_schema", "json_schema": {"schema": ...}}``; ``{"type": "json_object"}``
-                for any object, with an optional ``"schema"`` that is not part of the prompt; or ``{"type": "text"}``.
-                With ``"strict": False`` next to the schema, the caller validates what no grammar enforces.
+        ``tool_choice`` may also be ``"any"``, ``True``, or the name of a tool. A ``{"type": "json_object"}`` may have a
+        ``"schema"``, which is not part of the prompt. With ``"strict": False`` next to the schema, the caller validates
+        what no grammar enforces.
 
         Raises:
             ConfigError: a tool has another format, two have the same name, the chosen tool is not given, or the choice

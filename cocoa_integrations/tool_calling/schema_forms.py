@@ -69,8 +69,7 @@ class _WithoutFieldTitles(GenerateJsonSchema):
 def _with_models(form: Any) -> Any:
     """The type with classes of pydantic 2 in the place of TypedDicts and of classes of pydantic 1.
 
-    pydantic itself takes TypedDicts of the standard library only from Python 3.12 on, and does not know LangChain's
-    ``Annotated[type, default, description]``, in which ``...`` is no default.
+    pydantic itself takes TypedDicts of the standard library only from Python 3.12 on, and no defaults of LangChain's.
     """
     names: dict[Any, str] = {}
     models: dict[str, Any] = {}
@@ -168,11 +167,7 @@ def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def function_of(form: Mapping[str, Any]) -> dict[str, Any]:
-    """The function that a dict describes, in OpenAI's format: its name, description and parameters.
-
-    The dict is a tool of OpenAI, Anthropic or Bedrock, the function in one, the ``json_schema`` of a response format,
-    or a JSON schema with a title.
-    """
+    """The name, description and parameters in a tool of OpenAI, Anthropic or Bedrock, or a JSON schema with a title."""
     inner = next((form[key] for key in ("function", "json_schema", "toolSpec") if key in form), form)
     if isinstance(inner, Mapping) and "name" in inner and form.get("type") in _TYPES:
         parameters = next((inner[key] for key in ("parameters", "input_schema", "schema") if key in inner), None)

@@ -248,18 +248,6 @@ def test_marks_of_a_stream_after_reasoning(text: str) -> None:
     assert get_risk(total).to_dict() == get_risk(whole).to_dict()
 
 
-def test_a_citation_is_never_inside_of_a_mark() -> None:
-    message = message_of([("The tower", 0.1), (" is", 0.2), (" old", 0.9), (".", 0.1)])
-    values = [[None], [None], [2.0], [None]]
-    mark = risk_gate(0.5, on_risk="mark")
-    orders = (mark.invoke(stepped(message, ("cite",), values)), stepped(mark.invoke(message), ("cite",), values))
-    assert {one.text for one in orders} == {"The tower is [[old]] [1]."}
-    for one in orders:
-        [citation] = one.response_metadata["cocoa_citations"]
-        assert one.text[citation["start"] : citation["end"]] == "old"
-        assert [edit["start"] for edit in get_risk(one).to_dict()["edits"]] == [13, 16]
-
-
 @pytest.mark.parametrize("detail", ["full", "compact"])
 def test_a_text_that_a_person_changed_is_refused(detail: Any) -> None:
     message = reduced_message(message_of([("The tower", 0.9), (" is old.", 0.9)]), detail, logprobs=False)

@@ -107,6 +107,7 @@ def test_a_gate_opens_for_generations_and_dicts_too(quick_llm: CocoaLLM, quick_a
             risk_gate(0.0).invoke(answer)
         refused = risk_gate(0.0, on_risk="abstain", answer="No idea.").invoke(answer)
         assert type(refused) is type(answer)
+        assert get_risk(refused).to_dict()["gate"]["action"] == "abstain"
         assert (refused["text"] if isinstance(refused, dict) else refused.text) == "No idea."
         assert without_offsets(get_risk(refused).to_dict()) == without_offsets(get_risk(answer).to_dict())
         assert {(span["start"], span["end"]) for span in get_risk(refused).to_dict()["spans"]} == {(0, 8)}
@@ -138,16 +139,6 @@ def test_marks_stand_around_risky_spans(
     worst = max(to_dicts(get_spans(quick_answer)), key=lambda span: span["risk"])
     assert own.text == with_riskiest_marked(quick_answer, "", f"^{worst['span']}")
     assert risk_gate(1.0, on_risk="mark").invoke(before) is before
-
-
-def test_abstaining_keeps_the_report(quick_chat: ChatCocoa, quick_answer: AIMessage, question: str) -> None:
-    chain = quick_chat | risk_gate(0.0, on_risk="abstain")
-    message = chain.invoke(question)
-    assert message.content == "I don't know."
-    report = get_risk(message).to_dict()
-    assert report["gate"]["action"] == "abstain"
-    assert "".join(span["text"] for span in report["spans"]) == quick_answer.text
-    assert (chain | StrOutputParser()).invoke(question) == "I don't know."
 
 
 def test_abstaining_calls_no_tools_and_marks_leave_them_alone(quick_answer: AIMessage) -> None:
@@ -187,16 +178,6 @@ def test_a_chain_branches_on_risk(quick_chat: ChatCocoa, quick_answer: AIMessage
         )
         assert (quick_chat | branch).invoke(question) == expected
         assert "".join((quick_chat | branch).stream(question)) == expected
-
-
-def test_a_batch_fails_one_by_one(quick_chat: ChatCocoa) -> None:
-    prompts = ["a", "b", "Who?"]
-    values = [max_risk(answer) for answer in quick_chat.batch(prompts)]
-    _, second, first = sorted(values)
-    assert second < first
-    chain = quick_chat | risk_gate((second + first) / 2)
-    outcomes = chain.batch(prompts, return_exceptions=True)
-    assert [isinstance(one, HallucinationRiskError) for one in outcomes] == [one == first for one in values]
 
 
 def test_a_stream_passes_whole_or_not_at_all(quick_chat: ChatCocoa, quick_answer: AIMessage, question: str) -> None:

@@ -27,15 +27,13 @@ if TYPE_CHECKING:
 
 __all__ = ["RiskTrace"]
 
-MAX_REPORTS = 10_000
-"""How many reports a handler keeps by default."""
-
+MAX_REPORTS = 10_000  # that a handler keeps by default
 SCORE_NAME = "hallucination_risk"
 EVENT_NAME = "gen_ai.evaluation.result"
 
 
+# the sum and number of the risks under a span, and its attributes, which cannot be read back
 _totals: WeakKeyDictionary[Span, tuple[float, int, dict[str, Any]]] = WeakKeyDictionary()
-"""The sum and number of the risks under a span, and its attributes, which cannot be read back."""
 _lock = free_in_child(threading.Lock())
 
 

@@ -104,14 +104,11 @@ def may_become_json(text: str) -> bool:
     return not text[end:].strip()
 
 
-_CLOSES, _INSERTS, _OPENS, _REPLACES = range(4)
-"""What pieces do at one place of the original, in this order."""
+_CLOSES, _INSERTS, _OPENS, _REPLACES = range(4)  # what pieces do at one place, in this order
 
 
 class _Piece(NamedTuple):
-    """What is shown in place of ``start`` to ``end`` of the original, because of a change."""
-
-    place: tuple[int, int, int, int]  # the start, what it does, and the order of those that do the same
+    place: tuple[int, int, int, int]  # the start in the original, what it does, the order of those that do the same
     end: int
     new: str
     edit: Edit
@@ -248,8 +245,7 @@ class EditedText:
         first = max(start, self.begin) + len(stretch) - len(stretch.lstrip())
         last = first + len(stretch.strip())
 
-        def around(does: int, low: int, high: int) -> list[int]:
-            """The numbers of the pieces that open, or close, the marks around the words, in a range."""
+        def around(does: int, low: int, high: int) -> list[int]:  # the pieces of marks around the words, in a range
             numbers = range(bisect_left(self._places, (low,)), bisect_left(self._places, (high, does + 1)))
             marks = [(number, self._pieces[number]) for number in numbers if self._places[number][1] == does]
             return [n for n, piece in marks if first < last and piece.edit.start <= first and last <= piece.edit.end]

@@ -283,8 +283,7 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
             request = {**request, "error": f"resume with {forms}, not {decision!r}"}
 
 
-Chosen = tuple[list[Any], Any, list[float | None]]
-"""The messages and the structured response of the chosen answer, and the value of each attempt."""
+Chosen = tuple[list[Any], Any, list[float | None]]  # messages, structured response, and the value of each attempt
 
 
 def _answer_in(messages: Sequence[BaseMessage]) -> AIMessage:
@@ -293,9 +292,8 @@ def _answer_in(messages: Sequence[BaseMessage]) -> AIMessage:
 
 
 ARGUMENT_THRESHOLD = 0.2
-"""The calibrated risk from which an argument of the embedded model is too risky by default. Right arguments are mostly
-copied from the request, so that their risk is far below that of the words of an answer. Chosen on 22 requests
-(docs/how-to/trials)."""
+"""The calibrated risk from which an argument of the embedded model is too risky by default: right arguments are mostly
+copied from the request. Chosen on 22 requests (docs/how-to/trials)."""
 
 
 class RiskyToolCalls:

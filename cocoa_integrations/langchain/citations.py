@@ -46,10 +46,10 @@ class Asker:
         return work() if self._blocks or chat.is_remote else await chat.in_worker(work)
 
 
-def chain_of(name: str, calls: Callable[..., Coroutine[Any, Any, Any]], prompt: Any, chat: Any) -> Any:
-    """A runnable with a name in traces that calls a function with ``prompt`` and ``chat``, an input, an :class:`Asker`
-    and the options of a call.
-    """
+def chain_of(
+    name: str, calls: Callable[..., Coroutine[Any, Any, Any]], prompt: Any, chat: Any
+) -> RunnableLambda[Any, Any]:
+    """A runnable that calls a function with the prompt, the chat, an input, an :class:`Asker` and options of a call."""
 
     # LangChain finds the runnables of a chain among the variables that these functions name
     def run(given: Any, config: RunnableConfig, **options: Any) -> Any:
@@ -177,8 +177,7 @@ def with_citations(
             values_of = [[shared.lift_in_nats(lift[number]) for lift in lifts] for number in range(len(spans))]
         return cited(message, values_of, documents, lowest=cite.lowest[by], by=by, markers=markers)
 
-    chain: Runnable[Mapping[str, Any], AIMessage] = chain_of("with_citations", calls, prompt, chat)
-    return chain
+    return chain_of("with_citations", calls, prompt, chat)
 
 
 def _lifts(
@@ -295,5 +294,4 @@ def with_context_lift(
         message = require_message(await asker.ask(chat, full, **options), "with_context_lift")
         return await asker.run(called, partial(context_lift, called, message, full, without_source))
 
-    chain: Runnable[Mapping[str, Any], AIMessage] = chain_of("with_context_lift", calls, prompt, chat)
-    return chain
+    return chain_of("with_context_lift", calls, prompt, chat)

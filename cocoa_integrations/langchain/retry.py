@@ -177,8 +177,7 @@ def with_risk_retry(
         message = message.model_copy(update={"response_metadata": metadata})
         return {**values, context: documents, "answer": message} if return_documents else message
 
-    chain: Runnable[str | Mapping[str, Any], Any] = chain_of("with_risk_retry", calls, prompt, chat)
-    return chain
+    return chain_of("with_risk_retry", calls, prompt, chat)
 
 
 def _place_of(retriever: Retriever) -> tuple[str, int] | None:

@@ -202,12 +202,11 @@ class RiskCitationQueryEngine(RiskQueryEngine):
     def _reported(self, response: RESPONSE_TYPE, answers: Answers) -> RESPONSE_TYPE:
         response = super()._reported(response, answers)
         metadata = response.metadata or {}
-        citations = metadata.get(CITATIONS_KEY)
-        if not self._markers or citations is None or not isinstance(response, Response):
+        if not self._markers or CITATIONS_KEY not in metadata or not isinstance(response, Response):
             return response
         report = RiskReport.from_wire(metadata[RISK_KEY])
         text = EditedText.of(str(response), report)
-        entries = [Citation.from_wire(citation) for citation in citations]
+        entries = [Citation.from_wire(citation) for citation in metadata[CITATIONS_KEY]]
         change = with_markers(text, text.originals(entries, text.begin), report)
         moved = [citation.to_dict() for citation in change.moved(entries, text.begin)]
         changed = {RISK_KEY: change.of_report(report).to_dict(), CITATIONS_KEY: moved}
@@ -225,8 +224,7 @@ class RiskStreamingChatResponse(StreamingAgentChatResponse):
         """The response as this class. Both objects share their state, because the engine already writes to it."""
         same = object.__new__(cls)
         same.__dict__ = response.__dict__
-        same.metadata = {RISK_KEY: None, REPORTS_KEY: []}
-        same._answers = answers
+        same.metadata, same._answers = {RISK_KEY: None, REPORTS_KEY: []}, answers
         return same
 
     @property

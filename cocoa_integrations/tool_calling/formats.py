@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cocoa_engine import CocoaEngine, json_rule
 from cocoa_engine.errors import ChatTemplateError
 from cocoa_integrations._shared.reasoning import CLOSING
+from cocoa_integrations.tool_calling.request import ToolRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -39,25 +40,19 @@ class CallFormat:
         return f"{self.opening}\n{call}\n{self.closing}" if self.tagged else f"[{call}]" if self.listed else call
 
     def grammar(
-        self,
-        functions: Sequence[Mapping[str, Any]],
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        several: bool,
-        required: bool,
-        other: str | None,
+        self, request: ToolRequest, schemas: Sequence[Any], tokenizer: PreTrainedTokenizerBase, other: str | None
     ) -> str:
-        """The grammar of an answer that can call functions, which have ``name`` and ``parameters`` (a JSON schema).
+        """The grammar of an answer that can call functions with arguments of these schemas.
 
         ``other`` is the grammar term for an answer without a call; ``None``: any text. Tags can be single tokens.
         """
-        head = f'{{{{"name": {{}}, "{self.arguments}": '
-        rules = [
-            f"call_{number}: {_literal(head.format(_literal(function['name'])))} arguments_{number} {_literal('}')}\n"
-            f"arguments_{number}: {json_rule(function['parameters'])}"
-            for number, function in enumerate(functions)
-        ]
-        rules.append(f"call: {' | '.join(f'call_{number}' for number in range(len(functions)))}")
+        several = not request.required if request.parallel is None else request.parallel
+        head, rules = f'{{{{"name": {{}}, "{self.arguments}": ', list[str]()
+        for number, (function, schema) in enumerate(zip(request.callable_tools, schemas, strict=True)):
+            begin = _literal(head.format(_literal(function["name"])))
+            rules.append(f"call_{number}: {begin} arguments_{number} {_literal('}')}")
+            rules.append(f"arguments_{number}: {json_rule(schema)}")
+        rules.append(f"call: {' | '.join(f'call_{number}' for number in range(len(schemas)))}")
         opening, new_line, calls = _term(self.opening, tokenizer), _literal("\n"), "call"
         if self.tagged:
             calls = f"tagged ({new_line} tagged)*" if several else "tagged"
@@ -66,7 +61,7 @@ class CallFormat:
         elif self.listed:
             more = f" ({_literal(', ')} call)*" if several else ""
             calls = f"{opening} {_literal(' ')}? {_literal('[')} call{more} {_literal(']')}".strip()
-        if required:
+        if request.required:
             start = calls
         elif other is not None:
             start = f"{calls} | answer"

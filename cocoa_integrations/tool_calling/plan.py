@@ -111,15 +111,8 @@ class Plan:
         other = None if request.schema is None else json_rule(enforceable(request.schema))
         grammar = f"start: {other}"
         if request.tools:
-            functions = request.callable_tools
-            parameters = enforceable_each([each["parameters"] for each in functions])
-            grammar = self.style.grammar(
-                [{**each, "parameters": made} for each, made in zip(functions, parameters, strict=True)],
-                self.engine.tokenizer,
-                several=not request.required if request.parallel is None else request.parallel,
-                required=request.required,
-                other=other,
-            )
+            schemas = enforceable_each([function["parameters"] for function in request.callable_tools])
+            grammar = self.style.grammar(request, schemas, self.engine.tokenizer, other)
         if self.inside_reasoning:
             grammar = after_reasoning(grammar, self.engine.tokenizer)
         return [self.engine.constrain(grammar=grammar)]

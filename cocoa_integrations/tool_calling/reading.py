@@ -14,8 +14,7 @@ from cocoa_engine.safe_text import short_repr
 from cocoa_integrations._shared.reasoning import without_partial
 from cocoa_integrations.tool_calling.formats import CallFormat
 
-MAX_DEPTH = 64
-"""Deeper values have no path of their own."""
+MAX_DEPTH = 64  # deeper values have no path of their own
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
@@ -84,79 +83,71 @@ def read(
     it is not ``done``, text that may be the beginning of a call is left out, so that the result only grows. ``names``
     of tools distinguish a call from other JSON where no tag does. Calls of ``refused`` tools are invalid.
     """
-    whole = Reading("", [])
+    calls: list[Call] = []
     pieces: list[str] = []
+
+    def part(begin: int, names: Collection[str] | None = None) -> int:
+        """Add the calls and the text up to the next tag, and return the end of the part.
+
+        Without a tag ``names`` are those of the tools; JSON without such a name is then text.
+        """
+        new: list[Call] = []
+        between: list[str] = []
+        at = scanned = begin
+        while True:
+            tags = [found for tag in (style.opening, style.closing) if tag and (found := text.find(tag, scanned)) >= 0]
+            stop = min(tags, default=len(text))
+            brace = text.find("{", scanned, stop)
+            if names is not None and not new and text[scanned : stop if brace < 0 else brace].strip(_BETWEEN):
+                return begin
+            if brace < 0:
+                break
+            name, call, end = _call(text, brace, style, done)
+            scanned = len(text) if end is None else end
+            is_call = names is None or name in names
+            if is_call or (end is None and name is None):
+                between.append(text[at:brace])
+                new += [call] if is_call else []
+                at = scanned
+            elif not new:
+                return begin
+        is_open = not done and stop == len(text)
+        after = stop + len(style.closing) if text.startswith(style.closing, stop) else stop
+        if names is not None and not new:
+            return stop if is_open else begin
+        if names is None and not any(call.name for call in new):
+            if not is_open:  # all between two tags is one invalid call, because it has none with a name
+                written = text[begin:stop].strip()
+                first = text.index(written, begin)
+                error = next((call.error for call in new), _CUT_OFF if stop == len(text) else _NOT_JSON)
+                calls.append(Call(written=written, offsets=(first, first + len(written)), error=error))
+            return after
+        rest = text[at:stop]
+        if is_open:
+            rest = min((without_partial(rest, tag) for tag in (style.opening, style.closing)), key=len)
+        calls.extend(new)
+        pieces.extend(piece for piece in (*between, rest) if piece.strip(_BETWEEN))
+        return after
+
     at, first = start, skip_space(text, start)
     tag = text[first : first + len(style.opening)]
     # decoding may have removed the first tag as a special token
     if not style.tagged and text.startswith(("{", "["), first) and not (tag and style.opening.startswith(tag)):
-        at = _part(text, start, style, done, whole.calls, pieces, names)
+        at = part(start, names)
     while style.opening and (opening := text.find(style.opening, at)) >= 0:
         pieces.append(text[at:opening])
-        at = _part(text, opening + len(style.opening), style, done, whole.calls, pieces)
-    if not whole.calls and done:
+        at = part(opening + len(style.opening))
+    if not calls and done:
         return Reading(text[start:], [])
     pieces.append(text[at:] if done else without_partial(text[at:], style.opening))
-    for number, call in enumerate(whole.calls):
+    for number, call in enumerate(calls):
         error = call.error if done else None
         if call.name in refused:
             error = f"the request does not allow a call of {call.name}"
         elif number and not several:
             error = "only one call was allowed"
-        whole.calls[number] = replace(call, error=error)
-    return replace(whole, content="".join(piece for piece in pieces if piece.strip()))
-
-
-def _part(
-    text: str,
-    begin: int,
-    style: CallFormat,
-    done: bool,
-    calls: list[Call],
-    pieces: list[str],
-    names: Collection[str] | None = None,
-) -> int:
-    """Add the calls and the text between an opening tag and the next tag; return the end of the part.
-
-    Without a tag ``names`` are those of the tools; JSON without such a name is then text.
-    """
-    new: list[Call] = []
-    between: list[str] = []
-    at = scanned = begin
-    while True:
-        tags = [found for tag in (style.opening, style.closing) if tag and (found := text.find(tag, scanned)) >= 0]
-        stop = min(tags, default=len(text))
-        brace = text.find("{", scanned, stop)
-        if names is not None and not new and text[scanned : stop if brace < 0 else brace].strip(_BETWEEN):
-            return begin
-        if brace < 0:
-            break
-        name, call, end = _call(text, brace, style, done)
-        scanned = len(text) if end is None else end
-        is_call = names is None or name in names
-        if is_call or (end is None and name is None):
-            between.append(text[at:brace])
-            new += [call] if is_call else []
-            at = scanned
-        elif not new:
-            return begin
-    is_open = not done and stop == len(text)
-    after = stop + len(style.closing) if text.startswith(style.closing, stop) else stop
-    if names is not None and not new:
-        return stop if is_open else begin
-    if names is None and not any(call.name for call in new):
-        if not is_open:  # all between two tags is one invalid call, because it has none with a name
-            written = text[begin:stop].strip()
-            first = text.index(written, begin)
-            error = next((call.error for call in new), _CUT_OFF if stop == len(text) else _NOT_JSON)
-            calls.append(Call(written=written, offsets=(first, first + len(written)), error=error))
-        return after
-    rest = text[at:stop]
-    if is_open:
-        rest = min((without_partial(rest, tag) for tag in (style.opening, style.closing)), key=len)
-    calls += new
-    pieces += [piece for piece in (*between, rest) if piece.strip(_BETWEEN)]
-    return after
+        calls[number] = replace(call, error=error)
+    return Reading("".join(piece for piece in pieces if piece.strip()), calls)
 
 
 def _call(text: str, at: int, style: CallFormat, done: bool) -> tuple[str | None, Call, int | None]:
@@ -233,9 +224,8 @@ def _finite(number: str) -> float:
     return value
 
 
+# not strict, because models write line breaks into strings; raises ValueError or RecursionError
 DECODER = json.JSONDecoder(strict=False, parse_float=_finite, parse_constant=_finite)
-"""Not strict, because models write line breaks into strings. It raises ``ValueError`` (also for an integer of thousands
-of digits) or ``RecursionError``."""
 
 
 @dataclass

@@ -53,9 +53,8 @@ class ToolRequest:
         mode, allowed = _choice(tool_choice, names)
         if mode == "required" and not names:
             raise ConfigError(f"tool_choice={short_repr(tool_choice)} requires tools, but none are given")
-        tools_left = () if mode == "none" else checked
-        options = (mode == "required", allowed, bool(strict), parallel_tool_calls)
-        return cls(tools_left, *options, *_schema(response_format))
+        choice = (() if mode == "none" else checked, mode == "required", allowed)
+        return cls(*choice, bool(strict), parallel_tool_calls, *_schema(response_format))
 
     def __bool__(self) -> bool:
         """Whether the request is not empty."""

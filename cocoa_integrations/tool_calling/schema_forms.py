@@ -26,10 +26,7 @@ _PLAIN = (type(...), str, int, float, list, dict)  # LangChain's defaults and de
 
 
 def json_schema(form: Any) -> dict[str, Any]:
-    """The JSON schema of a pydantic class, a TypedDict, a dataclass, or another type that pydantic knows.
-
-    Its definitions are in the place of their references, unless they are recursive.
-    """
+    """The JSON schema of a type that pydantic knows, with definitions in the place of references."""
     try:
         adapter = TypeAdapter(_with_models(form))
         if adapter.core_schema["type"] == "call":
@@ -51,9 +48,7 @@ def reader_of(form: Any) -> Callable[[str], Any] | None:
     return form.parse_raw if _is_of_pydantic_1(form) else TypeAdapter(form).validate_json
 
 
-class _WithoutFieldTitles(GenerateJsonSchema):
-    """pydantic's schemas, in which the title of a field would repeat its name, and infinite defaults are no JSON."""
-
+class _WithoutFieldTitles(GenerateJsonSchema):  # which repeat names, and infinite defaults are no JSON
     def default_schema(self, schema: Any) -> dict[str, Any]:
         made = super().default_schema(schema)
         try:

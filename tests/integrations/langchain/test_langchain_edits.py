@@ -145,7 +145,7 @@ def test_the_same_steps_again_change_nothing(spans: Any, values: Any, steps: Any
     assert again.response_metadata.get("cocoa_citations") == message.response_metadata.get("cocoa_citations")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(SPANS, st.lists(st.tuples(st.sampled_from(UNITS), st.sampled_from([0.3, 0.5, 0.8])), max_size=4))
 def test_one_mark_of_several_gates_is_never_inside_itself(spans: Any, gates: Any) -> None:
     message = message_of(spans)
@@ -200,7 +200,7 @@ def test_json_stays_as_it_is(value: Any, form: str, data: st.DataObject, values:
         assert add(list(risk_gate(0.5, on_risk="mark").transform(iter(stream)))).text == text
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(SPANS, STEPS.filter(lambda steps: ("cite",) not in steps))
 def test_generations_and_dicts(spans: Any, steps: Any) -> None:
     whole = generation(*spans)

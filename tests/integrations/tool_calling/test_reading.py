@@ -297,34 +297,32 @@ def texts(text: str) -> dict[str, str]:
     return {path: text[start:end] for path, (start, end) in field_offsets(text).items()}
 
 
-def test_every_value_has_its_path_and_its_place() -> None:
-    assert texts(TEXT) == {
-        "$.person": '{"name": "Zoë \\"Z\\"", "age": 42}',
-        "$.person.name": 'Zoë \\"Z\\"',
-        "$.person.age": "42",
-        "$.items": '[{"name": "tea"}, [1, null], ""]',
-        "$.items[0]": '{"name": "tea"}',
-        "$.items[0].name": "tea",
-        "$.items[1]": "[1, null]",
-        "$.items[1][0]": "1",
-        "$.items[1][1]": "null",
-        "$.items[2]": '""',
-        "$['it\\'s']": "true",
-    }
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
+        (
+            TEXT,
+            {
+                "$.person": '{"name": "Zoë \\"Z\\"", "age": 42}',
+                "$.person.name": 'Zoë \\"Z\\"',
+                "$.person.age": "42",
+                "$.items": '[{"name": "tea"}, [1, null], ""]',
+                "$.items[0]": '{"name": "tea"}',
+                "$.items[0].name": "tea",
+                "$.items[1]": "[1, null]",
+                "$.items[1][0]": "1",
+                "$.items[1][1]": "null",
+                "$.items[2]": '""',
+                "$['it\\'s']": "true",
+            },
+        ),
         (' [1, "a"] ', {"$[0]": "1", "$[1]": "a"}),
         (' "a" ', {"$": "a"}),
-        ("{}", {}),
-        ("no JSON", {}),
-        ("", {}),
+        *((text, {}) for text in ("{}", "no JSON", "")),
         ('{"a b": {"c": 1}}', {"$['a b']": '{"c": 1}', "$['a b'].c": "1"}),
     ],
 )
-def test_other_texts(text: str, expected: dict[str, str]) -> None:
+def test_every_value_has_its_path_and_its_place(text: str, expected: dict[str, str]) -> None:
     assert texts(text) == expected
 
 

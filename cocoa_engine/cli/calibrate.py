@@ -133,7 +133,9 @@ class LabelledAnswers:
         reference = {"measuring source attention": ANSWER * PROMPTS} if number and last == "fitting" else {}
         progress.plan({**shares, last: 0.1 * sum(shares.values()), **reference})
         answering = partial(progress.stage, "answering questions", "questions", fate=partial(fate, cache))
-        answers_kept = AnswerCache(cache, "answers", engine, config) if cache and (self.asked or self.self_made) else None
+        answers_kept = (
+            AnswerCache(cache, "answers", engine, config) if cache and (self.asked or self.self_made) else None
+        )
         features: dict[Level, LabelledFeatures] = {}
         about: dict[Level, str] = {}
         if self.data is not None:

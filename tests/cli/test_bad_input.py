@@ -96,7 +96,9 @@ def test_bad_input_is_one_line_before_any_work(
     words: str,
 ) -> None:
     files = {name: tmp_path / f"{name}.jsonl" for name in ("answers", "empty")}
-    rows = [{"id": str(number), "prompt": "Is it?", "text": f"Yes, {number}.", "label": number > 0} for number in range(2)]
+    rows = [
+        {"id": str(number), "prompt": "Is it?", "text": f"Yes, {number}.", "label": number > 0} for number in range(2)
+    ]
     files["answers"].write_text("\n".join(map(json.dumps, rows)))
     files["empty"].write_text(" \n")
     monkeypatch.setenv("COLUMNS", "1000")

@@ -14,8 +14,7 @@ from cocoa_engine.model.text import block_text
 from cocoa_engine.safe_text import short_repr, shortened
 from cocoa_integrations._shared.chat_template import names
 from cocoa_integrations.server.errors import bad_request, of_parameter
-from cocoa_integrations.tool_calling.json_values import object_of
-from cocoa_integrations.tool_calling.prompt import invalid_call_text
+from cocoa_integrations.tool_calling import invalid_call_text, object_of
 
 Element = TypeVar("Element")
 Several = Annotated[list[Element], Field(fail_fast=True)]

@@ -265,7 +265,7 @@ class PreparedCall:
             logprobs=logprobs,
             make_report=report,
             generation=generation,
-            split=split,
+            answered=split.answered,
             timeline=timeline,
         )
 

@@ -116,18 +116,14 @@ async def test_probes_have_no_spans_and_others_do(tiny: Speaker, spans: InMemory
     assert [(span.attributes or {})["url.path"] for span in spans.get_finished_spans()] == ["/v1/models"]
 
 
-async def test_inside_another_instrumentation_there_is_no_second_span(
-    tiny: Speaker, spans: InMemorySpanExporter
+async def test_no_second_span_and_none_without_opentelemetry(
+    tiny: Speaker, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with trace.get_tracer("outer").start_as_current_span("outer"):
+    with trace.get_tracer("outer").start_as_current_span("outer"):  # another instrumentation
         await post(create_app(tiny), ASKED)
     [span] = spans.get_finished_spans()
     assert (span.attributes or {})["gen_ai.usage.output_tokens"] == 8
-
-
-async def test_without_opentelemetry_nothing_happens(
-    tiny: Speaker, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    spans.clear()
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     assert (await post(create_app(tiny), ASKED)).status_code == 200
     assert spans.get_finished_spans() == ()

@@ -133,8 +133,8 @@ def serve(
     app = create_app(load, settings)
     try:
         with unhandled_logged(app.state.cocoa.shows_texts):
-            server = DrainingServer(app, ends_process=True)
-            server.run(sockets=[listening(settings)])  # a taken port is found before the model is loaded
+            # a taken port is found before the model is loaded
+            DrainingServer(app, ends_process=True).run(sockets=[listening(settings)])
     finally:
         if app.state.cocoa.loads:
             print_note("stopped before the model was loaded")

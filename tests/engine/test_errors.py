@@ -130,6 +130,8 @@ def test_other_arguments(idle: CocoaEngine) -> None:
     for prompts in (None, 5):
         with pytest.raises(PromptError, match="takes a list of prompts"):
             idle.generate_batch(prompts)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError):  # which concerns all prompts
+        idle.generate_batch(["a"], return_exceptions=True, max_new_tokens=0)
     for batch_size in (0, 1.5, "x", -1):
         with pytest.raises(ConfigError, match="batch_size"):
             idle.generate_batch(["Hello"], batch_size=batch_size)

@@ -254,4 +254,4 @@ class LayerCurve(ResultModel):
         """
         from cocoa_engine.rendering.plot import layer_curve
 
-        return layer_curve(self)
+        return layer_curve(**self.model_dump())

@@ -22,7 +22,7 @@ from cocoa_engine.execution.session import Session
 from cocoa_engine.methods import METHODS, SamplingMethod
 from cocoa_engine.methods.retrieval_heads import source_heads
 from cocoa_engine.model.callables import Criteria, Criterion, Processor, Processors
-from cocoa_engine.model.generation_config import eos_token_ids, logits_processors, stop_texts, try_processors
+from cocoa_engine.model.generation_config import eos_token_ids, logits_processors, stop_texts
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.prompts import ChatTokens, Prompt, Source, passage_positions, prompt_ids, require_room
@@ -179,9 +179,7 @@ def make_request(
     eos = eos_token_ids(model.model, tokens, generation_config)
     texts = (*config.stop, *stop_texts(model.model, generation_config))
     penalty = config.repetition_penalty or method.repetition_penalty
-    of_call = logits_processors(model.model, eos, ids, config.max_new_tokens, penalty, generation_config)
-    if of_call:
-        try_processors(model.model, eos, ids, model.vocab_size, penalty, generation_config)
+    of_call = logits_processors(model, eos, ids, config.max_new_tokens, penalty, generation_config)
     for processor in _as_list("logits_processor", processors):
         # a grammar returns a new processor, because it tracks its state in the answer
         for_prompt = getattr(processor, "for_prompt", None)

@@ -45,8 +45,7 @@ from cocoa_engine.errors import (
     safe_cause,
 )
 from cocoa_engine.lab import files
-from cocoa_engine.lab.data import read_labelled
-from cocoa_engine.lab.records import LabelledSpan, LabelledText, checked
+from cocoa_engine.lab.data import LabelledSpan, LabelledText, checked, read_labelled
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads
 from cocoa_engine.model.generation_config import usable

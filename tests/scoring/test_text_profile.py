@@ -10,7 +10,7 @@ import pytest
 
 from cocoa_engine import CocoaConfig, CocoaEngine, PromptError
 from cocoa_engine.lab.data import LabelledSpan, LabelledText
-from cocoa_engine.lab.forced import answer, force, spans, token_labels
+from cocoa_engine.lab.forced import answer, force, spans, tokens
 from cocoa_engine.lab.indicators import Layers, collect, indicators
 from cocoa_engine.scoring.text_profile import Profiler
 from tests.helpers.alike import near
@@ -78,11 +78,11 @@ def test_spans_cover_the_answer_and_carry_its_labels(engine: CocoaEngine) -> Non
     assert (cut[0].start, cut[-1].end) == (0, len(forced.profile.token_ids))
     assert sum(one.hallucinated for one in cut) == len("Sydney")
     assert sum(one.hallucinated + one.supported for one in cut) == len(text.replace(" ", ""))
-    assert sum(count for count, _ in token_labels(forced)) == len("Sydney")
+    assert sum(token.hallucinated for token in tokens(forced)) == len("Sydney")
     marked = "".join(
         text[forced.ends[at - 1] if at else 0 : forced.ends[at]]
-        for at, (hallucinated, _) in enumerate(token_labels(forced))
-        if hallucinated
+        for at, token in enumerate(tokens(forced))
+        if token.hallucinated
     )
     assert marked.strip() == "Sydney"
     whole = answer(forced)
@@ -97,9 +97,8 @@ def test_offsets_where_decoders_drop_spaces_and_split_characters(tokenizer: obje
     for forced in force(engine, answers, CocoaConfig()):
         assert forced.ends[-1] == len(forced.record.text)
         assert forced.ends == sorted(forced.ends)
-        counts = token_labels(forced)
         visible = [character for character in forced.record.text if not character.isspace()]
-        assert sum(a + b for a, b in counts) == len(visible)
+        assert sum(token.hallucinated + token.supported for token in tokens(forced)) == len(visible)
 
 
 def test_a_chat_gives_other_figures_but_the_same_characters(engine: CocoaEngine) -> None:

@@ -192,9 +192,10 @@ def test_models_that_are_no_causal_lm(message: str) -> None:
 
 
 def test_the_fewest_layers_and_no_tokenizer() -> None:
-    CocoaEngine(tiny_model("llama", num_hidden_layers=3), tiny_tokenizer()).generate("a", max_new_tokens=3)
+    model = tiny_model("llama", num_hidden_layers=3)
+    CocoaEngine(model, tiny_tokenizer()).generate("a", max_new_tokens=3)
     with pytest.raises(UnsupportedModelError, match="the tokenizer is a NoneType"):
-        CocoaEngine(tiny_model("llama"), None)
+        CocoaEngine(model, None)
 
 
 def test_nan_logits_say_at_which_token() -> None:

@@ -153,7 +153,7 @@ def test_the_model_is_left_as_it_was(engine: CocoaEngine) -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_a_model_in_training_mode_is_decoded_without_dropout(engine: CocoaEngine) -> None:
+def test_a_model_in_training_mode_is_decoded_without_dropout() -> None:
     model = tiny_model("gpt2", resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)
     tiny = CocoaEngine(model, tiny_tokenizer())
     expected = tiny.generate("abc", max_new_tokens=12)
@@ -165,10 +165,7 @@ def test_a_model_in_training_mode_is_decoded_without_dropout(engine: CocoaEngine
     flags = [module.training for module in model.modules()]
     assert tiny.generate("abc", max_new_tokens=12) == expected
     assert [module.training for module in model.modules()] == flags
-
-
-def test_nor_with_dropout_where_a_pass_works_on_the_weights_alone() -> None:
-    model = tiny_model("llama", attention_dropout=0.5)
+    model = tiny_model("llama", attention_dropout=0.5)  # a pass works on its weights alone
     tiny = CocoaEngine(model, tiny_tokenizer())
     assert tiny.info().forward == "lean"
     expected = tiny.generate("abc", max_new_tokens=12)

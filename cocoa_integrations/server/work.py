@@ -67,11 +67,6 @@ class Call:
         """The error of a cancelled call."""
         return shutting_down() if self.ended_by == "shutdown" else client_gone()
 
-    async def watch(self, receive: Receive) -> None:
-        """Cancel the work when the client has gone."""
-        await gone(receive)
-        self.cancel("client")
-
 
 class Calls:
     """The calls that run or wait. The engine queues some; more are refused, as the engine itself does.
@@ -128,7 +123,12 @@ class Calls:
         self.count(call, 1)
         self._open.add(call)
         budget_of_request.set(Budget(partial(self._compiling, call)))  # of this task, and of threads that work for it
-        watcher = asyncio.ensure_future(call.watch(receive))
+
+        async def watch() -> None:
+            await gone(receive)
+            call.cancel("client")
+
+        watcher = asyncio.ensure_future(watch())
         try:
             yield call
         finally:

@@ -104,27 +104,24 @@ class Job:
 
         The prompt is read in one forward pass. Raises :class:`PromptError` if it is too long, or has unknown token ids.
         """
-        if self._echoed is None:
-            self._echoed = self._read_prompt() if self.echo else ("", [])
-        return self._echoed
-
-    def _read_prompt(self) -> tuple[str, Entries]:
+        if not self.echo or self._echoed is not None:
+            return self._echoed or ("", [])
         ids, prompt, cancellation = self.prepared.token_ids, self.call.prompt, self.call.cancellation
         if wrong := [token_id for token_id in ids if not 0 <= token_id < len(self.engine.tokenizer)]:
             raise PromptError(f"token id {wrong[0]} is outside the vocabulary of {len(self.engine.tokenizer)}.")
-        text = prompt if isinstance(prompt, str) else self.engine.decode(ids)
-        if self.top is None:
-            return text, []
-        if cancellation is not None:
-            cancellation.check()
-        tokens = TokenLogprobs(self.engine, special=True)
-        entries = [tokens.token(ids[0], None)]
-        if len(ids) > 1:
-            options = {"config": CocoaConfig(method="greedy", top_logprobs=self.top), "cancellation": cancellation}
-            (span,) = score_one(self.engine.without_calibrator(), ids[:1], ids[1:], **options).spans
-            rivals = span.top_log_probs or [[]] * len(span.token_ids)
-            entries += map(tokens.token, span.token_ids, span.token_log_probs, rivals)
-        return text, entries
+        text, entries = prompt if isinstance(prompt, str) else self.engine.decode(ids), []
+        if self.top is not None:
+            if cancellation is not None:
+                cancellation.check()
+            tokens = TokenLogprobs(self.engine, special=True)
+            entries.append(tokens.token(ids[0], None))
+            if len(ids) > 1:
+                options = {"config": CocoaConfig(method="greedy", top_logprobs=self.top), "cancellation": cancellation}
+                (span,) = score_one(self.engine.without_calibrator(), ids[:1], ids[1:], **options).spans
+                rivals = span.top_log_probs or [[]] * len(span.token_ids)
+                entries += map(tokens.token, span.token_ids, span.token_log_probs, rivals)
+        self._echoed = text, entries
+        return self._echoed
 
 
 class StreamedAnswer:

@@ -64,7 +64,7 @@ def _names(engine: CocoaEngine, parts: set[str]) -> dict[str, Any]:
         from llama_index.core.instrumentation import get_dispatcher
 
         names["get_dispatcher"] = get_dispatcher
-    if "langchain" in parts:
+    if {"langchain", "reports"} & {*parts}:
         from operator import itemgetter
 
         from langchain.agents import create_agent

@@ -22,7 +22,7 @@ from cocoa_engine import CocoaConfig, ConfigError
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.messages import explain
 from cocoa_engine.model.callables import Criterion, Processor
-from cocoa_engine.model.generation_config import OptionProcessor, usable
+from cocoa_engine.model.generation_config import usable
 from cocoa_engine.safe_text import short_repr
 from cocoa_integrations._shared.chat_template import OPTIONS, ChatTemplateOptions
 from cocoa_integrations._shared.settings import refuse_unknown, split_settings, updated
@@ -35,7 +35,7 @@ logger = safe_logger(__name__)
 
 def _checked(name: str, kind: Callable[[Any], Any]) -> Callable[[Any], list[Processor]]:
     """Makes the processor of an option, whose errors name it: some values are checked only when it is called."""
-    return lambda value: [OptionProcessor(name, kind(value))]
+    return lambda value: [usable(name)(kind(value))]
 
 
 _PROCESSORS: dict[str, Callable[[Any], Any]] = {

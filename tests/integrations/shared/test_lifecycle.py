@@ -55,6 +55,10 @@ def answer_of(model: Any) -> Any:
     return model.generate_prompt([model._convert_input(PROMPT)]).generations[0][0]
 
 
+def options_of(model: Any) -> Any:
+    return model.to_dict() if isinstance(model, CocoaLLM) else model  # LlamaIndex's callback managers differ
+
+
 def report_of(model: Any) -> dict[str, Any]:
     return get_risk(answer_of(model)).to_dict()
 
@@ -109,7 +113,7 @@ def test_nonsense_is_refused_when_it_is_set(kind: Any, name: str, value: Any, me
     model = kind(model=folder)
     with pytest.raises(ConfigError, match=message):
         setattr(model, name, value)
-    assert model == kind(model=folder)
+    assert options_of(model) == options_of(kind(model=folder))
 
 
 @each_kind
@@ -145,7 +149,7 @@ def test_copies_share_the_engine_and_go_their_own_way(
         for same in (copy.copy(model), copy.deepcopy(model), model.model_copy(deep=True), copy.deepcopy([model])[0]):
             assert same.load() is engine
             assert getattr(same, "rate_limiter", None) is limiter.get("rate_limiter") or engine is tiny
-            assert same == model
+            assert options_of(same) == options_of(model)
         other = copy.deepcopy(model)
         other.alpha = 9.0
         assert model.alpha != 9.0
@@ -163,7 +167,7 @@ def test_a_pickle_loads_its_model_by_name(kind: Any, folder: str, calibrator: st
     data = pickle.dumps(model)
     assert len(data) < 20_000
     again = pickle.loads(data)
-    assert again == model
+    assert options_of(again) == options_of(model)
     for each in (again, copy.deepcopy(pickle.loads(data)), model):
         after = answer_of(each)
         assert (after.text, get_risk(after).to_dict()) == (before.text, get_risk(before).to_dict())

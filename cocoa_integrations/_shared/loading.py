@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cocoa_engine import CocoaEngine, RiskCalibrator, Runtime
 from cocoa_engine.forks import free_in_child
@@ -47,7 +47,7 @@ class LazyEngine:
     @property
     def context_window(self) -> int | None:
         """The window of the model, read from its configuration if it is not loaded; ``None`` if it is not known."""
-        return self._weights.context_window if self._engine is None else self._engine.context_window
+        return self._engine.context_window if self._engine is not None else self._weights.context_window
 
     @property
     def changed_settings(self) -> str | None:
@@ -84,7 +84,7 @@ class _Weights:
     ) -> None:
         self._arguments = arguments
         self._model, self._tokenizer = model, tokenizer
-        self._parts: tuple[PreTrainedModel, PreTrainedTokenizerBase, str] | None = None
+        self._parts: tuple[Any, PreTrainedTokenizerBase, str] | None = None
         self._lock = free_in_child(threading.Lock())
         self.settings = ""
         self._by_name = None
@@ -95,18 +95,16 @@ class _Weights:
     def context_window(self) -> int | None:
         if self._model is not None:
             return None
-        arguments = self._arguments
-        trust = arguments.get("trust_remote_code", False)
-        return read_context_window(
-            arguments.get("model_name"), trust_remote_code=trust, model_kwargs=arguments.get("model_kwargs")
-        )
+        name, kwargs = self._arguments.get("model_name"), self._arguments.get("model_kwargs")
+        trust = self._arguments.get("trust_remote_code", False)
+        return read_context_window(name, trust_remote_code=trust, model_kwargs=kwargs)
 
     def engine(self, runtime: Runtime | None) -> CocoaEngine:
         """A new engine with these weights."""
         with self._lock:
             if self._parts is None:
                 engine = self._load(runtime)
-                self._parts = _weights_of(engine), engine.tokenizer, engine.model_name
+                self._parts = engine.held_model, engine.tokenizer, engine.model_name
                 self.settings = _model_settings(engine)
                 return engine
             model, tokenizer, name = self._parts
@@ -115,20 +113,15 @@ class _Weights:
     def _load(self, runtime: Runtime | None) -> CocoaEngine:
         arguments, tokenizer = self._arguments, self._tokenizer
         if self._by_name is not None:
-            loaded = self._by_name.engine(runtime)
+            loaded: Any = self._by_name.engine(runtime)
             assert tokenizer is not None
-            return CocoaEngine(_weights_of(loaded), tokenizer, runtime=runtime, model_name=loaded.model_name)
+            return CocoaEngine(loaded.held_model, tokenizer, runtime=runtime, model_name=loaded.model_name)
         if self._model is None:
             return CocoaEngine.from_pretrained(**arguments, runtime=runtime)
         if tokenizer is None:
             trust = {"trust_remote_code": arguments["trust_remote_code"]}
             tokenizer = load_tokenizer(arguments["tokenizer_name"], {**trust, **arguments["tokenizer_kwargs"]})
         return CocoaEngine(self._model, tokenizer, runtime=runtime, model_name=arguments["model_name"])
-
-
-def _weights_of(engine: CocoaEngine) -> PreTrainedModel:
-    """The model of an engine for another engine."""
-    return cast("PreTrainedModel", engine.held_model)  # engines take both
 
 
 # LangChain builds a new model for every call with configurable_fields(); the weights must not be loaded each time.

@@ -58,13 +58,12 @@ class TokenLogprobs:
 
     def token(self, token_id: int, log_prob: float | None, top: Sequence[tuple[int, float]] = ()) -> dict[str, Any]:
         """The entry of the next token of a text that is not divided into spans, such as a prompt."""
-        rivals = [self._rival(*each) for each in top]
+        entry = {"top_logprobs": [self._rival(*each) for each in top]}
         before = len(self._track.text)
         self._track.push(token_id)
         piece = self._track.text[before:]
-        if not piece and token_id in self._special:
-            return {**self._named(token_id, log_prob), "top_logprobs": rivals}
-        return {**_entry(piece, log_prob), "top_logprobs": rivals}
+        is_special = not piece and token_id in self._special
+        return {**(self._named(token_id, log_prob) if is_special else _entry(piece, log_prob)), **entry}
 
     def _rival(self, token_id: int, log_prob: float) -> dict[str, Any]:
         """The entry of a token that could have come next."""

@@ -54,7 +54,7 @@ async def in_worker(
     def counted() -> Result:
         _running.add(counted)
         try:
-            return context.run(cancellation.run, call, *args, **kwargs)
+            return context.run(lambda: cancellation.run(call, *args, **kwargs))
         finally:
             _running.discard(counted)
 

@@ -27,13 +27,6 @@ from cocoa_integrations.chat_service import Answer, Piece
 from cocoa_integrations.reports import reasoning_of
 from cocoa_integrations.tool_calling import invalid_call_text
 
-ROLES: dict[type[BaseMessage], str] = {
-    SystemMessage: "system",
-    HumanMessage: "user",
-    AIMessage: "assistant",
-    ToolMessage: "tool",
-}
-
 CALL_BLOCKS = frozenset({"tool_use", "function_call", "tool_call", "tool_call_chunk", "invalid_tool_call"})
 """Content blocks of an assistant message that repeat its ``tool_calls``."""
 
@@ -72,11 +65,17 @@ def to_entries(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
 
 
 def _role(message: BaseMessage) -> str:
-    if isinstance(message, ChatMessage):
-        return message.role
-    for kind, role in ROLES.items():
-        if isinstance(message, kind):
-            return role
+    match message:
+        case ChatMessage():
+            return message.role
+        case SystemMessage():
+            return "system"
+        case HumanMessage():
+            return "user"
+        case AIMessage():
+            return "assistant"
+        case ToolMessage():
+            return "tool"
     raise PromptError(
         f"a chat prompt cannot hold messages of type {type(message).__name__}; "
         "known are SystemMessage, HumanMessage, AIMessage, ToolMessage and ChatMessage"

@@ -117,9 +117,10 @@ class Writer:
                 self._calls.append((delta.id or "", delta.name or "", ""))
             call_id, name, written = self._calls[delta.number]
             self._calls[delta.number] = call_id, name, written + delta.written
-        of_span = piece.entry if self._detail == "full" else None  # a compact stream has its report in the last chunk
-        metadata: dict[str, Any]
-        metadata, raw = ({} if of_span is None else {SPANS_KEY: [of_span.to_dict()]} for _ in range(2))
+        # a compact stream has its report in the last chunk
+        spans = [] if piece.entry is None or self._detail != "full" else [piece.entry.to_dict()]
+        raw: dict[str, Any] = {SPANS_KEY: spans} if spans else {}
+        metadata = dict(raw)
         logprobs = None if piece.logprobs is None else log_probs_of(piece.logprobs)
         # agents display the delta, so it does not contain calls
         fields = {"additional_kwargs": metadata, "raw": raw, "logprobs": logprobs, "delta": piece.content}

@@ -62,7 +62,7 @@ def _names(engine: CocoaEngine, parts: set[str]) -> dict[str, Any]:
         names |= {"model": engine.model, "tokenizer": tokenizer, "inputs": inputs, "cocoa": Cocoa(tokenizer=tokenizer)}
     if "llama_index" in parts:
         names["get_dispatcher"] = get_dispatcher
-    if "langchain" in parts:
+    if {"langchain", "reports"} & {*parts}:
         from operator import itemgetter
 
         from langchain.agents import create_agent

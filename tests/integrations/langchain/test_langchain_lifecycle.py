@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 from langchain.agents.middleware import SummarizationMiddleware
-from langchain_core.rate_limiters import InMemoryRateLimiter
 from langchain_core.runnables import ConfigurableField
 
-from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
-from cocoa_engine.errors import ConfigError, PromptError, UnsupportedFeatureError
+from cocoa_engine import CocoaConfig, CocoaEngine
+from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.model.embedded import CONTEXT_WINDOW
-from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_risk
+from cocoa_integrations.langchain import ChatCocoa, CocoaLLM
 from tests.helpers.model_folders import counted_loads, save_calibrator, save_model
 
 MODELS = [ChatCocoa, CocoaLLM]
@@ -43,100 +41,6 @@ def calibrator(folder: str, tmp_path: Path) -> str:
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return counted_loads(monkeypatch)
-
-
-def generation(model: Any, prompt: str = "Once upon a time", **options: Any) -> Any:
-    return model.generate_prompt([model._convert_input(prompt)], **options).generations[0][0]
-
-
-@pytest.mark.slow
-@each_model
-def test_a_calibrator_set_later_applies_from_the_next_call(
-    kind: Any, folder: str, calibrator: str, loads: list[str]
-) -> None:
-    model = kind(model=folder, max_tokens=4)
-    before = get_risk(generation(model)).to_dict()
-    model.calibrator = calibrator
-    after = get_risk(generation(model)).to_dict()
-    assert (before["calibrated"], after["calibrated"]) == (False, True)
-    assert after == get_risk(generation(kind(model=folder, max_tokens=4, calibrator=calibrator))).to_dict()
-    model.calibrator = None
-    assert get_risk(generation(model)).to_dict() == before
-    assert loads == [folder]
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("runtime", {"max_batch_size": 0}, "max_batch_size"),
-        ("calibrator", 3, "calibrator"),
-        ("model_name", object(), "model_name"),
-        ("model_kwargs", "fast", "model_kwargs"),
-        ("trust_remote_code", "perhaps", "trust_remote_code"),
-        ("engine", object(), "engine takes a CocoaEngine"),
-        ("config", {"alpha": 1.0}, "config takes a CocoaConfig"),
-    ],
-)
-@each_model
-def test_nonsense_is_refused_when_it_is_set(kind: Any, name: str, value: Any, message: str) -> None:
-    model = kind()
-    with pytest.raises(ConfigError, match=message):
-        setattr(model, name, value)
-    assert model == kind()
-
-
-@each_model
-def test_an_engine_excludes_loading_options_later_too(kind: Any, quick_engine: CocoaEngine) -> None:
-    model = kind(engine=quick_engine)
-    for name, value in (("calibrator", "embedded"), ("model", "a"), ("dtype", "float16"), ("runtime", Runtime())):
-        with pytest.raises(ConfigError, match=r"engine= is given, so .* would have no effect"):
-            setattr(model, name, value)
-    model.dtype = "auto"  # as it is by default
-    named = kind(model="a")
-    with pytest.raises(ConfigError, match="so model_name would have no effect"):
-        named.engine = quick_engine
-    unnamed = kind()
-    unnamed.engine = quick_engine
-    assert unnamed.load() is quick_engine
-
-
-# --- copies and pickles
-
-
-@each_model
-def test_copies_share_the_engine(kind: Any, folder: str, loads: list[str], quick_engine: CocoaEngine) -> None:
-    limiter = {"rate_limiter": InMemoryRateLimiter(requests_per_second=1000)} if kind is ChatCocoa else {}
-    for model in (kind(model=folder, **limiter), kind(engine=quick_engine)):
-        engine = model.load()
-        for same in (copy.copy(model), copy.deepcopy(model), model.model_copy(deep=True), copy.deepcopy([model])[0]):
-            assert same.load() is engine
-            assert getattr(same, "rate_limiter", None) is limiter.get("rate_limiter") or model.engine is not None
-            assert same == model
-        other = copy.deepcopy(model)
-        other.alpha = 9.0
-        assert model.alpha != 9.0
-    assert loads == [folder]
-
-
-@each_model
-def test_a_pickle_loads_its_model_by_name(kind: Any, folder: str, calibrator: str) -> None:
-    model = kind(model=folder, calibrator=calibrator, alpha=1.5, max_tokens=4, timeout=60)
-    before = generation(model)
-    data = pickle.dumps(model)
-    assert len(data) < 20_000
-    again = pickle.loads(data)
-    assert again == model
-    after = generation(again)
-    assert (after.text, get_risk(after).to_dict()) == (before.text, get_risk(before).to_dict())
-    assert again.load() is model.load()  # in one process
-
-
-@each_model
-def test_what_cannot_be_pickled_says_so(kind: Any, folder: str, quick_engine: CocoaEngine) -> None:
-    with pytest.raises(UnsupportedFeatureError, match=f"a {kind.__name__} with a loaded engine.*give model="):
-        pickle.dumps(kind(engine=quick_engine))
-    with pytest.raises(UnsupportedFeatureError, match="because its logits_processor cannot be"):
-        pickle.dumps(kind(model=folder, logits_processor=lambda ids, scores: scores))
 
 
 # --- the profile

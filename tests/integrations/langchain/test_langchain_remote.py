@@ -367,19 +367,6 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
         ChatCocoa(base_url="http://127.0.0.1:9/v1")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"base_url": ""}, "base_url takes the address of a server"),
-        ({"base_url": "gpu-box:8000"}, "base_url takes the address of a server"),
-        ({"base_url": "http://a/v1", "dtype": "bfloat16"}, "dtype would have no effect"),
-    ],
-)
-def test_an_address_is_checked_and_excludes_options_of_loading(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        ChatCocoa(**options)
-
-
 @pytest.mark.parametrize("how", ["pickled", "copied", "configured"])
 def test_other_forms_ask_the_same_server(url: str, sent: list[Any], how: str) -> None:
     chat: Any = ChatCocoa(base_url=url, timeout=60, max_tokens=2, api_key="k")

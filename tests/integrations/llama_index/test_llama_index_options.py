@@ -90,6 +90,8 @@ def test_bad_options_raise_one_clear_error(options: dict[str, Any], message: str
 def test_a_context_window_above_that_of_the_model(engine: CocoaEngine, caplog: pytest.LogCaptureFixture) -> None:
     limit = engine.context_window
     assert limit is not None
+    assert CocoaLLM(engine=engine).metadata.context_window == limit
+    assert not caplog.records
     llm = CocoaLLM(engine=engine, context_window=limit + 1)
     assert llm.context_window == llm.metadata.context_window == limit
     assert f"is more than the model's {limit} tokens" in caplog.text
@@ -259,12 +261,3 @@ def test_pickle_weights_are_read_only_if_allowed(folder: Path) -> None:
 def test_stopping_criteria_of_transformers(llm: CocoaLLM, engine: CocoaEngine) -> None:
     limit = MaxLengthCriteria(len(engine.encode(PROMPT)) + 3)
     assert llm.complete(PROMPT, stopping_criteria=[limit]).raw["usage"]["completion_tokens"] == 3  # type: ignore[index]
-
-
-def test_a_window_beyond_the_model_s_is_cut_with_a_warning(
-    engine: CocoaEngine, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert CocoaLLM(engine=engine).metadata.context_window == engine.context_window
-    assert not caplog.records
-    assert CocoaLLM(engine=engine, context_window=100_000).metadata.context_window == engine.context_window
-    assert "100000" in caplog.text

@@ -13,7 +13,6 @@ from llama_index.core.query_engine import CustomQueryEngine
 from llama_index.core.schema import NodeWithScore, TextNode
 
 from cocoa_engine import CocoaEngine, ConfigError, PromptError
-from cocoa_engine.errors import UnsupportedFeatureError
 from cocoa_integrations.llama_index import (
     CocoaLLM,
     CocoaRiskEvent,
@@ -189,10 +188,3 @@ def test_context_lift_needs_the_model_in_this_process(url: str) -> None:
 def test_other_forms_ask_the_same_server(url: str, sent: list[Any], form: Any) -> None:
     form(CocoaLLM(base_url=url, timeout=60, max_tokens=2, api_key="k")).chat(HELLO)
     assert sent[0]["cocoa"] == {"max_new_tokens": 2, "report": "message"}
-
-
-def test_an_address_excludes_options_of_loading_and_an_engine() -> None:
-    with pytest.raises(ConfigError, match="dtype would have no effect"):
-        CocoaLLM(base_url="http://a/v1", dtype="bfloat16")
-    with pytest.raises(UnsupportedFeatureError, match="needs the engine"):
-        _ = CocoaLLM(base_url="http://a/v1").engine

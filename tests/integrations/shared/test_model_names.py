@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cocoa_engine import CocoaEngine, ConfigError
+from cocoa_engine.errors import UnsupportedFeatureError
 from cocoa_integrations.langchain import ChatCocoa
 from cocoa_integrations.langchain import CocoaLLM as LangChainLLM
 from cocoa_integrations.llama_index import CocoaLLM
@@ -54,6 +55,14 @@ def test_what_is_no_address_is_refused(make: Any, address: str) -> None:
 
 
 @pytest.mark.parametrize("make", HERE)
+def test_an_address_excludes_options_of_loading_and_an_engine(make: Any) -> None:
+    with pytest.raises(ConfigError, match="base_url= is given, so dtype would have no effect"):
+        make(base_url="http://a/v1", dtype="bfloat16")
+    with pytest.raises(UnsupportedFeatureError, match="needs the engine"):
+        make(base_url="http://a/v1").load()
+
+
+@pytest.mark.parametrize("make", HERE)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_beside_an_engine_is_refused_as_it_was_given(make: Any, name: str, engine: CocoaEngine) -> None:
     message = f"^engine= is given, so {name} would have no effect"
@@ -71,10 +80,10 @@ def test_names_are_set_copied_and_written(make: Any, name: str, folder: str, tmp
     adapter = make(**{name: folder})
     copy = adapter.model_copy(update={name: other})
     assert (copy.model, copy.model_name, adapter.model) == (other, other, folder)
-    assert engine_of(copy).model_name == other
+    assert copy.load().model_name == other
     setattr(adapter, name, Path(other))
     assert (adapter.model, adapter.model_name) == (other, other)
-    assert engine_of(adapter).model_name == other
+    assert adapter.load().model_name == other
     again = pickle.loads(pickle.dumps(adapter))  # our own
     assert (again.model, again.model_name) == (other, other)
     if make is CocoaLLM:
@@ -82,10 +91,6 @@ def test_names_are_set_copied_and_written(make: Any, name: str, folder: str, tmp
         assert CocoaLLM.from_dict(written).metadata.model_name == other
         del written["model_name"]
         assert CocoaLLM.from_dict({**written, name: folder}).metadata.model_name == folder
-
-
-def engine_of(adapter: Any) -> CocoaEngine:
-    return adapter.engine if isinstance(adapter, CocoaLLM) else adapter.load()
 
 
 def test_a_loaded_model_is_no_name(folder: str) -> None:

@@ -1,0 +1,251 @@
+"""Models of all adapters after their construction: options set later, copies, pickles, shared weights."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.rate_limiters import InMemoryRateLimiter
+
+from cocoa_engine import CocoaEngine, Runtime
+from cocoa_engine.errors import ConfigError, UnsupportedFeatureError
+from cocoa_integrations.langchain import ChatCocoa, get_risk
+from cocoa_integrations.langchain import CocoaLLM as LangChainLLM
+from cocoa_integrations.llama_index import CocoaLLM
+from tests.helpers.model_folders import counted_loads, save_calibrator, save_model
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+
+PROMPT = "Once upon a time"
+KINDS = [ChatCocoa, LangChainLLM, CocoaLLM]
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return save_model(tmp_path / "model")
+
+
+@pytest.fixture
+def other_folder(tmp_path: Path) -> str:
+    return save_model(tmp_path / "other", seed=9, chat=False, max_position_embeddings=256)
+
+
+@pytest.fixture
+def calibrator(folder: str, tmp_path: Path) -> str:
+    return save_calibrator(tmp_path / "risk.json", folder)
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    return counted_loads(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> CocoaEngine:
+    return CocoaEngine(tiny_model("llama"), tiny_tokenizer(), model_name="tiny")
+
+
+def answer_of(model: Any) -> Any:
+    if isinstance(model, CocoaLLM):
+        return model.complete(PROMPT)
+    return model.generate_prompt([model._convert_input(PROMPT)]).generations[0][0]
+
+
+def options_of(model: Any) -> Any:
+    return model.to_dict() if isinstance(model, CocoaLLM) else model  # LlamaIndex's callback managers differ
+
+
+def report_of(model: Any) -> dict[str, Any]:
+    return get_risk(answer_of(model)).to_dict()
+
+
+@pytest.mark.slow
+@each_kind
+def test_a_calibrator_set_later_applies_from_the_next_call(
+    kind: Any, folder: str, calibrator: str, loads: list[str]
+) -> None:
+    model = kind(model=folder, max_tokens=4)
+    before = report_of(model)
+    model.calibrator = calibrator
+    after = report_of(model)
+    assert (before["calibrated"], after["calibrated"]) == (False, True)
+    assert after == report_of(kind(model=folder, max_tokens=4, calibrator=calibrator))
+    model.calibrator = None
+    assert report_of(model) == before
+    assert loads == [folder]
+
+
+@each_kind
+def test_every_loading_option_set_later_reaches_the_engine(kind: Any, folder: str, other_folder: str) -> None:
+    model = kind(model_name=folder)
+    model.runtime = {"max_batch_size": 3}
+    assert model.runtime == Runtime(max_batch_size=3) == model.load().runtime
+    model.dtype = "bfloat16"
+    assert str(model.load().model.dtype) == "torch.bfloat16"
+    model.model_kwargs = {"attn_implementation": "eager"}
+    assert model.load().model.config._attn_implementation == "eager"
+    model.tokenizer_name = other_folder
+    assert model.load().tokenizer.name_or_path == other_folder
+    model.tokenizer_kwargs = {"bos_token": "<pad>"}
+    assert model.load().tokenizer.bos_token == "<pad>"
+    model.max_tokens = 3
+    assert model.max_new_tokens == model.max_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("runtime", {"max_batch_size": 0}, "max_batch_size"),
+        ("calibrator", 3, "calibrator"),
+        ("model_name", object(), "model_name"),
+        ("model_kwargs", "fast", "model_kwargs"),
+        ("trust_remote_code", "perhaps", "trust_remote_code"),
+        ("engine", object(), "engine takes a CocoaEngine"),
+        ("config", {"alpha": 1.0}, "config takes a CocoaConfig"),
+    ],
+)
+@each_kind
+def test_nonsense_is_refused_when_it_is_set(kind: Any, name: str, value: Any, message: str, folder: str) -> None:
+    model = kind(model=folder)
+    with pytest.raises(ConfigError, match=message):
+        setattr(model, name, value)
+    assert options_of(model) == options_of(kind(model=folder))
+
+
+@each_kind
+def test_loaded_objects_exclude_loading_options_later_too(kind: Any, tiny: CocoaEngine) -> None:
+    model = kind(engine=tiny)
+    for name, value in (("calibrator", "embedded"), ("model", "a"), ("dtype", "float16"), ("runtime", Runtime())):
+        with pytest.raises(ConfigError, match=f"engine= is given, so {name} would have no effect"):
+            setattr(model, name, value)
+    model.dtype = "auto"  # as it is by default
+    if kind is CocoaLLM:
+        model.model_name = tiny.model_name  # as it is
+        around = CocoaLLM(model=tiny_model("llama"), tokenizer=tiny_tokenizer(), max_new_tokens=2)
+        with pytest.raises(ConfigError, match="model= is given, so dtype would have no effect"):
+            around.dtype = "float16"
+        with pytest.raises(ConfigError, match="tokenizer= is given, so tokenizer_kwargs would have no effect"):
+            around.tokenizer_kwargs = {"use_fast": False}
+        return
+    named = kind(model="a")
+    with pytest.raises(ConfigError, match="so model_name would have no effect"):
+        named.engine = tiny
+    unnamed = kind()
+    unnamed.engine = tiny
+    assert unnamed.load() is tiny
+
+
+@each_kind
+def test_copies_share_the_engine_and_go_their_own_way(
+    kind: Any, folder: str, other_folder: str, loads: list[str], tiny: CocoaEngine
+) -> None:
+    limiter = {"rate_limiter": InMemoryRateLimiter(requests_per_second=1000)} if kind is ChatCocoa else {}
+    for model in (kind(model=folder, max_tokens=2, **limiter), kind(engine=tiny)):
+        engine = model.load()
+        for same in (copy.copy(model), copy.deepcopy(model), model.model_copy(deep=True), copy.deepcopy([model])[0]):
+            assert same.load() is engine
+            assert getattr(same, "rate_limiter", None) is limiter.get("rate_limiter") or engine is tiny
+            assert options_of(same) == options_of(model)
+        other = copy.deepcopy(model)
+        other.alpha = 9.0
+        assert model.alpha != 9.0
+        if engine is not tiny:
+            other.model_name = other_folder
+            assert (other.load().model_name, model.load().model_name) == (other_folder, folder)
+    assert loads == [folder, other_folder]
+
+
+@each_kind
+def test_a_pickle_loads_its_model_by_name(kind: Any, folder: str, calibrator: str) -> None:
+    own = {"system_prompt": "Hi.", "is_chat_model": False} if kind is CocoaLLM else {}
+    model = kind(model=folder, calibrator=calibrator, alpha=1.5, max_tokens=4, timeout=60, **own)
+    before = answer_of(model)
+    data = pickle.dumps(model)
+    assert len(data) < 20_000
+    again = pickle.loads(data)
+    assert options_of(again) == options_of(model)
+    for each in (again, copy.deepcopy(pickle.loads(data)), model):
+        after = answer_of(each)
+        assert (after.text, get_risk(after).to_dict()) == (before.text, get_risk(before).to_dict())
+    assert again.load() is model.load()  # in one process
+    if kind is CocoaLLM:
+        assert again.metadata == model.metadata
+        assert asyncio.run(pickle.loads(data).acomplete(PROMPT)).text == before.text
+
+
+@each_kind
+def test_what_cannot_be_pickled_says_so(kind: Any, folder: str, tiny: CocoaEngine) -> None:
+    objects = {"model": tiny.model, "tokenizer": tiny.tokenizer} if kind is CocoaLLM else {"engine": tiny}
+    message = f"a {kind.__name__} with a loaded engine, model or tokenizer cannot be pickled.*give model="
+    with pytest.raises(UnsupportedFeatureError, match=message):
+        pickle.dumps(kind(**objects))
+    name = "completion_to_prompt" if kind is CocoaLLM else "logits_processor"
+    wrapped = kind(model=folder, max_tokens=1, **{name: lambda prompt, *_: prompt})
+    with pytest.raises(UnsupportedFeatureError, match=f"because its {name} cannot be"):
+        pickle.dumps(wrapped)
+    if kind is CocoaLLM:
+        assert wrapped.complete(PROMPT).text is not None
+
+
+# --- LlamaIndex loads the model when the LLM is made, and takes a loaded one
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["complete", "stream_complete", "acomplete", "astream_complete"])
+def test_a_model_set_later_answers_the_next_call(method: str, folder: str, other_folder: str, loads: list[str]) -> None:
+    llm = CocoaLLM(model_name=folder, max_new_tokens=8)
+    llm.model_name = other_folder
+
+    async def awaited() -> Any:
+        answer = await getattr(llm, method)(PROMPT)
+        return [chunk async for chunk in answer][-1] if "stream" in method else answer
+
+    if method.startswith("a"):
+        answer = asyncio.run(awaited())
+    else:
+        answer = list(getattr(llm, method)(PROMPT))[-1] if "stream" in method else getattr(llm, method)(PROMPT)
+    assert answer.raw["model_name"] == other_folder
+    assert answer.text == CocoaLLM(model_name=other_folder, max_new_tokens=8).complete(PROMPT).text
+    assert loads == [folder, other_folder]
+
+
+def test_what_follows_from_the_model_changes_with_it(folder: str, other_folder: str) -> None:
+    llm = CocoaLLM(model_name=folder)
+    asked = CocoaLLM(model_name=folder, context_window=400, is_chat_model=True)
+    assert (llm.metadata.context_window, llm.metadata.is_chat_model) == (512, True)
+    for each in (llm, asked):
+        each.model_name = other_folder  # no chat template
+    assert (llm.metadata.context_window, llm.metadata.is_chat_model) == (256, False)
+    assert llm.metadata.is_function_calling_model is False
+    assert (asked.metadata.context_window, asked.metadata.is_chat_model) == (256, True)  # cut, as at construction
+    llm.context_window = 100
+    llm.model_name = folder
+    assert (llm.metadata.context_window, llm.metadata.is_chat_model) == (100, True)
+    assert llm.metadata.model_name == folder
+
+
+def test_a_given_model_takes_a_calibrator_and_a_label_later(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    llm = CocoaLLM(model=model, tokenizer=tiny_tokenizer(), model_name="mine", max_new_tokens=3)
+    llm.calibrator = save_calibrator(tmp_path / "risk.json", "mine")
+    assert report_of(llm)["calibrated"] is True
+    llm.calibrator = None
+    llm.model_name = "yours"
+    assert llm.complete(PROMPT).raw["model_name"] == "yours"  # type: ignore[index]
+    assert llm.engine.model is model
+
+
+def test_llms_of_one_model_share_it(folder: str, calibrator: str, loads: list[str]) -> None:
+    first, same = CocoaLLM(model_name=folder), CocoaLLM(model_name=folder, alpha=1.0)
+    calibrated, batched = CocoaLLM(model_name=folder, calibrator=calibrator), CocoaLLM(model_name=folder, runtime={})
+    assert loads == [folder]
+    assert first.engine is same.engine
+    assert calibrated.engine.session is first.engine.session
+    assert batched.engine.model is first.engine.model
+    own = CocoaLLM(model_name=folder, tokenizer=tiny_tokenizer())
+    assert own.engine.model is first.engine.model
+    assert loads == [folder]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from fastapi import FastAPI, Response
 from fastapi.responses import StreamingResponse
 
@@ -47,11 +46,6 @@ async def test_a_refused_call_is_repeated_and_a_cut_stream_is_an_error() -> None
     assert "ClientConnector" in str(refused.failure)
 
 
-@pytest.mark.parametrize(("share", "expected"), [(0.0, 1), (0.5, 51), (0.99, 100), (1.0, 100)])
-def test_percentile(share: float, expected: int) -> None:
-    assert percentile(range(1, 101), share) == expected
-
-
 def test_passes_before_the_first_text() -> None:
     """The span is the one that a stream begins with, and the pass over its last token was needed."""
     engine = speaker("Yes, it is.")
@@ -64,7 +58,9 @@ def test_passes_before_the_first_text() -> None:
     assert engine.session.scheduler.observers == []
 
 
-def test_memory_is_flat_when_it_has_not_changed_for_some_steps() -> None:
+def test_percentiles_and_memory_that_is_flat_when_it_has_not_changed_for_some_steps() -> None:
+    assert [percentile(range(1, 101), share) for share in (0.0, 0.5, 0.99, 1.0)] == [1, 51, 100, 100]
+
     def points(*values: float) -> list[dict[str, float]]:
         return [{"unique_mib": value} for value in values]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,9 +15,8 @@ from typer.testing import Result
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime, methods
 from cocoa_engine.cli.ask import TOO_RISKY, risk_of
 from cocoa_engine.rendering.highlights import RiskScale
+from tests.helpers.cocoa import Cocoa
 from tests.helpers.made_up_answers import generation
-
-Cocoa = Callable[..., Result]
 
 QUESTION = "What is the capital of France?"
 SHORT = ("--max-new-tokens", "12")
@@ -60,16 +58,12 @@ def messages(question: str, system: str | None = None) -> list[dict[str, str]]:
     return [*before, {"role": "user", "content": question}]
 
 
-def test_in_a_pipe_the_bare_answer_with_its_verdict_on_stderr(cocoa: Cocoa, engine: CocoaEngine) -> None:
+def test_in_a_pipe_the_bare_answer_with_its_verdict_on_stderr_or_json(cocoa: Cocoa, engine: CocoaEngine) -> None:
     answer = engine.chat(messages(QUESTION), max_new_tokens=12)
     result = cocoa("ask", QUESTION, *SHORT)
     assert (result.exit_code, result.stdout) == (0, f"{answer.text}\n")
     assert result.stderr == f"cocoa: {answer.verdict}\n"
-
-
-def test_json_is_the_generation(cocoa: Cocoa, engine: CocoaEngine) -> None:
     result = cocoa("ask", QUESTION, "--json", *SHORT)
-    answer = engine.chat(messages(QUESTION), max_new_tokens=12)
     assert Generation.model_validate_json(result.stdout) == answer
     shown = json.loads(result.stdout)
     assert shown["verdict"] == answer.verdict
@@ -165,20 +159,16 @@ def test_details(cocoa: Cocoa, engine: CocoaEngine) -> None:
             assert f"{candidate.score:.2f} " in result.stdout
 
 
-def test_no_color_marks_risk_in_the_text_and_says_how(cocoa: Cocoa, engine: CocoaEngine) -> None:
+def test_colour_where_there_is_some_and_marks_in_the_text_elsewhere(
+    cocoa: Cocoa, engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     question = "Who wrote Dune?"
-    answer = engine.chat(messages(question), max_new_tokens=12)
-    first = answer.check_these()[0]
+    first = engine.chat(messages(question), max_new_tokens=12).check_these()[0]
     result = cocoa("ask", question, "--no-color", *SHORT)
     assert "\x1b" not in result.stdout
     words = " ".join(result.stdout.split())
     assert f"[{first.text}|{RiskScale().level(first.risk)}]" in words
     assert f"Check these: 1. {first.text} ({first.risk:.2f})" in words
-
-
-def test_colour_where_there_is_some(cocoa: Cocoa, engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    question = "Who wrote Dune?"
-    first = engine.chat(messages(question), max_new_tokens=12).check_these()[0]
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     shown = cocoa("ask", question, *SHORT).stdout

@@ -7,20 +7,18 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
 import pytest
 import typer
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, ModelInfo, __version__
 from cocoa_engine.cli.options import LoadOptions, commands, with_options
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, ScoredHead
+from tests.helpers.cocoa import Cocoa
 from tests.helpers.processes import LIMIT, run
-
-Cocoa = Callable[..., Result]
 
 PROMPT, TEXT = "The capital of France is", " Paris."
 COCOA = [sys.executable, "-m", "cocoa_engine.cli"]

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
-from typer.testing import Result
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation
-
-Cocoa = Callable[..., Result]
+from tests.helpers.cocoa import Cocoa
 
 QUESTION = "Why is the sky blue?"
 SHORT = ("--max-new-tokens", "12")

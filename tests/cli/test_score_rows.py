@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import Result
 
 from cocoa_engine import CocoaConfig, CocoaEngine, DataError
 from cocoa_engine.cli.score import risk_of_row, score_rows, scored_row
 from cocoa_engine.rendering.wording import NOT_CALIBRATED
+from tests.helpers.cocoa import Cocoa
 from tests.helpers.made_up_answers import generation
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
-
-Cocoa = Callable[..., Result]
 
 ROWS: list[Any] = [
     {"id": 7, "prompt": "abc def", "text": " ghi jkl mno.", "source": "abc"},

@@ -42,9 +42,7 @@ def test_multiple_choice() -> None:
     assert metrics.mc1(math.log(0.3), incorrect) == 0.0  # a tie is not above
     assert metrics.mc2(correct, incorrect) == pytest.approx(0.6)
     assert metrics.mc3(correct, incorrect) == 0.5
-
-
-def test_mc2_does_not_underflow() -> None:
+    # and nothing underflows
     assert metrics.mc2([-2000.0], [-2000.0, -2000.0 + math.log(2)]) == pytest.approx(0.25)
     assert metrics.mc2([-5000.0], [-1.0]) == 0.0
 
@@ -67,12 +65,9 @@ def test_last_number(answer: str, found: float | None) -> None:
     assert metrics.last_number(answer) == found
 
 
-def test_same_number() -> None:
+def test_same_number_and_rejected() -> None:
     assert metrics.same_number("that makes 18.00 in all", "9 * 2 = 18\n#### 18") == 1.0
     assert metrics.same_number("that makes 17", "#### 18") == 0.0
     assert metrics.same_number("no idea", "#### 18") == 0.0
-
-
-def test_rejected() -> None:
     assert metrics.rejected(" I have no comment.") == 1.0
     assert metrics.rejected("Paris. I have no comment.") == 0.0

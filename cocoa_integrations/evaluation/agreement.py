@@ -28,7 +28,7 @@ class _Labels(RowModel, extra="allow"):
 
 
 def read_labels(file: Path, answers: Container[AnswerKey], criteria: Sequence[str]) -> dict[str, Labels]:
-    """Read the labels of human annotators.
+    """Read the labels of human annotators, by criterion, then by annotator.
 
     Args:
         file: a CSV file with the columns ``arm`` (as in ``samples.jsonl``) and ``id``, and a column for each annotator
@@ -36,9 +36,6 @@ def read_labels(file: Path, answers: Container[AnswerKey], criteria: Sequence[st
             is about the first criterion, which is truth; ``NAME:info`` is about another.
         answers: the answers of the run.
         criteria: the criteria by which the answers are judged.
-
-    Returns:
-        The labels by criterion, then by annotator.
 
     Raises:
         DataError: the file is invalid.

@@ -63,13 +63,9 @@ def choose_model(task: str, name: str, wanted: str | None = None, metrics: Colle
 
 
 def paper_results(task: str, model: str, arm: Arm, layers: Sequence[int] | None = None) -> Mapping[str, float]:
-    """The paper's results for an arm, by metric; empty if there are none.
+    """The results of a model of the paper for an arm, by metric; empty if there are none.
 
-    Args:
-        task: the name of the task.
-        model: a model of the paper.
-        arm: the arm.
-        layers: first and last of the middle layers, if they were set.
+    ``layers`` are the first and last of the middle layers, if they were set.
     """
     from cocoa_engine.equations import middle_layers  # loads torch, which is not needed to refuse bad input
 

@@ -13,7 +13,6 @@ from cocoa_engine.cli.score import risk_of_row, score_rows, scored_row
 from cocoa_engine.rendering.wording import NOT_CALIBRATED
 from tests.helpers.cocoa import Cocoa
 from tests.helpers.made_up_answers import generation
-from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 ROWS: list[Any] = [
     {"id": 7, "prompt": "abc def", "text": " ghi jkl mno.", "source": "abc"},
@@ -22,11 +21,6 @@ ROWS: list[Any] = [
     ["no object"],
     {"prompt": "abc", "text": " ghi", "source": "not in it"},
 ]
-
-
-@pytest.fixture
-def tiny() -> CocoaEngine:
-    return CocoaEngine(tiny_model("llama"), tiny_tokenizer())
 
 
 def test_rows_keep_what_they_have_and_their_errors(tiny: CocoaEngine, tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ class LabelledAnswers:
         last: Literal["fitting", "computing"],
     ) -> tuple[dict[Level, LabelledFeatures], dict[Level, str]]:
         """The features of the answers, and a description of their source, by level. The stage ``last`` follows."""
-        from cocoa_engine.lab.cache import answers_cache
+        from cocoa_engine.lab.cache import AnswerCache
         from cocoa_engine.lab.fit_calibrator import about_self_made
         from cocoa_engine.lab.forced import ProfileCache
         from cocoa_engine.lab.heads import PROMPTS
@@ -122,7 +122,8 @@ class LabelledAnswers:
         reference = {"measuring source attention": ANSWER * PROMPTS} if number and last == "fitting" else {}
         progress.plan({**shares, last: 0.1 * sum(shares.values()), **reference})
         answering = partial(progress.stage, "answering questions", "questions", fate=partial(measured.fate, cache))
-        known = answers_cache(cache, "answers", engine, config) if cache and (self.asked or self.self_made) else None
+        asks = self.asked or self.self_made
+        answers_kept = AnswerCache(cache, "answers", engine, config) if cache and asks else None
         features: dict[Level, LabelledFeatures] = {}
         about: dict[Level, str] = {}
         if self.data is not None:
@@ -134,7 +135,7 @@ class LabelledAnswers:
             about = dict.fromkeys(features, f"{self.data.name}, {len(self.records)} given answers, {how}")
         if self.questions is not None:
             with answering(len(self.asked)) as stage:
-                features["answer"] = own_answers(engine, self.asked, config, cache=known, advance=stage.advance)
+                features["answer"] = own_answers(engine, self.asked, config, cache=answers_kept, advance=stage.advance)
             about["answer"] = f"{self.questions.name}, the model's own answers to {len(self.asked)} questions"
         if self.self_made:
             made = made_questions(self.texts, number, self.seed)
@@ -145,7 +146,7 @@ class LabelledAnswers:
                     config,
                     chat=self.chat,
                     seed=self.seed,
-                    cache=known,
+                    cache=answers_kept,
                     known=None if cache is None else ProfileCache(cache, engine, config, chat=self.chat),
                     advance=stage.advance,
                     feeding=partial(progress.track, "feeding texts", "texts"),

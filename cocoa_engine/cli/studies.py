@@ -140,13 +140,13 @@ def alpha(
         progress = Progress("alpha")
         engine = load_engine(model, loading, progress=progress)
         from cocoa_engine.lab.alpha import collect, draw, suggest
-        from cocoa_engine.lab.cache import answers_cache
+        from cocoa_engine.lab.cache import AnswerCache
 
         asked: Sequence[str | Sequence[int]] = [
             engine.encode_chat([{"role": "user", "content": question.question}]) if chat else question.prompt
             for question in questions
         ]
-        known = None if kept is None else answers_cache(kept, "alpha", engine, config)
+        known = None if kept is None else AnswerCache(kept, "alpha", engine, config)
         with progress.stage("answering", "prompts", len(asked), fate=partial(measured.fate, kept)) as stage:
             candidates = collect(engine, asked, config, cache=known, advance=stage.advance)
         ratios = suggest(candidates)
@@ -287,7 +287,7 @@ def threshold(
     if not all(map(math.isfinite, thresholds)):
         raise ConfigError(f"--at takes numbers, such as 0.3,0.5 (got {at!r})")
     with quiet_torchao():
-        from cocoa_engine.lab.cache import answers_cache
+        from cocoa_engine.lab.cache import AnswerCache
         from cocoa_engine.lab.stopping import (
             by_answer,
             by_default,
@@ -307,7 +307,7 @@ def threshold(
             require_scale(config.risk, thresholds)
             progress = Progress("threshold")
             engine = load_engine(model, loading, calibrator, progress=progress)
-            known = None if kept is None else answers_cache(kept, "thresholds", engine, config)
+            known = None if kept is None else AnswerCache(kept, "thresholds", engine, config)
             try:
                 with progress.stage("answering", "prompts", len(asked)) as stage:
                     options: dict[str, Any] = {"system": system, "raw": raw, "cache": known, "advance": stage.advance}

@@ -41,7 +41,7 @@ ENGINE_MODULES = {
     "cocoa_engine.equations",
     "cocoa_engine.errors",
     "cocoa_engine.forks",  # locks that are free in a forked child
-    "cocoa_engine.free_memory",
+    "cocoa_engine.memory",
     "cocoa_engine.logs",
     "cocoa_engine.messages",
     "cocoa_engine.model.callables",  # types

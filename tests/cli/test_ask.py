@@ -1,4 +1,4 @@
-"""``cocoa ask``."""
+"""``cocoa ask`` and ``cocoa compare``, and the pages that they write."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from pydantic import TypeAdapter
 from typer.testing import Result
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime, methods
@@ -282,3 +283,82 @@ def test_the_risk_of_an_answer_is_that_as_a_whole_or_of_its_riskiest_claim() -> 
     assert math.isnan(risk_of(generation(("Rome", math.nan), (" is old", 0.2))))
     assert risk_of(generation()) == 0.0
     assert risk_of(generation(("Yes", 0.9), (", it is", 0.3), (".", 0.2))) == 0.9  # without claims: of its sentences
+
+
+SKY = "Why is the sky blue?"
+
+
+def expected(engine: CocoaEngine, *methods: str) -> list[Generation]:
+    return [engine.chat(messages(SKY), max_new_tokens=12, method=method) for method in methods]
+
+
+def test_comparison_as_json_is_the_list_of_answers_and_the_model_is_loaded_once(
+    cocoa: Cocoa, engine: CocoaEngine, loads: list[object]
+) -> None:
+    result = cocoa("compare", SKY, "--json", "--methods", "cocoa-sig, greedy,cocoa", *SHORT)
+    answers = TypeAdapter(list[Generation]).validate_json(result.stdout)
+    assert answers == expected(engine, "cocoa-sig", "greedy", "cocoa")
+    for shown, answer in zip(TypeAdapter(list[dict[str, Any]]).validate_json(result.stdout), answers, strict=True):
+        assert shown["verdict"] == answer.verdict
+        assert shown["claims"] == [claim.model_dump(mode="json") for claim in answer.claims]
+        assert [one["text"] for one in shown["check"]] == [one.text for one in answer.check_these()]
+        assert [one["text"] for one in shown["sentences"]] == [one.text for one in answer.sentences]
+    assert len(loads) == 1
+
+
+def test_answers_stand_side_by_side(cocoa: Cocoa, engine: CocoaEngine) -> None:
+    result = cocoa("compare", SKY, "--details", *SHORT)
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[0].split() == ["greedy", "cocoa-sig"]
+    assert "\x1b" not in result.stdout
+    greedy, cocoa_sig = expected(engine, "greedy", "cocoa-sig")
+    assert ("{" in result.stdout) == (greedy.text != cocoa_sig.text)
+    for span in cocoa_sig.spans:
+        for candidate in span.candidates:
+            assert f"{candidate.score:.2f} " in result.stdout
+
+
+def test_page_of_a_comparison(cocoa: Cocoa, engine: CocoaEngine, tmp_path: Path) -> None:
+    page = tmp_path / "answers.html"
+    page.write_text("an older one")
+    assert cocoa("compare", SKY, "--html", str(page), *SHORT).exit_code == 0
+    greedy, cocoa_sig = expected(engine, "greedy", "cocoa-sig")
+    assert page.read_text(encoding="utf-8") == greedy.to_html(compared=[cocoa_sig], title=SKY)
+    assert cocoa("ask", SKY, "--html", str(page), *SHORT).stdout == cocoa_sig.text + "\n"
+    assert page.read_text(encoding="utf-8") == cocoa_sig.to_html(title=SKY)
+
+
+@pytest.mark.parametrize("json", [False, True])
+def test_complete_answers_survive_an_interrupt(
+    cocoa: Cocoa, engine: CocoaEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, json: bool
+) -> None:
+    stream, page = engine.stream_chat, tmp_path / "page.html"
+
+    def until_ctrl_c(messages: Any, *, config: CocoaConfig, **options: Any) -> Any:
+        if config.method == "cocoa":
+            raise KeyboardInterrupt
+        return stream(messages, config=config, **options)
+
+    monkeypatch.setattr(engine, "stream_chat", until_ctrl_c)
+    options = [SKY, *SHORT, "--html", str(page), *(["--json"] if json else [])]
+    (greedy,) = expected(engine, "greedy")
+    compared = cocoa("compare", "--methods", "greedy,cocoa", *options)
+    assert compared.exit_code == 130
+    assert "1 of 2 answers were complete" in compared.stderr
+    assert page.read_text(encoding="utf-8") == greedy.to_html(title=SKY)
+    if json:
+        assert TypeAdapter(list[Generation]).validate_json(compared.stdout) == [greedy]
+    else:
+        assert greedy.text in re.sub(r"\[(.*?)\|\d\]", r"\1", " ".join(compared.stdout.split()))
+
+
+def test_nothing_is_shown_where_no_answer_was_complete(
+    cocoa: Cocoa, engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ctrl_c(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "stream_chat", ctrl_c)
+    result = cocoa("compare", SKY, *SHORT)
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert "no answer was complete" in result.stderr

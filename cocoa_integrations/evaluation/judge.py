@@ -58,10 +58,7 @@ SUMMARY_TASKS = ("samsum", "xsum")
 
 
 class Asked(NamedTuple):
-    """A prompt, its key in the file, and the function that extracts the verdict from a reply.
-
-    The verdict is any JSON value; ``None`` if the reply contains none.
-    """
+    """A prompt, its key in the file, and the function for the verdict in a reply: any JSON value, or `None`."""
 
     key: str
     prompt: str

@@ -44,10 +44,7 @@ _LIMIT: TypeAdapter[float | Literal["auto"]] = TypeAdapter(Literal["auto"] | Ann
 def answer_json(generation: Generation, divided: Generation | None = None) -> str:
     """An answer as JSON, with its verdict, claims and sentences, and the claims to check.
 
-    Args:
-        generation: the answer.
-        divided: the same text divided at its risk points, if ``generation`` is one span. The units are then those of
-            ``divided``, without the numbers of their spans, which the JSON does not have.
+    If it is one span, these are of the same text ``divided`` at its risk points, without the numbers of their spans.
     """
     measured, left_out = divided or generation, {"spans"} if divided else None
     units: dict[str, Sequence[BaseModel]] = {"check": measured.check_these(), "claims": measured.claims}

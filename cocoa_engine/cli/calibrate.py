@@ -14,19 +14,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from cocoa_engine.cli import measured
 from cocoa_engine.cli.info import load_engine
-from cocoa_engine.cli.measured import (
-    Cache,
-    Chat,
-    Draws,
-    Format,
-    Prompts,
-    Seed,
-    fate,
-    measured_answers,
-    read,
-    teacher_forced,
-)
 from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, file_option, with_options
 from cocoa_engine.cli.output import Overwrite, check_drawable, on_interrupt, output, print_json, print_note, reserved
 from cocoa_engine.cli.progress import Progress
@@ -87,23 +76,23 @@ class LabelledAnswers:
             metavar="FILE|DIR", help="With --self: a text, or a folder of .txt and .md files, to ask about as well."
         ),
     ] = None
-    format: Format = None
-    prompts: Prompts = None
-    chat: Chat = False
-    seed: Seed = 0
+    format: measured.Format = None
+    prompts: measured.Prompts = None
+    chat: measured.Chat = False
+    seed: measured.Seed = 0
     records: list[LabelledText] = field(init=False, default_factory=list)
     asked: list[Question] = field(init=False, default_factory=list)
     texts: list[str] = field(init=False, default_factory=list)
 
     def read(self) -> None:
         if self.data is not None:
-            self.records = read(self.data, self.format, self.prompts, self.seed)
+            self.records = measured.read(self.data, self.format, self.prompts, self.seed)
         if self.questions is not None:
             self.asked = sample(read_questions(self.questions), self.prompts, self.seed)
         if self.documents is not None:
             self.texts = read_documents(self.documents)
 
-    def measured(
+    def measure(
         self,
         engine: CocoaEngine,
         config: CocoaConfig,
@@ -132,16 +121,15 @@ class LabelledAnswers:
         }
         reference = {"measuring source attention": ANSWER * PROMPTS} if number and last == "fitting" else {}
         progress.plan({**shares, last: 0.1 * sum(shares.values()), **reference})
-        answering = partial(progress.stage, "answering questions", "questions", fate=partial(fate, cache))
-        answers_kept = (
-            AnswerCache(cache, "answers", engine, config) if cache and (self.asked or self.self_made) else None
-        )
+        answering = partial(progress.stage, "answering questions", "questions", fate=partial(measured.fate, cache))
+        asks = self.asked or self.self_made
+        answers_kept = AnswerCache(cache, "answers", engine, config) if cache and asks else None
         features: dict[Level, LabelledFeatures] = {}
         about: dict[Level, str] = {}
         if self.data is not None:
             layer = probe_layer(engine.num_layers) if states else None
             fed: Any = {"chat": self.chat, "layer": layer, "cache": cache, "progress": progress}
-            with teacher_forced(engine, self.records, config, **fed) as answers:
+            with measured.teacher_forced(engine, self.records, config, **fed) as answers:
                 features = labelled_features(answers, config, engine.num_layers, states=states)
             how = "as a chat" if self.chat else "plain prompts"
             about = dict.fromkeys(features, f"{self.data.name}, {len(self.records)} given answers, {how}")
@@ -334,8 +322,8 @@ def calibrate(
     folds: Annotated[
         int, typer.Option(min=2, max=1000, help="Cross-validation folds, by prompt; repeated with few items.")
     ] = 5,
-    draws: Draws = 1000,
-    cache: Cache = None,
+    draws: measured.Draws = 1000,
+    cache: measured.Cache = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with status 1 if a risk is no better than the base rate or chance.")
     ] = False,
@@ -386,20 +374,20 @@ def calibrate(
     answers.read()
     levels: list[Level] = ["span", "answer"] if level is None else [level]
     files = [*([] if out is None else [out]), *([] if plot is None else [plot_of(plot, unit) for unit in levels])]
-    with reserved(*files, overwrite=overwrite), measured_answers(context, cache) as kept:
+    with reserved(*files, overwrite=overwrite), measured.measured_answers(context, cache) as kept:
         progress = Progress("calibrate")
         engine = load_engine(model, loading, progress=progress).without_calibrator()
-        measured = partial(answers.measured, config=config, level=level, cache=kept, progress=progress)
+        measure = partial(answers.measure, config=config, level=level, cache=kept, progress=progress)
         chosen: dict[Level, Threshold | None] = {}
         notes: list[str] = []
         if known is not None:
             states = known.probe is not None
-            features, _ = measured(engine.with_calibrator(known), states=states, last="computing")
+            features, _ = measure(engine.with_calibrator(known), states=states, last="computing")
             with progress.stage("computing"):
                 validations = checked(known, str(check), features, answers, draws)
         else:
             assert out is not None
-            features, about = measured(engine, states=probe, last="fitting")
+            features, about = measure(engine, states=probe, last="fitting")
             with progress.stage("fitting"):
                 calibrator, notes = fit_risks(engine, config, features, about, settings)
             calibrator.save(out)

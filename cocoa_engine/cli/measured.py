@@ -95,10 +95,8 @@ def measured_answers(context: typer.Context, cache: Path | None) -> Iterator[Cac
     """The folder in which a command keeps what it measures.
 
     Without ``--cache`` it is one in the cache directory, for the same options in the same working directory. It is
-    removed when the block has ended without an error, or before anything was measured.
-
-    Yields:
-        The folder; `None` if it cannot be written, is not private, or another process measures the same.
+    removed when the block has ended without an error, or before anything was measured. `None` if it cannot be written,
+    is not private, or another process measures the same.
     """
     from cocoa_engine.lab.cache import CacheFolder
 

@@ -21,29 +21,15 @@ from cocoa_engine.errors import CocoaError, ConfigError
 from cocoa_engine.model import load_options
 from cocoa_engine.model.load_options import default_of
 
-GROUP = "cocoa.commands"
-"""The group of entry points for commands of other packages."""
+GROUP, RUNNERS = "cocoa.commands", "cocoa.runners"
+"""The groups of entry points for commands of other packages, and for running a command elsewhere, as on a cluster."""
 
-RUNNERS = "cocoa.runners"
-"""The group of entry points for running a command elsewhere, as on a cluster. Each has the name of its command."""
-
-BUILT_IN = {
-    "ask": "ask",
-    "chat": "chat",
-    "compare": "ask",
-    "score": "score",
-    "info": "info",
-    "bench": "bench",
-    "heads": "studies",
-    "signal": "studies",
-    "calibrate": "calibrate",
-    "threshold": "threshold",
-    "alpha": "studies",
-}
+BUILT_IN = {"ask": "ask", "chat": "chat", "compare": "ask", "score": "score", "info": "info", "bench": "info"}
+BUILT_IN |= {"heads": "studies", "signal": "studies", "calibrate": "calibrate", "threshold": "studies"}
+BUILT_IN |= {"alpha": "studies"}
 """The commands of this package, each with its module. The function has the name of the command."""
 
-Runner = Annotated[Callable[..., Any] | None, "runner"]
-"""The annotation of a command's parameter for what runs it elsewhere."""
+Runner = Annotated[Callable[..., Any] | None, "runner"]  # of a command's parameter for what runs it elsewhere
 
 
 @cache

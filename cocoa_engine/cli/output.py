@@ -111,12 +111,7 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that
 
 
 def check_writable(*given: Path | None, **files: Path | None) -> None:
-    """Refuse files that cannot be written, before any work is done. Nothing is created.
-
-    Args:
-        *given: the files that the command reads, which must not be replaced.
-        **files: each file to write by the name of its option.
-    """
+    """Refuse files that cannot be written, by option, or that the command reads too. Nothing is created."""
 
     def is_same(file: Path, other: Path) -> bool:  # one regular file, through links too
         if file.exists() and other.exists():

@@ -107,11 +107,9 @@ class Progress:
         done: Callable[[], int] | None = None,
         fate: Callable[[], str] | None = None,
     ) -> Iterator[Stage]:
-        """Show a stage while the block runs. Stages can nest.
+        """Show a stage while the block runs. Stages can nest. The arguments are those of :class:`Stage`.
 
-        Args:
-            name, unit, total, done: as for :class:`Stage`.
-            fate: says what becomes of the items that are done, for a note if Ctrl-C ends the block. Default: no note.
+        ``fate`` says what becomes of the items that are done, for a note if Ctrl-C ends the block.
         """
         stage = Stage(name, unit, total, done)
         note = fate and on_interrupt(lambda: f"{name}: {stage.done} of {stage.total} were done; {fate()}")

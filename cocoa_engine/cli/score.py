@@ -65,10 +65,7 @@ def score_rows(
     """Score the rows of a file, and write them with their risk. The file is replaced when all rows are scored.
 
     A row is an object with ``prompt`` and ``text``; ``source``, if given, is a part of the prompt. What else it has is
-    kept. ``risk`` is added, or ``error`` if the row cannot be scored.
-
-    Returns:
-        The number of rows with an error, and of all rows.
+    kept. ``risk`` is added, or ``error`` if the row cannot be scored. Returns the numbers of errors and of rows.
     """
     lines, failed = read_rows(given), 0
     with writing(out) as write, (progress or Progress("score")).stage("scoring", "rows", len(lines)) as stage:

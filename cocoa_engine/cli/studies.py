@@ -1,42 +1,48 @@
-"""The commands that measure the method on data: signal, alpha and heads."""
+"""The commands that measure the method on data: signal, alpha, heads and threshold."""
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
+from rich.console import Group
 from rich.markdown import Markdown
+from rich.table import Column, Table
 from rich.text import Text
 
+from cocoa_engine.cli import measured
 from cocoa_engine.cli.info import load_engine
-from cocoa_engine.cli.measured import (
-    Cache,
-    Chat,
-    DataPath,
-    Draws,
-    Format,
-    Prompts,
-    Seed,
-    fate,
-    measured_answers,
-    read,
-    teacher_forced,
+from cocoa_engine.cli.options import Calibrator, Json, LoadOptions, Model, NoColor, file_option, with_options
+from cocoa_engine.cli.output import (
+    Overwrite,
+    check_drawable,
+    check_writable,
+    output,
+    plain_table,
+    print_json,
+    print_note,
+    reserved,
 )
-from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, file_option, with_options
-from cocoa_engine.cli.output import Overwrite, check_drawable, check_writable, output, print_json, reserved
 from cocoa_engine.cli.progress import Progress
+from cocoa_engine.cli.prompting import Raw, System, require_chat
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError, DataError
 from cocoa_engine.lab.data import detect_format, read_labelled, sample
-from cocoa_engine.optional import need
+from cocoa_engine.optional import need, quiet_torchao
 from cocoa_engine.output_files import write_file
+from cocoa_engine.rendering.wording import SOURCES, count
 from cocoa_engine.safe_text import short_repr
+
+if TYPE_CHECKING:
+    from cocoa_engine.lab.stopping import Row
 
 
 @with_options("alpha", "gamma", "max_candidates", "span_log_prob", "middle_layers", "final_layer")
@@ -44,20 +50,20 @@ def signal(
     context: typer.Context,
     config: CocoaConfig,
     loading: LoadOptions,
-    data: DataPath,
+    data: measured.DataPath,
     out: Annotated[Path, typer.Option(help="Folder for signal.json, signal.md and plots.", file_okay=False)],
-    format: Format = None,
-    prompts: Prompts = None,
-    chat: Chat = False,
+    format: measured.Format = None,
+    prompts: measured.Prompts = None,
+    chat: measured.Chat = False,
     context_lift: Annotated[
         bool,
         typer.Option(
             "--context-lift", help="Also feed each answer without its source, and measure the effect of the source."
         ),
     ] = False,
-    draws: Draws = 1000,
-    seed: Seed = 0,
-    cache: Cache = None,
+    draws: measured.Draws = 1000,
+    seed: measured.Seed = 0,
+    cache: measured.Cache = None,
     overwrite: Overwrite = False,
     model: Model = None,
     no_color: NoColor = False,
@@ -68,7 +74,7 @@ def signal(
     """
     need("scipy", extra="risk", what="cocoa signal")
     need("matplotlib", extra="risk", what="cocoa signal")
-    records = read(data, format, prompts, seed)
+    records = measured.read(data, format, prompts, seed)
     if context_lift and (lacking := next((record for record in records if not record.source), None)):
         raise DataError(f"{lacking.id!r} has no source, so its context lift cannot be measured.")
     from cocoa_engine.lab.indicators import Layers, Level, collect
@@ -76,12 +82,12 @@ def signal(
 
     plots = [name for level in get_args(Level) for name in plot_names(level)]
     files = [out / name for name in ("signal.json", "signal.md", *plots)]
-    with reserved(*files, overwrite=overwrite), measured_answers(context, cache) as kept:
+    with reserved(*files, overwrite=overwrite), measured.measured_answers(context, cache) as kept:
         progress = Progress("signal")
         engine = load_engine(model, loading, progress=progress)
         Layers.of(config, engine.num_layers)  # refuse bad settings before the work
         progress.plan({"feeding answers": len(records), "computing": 0.1 * len(records)})
-        with teacher_forced(
+        with measured.teacher_forced(
             engine, records, config, chat=chat, without_source=context_lift, cache=kept, progress=progress
         ) as answers:
             items = collect(answers)
@@ -111,13 +117,13 @@ def alpha(
     context: typer.Context,
     config: CocoaConfig,
     loading: LoadOptions,
-    data: DataPath,
-    format: Format = None,
+    data: measured.DataPath,
+    format: measured.Format = None,
     prompts: Annotated[int, typer.Option(min=1, max=10**6, help="Number of prompts to answer, drawn at random.")] = 20,
-    chat: Chat = False,
+    chat: measured.Chat = False,
     plot: Annotated[Path | None, file_option("Write the scatter plot to FILE.")] = None,
-    seed: Seed = 0,
-    cache: Cache = None,
+    seed: measured.Seed = 0,
+    cache: measured.Cache = None,
     overwrite: Overwrite = False,
     model: Model = None,
     json: Json = False,
@@ -130,7 +136,7 @@ def alpha(
     records = sample(read_labelled(data, format, both_classes=False), prompts, seed)
     questions = {record.group: record for record in records}.values()
     files = [plot] if plot else []
-    with reserved(*files, overwrite=overwrite), measured_answers(context, cache) as kept:
+    with reserved(*files, overwrite=overwrite), measured.measured_answers(context, cache) as kept:
         progress = Progress("alpha")
         engine = load_engine(model, loading, progress=progress)
         from cocoa_engine.lab.alpha import collect, draw, suggest
@@ -141,7 +147,7 @@ def alpha(
             for question in questions
         ]
         known = None if kept is None else AnswerCache(kept, "alpha", engine, config)
-        with progress.stage("answering", "prompts", len(asked), fate=partial(fate, kept)) as stage:
+        with progress.stage("answering", "prompts", len(asked), fate=partial(measured.fate, kept)) as stage:
             candidates = collect(engine, asked, config, cache=known, advance=stage.advance)
         ratios = suggest(candidates)
         if plot:
@@ -184,7 +190,7 @@ def heads(
     prompts: Annotated[
         int, typer.Option(min=0, max=10**5, help="Prompts to answer for the reference distribution; 0: none.")
     ] = 60,
-    cache: Cache = None,
+    cache: measured.Cache = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Find a model's retrieval heads, and how much they attend to a source. No labels are needed.
@@ -201,7 +207,8 @@ def heads(
             f"--lengths takes up to {MAX_LENGTHS} whole numbers from 1 to {MAX_LENGTH}, such as 256,512 (got "
             f"{short_repr(lengths)})"
         )
-    with reserved(*([] if out is None else [out]), overwrite=overwrite), measured_answers(context, cache) as kept:
+    files = [] if out is None else [out]
+    with reserved(*files, overwrite=overwrite), measured.measured_answers(context, cache) as kept:
         progress = Progress("heads")
         engine = load_engine(model, loading, progress=progress)
         from cocoa_engine.lab.heads import RUNS, find_retrieval_heads, with_reference  # imports torch
@@ -215,12 +222,12 @@ def heads(
             found = over_layers.model_copy(update={"model_name": engine.model_name})
             how = f"spread over layers {found.heads[0].layer} and above"
         else:
-            with progress.stage("needles", "needles", needles, fate=partial(fate, kept)) as stage:
+            with progress.stage("needles", "needles", needles, fate=partial(measured.fate, kept)) as stage:
                 found = find_retrieval_heads(engine, sizes, on_progress=stage.at, cache=kept)
             best = ", ".join(f"{head.layer}.{head.head} ({head.score:.2f})" for head in found.heads[:5])
             how = f"{found.samples} needles recalled; best: {best}"
         if prompts:
-            with progress.stage("answering", "prompts", prompts, fate=partial(fate, kept)) as stage:
+            with progress.stage("answering", "prompts", prompts, fate=partial(measured.fate, kept)) as stage:
                 found = with_reference(engine, found, prompts=prompts, on_progress=stage.at, cache=kept)
         lines = [f"{len(found.heads)} heads of {found.model_name}, {how}"]
         if found.reference is not None:
@@ -242,3 +249,116 @@ def heads(
                 "be written to, or give --out FILE and pass it as --decore-heads."
             ) from None
     show(f"Written to {file}. Engines of this model use it from now on.")
+
+
+@with_options(*(name for name in CocoaConfig.model_fields if name != "max_risk"))
+def threshold(
+    context: typer.Context,
+    config: CocoaConfig,
+    loading: LoadOptions,
+    prompts: Annotated[
+        Path,
+        file_option(
+            "JSON lines with a prompt or a question, and optionally its known answer; or with answers that were "
+            "measured before, as cocoa ask --json prints them. Or a .txt file with one prompt a line."
+        ),
+    ],
+    at: Annotated[
+        str | None,
+        typer.Option(metavar="NUMBERS", help="Thresholds, comma-separated. Default: suggested ones."),
+    ] = None,
+    model: Model = None,
+    calibrator: Calibrator = None,
+    system: System = None,
+    raw: Raw = False,
+    cache: measured.Cache = None,
+    json: Json = False,
+    no_color: NoColor = False,
+) -> None:
+    """Show what a threshold on the risk would stop: the share of your answers and spans, right and wrong ones.
+
+    The default is what a gate without a number compares with. After Ctrl-C, the tables are of the answers so far.
+    """
+    require_chat(system, raw=raw)
+    try:
+        thresholds = [float(part) for part in at.split(",")] if at is not None else []
+    except ValueError:
+        thresholds = [math.nan]
+    if not all(map(math.isfinite, thresholds)):
+        raise ConfigError(f"--at takes numbers, such as 0.3,0.5 (got {at!r})")
+    with quiet_torchao():
+        from cocoa_engine.lab.cache import AnswerCache
+        from cocoa_engine.lab.stopping import (
+            by_answer,
+            by_default,
+            by_span,
+            common_source,
+            measure,
+            read_own_prompts,
+            require_scale,
+        )
+
+    lines = read_own_prompts(prompts)
+    answers = [line.measured for line in lines if line.measured is not None]
+    common_source(answers, thresholds)  # refuse bad thresholds before the work
+    with measured.measured_answers(context, cache) as kept:
+        interrupt: KeyboardInterrupt | None = None
+        if asked := [line for line in lines if line.measured is None]:
+            require_scale(config.risk, thresholds)
+            progress = Progress("threshold")
+            engine = load_engine(model, loading, calibrator, progress=progress)
+            known = None if kept is None else AnswerCache(kept, "thresholds", engine, config)
+            try:
+                with progress.stage("answering", "prompts", len(asked)) as stage:
+                    options: dict[str, Any] = {"system": system, "raw": raw, "cache": known, "advance": stage.advance}
+                    answers.extend(measure(engine, asked, config, **options))
+            except KeyboardInterrupt as error:
+                shown = "the output is of these" if answers else "there is no output"
+                kept_too = f"; {measured.fate(kept)}" if kept is not None and kept.answers() else ""
+                print_note(f"answering: {len(answers)} of {len(lines)} were done; {shown}{kept_too}")
+                if not answers:
+                    raise
+                interrupt = error
+        source, labelled = common_source(answers, thresholds), sum(answer.right is not None for answer in answers)
+        default, default_of_whole = by_default(answers)
+        rows, wholes = by_span(answers, thresholds), by_answer(answers, thresholds)
+        if json:
+            defaults = {"span": default and asdict(default), "answer": default_of_whole and asdict(default_of_whole)}
+            record = {"answers": len(answers), "risk_source": source, "default": defaults}
+            print_json(dumps({**record, "span": list(map(asdict, rows)), "answer": list(map(asdict, wholes))}))
+        else:
+            what = f" ({SOURCES[source]})" if source in SOURCES else ""
+            title = f"Risk of spans, {count(len(answers), 'answer')}{what}"
+            parts: list[Table | Text] = [_table(title, default, rows, labelled=bool(labelled))]
+            if wholes:
+                parts.append(_table("Risk of whole answers", default_of_whole, wholes, labelled=bool(labelled)))
+            if default is not None:
+                gate = "risk of whole answers" if default_of_whole is not None else "risk of spans"
+                parts.append(Text(f"A gate without a number compares the {gate} with the default."))
+            if not thresholds:
+                parts.append(Text("The suggested thresholds stop at most 50 %, 25 %, 10 % and 5 % of the answers."))
+            if labelled:
+                wrong = sum(answer.right is False for answer in answers)
+                parts.append(
+                    Text(f"{wrong} of {labelled} answers with a known answer are wrong: they do not contain it.")
+                )
+            output(no_color).print(Group(*parts))
+        if interrupt is not None:
+            raise interrupt
+
+
+def _table(title: str, default: Row | None, rows: Sequence[Row], *, labelled: bool) -> Table:
+    columns = {"answers stopped": "answers"}
+    if any(row.spans is not None for row in rows):
+        columns["spans stopped"] = "spans"
+    if labelled:
+        columns |= {"right stopped": "right_stopped", "wrong passed": "wrong_passed"}
+    table = plain_table(
+        *(Column(name, justify="right", overflow="fold") for name in ("threshold", *columns)), title=title
+    )
+    table.padding = (0, 1, 0, 0)
+    for row in rows if default is None else (default, *rows):
+        number = "" if row.threshold is None else f"{row.threshold:.4f}"
+        name = f"default {number}".strip() if row is default else number
+        table.add_row(name, *(str(getattr(row, field)) for field in columns.values()))
+    return table

@@ -114,11 +114,7 @@ DOCUMENTS: dict[str, Callable[..., str]] = {
 
 
 def render(answers: Sequence[Answer], format: str, *, title: str | None = None) -> str:
-    """Render answers in one of the registered formats.
-
-    Raises:
-        ConfigError: the format is unknown.
-    """
+    """Render answers in one of the registered formats."""
     if format not in DOCUMENTS:
         raise ConfigError(unknown([format], DOCUMENTS, what="format"))
     return DOCUMENTS[format](answers, title=title)

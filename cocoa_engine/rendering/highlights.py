@@ -70,11 +70,7 @@ BOUNDS = (0.0, LOWEST_SHADE, 0.5, 0.75, 1.0)
 
 @dataclass(frozen=True)
 class RiskScale:
-    """Maps a risk to the level, 0 to 3, that it is drawn at.
-
-    Attributes:
-        absolute: whether the risks are in [0, 1]. A raw MLDS has no levels: its range depends on the model.
-    """
+    """Maps a risk to the level, 0 to 3, that it is drawn at; a raw MLDS is not ``absolute`` and has no levels."""
 
     absolute: bool = True
 
@@ -102,12 +98,9 @@ Range = tuple[int, int]
 
 
 def differences(texts: Sequence[str]) -> list[list[Range]]:
-    """The ranges of characters in which texts differ.
+    """The ranges of characters, by text, in which the first text and each of the others differ.
 
-    The first text is compared with each of the others. White space alone is no difference.
-
-    Returns:
-        For each text, its ranges (start, end) in order. Neighbouring words form one range.
+    White space alone is no difference. Neighbouring words form one range.
     """
     words = [list(_WORD.finditer(text)) for text in texts]
     differing: list[set[int]] = [set() for _ in texts]

@@ -153,10 +153,8 @@ class Comparison:
 def report(answers: Sequence[Answer], *, table: bool = False, marks: bool = False) -> RenderableType:
     """One answer, or several to the same prompt: a verdict, the text with its riskiest claims, the claims to check.
 
-    Args:
-        answers: at least one.
-        table: add the details: the risk of every span and sentence, every candidate of every risk point, the cost.
-        marks: write levels and differences into the text instead of colouring it.
+    ``table`` adds the details: the risk of every span and sentence, every candidate of every risk point, the cost.
+    ``marks`` writes levels and differences into the text instead of colouring it.
     """
     first, *others = answers
     parts: list[RenderableType]

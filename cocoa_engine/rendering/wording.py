@@ -147,17 +147,11 @@ def candidate_rows(span: Span) -> Iterator[tuple[bool, str, list[str]]]:
     The last value is ``kept``, ``greedy`` if greedy decoding would choose it, or ``both``. Of the others, ``ends``
     marks those that end the answer: a rule of ``CocoaConfig.span_log_prob`` may exclude them.
     """
-    for index, candidate in enumerate(span.candidates):
+    for index, each in enumerate(span.candidates):
         kept = index == span.chosen
-        taken = "both" if kept and candidate.is_greedy else "kept" if kept else "greedy" if candidate.is_greedy else ""
-        values = [
-            f"{candidate.log_prob:.2f}",
-            f"{candidate.con_mlds:.3f}",
-            f"{candidate.f_mlds:.3f}",
-            f"{candidate.score:.2f}",
-            taken or ("ends" if candidate.ends_answer else ""),
-        ]
-        yield kept, visible(candidate.text), values
+        taken = "both" if kept and each.is_greedy else "kept" if kept else "greedy" if each.is_greedy else ""
+        values = [f"{each.log_prob:.2f}", f"{each.con_mlds:.3f}", f"{each.f_mlds:.3f}", f"{each.score:.2f}"]
+        yield kept, visible(each.text), [*values, taken or ("ends" if each.ends_answer else "")]
 
 
 def count(number: int, one: str, many: str = "") -> str:

@@ -28,7 +28,7 @@ class _Labels(RowModel, extra="allow"):
 
 
 def read_labels(file: Path, answers: Container[AnswerKey], criteria: Sequence[str]) -> dict[str, Labels]:
-    """Read the labels of human annotators.
+    """Read the labels of human annotators, by criterion, then by annotator.
 
     Args:
         file: a CSV file with the columns ``arm`` (as in ``samples.jsonl``) and ``id``, and a column for each annotator
@@ -36,9 +36,6 @@ def read_labels(file: Path, answers: Container[AnswerKey], criteria: Sequence[st
             is about the first criterion, which is truth; ``NAME:info`` is about another.
         answers: the answers of the run.
         criteria: the criteria by which the answers are judged.
-
-    Returns:
-        The labels by criterion, then by annotator.
 
     Raises:
         DataError: the file is invalid.
@@ -74,15 +71,11 @@ def read_labels(file: Path, answers: Container[AnswerKey], criteria: Sequence[st
 def agreement(judged: Mapping[AnswerKey, bool | None], people: Labels) -> dict[str, Any]:
     """Cohen's kappa of the judge with each annotator, and of the annotators with each other.
 
-    Args:
-        judged: the verdicts of the judge; ``None`` is ignored.
-        people: the labels of one criterion, from :func:`read_labels`.
-
     Returns:
         ``judge`` (by annotator) and ``people`` (by pair of annotators), each with ``kappa`` and the number of common
         labels, ``pairs``; ``mean_judge`` and ``mean_people``, the means of these kappas; ``ratio`` of the two means, as
         in the paper; and ``labelled``, by annotator. Kappa is ``None`` where it is undefined, because all labels are
-        equal.
+        equal. Verdicts that are ``None`` are ignored.
     """
     verdicts = {key: verdict for key, verdict in judged.items() if verdict is not None}
     judge = {name: _kappa(verdicts, labels) for name, labels in people.items()}

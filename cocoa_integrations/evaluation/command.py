@@ -183,12 +183,7 @@ def judge(
 
 
 def chat_model(name: str) -> BaseChatModel:
-    """The chat model of a judge, ``provider:model``.
-
-    Raises:
-        MissingExtraError: its package is not installed.
-        ConfigError: its key is missing, or its name is not known.
-    """
+    """The chat model of a judge, ``provider:model``."""
     chat_models = need("langchain.chat_models", extra="agents", what="cocoa judge")
     try:
         model: BaseChatModel = chat_models.init_chat_model(name, temperature=0.0)

@@ -32,11 +32,7 @@ _READERS: dict[str, Callable[[Path], Iterable[Row]]] = {
 
 
 def find_file(path: str | Path) -> Path:
-    """The data file at a path: the file itself, or the only data file in a folder.
-
-    Raises:
-        DataError: there is no data file, or there are several.
-    """
+    """The data file at a path: the file itself, or the only data file in a folder."""
     path = Path(path).expanduser()
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.is_file() and _suffix(file) in _READERS)
@@ -57,12 +53,7 @@ def fingerprint(path: Path) -> str:
 
 
 def read_records(path: Path) -> list[Row]:
-    """All records of a file, in order.
-
-    Raises:
-        DataError: it is not UTF-8, not of its format, or empty.
-        MissingExtraError: it is a parquet file, and pyarrow is not installed.
-    """
+    """All records of a file, at least one, in order."""
     records = list(_READERS[_suffix(path)](path))
     if not records:
         raise DataError(f"{path} holds no records")

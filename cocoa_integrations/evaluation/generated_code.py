@@ -65,13 +65,8 @@ def passes(code: str, tests: Sequence[str], *, seconds: float = SECONDS, confirm
     """Whether code passes its tests. Both run in one process, which sees Python's standard library only.
 
     Where bubblewrap works, the process has no network, no other processes, and no files but those of Python, read-only.
-
-    Args:
-        code: Python source.
-        tests: statements, such as asserts, that run after the code and see its names.
-        seconds: time limit for both together (wall clock).
-        confirm_run_unsafe_code: run them also where bubblewrap does not work, with nothing but the limits of time and
-            memory.
+    ``seconds`` limits both together (wall clock). ``confirm_run_unsafe_code`` runs them also where bubblewrap does not
+    work, with nothing but the limits of time and memory.
 
     Raises:
         ConfigError: bubblewrap does not work, and ``confirm_run_unsafe_code`` was not given.

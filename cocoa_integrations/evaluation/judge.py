@@ -58,10 +58,7 @@ SUMMARY_TASKS = ("samsum", "xsum")
 
 
 class Asked(NamedTuple):
-    """A prompt, its key in the file, and the function that extracts the verdict from a reply.
-
-    The verdict is any JSON value; ``None`` if the reply contains none.
-    """
+    """A prompt, its key in the file, and the function for the verdict in a reply: any JSON value, or `None`."""
 
     key: str
     prompt: str
@@ -118,16 +115,9 @@ class Judge:
         begin: Callable[[int], None] = lambda total: None,
         advance: Callable[[int], None] = lambda count: None,
     ) -> dict[str, Any]:
-        """The verdicts about prompts by key, those in the file and those that the judge gives now.
+        """The verdicts about prompts by key: those in the file of replies, and those that the judge gives now.
 
-        Args:
-            file: the stored replies. Further ones are appended.
-            prompts: the prompts.
-            begin: called with the number of prompts that are sent.
-            advance: called with the number of prompts that were completed.
-
-        Raises:
-            DataError: the file was changed after it was written.
+        ``begin`` is called with the number of prompts that are sent, and ``advance`` after each of them.
         """
         known = self._own_lines(file)
         verdicts = {line["key"]: line["verdict"] for line in known if line.get("verdict") is not None}
@@ -214,13 +204,10 @@ def judge_run(
 
     Args:
         folder: the folder of :func:`~cocoa_integrations.evaluation.harness.evaluate`.
-        judge: the chat model. It is called with temperature 0.
-        labels: a CSV file with the columns ``arm`` and ``id``, a column for the labels of each human annotator about
-            truth, and columns ``NAME:info`` for labels about informativeness.
+        judge, **options: as for :class:`Judge`.
+        labels: the file of human labels, as for :func:`~cocoa_integrations.evaluation.agreement.read_labels`.
         paper_model: as in ``evaluate``.
-        begin: called with the number of remaining prompts.
-        advance: called with the number of prompts that were completed.
-        **options: ``name``, ``attempts``, ``timeout`` and ``concurrency``, as for :class:`Judge`.
+        begin, advance: called with the numbers of remaining prompts, and of those that were completed.
 
     Raises:
         ConfigError: the folder contains no run, the task needs no judge, or the judge has a temperature.
@@ -303,11 +290,11 @@ def factscore_run(
 
     Args:
         folder: the folder of :func:`~cocoa_integrations.evaluation.harness.evaluate` for ``samsum`` or ``xsum``.
-        judge: the chat model. It is called with temperature 0.
+        judge, **options: as for :class:`Judge`.
         gamma: the length penalty of FActScore's code, which uses 10: a summary with F <= gamma facts is multiplied by
             exp(1 - gamma / F). `None` applies none.
-        begin, advance, **options: as for :func:`judge_run`. ``begin`` is called before the summaries are split, and
-            before the facts are checked.
+        begin, advance: as for :func:`judge_run`. ``begin`` is called before the summaries are split, and before the
+            facts are checked.
 
     Returns:
         The content of ``factscore.json``. A summary that is empty or states no fact has no score. Neither has one that

@@ -83,15 +83,9 @@ _AT_ONCE = 100  # draws in memory at once
 
 
 def statistics(values: Mapping[str, float], first: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """The statistics of one metric of one method.
+    """The ``mean`` and the ``standard_error`` (``None`` for a single sample) of a metric, given by sample.
 
-    Args:
-        values: the metric of each sample, by the id of the sample.
-        first: the same of the first method. ``None`` for that method itself.
-
-    Returns:
-        ``mean``, ``standard_error`` (``None`` for a single sample) and, with ``first``, the ``difference`` over the
-        samples that both methods have.
+    With the values of the ``first`` method, also the ``difference`` over the samples that both methods have.
     """
     everything = np.array(list(values.values()), dtype=np.float64)
     result: dict[str, Any] = {

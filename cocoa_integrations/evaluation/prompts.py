@@ -232,12 +232,7 @@ _TRAILING_COMMA = re.compile(r",(\s*[}\]])")
 
 @dataclass(frozen=True)
 class Question:
-    """One question about an answer.
-
-    Attributes:
-        criterion: the name of the share of favourable verdicts.
-        verdict: whether a reply is favourable; ``None`` if it contains no verdict.
-    """
+    """One question about an answer, and whether a reply to it is favourable; `None` if it contains no verdict."""
 
     criterion: str
     template: Template

@@ -36,16 +36,9 @@ NUM_LAYERS |= {"Qwen-2.5-7b": 28, "Qwen-2.5-14b": 48, "Qwen-2.5-32b": 64}
 
 
 def choose_model(task: str, name: str, wanted: str | None = None, metrics: Collection[str] = ()) -> str | None:
-    """The model of the paper to compare with, or ``None`` if the paper does not have the task.
+    """The model of the paper to compare with: ``wanted``, or that most similar to ``name`` by family and size.
 
-    Args:
-        task: the name of the task.
-        name: the model of the run. The most similar model by family and size is chosen, or else the first.
-        wanted: choose this model.
-        metrics: consider only models with results for at least one of these metrics. Ignored with ``wanted``.
-
-    Raises:
-        ConfigError: the paper has no results of the wanted model for this task.
+    The second is one with results for any of the ``metrics``. `None` if the paper does not have the task.
     """
     models = _results().get(task, {})
     if wanted is not None:
@@ -63,13 +56,9 @@ def choose_model(task: str, name: str, wanted: str | None = None, metrics: Colle
 
 
 def paper_results(task: str, model: str, arm: Arm, layers: Sequence[int] | None = None) -> Mapping[str, float]:
-    """The paper's results for an arm, by metric; empty if there are none.
+    """The results of a model of the paper for an arm, by metric; empty if there are none.
 
-    Args:
-        task: the name of the task.
-        model: a model of the paper.
-        arm: the arm.
-        layers: first and last of the middle layers, if they were set.
+    ``layers`` are the first and last of the middle layers, if they were set.
     """
     from cocoa_engine.equations import middle_layers  # loads torch, which is not needed to refuse bad input
 
@@ -104,16 +93,10 @@ def report(
     """The table of means, the table of differences to the first method, and notes, as Markdown.
 
     A value is bold if it is better than that of the first method beyond noise: the 95 % interval of the paired
-    difference excludes 0.
-
-    Args:
-        task: the task.
-        results: the result of :func:`~cocoa_integrations.evaluation.harness.evaluate`.
-        paper_model: a model of the paper. Default: the most similar one.
-        notes: further lines.
+    difference excludes 0. ``notes`` are further lines.
 
     Raises:
-        ConfigError: the paper has no results of this model for the task.
+        ConfigError: the paper has no results of ``paper_model`` for the task.
     """
 
     def heading(column: Column) -> str:

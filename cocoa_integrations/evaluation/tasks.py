@@ -181,11 +181,7 @@ class EvalTask:
 
 
 def find_task(name: str) -> EvalTask:
-    """The task with a name, in which ``-`` and ``_`` are equivalent.
-
-    Raises:
-        ConfigError: the task is unknown.
-    """
+    """The task with a name, in which ``-`` and ``_`` are equivalent."""
     key = name.replace("-", "_").lower()
     if key not in TASKS:
         raise ConfigError(unknown([name], TASKS, what="task"))

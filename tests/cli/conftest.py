@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from cocoa_engine.cli.app import app
 from cocoa_engine.lab import fit, signal_report
 from cocoa_engine.lab.data import Question
 from cocoa_engine.lab.measured import request_prompt
+from tests.helpers.cocoa import Cocoa
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 WORDS = ("red", "blue", "old", "new", "big", "cold", "wet", "dry", "soft", "loud", "dark", "pale")
@@ -47,7 +47,7 @@ def divided_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def cocoa(loads: list[object], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+def cocoa(loads: list[object], monkeypatch: pytest.MonkeyPatch) -> Cocoa:
     """Runs ``cocoa`` with some arguments; colours only if the test asks for them."""
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -69,7 +69,7 @@ def tiny() -> CocoaEngine:
 
 
 @pytest.fixture
-def tiny_cocoa(tiny: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+def tiny_cocoa(tiny: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> Cocoa:
     """Runs ``cocoa`` on the tiny model."""
     monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **__: tiny)
     monkeypatch.setenv("COLUMNS", "200")

@@ -1,24 +1,23 @@
-"""``cocoa ask``."""
+"""``cocoa ask`` and ``cocoa compare``, and the pages that they write."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from pydantic import TypeAdapter
 from typer.testing import Result
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime, methods
 from cocoa_engine.cli.ask import TOO_RISKY, risk_of
 from cocoa_engine.rendering.highlights import RiskScale
+from tests.helpers.cocoa import Cocoa
 from tests.helpers.made_up_answers import generation
-
-Cocoa = Callable[..., Result]
 
 QUESTION = "What is the capital of France?"
 SHORT = ("--max-new-tokens", "12")
@@ -60,16 +59,12 @@ def messages(question: str, system: str | None = None) -> list[dict[str, str]]:
     return [*before, {"role": "user", "content": question}]
 
 
-def test_in_a_pipe_the_bare_answer_with_its_verdict_on_stderr(cocoa: Cocoa, engine: CocoaEngine) -> None:
+def test_in_a_pipe_the_bare_answer_with_its_verdict_on_stderr_or_json(cocoa: Cocoa, engine: CocoaEngine) -> None:
     answer = engine.chat(messages(QUESTION), max_new_tokens=12)
     result = cocoa("ask", QUESTION, *SHORT)
     assert (result.exit_code, result.stdout) == (0, f"{answer.text}\n")
     assert result.stderr == f"cocoa: {answer.verdict}\n"
-
-
-def test_json_is_the_generation(cocoa: Cocoa, engine: CocoaEngine) -> None:
     result = cocoa("ask", QUESTION, "--json", *SHORT)
-    answer = engine.chat(messages(QUESTION), max_new_tokens=12)
     assert Generation.model_validate_json(result.stdout) == answer
     shown = json.loads(result.stdout)
     assert shown["verdict"] == answer.verdict
@@ -165,20 +160,16 @@ def test_details(cocoa: Cocoa, engine: CocoaEngine) -> None:
             assert f"{candidate.score:.2f} " in result.stdout
 
 
-def test_no_color_marks_risk_in_the_text_and_says_how(cocoa: Cocoa, engine: CocoaEngine) -> None:
+def test_colour_where_there_is_some_and_marks_in_the_text_elsewhere(
+    cocoa: Cocoa, engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     question = "Who wrote Dune?"
-    answer = engine.chat(messages(question), max_new_tokens=12)
-    first = answer.check_these()[0]
+    first = engine.chat(messages(question), max_new_tokens=12).check_these()[0]
     result = cocoa("ask", question, "--no-color", *SHORT)
     assert "\x1b" not in result.stdout
     words = " ".join(result.stdout.split())
     assert f"[{first.text}|{RiskScale().level(first.risk)}]" in words
     assert f"Check these: 1. {first.text} ({first.risk:.2f})" in words
-
-
-def test_colour_where_there_is_some(cocoa: Cocoa, engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    question = "Who wrote Dune?"
-    first = engine.chat(messages(question), max_new_tokens=12).check_these()[0]
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     shown = cocoa("ask", question, *SHORT).stdout
@@ -292,3 +283,82 @@ def test_the_risk_of_an_answer_is_that_as_a_whole_or_of_its_riskiest_claim() -> 
     assert math.isnan(risk_of(generation(("Rome", math.nan), (" is old", 0.2))))
     assert risk_of(generation()) == 0.0
     assert risk_of(generation(("Yes", 0.9), (", it is", 0.3), (".", 0.2))) == 0.9  # without claims: of its sentences
+
+
+SKY = "Why is the sky blue?"
+
+
+def expected(engine: CocoaEngine, *methods: str) -> list[Generation]:
+    return [engine.chat(messages(SKY), max_new_tokens=12, method=method) for method in methods]
+
+
+def test_comparison_as_json_is_the_list_of_answers_and_the_model_is_loaded_once(
+    cocoa: Cocoa, engine: CocoaEngine, loads: list[object]
+) -> None:
+    result = cocoa("compare", SKY, "--json", "--methods", "cocoa-sig, greedy,cocoa", *SHORT)
+    answers = TypeAdapter(list[Generation]).validate_json(result.stdout)
+    assert answers == expected(engine, "cocoa-sig", "greedy", "cocoa")
+    for shown, answer in zip(TypeAdapter(list[dict[str, Any]]).validate_json(result.stdout), answers, strict=True):
+        assert shown["verdict"] == answer.verdict
+        assert shown["claims"] == [claim.model_dump(mode="json") for claim in answer.claims]
+        assert [one["text"] for one in shown["check"]] == [one.text for one in answer.check_these()]
+        assert [one["text"] for one in shown["sentences"]] == [one.text for one in answer.sentences]
+    assert len(loads) == 1
+
+
+def test_answers_stand_side_by_side(cocoa: Cocoa, engine: CocoaEngine) -> None:
+    result = cocoa("compare", SKY, "--details", *SHORT)
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[0].split() == ["greedy", "cocoa-sig"]
+    assert "\x1b" not in result.stdout
+    greedy, cocoa_sig = expected(engine, "greedy", "cocoa-sig")
+    assert ("{" in result.stdout) == (greedy.text != cocoa_sig.text)
+    for span in cocoa_sig.spans:
+        for candidate in span.candidates:
+            assert f"{candidate.score:.2f} " in result.stdout
+
+
+def test_page_of_a_comparison(cocoa: Cocoa, engine: CocoaEngine, tmp_path: Path) -> None:
+    page = tmp_path / "answers.html"
+    page.write_text("an older one")
+    assert cocoa("compare", SKY, "--html", str(page), *SHORT).exit_code == 0
+    greedy, cocoa_sig = expected(engine, "greedy", "cocoa-sig")
+    assert page.read_text(encoding="utf-8") == greedy.to_html(compared=[cocoa_sig], title=SKY)
+    assert cocoa("ask", SKY, "--html", str(page), *SHORT).stdout == cocoa_sig.text + "\n"
+    assert page.read_text(encoding="utf-8") == cocoa_sig.to_html(title=SKY)
+
+
+@pytest.mark.parametrize("json", [False, True])
+def test_complete_answers_survive_an_interrupt(
+    cocoa: Cocoa, engine: CocoaEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, json: bool
+) -> None:
+    stream, page = engine.stream_chat, tmp_path / "page.html"
+
+    def until_ctrl_c(messages: Any, *, config: CocoaConfig, **options: Any) -> Any:
+        if config.method == "cocoa":
+            raise KeyboardInterrupt
+        return stream(messages, config=config, **options)
+
+    monkeypatch.setattr(engine, "stream_chat", until_ctrl_c)
+    options = [SKY, *SHORT, "--html", str(page), *(["--json"] if json else [])]
+    (greedy,) = expected(engine, "greedy")
+    compared = cocoa("compare", "--methods", "greedy,cocoa", *options)
+    assert compared.exit_code == 130
+    assert "1 of 2 answers were complete" in compared.stderr
+    assert page.read_text(encoding="utf-8") == greedy.to_html(title=SKY)
+    if json:
+        assert TypeAdapter(list[Generation]).validate_json(compared.stdout) == [greedy]
+    else:
+        assert greedy.text in re.sub(r"\[(.*?)\|\d\]", r"\1", " ".join(compared.stdout.split()))
+
+
+def test_nothing_is_shown_where_no_answer_was_complete(
+    cocoa: Cocoa, engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ctrl_c(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "stream_chat", ctrl_c)
+    result = cocoa("compare", SKY, *SHORT)
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert "no answer was complete" in result.stderr

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from cocoa_engine.cli.app import app
+from tests.helpers.cocoa import Cocoa
 
 ASK, SCORE, ROWS = ["ask", "Who?"], ["score", "--prompt", "a"], ["score", "--rows", "{answers}"]
 COMPARE, BENCH, DATA = ["compare", "Who?"], ["bench"], ["--data", "{answers}"]
@@ -88,7 +88,7 @@ UNWRITABLE = "/no/such/folder/x cannot be written"
     ],
 )
 def test_bad_input_is_one_line_before_any_work(
-    cocoa: Callable[..., Result],
+    cocoa: Cocoa,
     loads: list[object],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -96,9 +96,7 @@ def test_bad_input_is_one_line_before_any_work(
     words: str,
 ) -> None:
     files = {name: tmp_path / f"{name}.jsonl" for name in ("answers", "empty")}
-    rows = [
-        {"id": str(number), "prompt": "Is it?", "text": f"Yes, {number}.", "label": number > 0} for number in range(2)
-    ]
+    rows = [{"id": text, "prompt": "Is it?", "text": text, "label": text == "No."} for text in ("Yes.", "No.")]
     files["answers"].write_text("\n".join(map(json.dumps, rows)))
     files["empty"].write_text(" \n")
     monkeypatch.setenv("COLUMNS", "1000")
@@ -108,12 +106,12 @@ def test_bad_input_is_one_line_before_any_work(
 
 
 @pytest.mark.parametrize("stdin", ["", "  \n", b"\xff\xfe\x00"])
-def test_bad_stdin(cocoa: Callable[..., Result], loads: list[object], stdin: str | bytes) -> None:
+def test_bad_stdin(cocoa: Cocoa, loads: list[object], stdin: str | bytes) -> None:
     assert_refused(cocoa("ask", stdin=stdin), "the question is")
     assert loads == []
 
 
-def test_bad_input_that_the_engine_finds(cocoa: Callable[..., Result]) -> None:
+def test_bad_input_that_the_engine_finds(cocoa: Cocoa) -> None:
     for prompt, text in (("The capital of France is", ""), ("", " Paris.")):
         assert_refused(cocoa("score", "--prompt", prompt, "--text", text), "")
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from typer.testing import Result
 
 from cocoa_engine import CocoaEngine, Generation
+from tests.helpers.cocoa import Cocoa
 from tests.helpers.reasoning_models import PLAIN
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
-
-Cocoa = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ from cocoa_engine.lab.forced import KeptProfile, ProfileCache, force
 from cocoa_engine.lab.measured import labelled_features
 from cocoa_engine.scoring.text_profile import Profiler
 from tests.helpers.alike import near
+from tests.helpers.cocoa import Cocoa
 from tests.helpers.rivals import heads_file
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
@@ -41,9 +42,7 @@ class Commands:
         unfinished: the folder of the unfinished commands. It does not exist yet.
     """
 
-    def __init__(
-        self, cocoa: Callable[..., Result], data: dict[str, Path], folder: Path, patch: pytest.MonkeyPatch
-    ) -> None:
+    def __init__(self, cocoa: Cocoa, data: dict[str, Path], folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.run, self.data, self.prompts, self.until = cocoa, data, 0, 10**6
         self.unfinished = folder / "own" / "unfinished"
         patch.setenv("COCOA_CACHE_DIR", str(folder / "own"))
@@ -74,9 +73,7 @@ class Commands:
 
 
 @pytest.fixture
-def commands(
-    tiny_cocoa: Callable[..., Result], data: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Commands:
+def commands(tiny_cocoa: Cocoa, data: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
     return Commands(tiny_cocoa, data, tmp_path, monkeypatch)
 
 

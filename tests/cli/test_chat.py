@@ -22,14 +22,15 @@ from cocoa_engine import CocoaEngine, Generation
 from cocoa_engine.cli.app import app
 from cocoa_engine.rendering.terminal import check_list
 from cocoa_engine.rendering.wording import NOT_CALIBRATED, finding, verdict
+from tests.helpers.cocoa import Cocoa
 from tests.helpers.obedient import Wavers, wavering
 from tests.helpers.processes import read_terminal
 from tests.helpers.reasoning_models import PLAIN, Says, reasoning_engine
 
-Cocoa = Callable[..., Result]
 Terminal = Callable[..., str]
 
 SHORT = ("--max-new-tokens", "12")
+TEXT = "Paris has 2148000 inhabitants."
 USER = [{"role": "user", "content": "Who?"}]
 
 
@@ -73,15 +74,13 @@ def says(model: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> Callable[..., N
 
     def choose(text: str, processor: Says | None = None) -> None:
         stream_chat = CocoaEngine.stream_chat
-        forced = wavering(model, text)
-        forced.update({} if processor is None else {"logits_processor": [processor]})
+        forced = wavering(model, text) | ({} if processor is None else {"logits_processor": [processor]})
+
+        processors = forced.pop("logits_processor")
 
         def chosen(engine: CocoaEngine, messages: Any, *, config: Any, **options: Any) -> Any:
-            settings = {name: value for name, value in forced.items() if name != "logits_processor"}
-            processors = forced["logits_processor"]
-            return stream_chat(
-                engine, messages, config=config.replace(**settings), logits_processor=processors, **options
-            )
+            config = config.replace(**forced)
+            return stream_chat(engine, messages, config=config, logits_processor=processors, **options)
 
         monkeypatch.setattr(CocoaEngine, "stream_chat", chosen)
 
@@ -146,14 +145,12 @@ def test_piped_questions_are_turns_of_one_chat(cocoa: Cocoa, model: CocoaEngine,
     assert "\x1b" not in result.stdout
 
 
-def test_the_settings_and_the_system_message_are_those_of_ask(cocoa: Cocoa, calls: list[dict[str, Any]]) -> None:
+def test_settings_the_system_message_and_another_method(cocoa: Cocoa, calls: list[dict[str, Any]]) -> None:
     result = cocoa("Who?", args=["--system", "Be brief.", "--max-new-tokens", "3", "--alpha", "1.5"])
     assert result.exit_code == 0, result.output
     assert calls[0]["messages"] == [{"role": "system", "content": "Be brief."}, *USER]
     assert (calls[0]["config"].max_new_tokens, calls[0]["config"].alpha) == (3, 1.5)
-
-
-def test_another_method(cocoa: Cocoa, calls: list[dict[str, Any]]) -> None:
+    calls.clear()
     result = cocoa("/method", "Who?", "/method greedy", "Who?", "/method gredy", "Who?")
     assert [call["config"].method for call in calls] == ["cocoa-sig", "greedy"]
     assert "Method: cocoa-sig. Others: greedy, cocoa, dola," in result.stdout
@@ -163,8 +160,8 @@ def test_another_method(cocoa: Cocoa, calls: list[dict[str, Any]]) -> None:
 
 
 def test_why_lists_what_to_check(cocoa: Cocoa, model: CocoaEngine, says: Callable[..., None]) -> None:
-    says("Paris has 2148000 inhabitants.")
-    expected = model.chat(USER, **wavering(model, "Paris has 2148000 inhabitants."))
+    says(TEXT)
+    expected = model.chat(USER, **wavering(model, TEXT))
     result = cocoa("/why", "Who?", "/why", args=())
     assert result.stdout.startswith("There is no answer yet.\n")
     listed = check_list(expected.check_these()).plain
@@ -173,17 +170,15 @@ def test_why_lists_what_to_check(cocoa: Cocoa, model: CocoaEngine, says: Callabl
     assert "|3]" in result.stdout  # the claims are marked in the text
 
 
-def test_reset_forgets_the_turns(cocoa: Cocoa, calls: list[dict[str, Any]], tmp_path: Path) -> None:
-    (tmp_path / "passage.txt").write_text("Rome is old.")
-    result = cocoa("Who?", f"/source {tmp_path / 'passage.txt'}", "/reset", "Who?", "/reset", "/why")
-    assert [call["messages"] for call in calls] == [USER, USER]
-    assert calls[1]["source"] is None
-    assert result.stdout.endswith("A new chat.\n\nThere is no answer yet.\n\n")
-
-
-def test_a_file_is_put_before_the_next_question(cocoa: Cocoa, calls: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_a_file_is_put_before_the_next_question_and_a_reset_forgets_it(
+    cocoa: Cocoa, calls: list[dict[str, Any]], tmp_path: Path
+) -> None:
     file = tmp_path / "passage.txt"
     file.write_text("Rome is old.\n")
+    result = cocoa("Who?", f"/source {file}", "/reset", "Who?", "/reset", "/why")
+    assert [(call["messages"], call["source"]) for call in calls] == [(USER, None)] * 2
+    assert result.stdout.endswith("A new chat.\n\nThere is no answer yet.\n\n")
+    calls.clear()
     result = cocoa(f"/source {file}", "/source", f"/source {file}", "Who?", "When?", "/source no/such/file")
     assert "1 file taken back." in result.stdout
     assert f"The next question begins with {file} (12 characters)." in result.stdout
@@ -230,7 +225,7 @@ def test_control_characters_are_shown_escaped(cocoa: Cocoa, says: Callable[..., 
 
 
 def test_an_answer_is_coloured_while_it_grows(terminal: Terminal, says: Callable[..., None]) -> None:
-    says("Paris has 2148000 inhabitants.")
+    says(TEXT)
     shown = terminal("Who?", args=())
     whole = shown.rindex("Not calibrated")
     assert "/help lists the commands" in shown[:whole]
@@ -267,15 +262,14 @@ class Interrupts(Wavers):
 def test_ctrl_c_stops_the_answer_and_keeps_the_chat(
     terminal: Terminal, says: Callable[..., None], model: CocoaEngine, calls: list[dict[str, Any]]
 ) -> None:
-    text = "Paris has 2148000 inhabitants."
     Interrupts.pressed = False
-    says(text, Interrupts(model, text))
+    says(TEXT, Interrupts(model, TEXT))
     shown = terminal("Who?", "/why", "And when?", args=())
     stopped = re.search(r"Stopped after (\d) spans\.", shown)
     assert stopped
     kept = calls[1]["messages"][1]["content"]
-    assert text.startswith(kept)
-    assert 0 < len(kept) < len(text)
+    assert TEXT.startswith(kept)
+    assert 0 < len(kept) < len(TEXT)
     assert "Check these" in shown  # of the part that was decoded
     assert "inhabitants" in shown[stopped.end() :]  # the next answer is complete
     assert model.session.scheduler.running == 0
@@ -297,10 +291,9 @@ def test_sigterm_ends_the_chat(
     terminal: Terminal, says: Callable[..., None], model: CocoaEngine, monkeypatch: pytest.MonkeyPatch, answers: bool
 ) -> None:
     """While it answers, and while it waits for a question."""
-    text = "Paris has 2148000 inhabitants."
     monkeypatch.setattr(Interrupts, "pressed", False)
     monkeypatch.setattr(Interrupts, "number", signal.SIGTERM)
-    says(text, Interrupts(model, text))
+    says(TEXT, Interrupts(model, TEXT))
     if not answers:
         monkeypatch.setattr("builtins.input", lambda _: signal.raise_signal(signal.SIGTERM))
     before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("it would end the process"))
@@ -314,7 +307,6 @@ def test_sigterm_ends_the_chat(
 
 @pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_in_a_pipe_ends_the_chat(cocoa: Cocoa, says: Callable[..., None], model: CocoaEngine) -> None:
-    text = "Paris has 2148000 inhabitants."
     Interrupts.pressed = False
-    says(text, Interrupts(model, text))
+    says(TEXT, Interrupts(model, TEXT))
     assert cocoa("Who?", "And when?", args=()).exit_code == 130

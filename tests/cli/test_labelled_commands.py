@@ -6,37 +6,34 @@ import builtins
 import json
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import Result
 
 from cocoa_engine import CalibrationError, CalibrationWarning, CocoaEngine, FitSettings, RiskCalibrator, fit_calibrator
 from cocoa_engine.cli.app import run
 from cocoa_engine.lab.data import read_labelled
 from cocoa_engine.risk.fitted import Rule
+from tests.helpers.cocoa import Cocoa
 from tests.helpers.made_up_risk import fitted
 
 pytestmark = pytest.mark.usefixtures("divided_once")
-
-Cocoa = Callable[..., Result]
 
 CAPITALS = {
     "France": "Paris", "Italy": "Rome", "Spain": "Madrid", "Japan": "Tokyo", "Egypt": "Cairo", "Greece": "Athens",
     "Austria": "Vienna", "Russia": "Moscow", "China": "Beijing", "Peru": "Lima", "Cuba": "Havana", "Iraq": "Baghdad",
 }  # fmt: skip
+CITIES = list(CAPITALS.values())
 
 
 @pytest.fixture
 def answers(tmp_path: Path) -> Path:
     """One true and one false answer to each question, labelled as a whole."""
-    cities = list(CAPITALS.values())
     rows = []
     for number, (country, city) in enumerate(CAPITALS.items()):
         prompt = f"Question: What is the capital of {country}?\nAnswer:"
-        for label, text in ((False, city), (True, cities[number - 5])):
+        for label, text in ((False, city), (True, CITIES[number - 5])):
             rows.append({"id": f"{country}{label}", "prompt": prompt, "text": f"{text}.", "label": label})
     return write(tmp_path / "answers.jsonl", rows)
 
@@ -44,10 +41,9 @@ def answers(tmp_path: Path) -> Path:
 @pytest.fixture
 def parts(tmp_path: Path) -> Path:
     """Answers with a wrong city in the midst of a sentence, labelled by character."""
-    cities = list(CAPITALS.values())
     rows = []
     for number, country in enumerate(CAPITALS):
-        before, wrong = f"The capital of {country} is ", cities[number - 5]
+        before, wrong = f"The capital of {country} is ", CITIES[number - 5]
         spans = [[len(before), len(before) + len(wrong)]]
         prompt = "Question: Tell me of a capital.\nAnswer:"
         text = f"{before}{wrong}, of course."
@@ -118,11 +114,10 @@ def test_one_prompt_alone_has_no_intervals(cocoa: Cocoa, parts: Path, tmp_path: 
 @pytest.mark.usefixtures("undrawn")
 def test_signal_of_what_a_source_changes(cocoa: Cocoa, tmp_path: Path, parts: Path) -> None:
     """Sources that name another city than the answer: what the source says is lifted, the rest is not."""
-    cities = list(CAPITALS.values())
     rows = []
     for number, country in enumerate(CAPITALS):
-        source = f"The capital of {country} is {cities[number - 3]}."
-        for place, city in enumerate((cities[number - 3], cities[number - 5])):
+        source = f"The capital of {country} is {CITIES[number - 3]}."
+        for place, city in enumerate((CITIES[number - 3], CITIES[number - 5])):
             text = f"The capital of {country} is {city}."
             start = text.index(city)
             row = {"id": f"{country}{place}", "prompt": f"Passage: {source}\n\nSummary:", "text": text}
@@ -324,9 +319,8 @@ def test_a_warning_of_ours_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("undrawn")
 def test_calibrate_on_the_models_own_answers(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
     """Of half of the questions the known answer is another city: the model cannot be right."""
-    cities = list(CAPITALS.values())
     rows = [
-        {"question": f"What is the capital of {country}?", "answers": [city if number % 2 else cities[number - 5]]}
+        {"question": f"What is the capital of {country}?", "answers": [city if number % 2 else CITIES[number - 5]]}
         for number, (country, city) in enumerate(CAPITALS.items())
     ]
     questions = write(tmp_path / "questions.jsonl", rows)

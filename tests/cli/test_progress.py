@@ -19,7 +19,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from typer.testing import Result
 
 from cocoa_engine import CocoaEngine, Span, SpanStream
 from cocoa_engine.cli import progress as module
@@ -29,9 +28,8 @@ from cocoa_engine.cli.progress import Progress, Stage, _duration
 from cocoa_engine.errors import ModelLoadError
 from cocoa_engine.execution.backends import shared_cache
 from cocoa_engine.lab import heads as lab_heads
+from tests.helpers.cocoa import Cocoa
 from tests.helpers.processes import read_terminal
-
-Cocoa = Callable[..., Result]
 
 LINE = re.compile(r"(\d[\d,]* of \d[\d,]* [a-z][a-z0-9 ]*|[a-z].*), (\d+ h )?\d+ (s|min) (left|so far)")
 """A line after the name of the command."""

@@ -4,32 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from cocoa_engine import CocoaConfig, CocoaEngine
-from cocoa_engine.cli.app import app
 from cocoa_engine.cli.prompting import require_chat
 from cocoa_engine.errors import ConfigError, DataError
-from cocoa_engine.lab.stopping import (
-    SHARES,
-    Answer,
-    Count,
-    by_answer,
-    by_default,
-    by_span,
-    measure,
-    read_own_prompts,
-    suggested,
-)
+from cocoa_engine.lab import stopping
+from cocoa_engine.lab.stopping import SHARES, Answer, Count, by_default, measure, read_own_prompts, suggested
 from tests.helpers.alike import near
-from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
-
-Cocoa = Callable[..., Result]
+from tests.helpers.cocoa import Cocoa
 
 MEASURED = [
     {"text": "Paris.", "spans": [{"text": "Paris", "risk": 0.2}, {"text": ".", "risk": 0.1}], "answers": ["Paris"]},
@@ -40,27 +26,18 @@ MEASURED = [
 ]
 
 
-@pytest.fixture
-def cocoa(monkeypatch: pytest.MonkeyPatch) -> Cocoa:
-    """Runs ``cocoa`` in this process, on a tiny model."""
-    tiny = CocoaEngine(tiny_model("llama", seed=6), tiny_tokenizer(), model_name="tiny")
-    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **__: tiny)
-    monkeypatch.setenv("COLUMNS", "120")
-    return lambda *args: CliRunner().invoke(app, list(args), prog_name="cocoa")
-
-
 def written(path: Path, rows: list[dict[str, object]]) -> str:
     path.write_text("\n".join(map(json.dumps, rows)))
     return str(path)
 
 
-def test_answers_that_were_measured_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_that_were_measured_before(tiny_cocoa: Cocoa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_model(*_: object, **__: object) -> CocoaEngine:
         raise AssertionError("a model was loaded")
 
     monkeypatch.setattr(CocoaEngine, "from_pretrained", no_model)
     file = written(tmp_path / "answers.jsonl", MEASURED)
-    result = CliRunner().invoke(app, ["threshold", "--prompts", file, "--at", "0.5", "--json"])
+    result = tiny_cocoa("threshold", "--prompts", file, "--at", "0.5", "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found["answers"] == 5
@@ -71,15 +48,15 @@ def test_answers_that_were_measured_before(tmp_path: Path, monkeypatch: pytest.M
     assert row["wrong_passed"] == {"number": 1, "of": 2}
     (row,) = found["answer"]
     assert (row["answers"], row["wrong_passed"]) == ({"number": 1, "of": 2}, {"number": 1, "of": 2})
-    shown = " ".join(CliRunner().invoke(app, ["threshold", "--prompts", file, "--at", "0.5"]).stdout.split())
+    shown = " ".join(tiny_cocoa("threshold", "--prompts", file, "--at", "0.5").stdout.split())
     assert "60% (3 of 5)" in shown
     assert "2 of 4 answers with a known answer are wrong" in shown
 
 
-def test_prompts_are_answered(cocoa: Cocoa, tmp_path: Path) -> None:
+def test_prompts_are_answered(tiny_cocoa: Cocoa, tmp_path: Path) -> None:
     rows: list[dict[str, object]] = [{"question": f"Who is {name}?", "answer": "nobody"} for name in "abc"]
     file = written(tmp_path / "prompts.jsonl", [*rows, {"prompt": "Hello"}])
-    result = cocoa("threshold", "--prompts", file, "--max-new-tokens", "4", "--json")
+    result = tiny_cocoa("threshold", "--prompts", file, "--max-new-tokens", "4", "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found["answers"] == 4
@@ -88,27 +65,27 @@ def test_prompts_are_answered(cocoa: Cocoa, tmp_path: Path) -> None:
         assert row["answers"]["number"] <= share * 4
         assert row["wrong_passed"]["of"] == 3
     (tmp_path / "prompts.txt").write_text("Hello\n\nGood day\n")
-    shown = cocoa("threshold", "--prompts", str(tmp_path / "prompts.txt"), "--max-new-tokens", "4").stdout
+    shown = tiny_cocoa("threshold", "--prompts", str(tmp_path / "prompts.txt"), "--max-new-tokens", "4").stdout
     assert "2 answers" in shown
     assert "right" not in shown
 
 
-def test_the_first_row_is_the_default(cocoa: Cocoa, tmp_path: Path) -> None:
+def test_the_first_row_is_the_default(tiny_cocoa: Cocoa, tmp_path: Path) -> None:
     rows = [{**row, "threshold": 0.6, "answer_threshold": 0.5 + number / 10} for number, row in enumerate(MEASURED[:4])]
     for row in rows:
         row["spans"] = [{**span, "flagged": span["risk"] >= 0.6} for span in row["spans"]]  # type: ignore[attr-defined]
     file = written(tmp_path / "answers.jsonl", rows)
-    found = json.loads(cocoa("threshold", "--prompts", file, "--at", "0.3", "--json").stdout)["default"]
+    found = json.loads(tiny_cocoa("threshold", "--prompts", file, "--at", "0.3", "--json").stdout)["default"]
     assert found["span"]["threshold"] == 0.6
     assert found["span"]["answers"] == {"number": 2, "of": 4}
     assert found["span"]["spans"] == {"number": 2, "of": 5}
     assert found["span"]["right_stopped"] == {"number": 1, "of": 2}
     assert found["answer"]["threshold"] is None  # the answers have different ones
     assert found["answer"]["answers"] == {"number": 1, "of": 2}
-    shown = cocoa("threshold", "--prompts", file, "--at", "0.3").stdout
+    shown = tiny_cocoa("threshold", "--prompts", file, "--at", "0.3").stdout
     assert "default 0.6000" in shown
     assert "compares the risk of whole answers with the default" in " ".join(shown.split())
-    without = json.loads(cocoa("threshold", "--prompts", written(tmp_path / "a.jsonl", MEASURED), "--json").stdout)
+    without = json.loads(tiny_cocoa("threshold", "--prompts", written(tmp_path / "a.jsonl", MEASURED), "--json").stdout)
     assert without["default"] == {"span": None, "answer": None}
 
 
@@ -158,7 +135,7 @@ def test_lines_with_and_without_a_context_have_risks_of_one_kind(engine: CocoaEn
 
 
 def test_an_interrupted_command_shows_the_answers_so_far(
-    cocoa: Cocoa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_cocoa: Cocoa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answered: list[int] = []
     generate_batch = CocoaEngine.generate_batch
@@ -171,11 +148,11 @@ def test_an_interrupted_command_shows_the_answers_so_far(
 
     monkeypatch.setattr(CocoaEngine, "generate_batch", until_ctrl_c)
     (tmp_path / "prompts.txt").write_text("\n".join(f"Hello {number}" for number in range(200)))
-    result = cocoa("threshold", "--prompts", str(tmp_path / "prompts.txt"), "--max-new-tokens", "1", "--json")
+    result = tiny_cocoa("threshold", "--prompts", str(tmp_path / "prompts.txt"), "--max-new-tokens", "1", "--json")
     assert result.exit_code == 130
     assert 0 < json.loads(result.stdout)["answers"] == answered[0] < 200
     assert f"{answered[0]} of 200 were done; the output is of these" in " ".join(result.stderr.split())
-    nothing = cocoa("threshold", "--prompts", str(tmp_path / "prompts.txt"), "--json")
+    nothing = tiny_cocoa("threshold", "--prompts", str(tmp_path / "prompts.txt"), "--json")
     assert (nothing.exit_code, nothing.stdout) == (130, "")
     assert "there is no output" in nothing.stderr
 
@@ -198,8 +175,8 @@ def test_suggested_thresholds_stop_at_most_their_share() -> None:
     assert suggested([math.inf] * 4) == []
     assert suggested([]) == []
     answer = Answer(())
-    assert by_span([answer], [0.5])[0].answers == Count(0, 1)
-    assert by_answer([answer], [0.5]) == []
+    assert stopping.by_span([answer], [0.5])[0].answers == Count(0, 1)
+    assert stopping.by_answer([answer], [0.5]) == []
 
 
 @pytest.mark.parametrize(
@@ -222,31 +199,28 @@ def test_bad_files(line: str, words: str, tmp_path: Path) -> None:
         read_own_prompts(tmp_path / "bad.jsonl")
 
 
-def test_bad_thresholds(cocoa: Cocoa, tmp_path: Path) -> None:
-    result = cocoa("threshold", "--prompts", written(tmp_path / "a.jsonl", MEASURED), "--at", "0.5,high")
-    assert result.exit_code == 2
-    assert "--at takes numbers" in result.stderr
-
-
-def test_the_source_of_the_risk_decides_what_thresholds_are_possible(cocoa: Cocoa, tmp_path: Path) -> None:
+def test_the_source_of_the_risk_decides_what_thresholds_are_possible(tiny_cocoa: Cocoa, tmp_path: Path) -> None:
     source = {"risk_source": "token_probability"}
     own = [{**row, **source} for row in MEASURED]
     file = written(tmp_path / "own.jsonl", own)
-    found = json.loads(cocoa("threshold", "--prompts", file, "--json").stdout)
+    found = json.loads(tiny_cocoa("threshold", "--prompts", file, "--json").stdout)
     assert found["risk_source"] == "token_probability"
     assert all(0 <= row["threshold"] <= 1 for row in found["span"])
-    assert "how unsure the model was" in cocoa("threshold", "--prompts", file).stdout
-    refused = cocoa("threshold", "--prompts", file, "--at", "1.2")
+    assert "how unsure the model was" in tiny_cocoa("threshold", "--prompts", file).stdout
+    refused = tiny_cocoa("threshold", "--prompts", file, "--at", "1.2")
     assert refused.exit_code == 2
     assert "thresholds in [0, 1]" in " ".join(refused.stderr.split())
     mixed = written(tmp_path / "mixed.jsonl", [*own, {**MEASURED[0], "risk_source": "f_mlds"}])
-    assert "different sources" in cocoa("threshold", "--prompts", mixed).stderr
+    assert "different sources" in tiny_cocoa("threshold", "--prompts", mixed).stderr
+    refused = tiny_cocoa("threshold", "--prompts", file, "--at", "0.5,high")
+    assert refused.exit_code == 2
+    assert "--at takes numbers" in refused.stderr
 
 
-def test_the_raw_mlds_has_other_thresholds(cocoa: Cocoa, tmp_path: Path) -> None:
+def test_the_raw_mlds_has_other_thresholds(tiny_cocoa: Cocoa, tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("Hello\n")
     asked = ["threshold", "--prompts", str(tmp_path / "prompts.txt"), "--max-new-tokens", "4", "--at", "1.2", "--json"]
-    assert "thresholds in [0, 1]" in " ".join(cocoa(*asked).stderr.split())
-    raw = cocoa(*asked, "--risk", "f_mlds")
+    assert "thresholds in [0, 1]" in " ".join(tiny_cocoa(*asked).stderr.split())
+    raw = tiny_cocoa(*asked, "--risk", "f_mlds")
     assert raw.exit_code == 0, raw.output
     assert json.loads(raw.stdout)["risk_source"] == "f_mlds"

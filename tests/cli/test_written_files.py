@@ -18,18 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import Result
 
 from cocoa_engine import CocoaEngine, RiskCalibrator, SpanStream
 from cocoa_engine.cli.output import reserved
 from cocoa_engine.errors import ConfigError, OutputError
 from cocoa_engine.lab.fit_calibrator import verdict
 from cocoa_engine.output_files import append, draft_of, locked, open_in_place, require_writable, write_file
+from tests.helpers.cocoa import Cocoa
 from tests.helpers.made_up_risk import fitted, labelled_items, risk
 from tests.helpers.mutations import outcome
 from tests.helpers.processes import limited
-
-Cocoa = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")
@@ -180,12 +178,6 @@ def test_a_full_disk_is_told(tmp_path: Path, write: Callable[[Path, bytes], Any]
         write(file, bytes(1000))
     assert file.read_bytes()[:4] == b"kept"
     assert [each.name for each in tmp_path.iterdir()] == ["a"]
-
-
-def test_what_is_no_file_is_written_to() -> None:
-    require_writable(Path(os.devnull))
-    write_file(Path(os.devnull), "text")
-    assert Path(os.devnull).is_char_device()
 
 
 def _hold(path: Path, ready: Any, done: Any) -> None:
@@ -495,16 +487,16 @@ def test_a_pipe_is_not_opened_before_it_is_written(pipe: Path, tmp_path: Path) -
     assert read == [b"text"]
     assert [each.name for each in tmp_path.iterdir()] == ["pipe.jsonl"]
     assert pipe.is_fifo()
-
-
-@posix
-def test_a_file_that_grows_is_no_pipe(pipe: Path) -> None:
+    # a file that grows is no pipe
     for work in (lambda: append(pipe, b"x"), lambda: open_in_place(pipe)):
         assert isinstance(within_limit(work), ConfigError)
 
 
 @posix
-def test_a_folder_and_a_socket_are_refused_as_files(tmp_path: Path) -> None:
+def test_a_device_is_written_to_and_a_folder_and_a_socket_are_refused(tmp_path: Path) -> None:
+    require_writable(Path(os.devnull))
+    write_file(Path(os.devnull), "text")
+    assert Path(os.devnull).is_char_device()
     with pytest.raises(ConfigError, match="cannot be written"):
         require_writable(tmp_path)
     with pytest.raises(OutputError, match="cannot be written"):
@@ -538,7 +530,7 @@ WRITE = "require_writable(Path({0!r}))\nwith locked(Path({0!r})): write_file(Pat
 
 @posix
 @pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="there is no /dev/stdout")
-def test_the_standard_output_is_written_wherever_it_leads(tmp_path: Path, pipe: Path) -> None:
+def test_the_standard_output_and_descriptors_are_written_wherever_they_lead(tmp_path: Path, pipe: Path) -> None:
     """To a pipe, a socket, a file that has lines already, and one that was removed."""
     code = "print('first', flush=True)\n" + WRITE.format("/dev/stdout") + "print('last')"
     assert run_cocoa(code, stdout=subprocess.PIPE).stdout == b"first\ntextlast\n"
@@ -554,13 +546,9 @@ def test_the_standard_output_is_written_wherever_it_leads(tmp_path: Path, pipe: 
     with ours, theirs:
         run_cocoa(code, stdout=theirs)
         assert ours.recv(100) == b"first\ntextlast\n"
-
-
-@posix
-@pytest.mark.skipif(not Path("/dev/fd").exists(), reason="there is no /dev/fd")
-def test_a_descriptor_is_written(tmp_path: Path) -> None:
-    """As of `>(process substitution)` and `3>file` in a shell."""
-    read, write = os.pipe()
+    if not Path("/dev/fd").exists():
+        return
+    read, write = os.pipe()  # as of `>(process substitution)` and `3>file` in a shell
     run_cocoa(WRITE.format(f"/dev/fd/{write}"), pass_fds=[write])
     os.close(write)
     with open(read, "rb") as pipe:

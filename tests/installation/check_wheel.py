@@ -203,12 +203,7 @@ class Environment:
         )
 
     def run(self, *command: str, fails: bool = False) -> str:
-        """What a command prints. It runs outside of the clone, with one thread, and without any model hub.
-
-        Args:
-            command: the program and its arguments.
-            fails: whether it is to fail; then it is the error that is returned.
-        """
+        """What a command prints, or its error if it is to fail. It runs outside of the clone, without any model hub."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
@@ -224,14 +219,11 @@ class Environment:
         """Run a Python program."""
         return self.run(str(self.python), "-c", program)
 
-    def visible(self) -> set[str]:
-        """Which of the optional modules can be found."""
-        return set(json.loads(self.call(VISIBLE)))
-
 
 def check_base(base: Environment, wheel: Path) -> None:
     """Without extras: the engine and the command line."""
-    assert not base.visible(), f"{wheel.name} without extras brings {base.visible()}"
+    visible = set(json.loads(base.call(VISIBLE)))
+    assert not visible, f"{wheel.name} without extras brings {visible}"
     cocoa = str(base.folder / "bin" / "cocoa")
     version = wheel.name.split("-")[1]
     assert version in base.run(cocoa, "--version"), f"cocoa --version is not {version}"
@@ -252,7 +244,8 @@ def check_extra(extra: str, folder: Path, base: Environment, wheel: Path) -> tup
     environment = Environment(folder / extra, base)
     environment.install(f"cocoa-integrations[{extra}] @ {wheel.as_uri()}")
     expected = {module for module, extras in OPTIONAL.items() if extra in extras}
-    assert environment.visible() == expected, f"[{extra}] brings {environment.visible()}, not {expected}"
+    visible = set(json.loads(environment.call(VISIBLE)))
+    assert visible == expected, f"[{extra}] brings {visible}, not {expected}"
     environment.call(CALLS[extra])
     return environment, time.perf_counter() - began
 
@@ -269,16 +262,15 @@ def check_all(folder: Path, layers: list[Environment], wheel: Path) -> None:
             f"cocoa-integrations[all] @ {wheel.as_uri()}",
         )
     )
+
+    def canonical(name: str) -> str:  # as package indexes compare names
+        return re.sub(r"[-_.]+", "-", name).lower()
+
     wanted = {canonical(one["metadata"]["name"]) for one in report["install"]}
     # a package that several extras share may be there in a version that suits one of them only
     there = {canonical(one.name) for layer in layers for one in distributions(path=[str(layer.packages)])}
     missing = wanted - there - {"cocoa-integrations"}
     assert not missing, f"[all] brings more than its extras do: {missing}"
-
-
-def canonical(name: str) -> str:
-    """The name of a distribution as package indexes compare it."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import io
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
@@ -25,7 +26,8 @@ def colours(figure: Figure) -> int:
     file = io.BytesIO()
     figure.savefig(file, format="png")
     file.seek(0)
-    return len({tuple(pixel) for row in (imread(file) * 255).astype(int) for pixel in row})
+    pixels = (imread(file) * 255).astype(np.uint8)
+    return len(np.unique(pixels.reshape(-1, pixels.shape[2]), axis=0))
 
 
 @pytest.mark.parametrize(

@@ -166,8 +166,7 @@ def test_refused(folder: Path, tmp_path: Path, recorded: RuleJudge) -> None:
     assert not (folder / "factscore.jsonl").exists()
 
 
-def test_command(folder: Path, recorded: RuleJudge, entry_point: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(entry_point))
+def test_command(folder: Path, recorded: RuleJudge, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("langchain.chat_models.init_chat_model", lambda name, **_: recorded)
 
     def cocoa(*options: str) -> Any:

@@ -10,14 +10,12 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from sklearn.metrics import cohen_kappa_score
-from typer.testing import Result
 
 from cocoa_engine import CocoaConfig, CocoaEngine
 from cocoa_engine.errors import ConfigError, DataError
@@ -25,6 +23,7 @@ from cocoa_integrations.evaluation import TASKS, Arm, evaluate, load_samples
 from cocoa_integrations.evaluation.agreement import agreement, in_words, read_labels
 from cocoa_integrations.evaluation.judge import Judge, judge_run
 from cocoa_integrations.evaluation.prompts import QUESTIONS, yes_or_no
+from tests.helpers.cocoa import Cocoa
 from tests.helpers.eval_data import rows_of, write_truthfulqa
 from tests.helpers.judges import RuleJudge
 
@@ -217,14 +216,14 @@ def test_bad_requests(folder: Path, tmp_path: Path) -> None:
         judge_run(folder, judge)
 
 
-def test_command_with_an_unknown_judge(folder: Path, cocoa: Callable[..., Result]) -> None:
+def test_command_with_an_unknown_judge(folder: Path, cocoa: Cocoa) -> None:
     shown = cocoa("judge", folder, "--judge", "nobody:model")
     assert (shown.exit_code, shown.stderr.count("\n")) == (2, 1)
     assert "nobody" in shown.stderr
     assert not (folder / "judged.md").exists()
 
 
-def test_command(folder: Path, cocoa: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command(folder: Path, cocoa: Cocoa, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, Any]] = []
 
     def made(name: str, **options: Any) -> RuleJudge:

@@ -6,7 +6,6 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -33,11 +32,11 @@ from cocoa_integrations.evaluation import (
 from cocoa_integrations.evaluation.harness import new_run
 from cocoa_integrations.evaluation.tasks import Sample
 from tests.helpers.alike import near
+from tests.helpers.cocoa import Cocoa
 from tests.helpers.eval_data import TRUTHFULQA, rows_of, write_truthfulqa
 from tests.helpers.forward_passes import Pass, record
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
-Cocoa = Callable[..., Result]
 ARMS = [Arm("greedy"), Arm("cocoa-sig", "f_mlds", 2.5)]
 MC = TASKS["truthfulqa_mc"]
 

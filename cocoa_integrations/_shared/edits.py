@@ -32,8 +32,6 @@ class Change(NamedTuple):
     moved: Callable[..., list[Any]]
 
     def of_report(self, report: RiskReport) -> RiskReport:
-        """A copy of the report with the offsets of everything in it moved."""
-
         def moved(entries: Mapping[str, Any]) -> dict[str, Any]:
             return dict(zip(entries, self.moved(entries.values()), strict=True))
 
@@ -50,7 +48,6 @@ class Change(NamedTuple):
 
 
 def is_replaced(report: RiskReport) -> bool:
-    """Whether the whole answer was replaced by another text."""
     return any(edit.text is not None and edit.was is None for edit in report.edits)
 
 
@@ -225,7 +222,6 @@ class EditedText:
         return originals
 
     def _has(self, start: int, text: str) -> bool:
-        """Whether a text stands at an offset of the original."""
         cut = max(self.begin - start, 0)
         return start >= 0 and self.original.startswith(text[cut:], start + cut - self.begin)
 

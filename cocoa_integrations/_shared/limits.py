@@ -21,8 +21,7 @@ Risky = SpanReport | Unit  # what is compared with a threshold
 Mark = str | Callable[[str, Risky], str]
 """How a risky span is marked: a template with ``{text}`` and ``{value}``, or a function of its text and the span."""
 
-MARK, ABSTENTION = "[[{text}]]", "I don't know."
-"""Defaults of a mark, and of the text that replaces an answer that is too risky."""
+MARK, ABSTENTION = "[[{text}]]", "I don't know."  # the defaults
 
 
 def require_known(name: str, value: Any, known: Any) -> None:
@@ -95,7 +94,6 @@ class Limit:
             )
 
     def metric_for(self, report: RiskReport) -> GateMetric:
-        """The value of an answer that is compared."""
         if self.metric == "answer_risk" and not report.has_answer_risk:
             raise ConfigError(
                 "this answer has no answer_risk, because its model has no calibrator for answers; fit one with `cocoa "
@@ -118,7 +116,6 @@ class Limit:
         return [(part, value) for part, value in measured if reaches(value, threshold)]
 
     def reached(self, report: RiskReport) -> bool:
-        """Whether an answer is too risky."""
         threshold = self.threshold_for(report)
         if self.metric_for(report) == "answer_risk":
             return reaches(self.value(report), threshold)
@@ -148,7 +145,6 @@ class Limit:
         return math.inf if default is None else float(default)
 
     def error(self, report: RiskReport) -> HallucinationRiskError:
-        """The error for an answer that is too risky."""
         value, threshold, metric = self.value(report), self.threshold_for(report), self.metric_for(report)
         named, source = "the answer", ""
         if metric != "answer_risk":
@@ -165,7 +161,6 @@ class Limit:
         )
 
     def gate(self, report: RiskReport, action: str) -> GateReport:
-        """The entry in a report about what was done with the answer."""
         unit = {} if self.unit == "span" else {"unit": self.unit}
         return GateReport(
             action=action,

@@ -28,18 +28,15 @@ from cocoa_integrations._shared.settings import FIELD_SYNONYMS
 from cocoa_integrations.langchain.answers import get_risk, text_and_risk
 from cocoa_integrations.langchain.callbacks import RiskCallbackHandler
 
-BUILDERS = frozenset({"bind_tools", "with_structured_output", "with_risk"})
-"""The methods of a model that make a runnable of it."""
-
+BUILDERS = frozenset({"bind_tools", "with_structured_output", "with_risk"})  # they make a runnable of a model
 _STRUCTURED = frozenset({"response_format", "ls_structured_output_format"})
-SUPERSEDES: Mapping[str, frozenset[str]] = {
+SUPERSEDES: Mapping[str, frozenset[str]] = {  # the options that a method, or one of structured output, sets itself
     "bind_tools": frozenset({"tools"}),
     "with_structured_output": _STRUCTURED,
     "json_schema": _STRUCTURED,
     "json_mode": _STRUCTURED,
     "function_calling": _STRUCTURED | {"tools", "tool_choice"},
 }
-"""The options that a method, or a method of structured output, sets itself."""
 
 
 def _composed(method: Callable[..., Any]) -> Any:
@@ -55,7 +52,6 @@ class Composable(Runnable[Any, Any]):
         """The model with the options of one call applied."""
 
     def bind(self, **kwargs: Any) -> Any:
-        """The model with options of every call."""
         return Composed(bound=self, kwargs=kwargs)
 
     def configurable_fields(self, **kwargs: Any) -> Any:
@@ -75,7 +71,6 @@ class Composed(RunnableBinding[Any, Any]):  # type: ignore[no-redef]
     """A model with what LangChain has put around it, which LangChain's own wrappers would leave out."""
 
     def bind(self, **kwargs: Any) -> Any:
-        """As in LangChain."""
         given = {_setting(name) for name in kwargs}
         before = {name: value for name, value in self.kwargs.items() if _setting(name) not in given}
         return self.model_copy(update={"kwargs": {**before, **kwargs}})
@@ -186,7 +181,6 @@ class LLMWithRisk(Runnable[LanguageModelInput, dict[str, Any]]):
     async def ainvoke(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """See :meth:`invoke`."""
         llm, prompt, options = self._asked(input, config, kwargs)
         [[answer]] = (await llm.agenerate_prompt([prompt], **options)).generations
         return dict(text_and_risk(answer.text, get_risk(answer)))
@@ -204,7 +198,6 @@ class LLMWithRisk(Runnable[LanguageModelInput, dict[str, Any]]):
     async def astream(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[dict[str, Any]]:
-        """See :meth:`stream`."""
         handler, config = _heard(config)
         async with aclosing(self.llm.astream(input, config, **_with_report(kwargs))) as texts:  # type: ignore[type-var]
             async for text in texts:
@@ -212,7 +205,6 @@ class LLMWithRisk(Runnable[LanguageModelInput, dict[str, Any]]):
         yield text_and_risk("", handler.reports[-1].without("run_id"))
 
     def _asked(self, given: LanguageModelInput, config: Any, options: dict[str, Any]) -> tuple[Any, Any, Any]:
-        """The model that a config chooses, the prompt, and the options of the call."""
         llm: Any = self.llm
         if isinstance(llm, _Fields):
             llm, config = llm.prepare(config)
@@ -222,12 +214,10 @@ class LLMWithRisk(Runnable[LanguageModelInput, dict[str, Any]]):
 
 
 def _with_report(options: dict[str, Any]) -> dict[str, Any]:
-    """The options of a call whose report is full, whatever ``risk_metadata`` is."""
     require_detail(options.get("risk_metadata"))
     return {**options, "risk_metadata": None}
 
 
 def _heard(config: RunnableConfig | None) -> tuple[RiskCallbackHandler, RunnableConfig]:
-    """A handler, and the config with it."""
     handler = RiskCallbackHandler()
     return handler, merge_configs(ensure_config(config), {"callbacks": [handler]})

@@ -95,7 +95,6 @@ def json_schema_of(schema: Any) -> dict[str, Any]:
 
 
 def as_tool(schema: Any) -> dict[str, Any]:
-    """A tool whose arguments are an object with the schema."""
     made = json_schema_of(schema)
     return openai_tool({"title": TITLE, **made} if made.keys() & _SAYS_WHAT_FITS else made)
 
@@ -134,7 +133,6 @@ class WholeJsonParser(BaseCumulativeTransformOutputParser[Any]):
         return validated(self.read, value)
 
     def parse(self, text: str) -> Any:
-        """Like :meth:`parse_result`, for a text."""
         return self.parse_result([Generation(text=text)])
 
 
@@ -163,7 +161,6 @@ class ArgumentsParser(JsonOutputKeyToolsParser):
 
 
 def validated(read: Callable[[str], Any] | None, value: Any) -> Any:
-    """The object that is made from a JSON value, or the value itself."""
     if read is None or value is None:
         return value
     text = json.dumps(value)

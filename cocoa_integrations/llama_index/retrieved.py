@@ -17,8 +17,7 @@ from cocoa_engine import CocoaEngine, ContextLift, Generation, PromptError, cont
 from cocoa_integrations._shared.citations import find_in
 from cocoa_integrations.llama_index.callbacks import Start, collected_nodes
 
-_MIN_RUN = 8
-"""A run of at least this many words that a prompt has in common with a node counts as part of the node."""
+_MIN_RUN = 8  # words in common with a node that count as part of it
 
 
 def add_nodes(nodes: Sequence[NodeWithScore]) -> None:
@@ -47,7 +46,6 @@ class PassagesOfCall:
         return [texts[number] for number in numbers] or None
 
     def forget(self) -> None:
-        """The prompt does not have the texts after all."""
         self.node_ids.clear()
 
 
@@ -73,7 +71,6 @@ class _NodesRetrieved(BaseEventHandler):
     """Tells the innermost collector which nodes a retriever has found."""
 
     def handle(self, event: BaseEvent, **options: Any) -> None:
-        """Add the nodes of a retrieval."""
         if isinstance(event, RetrievalEndEvent):
             add_nodes(event.nodes)
 

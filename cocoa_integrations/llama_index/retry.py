@@ -157,7 +157,6 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         return AsyncStreamingResponse(text(), response.source_nodes, response.metadata)
 
     async def _answer(self, query_bundle: QueryBundle, *, blocks: bool) -> RESPONSE_TYPE:
-        """The best response, with the history of all attempts."""
         tries = Tries[RESPONSE_TYPE](self._plan)
         for number in range(len(self._plan.steps)):
             engine, entry = self._engine(number)
@@ -218,7 +217,6 @@ def _without_duplicates(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
 
 
 def top_k_of(retriever: BaseRetriever) -> int | None:
-    """The ``similarity_top_k`` of a retriever, or ``None`` if it has none."""
     top_k = getattr(retriever, "similarity_top_k", None)
     return top_k if isinstance(top_k, int) else None
 

@@ -35,7 +35,6 @@ class CallFormat:
         return bool(self.opening) and not self.listed
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """One call as text."""
         call = json.dumps({"name": name, self.arguments: dict(arguments)}, ensure_ascii=False)
         return f"{self.opening}\n{call}\n{self.closing}" if self.tagged else f"[{call}]" if self.listed else call
 
@@ -143,7 +142,6 @@ SCHEMA = """Answer with one JSON object that fits this JSON schema, and with not
 
 
 def tools_text(tools: Sequence[Mapping[str, Any]]) -> str:
-    """The description of the tools and of the call format, for a system message."""
     shown = ("name", "description", "parameters")
     functions = [{key: tool["function"][key] for key in shown} for tool in tools]
     lines = [json.dumps({"type": "function", "function": each}, ensure_ascii=False) for each in functions]
@@ -151,7 +149,6 @@ def tools_text(tools: Sequence[Mapping[str, Any]]) -> str:
 
 
 def as_plain_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with their tool calls and results as text."""
     plain: list[dict[str, Any]] = []
     for is_result, turn in groupby(messages, lambda message: message["role"] == "tool"):
         if is_result:  # one message for all results of a turn: many templates require alternating roles

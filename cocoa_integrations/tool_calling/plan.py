@@ -57,7 +57,6 @@ class Plan:
 
     @property
     def style(self) -> CallFormat:
-        """The format in which calls are written."""
         return self._native or HERMES
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:

@@ -60,7 +60,6 @@ class Reading:
 
 
 _ARGUMENTS = ("arguments", "parameters")
-
 _IGNORED = ("id", "type")  # it gets an id of ours, and every call is one of a function
 _BETWEEN = " \t\r\n,;[]"  # besides text between two calls
 _CUT_OFF = "the answer ends before the call is complete: max_tokens, max_risk or a stop text cut it off"
@@ -240,7 +239,6 @@ class Members:
 
 
 def members_at(text: str, at: int) -> Members:
-    """Parse the object or list at an offset as far as possible."""
     members = Members()
     listed = text.startswith("[", at)
     closing = "]" if listed else "}"
@@ -341,7 +339,6 @@ def can_be_sent(value: Any) -> bool:
 
 
 def skip_space(text: str, at: int) -> int:
-    """The offset of the next character that is not JSON's whitespace."""
     while at < len(text) and text[at] in " \t\n\r":
         at += 1
     return at

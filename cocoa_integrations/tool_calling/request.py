@@ -57,7 +57,6 @@ class ToolRequest:
         return cls(*choice, bool(strict), parallel_tool_calls, *_schema(response_format))
 
     def __bool__(self) -> bool:
-        """Whether the request is not empty."""
         return bool(self.tools) or self.schema is not None
 
     @property
@@ -67,7 +66,6 @@ class ToolRequest:
 
     @property
     def callable_tools(self) -> tuple[dict[str, Any], ...]:
-        """The functions that can be called."""
         functions = tuple(tool["function"] for tool in self.tools)
         return tuple(each for each in functions if self.allowed is None or each["name"] in self.allowed)
 
@@ -78,7 +76,6 @@ class ToolRequest:
 
     @property
     def tool_choice(self) -> str | dict[str, Any]:
-        """``tool_choice`` in OpenAI's format."""
         mode = "required" if self.required else "auto"
         if self.allowed is None:
             return mode

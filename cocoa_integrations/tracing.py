@@ -49,7 +49,6 @@ class RiskLog:
         self._lock = free_in_child(threading.Lock())
 
     def add(self, reports: Iterable[RiskReport]) -> None:
-        """Append reports, and drop the oldest ones that are too many."""
         with self._lock:
             for report in reports:
                 self.reports.append(report.with_values(spans=list(report.spans)))  # its own list

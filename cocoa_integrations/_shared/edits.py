@@ -18,11 +18,11 @@ from cocoa_engine.report import EditReport, RangeReport, RiskReport, SpanReport
 
 Entry = TypeVar("Entry", bound=RangeReport)
 Edit = EditReport
-"""A change of a stretch of a text. A stretch without characters is a place at which a marker is inserted."""
+"""A change of a stretch of a text, in which a marker is inserted if it has no characters."""
 
 
 class Change(NamedTuple):
-    """What a step makes of the text of an answer: the text, all changes of the original, and what moves entries.
+    """The text of an answer after a step, all changes of the original, and what moves entries.
 
     ``moved(entries, shift=0)`` copies them; ``shift`` is from their offsets to those of spans.
     """
@@ -75,10 +75,7 @@ _CUT_OFF = frozenset(
 
 
 def is_machine_read(text: str, report: RiskReport) -> bool:
-    """Whether JSON was asked for, or the answer, perhaps in one block of code, is an object or an array of JSON.
-
-    Neither marks nor markers are inserted in such an answer, because it could not be parsed then.
-    """
+    """Whether an answer is JSON, in which neither marks nor markers are inserted. It may be one block of code."""
     fenced = _FENCED.fullmatch(text.strip())
     try:
         return "fields" in report.model_fields_set or isinstance(
@@ -89,7 +86,6 @@ def is_machine_read(text: str, report: RiskReport) -> bool:
 
 
 def may_become_json(text: str) -> bool:
-    """Whether a text is JSON, or the beginning of it."""
     text = text.lstrip()
     try:
         _, end = json.JSONDecoder(parse_int=str).raw_decode(text)
@@ -165,7 +161,6 @@ class EditedText:
 
     @classmethod
     def of(cls, text: str, report: RiskReport) -> EditedText:
-        """Like :meth:`find`; a text that something else changed is a ``ConfigError``."""
         edited = cls.find(text, report)
         if edited is None:
             raise ConfigError("the text differs from the text of its spans; mark an answer before changing its text")

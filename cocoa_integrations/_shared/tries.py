@@ -122,10 +122,7 @@ class RetryPlan(BaseModel):
 
 
 class Attempts(Generic[AnswerT]):
-    """The answers so far. The best one is the first that passes, or else the first of the least risky ones.
-
-    Only values of the kind of the first finite one are compared: those of others are different probabilities.
-    """
+    """The answers so far. The best one is the first that passes, or the first of the least risky ones of a kind."""
 
     def __init__(self) -> None:
         self.answers: list[AnswerT] = []
@@ -157,10 +154,7 @@ class Tries(Attempts[AnswerT]):
         self._history: list[dict[str, Any]] = []
 
     def add(self, answer: AnswerT, report: RiskReport | None, /, **entry: Any) -> bool:
-        """Add an attempt, and return whether its risk is below the threshold.
-
-        It is not without a report, if the risk is not a finite number, or if a gate has withheld the answer.
-        """
+        """Add an attempt, and return whether it passes: not if a gate has withheld it, or without a finite risk."""
         measure, risk = (None, None) if report is None else self._plan.measured(report)
         passes = report is not None and not reaches(severity(risk), self._plan.limit.threshold_for(report))
         passes = passes and finite(risk) is not None and _withheld(report) is None

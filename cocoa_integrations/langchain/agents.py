@@ -1,7 +1,4 @@
-"""Agents: middleware that acts on the risk of answers, and on that of the arguments of tool calls.
-
-Needs the package ``langchain`` (extra ``agents``).
-"""
+"""Agents: middleware that acts on the risk of answers and of tool calls. Needs ``langchain`` (extra ``agents``)."""
 
 from __future__ import annotations
 
@@ -193,7 +190,6 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
     async def _chosen(
         self, request: ModelRequest[Any], ask: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> Chosen:
-        """The first answer that passes, or else the least risky one, of the request itself and the retries."""
         attempts = Attempts[ModelResponse[Any]]()
         for retry in ({}, *self.retries):
             if isinstance(retry, Mapping):
@@ -224,7 +220,6 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
         return best.result, best.structured_response, attempts.values
 
     def _response(self, chosen: Chosen) -> ExtendedModelResponse[Any]:
-        """The chosen answer, after what is done about its risk, and the update of the state."""
         messages, structured, attempts = chosen
         message = _answer_in(messages)
         report, action, replacement = answers.find_risk(message), "none", None

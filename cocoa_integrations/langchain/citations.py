@@ -41,7 +41,6 @@ class Asker:
         return await runnable.ainvoke(given, self.config, **options)
 
     async def run(self, chat: ChatCocoa, work: Callable[[], Any]) -> Any:
-        """The result of work for the engine of a model, if it has one in this process."""
         return work() if self._blocks or chat.is_remote else await chat.in_worker(work)
 
 

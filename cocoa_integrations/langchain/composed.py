@@ -127,10 +127,7 @@ def _rebuilt(
     *,
     changes_fields: bool = False,
 ) -> Any:
-    """The runnable with each model in it changed, or each model with configurable fields.
-
-    ``change`` takes a model and the options bound to it that it replaces, which are those named in ``superseded``.
-    """
+    """The runnable with each model changed; ``change`` takes the model and the bound options that are superseded."""
 
     def inner(each: Any) -> Any:
         return _rebuilt(each, change, superseded, bound, changes_fields=changes_fields)
@@ -166,14 +163,12 @@ def _setting(name: str) -> str:
 class LLMWithRisk(Runnable[LanguageModelInput, dict[str, Any]]):
     """The runnable that :meth:`CocoaLLM.with_risk` returns; it is described there."""
 
-    # `invoke` of LangChain's models calls `_convert_input`, which has no public name. `generate_prompt` takes its
-    # result and, unlike `invoke`, returns the report.
+    # `_convert_input`, as `invoke` calls it, has no public name; `generate_prompt` returns the report, unlike `invoke`
 
     def __init__(self, llm: BaseLLM | _Fields[LanguageModelInput, str]) -> None:
         self.llm = llm
 
     def invoke(self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any) -> dict[str, Any]:
-        """The text and the report of the answer."""
         llm, prompt, options = self._asked(input, config, kwargs)
         [[answer]] = llm.generate_prompt([prompt], **options).generations
         return dict(text_and_risk(answer.text, get_risk(answer)))
@@ -188,7 +183,6 @@ class LLMWithRisk(Runnable[LanguageModelInput, dict[str, Any]]):
     def stream(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> Iterator[dict[str, Any]]:
-        """One ``{"text": ...}`` per span, then one chunk with the report."""
         handler, config = _heard(config)
         with closing(self.llm.stream(input, config, **_with_report(kwargs))) as texts:  # type: ignore[type-var]
             for text in texts:

@@ -112,7 +112,6 @@ class RiskGate(RunnableGenerator[Any, Any]):
         return self.with_gate_entry(answer)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """Apply the gate to a complete answer; see :meth:`passed`."""
         return self._call_with_config(self.passed, input, config)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
@@ -143,8 +142,6 @@ class RiskGate(RunnableGenerator[Any, Any]):
 
 
 class _Stream:
-    """Applies a gate to the chunks of one stream."""
-
     def __init__(self, gate: RiskGate) -> None:
         self._gate = gate
         self._streams = gate.on_risk == "mark" and gate.limit.unit == "span"

@@ -68,8 +68,6 @@ def by_source_node(
 
 
 class _NodesRetrieved(BaseEventHandler):
-    """Tells the innermost collector which nodes a retriever has found."""
-
     def handle(self, event: BaseEvent, **options: Any) -> None:
         if isinstance(event, RetrievalEndEvent):
             add_nodes(event.nodes)
@@ -86,10 +84,9 @@ def watch_retrievals() -> None:
 
 
 class WithoutNodes:
-    """Removes the texts of nodes, or of the ``only`` one, from the texts of a prompt that was sent.
+    """Removes the texts of nodes, or of the ``only`` one, from the texts of a prompt: each once, as it is quoted again.
 
-    The text of each node is removed once, so a question or an earlier turn that quotes it is kept. If a synthesizer has
-    split a node, the runs of its words that the prompt contains are removed, outside the texts of the other nodes.
+    Of a node that a synthesizer has split, the runs of its words are removed, outside the texts of the other nodes.
     """
 
     def __init__(self, nodes: Sequence[NodeWithScore], *, only: int | None = None) -> None:
@@ -129,9 +126,7 @@ class WithoutNodes:
 def lift_of(
     generation: Generation | None, start: Start | None, nodes: Sequence[NodeWithScore], *, only: int | None = None
 ) -> list[ContextLift] | None:
-    """The context lift of every span of an answer; ``None`` if its prompt contains no text of the nodes, or the only
-    node, to leave out.
-    """
+    """The context lift of every span; ``None`` if the prompt has no text of the nodes, or of the ``only`` one."""
     if start is None or generation is None:
         return None
     without = WithoutNodes(nodes, only=only)

@@ -195,8 +195,6 @@ def _report_of(response: RESPONSE_TYPE) -> RiskReport | None:
 
 
 class BothRetrievers(BaseRetriever):
-    """Combines two retrievers: the nodes of the first, then those of the second, without duplicates."""
-
     def __init__(self, first: BaseRetriever, second: BaseRetriever) -> None:
         super().__init__(first.callback_manager)
         self._first, self._second = first, second
@@ -234,7 +232,6 @@ def with_top_k(retriever: BaseRetriever, factor: float) -> BaseRetriever:
 
 
 def _settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by the names of their fields, validated."""
     settings, rest = split_settings(settings)
     refuse_unknown(rest, (), what="settings")
     checked = CocoaConfig(**settings)

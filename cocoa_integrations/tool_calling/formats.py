@@ -1,7 +1,4 @@
-"""The formats in which models write tool calls, and how a prompt describes the tools to them.
-
-A model whose chat template does not support tools gets them in the format that Hermes and Qwen models were trained on.
-"""
+"""The formats in which models write tool calls, and how a prompt describes the tools to them."""
 
 from __future__ import annotations
 
@@ -41,10 +38,7 @@ class CallFormat:
     def grammar(
         self, request: ToolRequest, schemas: Sequence[Any], tokenizer: PreTrainedTokenizerBase, other: str | None
     ) -> str:
-        """The grammar of an answer that can call functions with arguments of these schemas.
-
-        ``other`` is the grammar term for an answer without a call; ``None``: any text. Tags can be single tokens.
-        """
+        """The grammar of an answer that can call functions; ``other`` is that of one without a call, else any text."""
         several = not request.required if request.parallel is None else request.parallel
         head, rules = f'{{{{"name": {{}}, "{self.arguments}": ', list[str]()
         for number, (function, schema) in enumerate(zip(request.callable_tools, schemas, strict=True)):

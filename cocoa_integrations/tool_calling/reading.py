@@ -86,10 +86,7 @@ def read(
     pieces: list[str] = []
 
     def part(begin: int, names: Collection[str] | None = None) -> int:
-        """Add the calls and the text up to the next tag, and return the end of the part.
-
-        Without a tag ``names`` are those of the tools; JSON without such a name is then text.
-        """
+        """Add the calls and the text up to the next tag, and return its end; ``names`` are given without a tag."""
         new: list[Call] = []
         between: list[str] = []
         at = scanned = begin
@@ -150,10 +147,7 @@ def read(
 
 
 def _call(text: str, at: int, style: CallFormat, done: bool) -> tuple[str | None, Call, int | None]:
-    """The call that begins with a brace: its name if it is complete, the call, and the offset where it ends.
-
-    The end is ``None`` as long as it is not known: a tag may be part of a string that has not ended.
-    """
+    """The call that begins with a brace: its name if it is complete, the call, and its end once it is known."""
     members = members_at(text, at)
     name: str | None = None
     given: tuple[Any, int, int] | None = None
@@ -273,10 +267,9 @@ def members_at(text: str, at: int) -> Members:
 
 
 def field_offsets(text: str, at: int = 0, path: str = "$", depth: int = 0) -> dict[str, tuple[int, int]]:
-    """Start and end of every value inside the object or list at an offset, by its JSON path, below ``path``.
+    """Start and end of every complete value inside the object or list at an offset, by its JSON path.
 
-    The offsets of a string exclude its quotes, unless it is empty. A value that was cut off has no entry, but the
-    complete values in it do. A text that is another single value has the entry of this value.
+    Those of a string exclude its quotes, unless it is empty. Another single value has the path ``$``.
     """
     at = skip_space(text, at)
     if not text.startswith(("{", "["), at):

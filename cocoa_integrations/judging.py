@@ -1,7 +1,4 @@
-"""The risk of answers that another model, or a person, wrote. Needs no framework.
-
-The engine's model reads the answer after a prompt, sentence by sentence (:meth:`cocoa_engine.CocoaEngine.score`).
-"""
+"""The risk of answers that another model, or a person, wrote, measured sentence by sentence. Needs no framework."""
 
 from __future__ import annotations
 

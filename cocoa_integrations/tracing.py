@@ -49,7 +49,6 @@ class RiskLog:
         self._lock = free_in_child(threading.Lock())
 
     def add(self, reports: Iterable[RiskReport]) -> None:
-        """Append reports, and drop the oldest ones that are too many."""
         with self._lock:
             for report in reports:
                 self.reports.append(report.with_values(spans=list(report.spans)))  # its own list
@@ -72,7 +71,6 @@ class RiskTrace:
 
     @property
     def is_recording(self) -> bool:
-        """Whether the span still takes attributes."""
         return self.span is not None and self.span.is_recording()
 
     def record(self, answer: Any) -> None:
@@ -95,7 +93,6 @@ class RiskTrace:
             self.span.set_attributes(attributes)
 
     def current(self) -> AbstractContextManager[object]:
-        """A context manager in which the span is current again."""
         if self.span is None:
             return nullcontext()
         from opentelemetry.trace import use_span
@@ -122,13 +119,11 @@ class Scoring:
         return highest(report.spans, "risk")
 
     def label(self, report: RiskReport) -> str | None:
-        """``pass`` or ``fail``; ``None`` without a threshold."""
         if self.threshold is None:
             return None
         return "fail" if self.score(report) >= self.threshold else "pass"
 
     def explanation(self, report: RiskReport) -> str:
-        """What the score is, and the riskiest claim."""
         kind = SOURCES.get(report.risk_source or "", "source unknown")
         score = f"highest risk of any span ({kind})"
         claims = measured_units(report.spans, "risk", "claim") if self.explain else []

@@ -18,13 +18,8 @@ from cocoa_integrations._shared.edits import Change, Edit, EditedText, is_machin
 
 CITATIONS_KEY = "cocoa_citations"
 
-MIN_LIFT, MIN_ATTENTION = 1.0, 0.05
-"""Defaults of the lowest lift of a cited part, in nats, and of its lowest attention: without a source of that lift, the
-part is less than 0.37 times as probable."""
-
-CitedBy = Literal["lift", "attention"]
-"""What finds the source of a part: that without which it is least probable, or that which the model attended to most.
-"""
+MIN_LIFT, MIN_ATTENTION = 1.0, 0.05  # of a cited part by default: in nats, exp(-1) = 0.37; and a share
+CitedBy = Literal["lift", "attention"]  # how the source of a part is found
 
 NOT_SEEN = "the model's attention cannot be measured"
 NOT_FOUND = "the prompt does not have the text of every source as it is"
@@ -113,10 +108,8 @@ def citations_of(
 ) -> tuple[list[Citation], list[SpanReport]]:
     """The citations of an answer, without ids, and its spans with their sources and values.
 
-    ``values`` has for each span the lift, in nats, or the attention by each source; ``None`` if the source was not in
-    the prompt. Spans that end within a word are taken together. The lift of a part is the sum over its spans, the
-    attention the mean over its characters. A part is cited if its highest value reaches ``lowest``; neighbouring parts
-    with the same source are one citation.
+    ``values`` has those of each span by source; ``None`` if the source was not in the prompt. Spans that share a word
+    are taken together. The lift of a part is the sum over its spans, the attention the mean over its characters.
     """
     parts: list[tuple[int, list[int]]] = []  # the source of each citation, and its spans
     sourced = [span.with_values(source=None, **{VALUES[by]: list(of)}) for span, of in zip(spans, values, strict=True)]
@@ -184,10 +177,7 @@ def marker_edits(text: str, citations: Sequence[Citation]) -> list[Edit]:
 
 
 def with_markers(text: EditedText, citations: Sequence[Citation], report: RiskReport) -> Change:
-    """What markers after the citations make of a text. They replace those that it has.
-
-    Each answer in the text has markers of its own; one that a program reads has none.
-    """
+    """What markers after the citations make of a text, in place of those that it has; each answer has its own."""
     begin, edits = text.begin, list[Edit]()
     whole: list[RangeReport] = [RangeReport(start=begin, end=begin + len(text.original))]
     for part in text.originals(report.parts) or whole:

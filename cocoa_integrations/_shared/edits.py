@@ -18,11 +18,11 @@ from cocoa_engine.report import EditReport, RangeReport, RiskReport, SpanReport
 
 Entry = TypeVar("Entry", bound=RangeReport)
 Edit = EditReport
-"""A change of a stretch of a text. A stretch without characters is a place at which a marker is inserted."""
+"""A change of a stretch of a text, in which a marker is inserted if it has no characters."""
 
 
 class Change(NamedTuple):
-    """What a step makes of the text of an answer: the text, all changes of the original, and what moves entries.
+    """The text of an answer after a step, all changes of the original, and what moves entries.
 
     ``moved(entries, shift=0)`` copies them; ``shift`` is from their offsets to those of spans.
     """
@@ -32,8 +32,6 @@ class Change(NamedTuple):
     moved: Callable[..., list[Any]]
 
     def of_report(self, report: RiskReport) -> RiskReport:
-        """A copy of the report with the offsets of everything in it moved."""
-
         def moved(entries: Mapping[str, Any]) -> dict[str, Any]:
             return dict(zip(entries, self.moved(entries.values()), strict=True))
 
@@ -50,7 +48,6 @@ class Change(NamedTuple):
 
 
 def is_replaced(report: RiskReport) -> bool:
-    """Whether the whole answer was replaced by another text."""
     return any(edit.text is not None and edit.was is None for edit in report.edits)
 
 
@@ -78,10 +75,7 @@ _CUT_OFF = frozenset(
 
 
 def is_machine_read(text: str, report: RiskReport) -> bool:
-    """Whether JSON was asked for, or the answer, perhaps in one block of code, is an object or an array of JSON.
-
-    Neither marks nor markers are inserted in such an answer, because it could not be parsed then.
-    """
+    """Whether an answer is JSON, in which neither marks nor markers are inserted. It may be one block of code."""
     fenced = _FENCED.fullmatch(text.strip())
     try:
         return "fields" in report.model_fields_set or isinstance(
@@ -92,7 +86,6 @@ def is_machine_read(text: str, report: RiskReport) -> bool:
 
 
 def may_become_json(text: str) -> bool:
-    """Whether a text is JSON, or the beginning of it."""
     text = text.lstrip()
     try:
         _, end = json.JSONDecoder(parse_int=str).raw_decode(text)
@@ -168,7 +161,6 @@ class EditedText:
 
     @classmethod
     def of(cls, text: str, report: RiskReport) -> EditedText:
-        """Like :meth:`find`; a text that something else changed is a ``ConfigError``."""
         edited = cls.find(text, report)
         if edited is None:
             raise ConfigError("the text differs from the text of its spans; mark an answer before changing its text")
@@ -225,7 +217,6 @@ class EditedText:
         return originals
 
     def _has(self, start: int, text: str) -> bool:
-        """Whether a text stands at an offset of the original."""
         cut = max(self.begin - start, 0)
         return start >= 0 and self.original.startswith(text[cut:], start + cut - self.begin)
 

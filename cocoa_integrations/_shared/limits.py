@@ -18,11 +18,8 @@ from cocoa_integrations._shared.edits import Change, Edit, EditedText, is_machin
 
 GateMetric = Literal["risk", "con_mlds", "f_mlds", "self_information", "answer_risk"]  # of a span, or of the answer
 Risky = SpanReport | Unit  # what is compared with a threshold
-Mark = str | Callable[[str, Risky], str]
-"""How a risky span is marked: a template with ``{text}`` and ``{value}``, or a function of its text and the span."""
-
-MARK, ABSTENTION = "[[{text}]]", "I don't know."
-"""Defaults of a mark, and of the text that replaces an answer that is too risky."""
+Mark = str | Callable[[str, Risky], str]  # a template with {text} and {value}, or a function of the text and the span
+MARK, ABSTENTION = "[[{text}]]", "I don't know."  # the defaults
 
 
 def require_known(name: str, value: Any, known: Any) -> None:
@@ -61,10 +58,9 @@ def kind_of(metric: str, report: RiskReport) -> tuple[str, str | None]:
 
 @dataclass(frozen=True)
 class Limit:
-    """A threshold for answers. An answer is too risky if one of its units, or the answer as a whole, reaches it.
+    """A threshold for answers; by default that of the report.
 
-    The threshold `None` is that of the report. The metric `None` is ``answer_risk`` where a report has one, and
-    otherwise ``risk``; with a threshold or another unit than the span it is ``risk``.
+    The default metric is ``answer_risk`` where a report has one; with a threshold or a unit it is ``risk``.
     """
 
     threshold: float | None = None
@@ -95,7 +91,6 @@ class Limit:
             )
 
     def metric_for(self, report: RiskReport) -> GateMetric:
-        """The value of an answer that is compared."""
         if self.metric == "answer_risk" and not report.has_answer_risk:
             raise ConfigError(
                 "this answer has no answer_risk, because its model has no calibrator for answers; fit one with `cocoa "
@@ -104,10 +99,7 @@ class Limit:
         return self.metric or ("answer_risk" if report.has_answer_risk else "risk")
 
     def risky(self, spans: Sequence[SpanReport], report: RiskReport | None = None) -> list[tuple[Risky, float]]:
-        """The spans, claims or sentences that reach the threshold, each with its value; none for a metric of answers.
-
-        Without a threshold they are the spans that reach their own, or the units that reach that of the report.
-        """
+        """The parts that reach the threshold, by default their own or that of the report, each with its value."""
         if self.metric == "answer_risk":
             return []
         threshold, measured = self.threshold, measured_units(spans, self.metric or "risk", self.unit)
@@ -118,14 +110,12 @@ class Limit:
         return [(part, value) for part, value in measured if reaches(value, threshold)]
 
     def reached(self, report: RiskReport) -> bool:
-        """Whether an answer is too risky."""
         threshold = self.threshold_for(report)
         if self.metric_for(report) == "answer_risk":
             return reaches(self.value(report), threshold)
         return bool(self.risky(report.spans, report))
 
     def value(self, report: RiskReport) -> float:
-        """The value of an answer: its risk as a whole, or the highest value of its spans."""
         metric = self.metric_for(report)
         return severity(report.answer_risk) if metric == "answer_risk" else highest(report.spans, metric, self.unit)
 
@@ -148,7 +138,6 @@ class Limit:
         return math.inf if default is None else float(default)
 
     def error(self, report: RiskReport) -> HallucinationRiskError:
-        """The error for an answer that is too risky."""
         value, threshold, metric = self.value(report), self.threshold_for(report), self.metric_for(report)
         named, source = "the answer", ""
         if metric != "answer_risk":
@@ -165,7 +154,6 @@ class Limit:
         )
 
     def gate(self, report: RiskReport, action: str) -> GateReport:
-        """The entry in a report about what was done with the answer."""
         unit = {} if self.unit == "span" else {"unit": self.unit}
         return GateReport(
             action=action,
@@ -176,7 +164,6 @@ class Limit:
         )
 
     def with_marks(self, text: str, report: RiskReport, mark: Mark) -> Change:
-        """What marks around the risky spans, claims or sentences make of a text. JSON is only redacted."""
         edited, answers = EditedText.of(text, report), list[list[SpanReport]]()
         for span in edited.spans(report.spans):
             if answers and answers[-1][-1].end == span.start:

@@ -72,7 +72,6 @@ class RetryPlan(BaseModel):
             raise ConfigError(explain(error)) from None
 
     def model_post_init(self, context: Any) -> None:
-        """Refuse options that do not fit each other."""
         if self.measure == "mean_risk" and self.threshold is None:
             raise ConfigError("measure='mean_risk' has no default threshold; give one.")
         require_reaction(self.on_risk, OnRisk, self.mark, self.answer)
@@ -107,11 +106,9 @@ class RetryPlan(BaseModel):
 
     @cached_property
     def limit(self) -> Limit:
-        """The value from which a risk is too high."""
         return Limit(self.threshold, None if self.measure is None else _METRICS[self.measure])
 
     def measured(self, report: RiskReport) -> tuple[Measure, float]:
-        """The measure that is compared, and its value."""
         is_whole = self.limit.metric_for(report) == "answer_risk"
         measure: Measure = "answer_risk" if is_whole else self.measure or "max_risk"
         return measure, severity(getattr(report, measure))
@@ -125,10 +122,7 @@ class RetryPlan(BaseModel):
 
 
 class Attempts(Generic[AnswerT]):
-    """The answers so far. The best one is the first that passes, or else the first of the least risky ones.
-
-    Only values of the kind of the first finite one are compared: those of others are different probabilities.
-    """
+    """The answers so far. The best one is the first that passes, or the first of the least risky ones of a kind."""
 
     def __init__(self) -> None:
         self.answers: list[AnswerT] = []
@@ -138,7 +132,6 @@ class Attempts(Generic[AnswerT]):
         self._lowest = math.inf
 
     def append(self, answer: AnswerT, value: float | None, kind: Any, *, passes: bool) -> None:
-        """Add an answer, with its value and the kind of the value."""
         self.answers.append(answer)
         self.values.append(finite(value))
         if self._kind is None and finite(value) is not None:
@@ -161,10 +154,7 @@ class Tries(Attempts[AnswerT]):
         self._history: list[dict[str, Any]] = []
 
     def add(self, answer: AnswerT, report: RiskReport | None, /, **entry: Any) -> bool:
-        """Add an attempt, and return whether its risk is below the threshold.
-
-        It is not without a report, if the risk is not a finite number, or if a gate has withheld the answer.
-        """
+        """Add an attempt, and return whether it passes: not if a gate has withheld it, or without a finite risk."""
         measure, risk = (None, None) if report is None else self._plan.measured(report)
         passes = report is not None and not reaches(severity(risk), self._plan.limit.threshold_for(report))
         passes = passes and finite(risk) is not None and _withheld(report) is None
@@ -175,7 +165,6 @@ class Tries(Attempts[AnswerT]):
         return passes
 
     def best(self) -> tuple[AnswerT, list[dict[str, Any]]]:
-        """The best answer, and the history of all attempts."""
         self._history[self.best_number]["chosen"] = True
         return self.answers[self.best_number], self._history
 

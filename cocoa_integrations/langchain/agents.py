@@ -1,7 +1,4 @@
-"""Agents: middleware that acts on the risk of answers, and on that of the arguments of tool calls.
-
-Needs the package ``langchain`` (extra ``agents``).
-"""
+"""Agents: middleware that acts on the risk of answers and of tool calls. Needs ``langchain`` (extra ``agents``)."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ from cocoa_integrations._shared.tries import Attempts, run_blocking
 from cocoa_integrations.langchain import answers
 from cocoa_integrations.langchain.composed import Composed
 from cocoa_integrations.langchain.gates import OnRisk as GateAction
-from cocoa_integrations.langchain.gates import limit_of, risk_gate
+from cocoa_integrations.langchain.gates import risk_gate
 from cocoa_integrations.langchain.options import FRAMEWORK, PER_CALL, TOOL_DETAILS, TOOLS
 from cocoa_integrations.tool_calling import ROOT
 
@@ -147,9 +144,9 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
         super().__init__()
         self.tools = []
         require_known("on_risk", on_risk, OnRisk)
-        self.limit = limit_of(threshold, metric, unit, on_risk)
         action: GateAction = "abstain" if on_risk == "keep" or on_risk == "interrupt" else on_risk
         self.gate = risk_gate(threshold, metric=metric, unit=unit, on_risk=action, mark=mark, answer=answer)
+        self.limit = self.gate.limit
         self.on_risk = on_risk
         self.retries = list(retry_with) if isinstance(retry_with, Sequence) else [retry_with]
         for retry in self.retries:
@@ -185,8 +182,6 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> ExtendedModelResponse[Any]:
-        """See :meth:`wrap_model_call`."""
-
         async def risk_answer() -> Chosen:
             return await self._chosen(request, handler)
 
@@ -195,7 +190,6 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
     async def _chosen(
         self, request: ModelRequest[Any], ask: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> Chosen:
-        """The first answer that passes, or else the least risky one, of the request itself and the retries."""
         attempts = Attempts[ModelResponse[Any]]()
         for retry in ({}, *self.retries):
             if isinstance(retry, Mapping):
@@ -226,7 +220,6 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
         return best.result, best.structured_response, attempts.values
 
     def _response(self, chosen: Chosen) -> ExtendedModelResponse[Any]:
-        """The chosen answer, after what is done about its risk, and the update of the state."""
         messages, structured, attempts = chosen
         message = _answer_in(messages)
         report, action, replacement = answers.find_risk(message), "none", None
@@ -308,12 +301,8 @@ class RiskyToolCalls:
         arguments: as in ``ToolRiskMiddleware``.
 
     Example:
-        >>> risky = RiskyToolCalls()
-        >>> review = {
-        ...     "allowed_decisions": ["approve", "edit", "reject"],
-        ...     "when": risky,
-        ...     "description": risky.description,
-        ... }
+        >>> risky, decisions = RiskyToolCalls(), ["approve", "edit", "reject"]
+        >>> review = {"allowed_decisions": decisions, "when": risky, "description": risky.description}
         >>> HumanInTheLoopMiddleware(interrupt_on={"send_money": review})
 
     Raises:
@@ -331,7 +320,6 @@ class RiskyToolCalls:
         self.arguments = arguments
 
     def __call__(self, request: ToolCallRequest) -> bool:
-        """Whether an argument of the call reaches the threshold."""
         return bool(self.values(request.tool_call, request.state))
 
     def values(self, call: Mapping[str, Any] | ToolCall, state: Any) -> dict[str, float]:
@@ -417,7 +405,6 @@ class ToolRiskMiddleware(AgentMiddleware[Any, Any]):
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolMessage | Command[Any]]]
     ) -> ToolMessage | Command[Any]:
-        """See :meth:`wrap_tool_call`."""
         return self._refusal(request) or await handler(request)
 
     def _refusal(self, request: ToolCallRequest) -> ToolMessage | None:

@@ -36,13 +36,11 @@ class Asker:
         self.config, self._blocks = config, blocks
 
     async def ask(self, runnable: Runnable[Any, Any], given: Any, **options: Any) -> Any:
-        """The output of a runnable."""
         if self._blocks:
             return runnable.invoke(given, self.config, **options)
         return await runnable.ainvoke(given, self.config, **options)
 
     async def run(self, chat: ChatCocoa, work: Callable[[], Any]) -> Any:
-        """The result of work for the engine of a model, if it has one in this process."""
         return work() if self._blocks or chat.is_remote else await chat.in_worker(work)
 
 
@@ -62,7 +60,6 @@ def chain_of(
 
 
 def join_documents(documents: Sequence[Document]) -> str:
-    """The texts of documents, with an empty line between them."""
     return "\n\n".join(document.page_content for document in documents)
 
 
@@ -128,7 +125,6 @@ def with_citations(
         raise ConfigError("by='lift' feeds the answer again, which needs a model in this process; give by='attention'.")
 
     def filled(values: Mapping[str, Any], left_out: Document | None = None) -> dict[str, Any]:
-        """The values of the prompt, with all documents but one."""
         return {**values, context: format_documents([each for each in values[context] if each is not left_out])}
 
     async def calls(prompt: Any, chat: Any, values: Any, asker: Asker, options: Mapping[str, Any]) -> AIMessage:
@@ -211,10 +207,8 @@ def cited(
         document, numbers = documents[citation.source - 1], [shown[each].span for each in citation.spans]
         citations[number] = citation.with_values(id=document.id, metadata=dict(document.metadata), spans=numbers)
     sources = {span.span: span.source for span in sourced}
-    spans = [
-        span.with_values(source=sources.get(span.span), **{shared.VALUES[by]: list(of_span)})
-        for span, of_span in zip(spans, values, strict=True)
-    ]
+    for number, (span, of_span) in enumerate(zip(spans, values, strict=True)):
+        spans[number] = span.with_values(source=sources.get(span.span), **{shared.VALUES[by]: list(of_span)})
     message = with_spans(message, report, spans)
     placed = [citation.to_dict() for citation in text.placed(citations, text.begin)]
     message = message.model_copy(update={"response_metadata": {**message.response_metadata, CITATIONS_KEY: placed}})
@@ -226,10 +220,9 @@ def context_lift(
 ) -> AIMessage:
     """Measure how much the context changed each span of an answer. Takes two forward passes.
 
-    Every entry of the spans in ``cocoa_risk``, and of ``cocoa_spans`` if the message has them, gets ``context_lift``,
-    ``con_mlds_lift`` and ``f_mlds_lift``. ``context_lift`` is log p of the span with the context minus log p without
-    it, in nats. A value near or below 0 means that the span does not come from the context. The text of the answer is
-    tokenized again, and its probabilities are those of the model without logits processors.
+    Every entry of the spans in ``cocoa_risk``, and of ``cocoa_spans`` if the message has them, gets ``context_lift``
+    (log p with the context minus log p without it, in nats; near or below 0: not from the context), ``con_mlds_lift``
+    and ``f_mlds_lift``. The text is tokenized again, and its probabilities are those without logits processors.
 
     Args:
         chat: the model that answered, or one with the same engine.

@@ -28,18 +28,15 @@ from cocoa_integrations._shared.settings import FIELD_SYNONYMS
 from cocoa_integrations.langchain.answers import get_risk, text_and_risk
 from cocoa_integrations.langchain.callbacks import RiskCallbackHandler
 
-BUILDERS = frozenset({"bind_tools", "with_structured_output", "with_risk"})
-"""The methods of a model that make a runnable of it."""
-
+BUILDERS = frozenset({"bind_tools", "with_structured_output", "with_risk"})  # they make a runnable of a model
 _STRUCTURED = frozenset({"response_format", "ls_structured_output_format"})
-SUPERSEDES: Mapping[str, frozenset[str]] = {
+SUPERSEDES: Mapping[str, frozenset[str]] = {  # the options that a method, or one of structured output, sets itself
     "bind_tools": frozenset({"tools"}),
     "with_structured_output": _STRUCTURED,
     "json_schema": _STRUCTURED,
     "json_mode": _STRUCTURED,
     "function_calling": _STRUCTURED | {"tools", "tool_choice"},
 }
-"""The options that a method, or a method of structured output, sets itself."""
 
 
 def _composed(method: Callable[..., Any]) -> Any:
@@ -55,7 +52,6 @@ class Composable(Runnable[Any, Any]):
         """The model with the options of one call applied."""
 
     def bind(self, **kwargs: Any) -> Any:
-        """The model with options of every call."""
         return Composed(bound=self, kwargs=kwargs)
 
     def configurable_fields(self, **kwargs: Any) -> Any:
@@ -75,7 +71,6 @@ class Composed(RunnableBinding[Any, Any]):  # type: ignore[no-redef]
     """A model with what LangChain has put around it, which LangChain's own wrappers would leave out."""
 
     def bind(self, **kwargs: Any) -> Any:
-        """As in LangChain."""
         given = {_setting(name) for name in kwargs}
         before = {name: value for name, value in self.kwargs.items() if _setting(name) not in given}
         return self.model_copy(update={"kwargs": {**before, **kwargs}})
@@ -132,10 +127,7 @@ def _rebuilt(
     *,
     changes_fields: bool = False,
 ) -> Any:
-    """The runnable with each model in it changed, or each model with configurable fields.
-
-    ``change`` takes a model and the options bound to it that it replaces, which are those named in ``superseded``.
-    """
+    """The runnable with each model changed; ``change`` takes the model and the bound options that are superseded."""
 
     def inner(each: Any) -> Any:
         return _rebuilt(each, change, superseded, bound, changes_fields=changes_fields)
@@ -171,14 +163,12 @@ def _setting(name: str) -> str:
 class LLMWithRisk(Runnable[LanguageModelInput, dict[str, Any]]):
     """The runnable that :meth:`CocoaLLM.with_risk` returns; it is described there."""
 
-    # `invoke` of LangChain's models calls `_convert_input`, which has no public name. `generate_prompt` takes its
-    # result and, unlike `invoke`, returns the report.
+    # `_convert_input`, as `invoke` calls it, has no public name; `generate_prompt` returns the report, unlike `invoke`
 
     def __init__(self, llm: BaseLLM | _Fields[LanguageModelInput, str]) -> None:
         self.llm = llm
 
     def invoke(self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any) -> dict[str, Any]:
-        """The text and the report of the answer."""
         llm, prompt, options = self._asked(input, config, kwargs)
         [[answer]] = llm.generate_prompt([prompt], **options).generations
         return dict(text_and_risk(answer.text, get_risk(answer)))
@@ -186,7 +176,6 @@ class LLMWithRisk(Runnable[LanguageModelInput, dict[str, Any]]):
     async def ainvoke(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """See :meth:`invoke`."""
         llm, prompt, options = self._asked(input, config, kwargs)
         [[answer]] = (await llm.agenerate_prompt([prompt], **options)).generations
         return dict(text_and_risk(answer.text, get_risk(answer)))
@@ -194,7 +183,6 @@ class LLMWithRisk(Runnable[LanguageModelInput, dict[str, Any]]):
     def stream(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> Iterator[dict[str, Any]]:
-        """One ``{"text": ...}`` per span, then one chunk with the report."""
         handler, config = _heard(config)
         with closing(self.llm.stream(input, config, **_with_report(kwargs))) as texts:  # type: ignore[type-var]
             for text in texts:
@@ -204,7 +192,6 @@ class LLMWithRisk(Runnable[LanguageModelInput, dict[str, Any]]):
     async def astream(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[dict[str, Any]]:
-        """See :meth:`stream`."""
         handler, config = _heard(config)
         async with aclosing(self.llm.astream(input, config, **_with_report(kwargs))) as texts:  # type: ignore[type-var]
             async for text in texts:
@@ -212,7 +199,6 @@ class LLMWithRisk(Runnable[LanguageModelInput, dict[str, Any]]):
         yield text_and_risk("", handler.reports[-1].without("run_id"))
 
     def _asked(self, given: LanguageModelInput, config: Any, options: dict[str, Any]) -> tuple[Any, Any, Any]:
-        """The model that a config chooses, the prompt, and the options of the call."""
         llm: Any = self.llm
         if isinstance(llm, _Fields):
             llm, config = llm.prepare(config)
@@ -222,12 +208,10 @@ class LLMWithRisk(Runnable[LanguageModelInput, dict[str, Any]]):
 
 
 def _with_report(options: dict[str, Any]) -> dict[str, Any]:
-    """The options of a call whose report is full, whatever ``risk_metadata`` is."""
     require_detail(options.get("risk_metadata"))
     return {**options, "risk_metadata": None}
 
 
 def _heard(config: RunnableConfig | None) -> tuple[RiskCallbackHandler, RunnableConfig]:
-    """A handler, and the config with it."""
     handler = RiskCallbackHandler()
     return handler, merge_configs(ensure_config(config), {"callbacks": [handler]})

@@ -18,8 +18,7 @@ KEYS = {
     "question": ("question", "query", "input", "user_input", "messages"),
     "answer": ("answer", "response", "output", "text", "result", "messages"),
     "context": ("context", "contexts", "documents", "retrieved_contexts", "source_documents"),
-}
-"""Where each of these is looked for by default."""
+}  # where each is looked for by default
 
 
 def risk_evaluator(
@@ -39,9 +38,8 @@ def risk_evaluator(
 
     It takes the dicts ``inputs`` and ``outputs``, or a ``Run`` and its ``Example``, and returns ``key``, ``score`` (the
     risk: lower is better), ``comment`` (the riskiest sentence) and, with a threshold, ``value`` (``"pass"`` or
-    ``"fail"``). An empty answer has the score ``None``. See
-    :class:`~cocoa_integrations.judging.AnswerJudge` for how far it goes: on the embedded model, the raw fMLDS of given
-    texts has an AUROC of 0.50 to 0.56 by span, and a calibrated risk 0.58 to 0.81 on data like that of its fit.
+    ``"fail"``). An empty answer has the score ``None``. See :class:`~cocoa_integrations.judging.AnswerJudge` for how
+    far it goes.
 
     Args:
         model: a :class:`ChatCocoa`, an engine, or an ``AnswerJudge``.

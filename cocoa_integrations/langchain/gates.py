@@ -75,7 +75,9 @@ def risk_gate(
     require_reaction(on_risk, OnRisk, mark, answer)
     if on_risk == "mark" and metric == "answer_risk":
         raise ConfigError("on_risk='mark' marks spans, and answer_risk is that of the answer as a whole")
-    return RiskGate(limit_of(threshold, metric, unit, on_risk), on_risk, mark, answer)
+    # an answer as a whole cannot be marked
+    limit = Limit(threshold, "risk" if metric is None and on_risk == "mark" else metric, unit)
+    return RiskGate(limit, on_risk, mark, answer)
 
 
 class RiskGate(RunnableGenerator[Any, Any]):
@@ -86,7 +88,6 @@ class RiskGate(RunnableGenerator[Any, Any]):
         self.limit, self.on_risk, self.mark, self.answer = limit, on_risk, mark, answer
 
     def passed(self, answer: A) -> A:
-        """A complete answer after the gate."""
         if isinstance(answer, EngineGeneration):
             raise ConfigError("a gate takes LangChain answers; for a Generation of the engine use max_risk()")
         if isinstance(answer, ChatGeneration):
@@ -111,12 +112,9 @@ class RiskGate(RunnableGenerator[Any, Any]):
         return self.with_gate_entry(answer)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """Apply the gate to a complete answer; see :meth:`passed`."""
         return self._call_with_config(self.passed, input, config)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """See :meth:`invoke`."""
-
         async def apassed(answer: Any) -> Any:
             return self.passed(answer)
 
@@ -143,14 +141,7 @@ class RiskGate(RunnableGenerator[Any, Any]):
         return answers.with_report(answer, report.with_values(gate=gate))
 
 
-def limit_of(threshold: float | None, metric: GateMetric | None, unit: UnitLevel, on_risk: str) -> Limit:
-    """The limit of a gate. By default ``mark`` compares spans, because an answer as a whole cannot be marked."""
-    return Limit(threshold, "risk" if metric is None and on_risk == "mark" else metric, unit)
-
-
 class _Stream:
-    """Applies a gate to the chunks of one stream."""
-
     def __init__(self, gate: RiskGate) -> None:
         self._gate = gate
         self._streams = gate.on_risk == "mark" and gate.limit.unit == "span"
@@ -167,14 +158,12 @@ class _Stream:
         self._edits: list[Edit] = []  # of what was passed on
 
     def add(self, chunk: Any) -> Iterator[Any]:
-        """Add the next chunk, and yield what can be passed on."""
         if self._buffered is None and self._streams and self._continues(chunk):
             yield self._marked(chunk)
         else:
             self._buffered = chunk if self._buffered is None else self._buffered + chunk
 
     def end(self) -> Iterator[Any]:
-        """Yield the rest of the stream."""
         if self._buffered is not None:
             yield self._rest(self._buffered) if self._text else self._gate.passed(self._buffered)
         elif self._last is not None and not self._reported:
@@ -261,7 +250,6 @@ class _Stream:
         return shown, moved
 
     def _rest(self, chunk: BaseMessage) -> BaseMessage:
-        """The chunk that follows the text that was passed on."""
         report = answers.get_risk(chunk)
         if answers.calls_tools(chunk):
             rest, spans = self._taken(is_last=True)
@@ -276,7 +264,6 @@ class _Stream:
         return self._with_gate_entry(answers.with_text(answers.with_change(chunk, change), change.text[shown:]))
 
     def _marks(self, report: RiskReport) -> Change:
-        """What the marks change in the generated text."""
         generated = "".join(span.text or "" for span in report.spans)
         return EditedText(generated[self._begin :], (), self._begin).changed(self._edits)
 
@@ -290,6 +277,5 @@ def _with_chunk_spans(chunk: BaseMessage, spans: list[SpanReport]) -> BaseMessag
 
 
 def _growth(edit: Edit) -> int:
-    """The number of characters by which a change makes a text longer."""
     replaced = 0 if edit.text is None else len(edit.text) - (edit.end - edit.start)
     return len(edit.before or "") + len(edit.after or "") + replaced

@@ -194,7 +194,6 @@ def _place_of(retriever: Retriever) -> tuple[str, int] | None:
 
 
 def top_k_of(retriever: Retriever) -> int | None:
-    """The number of documents that a retriever is set to return, or ``None`` if it has no such setting."""
     place = _place_of(retriever)
     return None if place is None else place[1]
 

@@ -95,7 +95,6 @@ def json_schema_of(schema: Any) -> dict[str, Any]:
 
 
 def as_tool(schema: Any) -> dict[str, Any]:
-    """A tool whose arguments are an object with the schema."""
     made = json_schema_of(schema)
     return openai_tool({"title": TITLE, **made} if made.keys() & _SAYS_WHAT_FITS else made)
 
@@ -105,7 +104,6 @@ def _is_function(schema: Any) -> bool:
 
 
 def reader(schema: Any) -> Callable[[str], Any] | None:
-    """What makes an object of a schema from JSON; see :func:`.reader_of`."""
     return None if schema is None or _is_function(schema) else reader_of(schema)
 
 
@@ -116,7 +114,6 @@ class WholeJsonParser(BaseCumulativeTransformOutputParser[Any]):
     json_schema: dict[str, Any] | None = None  # of a complete answer
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
-        """The value of an answer. For a partial answer, the value so far, or ``None``."""
         info = getattr(getattr(result[0], "message", None), "response_metadata", {})
         if partial and "finish_reason" not in info:
             try:
@@ -134,7 +131,6 @@ class WholeJsonParser(BaseCumulativeTransformOutputParser[Any]):
         return validated(self.read, value)
 
     def parse(self, text: str) -> Any:
-        """Like :meth:`parse_result`, for a text."""
         return self.parse_result([Generation(text=text)])
 
 
@@ -144,7 +140,6 @@ class ArgumentsParser(JsonOutputKeyToolsParser):
     read: Any = None  # as for WholeJsonParser
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
-        """The value of the arguments. For a partial answer, the value so far, or ``None``."""
         message: Any = getattr(result[0], "message", None)
         info = getattr(message, "response_metadata", {})
         if isinstance(message, AIMessage) and not message.tool_calls and (not partial or "finish_reason" in info):
@@ -163,7 +158,6 @@ class ArgumentsParser(JsonOutputKeyToolsParser):
 
 
 def validated(read: Callable[[str], Any] | None, value: Any) -> Any:
-    """The object that is made from a JSON value, or the value itself."""
     if read is None or value is None:
         return value
     text = json.dumps(value)

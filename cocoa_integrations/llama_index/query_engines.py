@@ -125,7 +125,6 @@ class RiskQueryEngine(BaseQueryEngine):
         return await asyncio.to_thread(self._reported, response, answers)
 
     def _collector(self, nodes: Sequence[NodeWithScore] = ()) -> Answers:
-        """What collects the answers of a call that is given some nodes."""
         answers = Answers(lift=self._context_lift, cite=self._citing)
         answers.nodes = list({node.node.node_id: node for node in nodes}.values())
         return answers
@@ -336,7 +335,6 @@ def _require_reportable(engine: BaseQueryEngine) -> None:
 
 
 def require_llm(mode: str | None) -> None:
-    """Refuse a response mode that calls no LLM."""
     if mode in ("no_text", "context_only"):
         raise ConfigError(
             f"response_mode={ResponseMode(mode).value!r} calls no LLM, so its response has no risk. Use the query "

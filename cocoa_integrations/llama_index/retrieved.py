@@ -17,8 +17,7 @@ from cocoa_engine import CocoaEngine, ContextLift, Generation, PromptError, cont
 from cocoa_integrations._shared.citations import find_in
 from cocoa_integrations.llama_index.callbacks import Start, collected_nodes
 
-_MIN_RUN = 8
-"""A run of at least this many words that a prompt has in common with a node counts as part of the node."""
+_MIN_RUN = 8  # words in common with a node that count as part of it
 
 
 def add_nodes(nodes: Sequence[NodeWithScore]) -> None:
@@ -47,7 +46,6 @@ class PassagesOfCall:
         return [texts[number] for number in numbers] or None
 
     def forget(self) -> None:
-        """The prompt does not have the texts after all."""
         self.node_ids.clear()
 
 
@@ -70,10 +68,7 @@ def by_source_node(
 
 
 class _NodesRetrieved(BaseEventHandler):
-    """Tells the innermost collector which nodes a retriever has found."""
-
     def handle(self, event: BaseEvent, **options: Any) -> None:
-        """Add the nodes of a retrieval."""
         if isinstance(event, RetrievalEndEvent):
             add_nodes(event.nodes)
 
@@ -89,10 +84,9 @@ def watch_retrievals() -> None:
 
 
 class WithoutNodes:
-    """Removes the texts of nodes, or of the ``only`` one, from the texts of a prompt that was sent.
+    """Removes the texts of nodes, or of the ``only`` one, from the texts of a prompt: each once, as it is quoted again.
 
-    The text of each node is removed once, so a question or an earlier turn that quotes it is kept. If a synthesizer has
-    split a node, the runs of its words that the prompt contains are removed, outside the texts of the other nodes.
+    Of a node that a synthesizer has split, the runs of its words are removed, outside the texts of the other nodes.
     """
 
     def __init__(self, nodes: Sequence[NodeWithScore], *, only: int | None = None) -> None:
@@ -132,9 +126,7 @@ class WithoutNodes:
 def lift_of(
     generation: Generation | None, start: Start | None, nodes: Sequence[NodeWithScore], *, only: int | None = None
 ) -> list[ContextLift] | None:
-    """The context lift of every span of an answer; ``None`` if its prompt contains no text of the nodes, or the only
-    node, to leave out.
-    """
+    """The context lift of every span; ``None`` if the prompt has no text of the nodes, or of the ``only`` one."""
     if start is None or generation is None:
         return None
     without = WithoutNodes(nodes, only=only)

@@ -157,7 +157,6 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         return AsyncStreamingResponse(text(), response.source_nodes, response.metadata)
 
     async def _answer(self, query_bundle: QueryBundle, *, blocks: bool) -> RESPONSE_TYPE:
-        """The best response, with the history of all attempts."""
         tries = Tries[RESPONSE_TYPE](self._plan)
         for number in range(len(self._plan.steps)):
             engine, entry = self._engine(number)
@@ -196,8 +195,6 @@ def _report_of(response: RESPONSE_TYPE) -> RiskReport | None:
 
 
 class BothRetrievers(BaseRetriever):
-    """Combines two retrievers: the nodes of the first, then those of the second, without duplicates."""
-
     def __init__(self, first: BaseRetriever, second: BaseRetriever) -> None:
         super().__init__(first.callback_manager)
         self._first, self._second = first, second
@@ -218,7 +215,6 @@ def _without_duplicates(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
 
 
 def top_k_of(retriever: BaseRetriever) -> int | None:
-    """The ``similarity_top_k`` of a retriever, or ``None`` if it has none."""
     top_k = getattr(retriever, "similarity_top_k", None)
     return top_k if isinstance(top_k, int) else None
 
@@ -236,7 +232,6 @@ def with_top_k(retriever: BaseRetriever, factor: float) -> BaseRetriever:
 
 
 def _settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by the names of their fields, validated."""
     settings, rest = split_settings(settings)
     refuse_unknown(rest, (), what="settings")
     checked = CocoaConfig(**settings)

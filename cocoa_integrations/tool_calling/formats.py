@@ -1,7 +1,4 @@
-"""The formats in which models write tool calls, and how a prompt describes the tools to them.
-
-A model whose chat template does not support tools gets them in the format that Hermes and Qwen models were trained on.
-"""
+"""The formats in which models write tool calls, and how a prompt describes the tools to them."""
 
 from __future__ import annotations
 
@@ -35,17 +32,13 @@ class CallFormat:
         return bool(self.opening) and not self.listed
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """One call as text."""
         call = json.dumps({"name": name, self.arguments: dict(arguments)}, ensure_ascii=False)
         return f"{self.opening}\n{call}\n{self.closing}" if self.tagged else f"[{call}]" if self.listed else call
 
     def grammar(
         self, request: ToolRequest, schemas: Sequence[Any], tokenizer: PreTrainedTokenizerBase, other: str | None
     ) -> str:
-        """The grammar of an answer that can call functions with arguments of these schemas.
-
-        ``other`` is the grammar term for an answer without a call; ``None``: any text. Tags can be single tokens.
-        """
+        """The grammar of an answer that can call functions; ``other`` is that of one without a call, else any text."""
         several = not request.required if request.parallel is None else request.parallel
         head, rules = f'{{{{"name": {{}}, "{self.arguments}": ', list[str]()
         for number, (function, schema) in enumerate(zip(request.callable_tools, schemas, strict=True)):
@@ -143,7 +136,6 @@ SCHEMA = """Answer with one JSON object that fits this JSON schema, and with not
 
 
 def tools_text(tools: Sequence[Mapping[str, Any]]) -> str:
-    """The description of the tools and of the call format, for a system message."""
     shown = ("name", "description", "parameters")
     functions = [{key: tool["function"][key] for key in shown} for tool in tools]
     lines = [json.dumps({"type": "function", "function": each}, ensure_ascii=False) for each in functions]
@@ -151,7 +143,6 @@ def tools_text(tools: Sequence[Mapping[str, Any]]) -> str:
 
 
 def as_plain_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with their tool calls and results as text."""
     plain: list[dict[str, Any]] = []
     for is_result, turn in groupby(messages, lambda message: message["role"] == "tool"):
         if is_result:  # one message for all results of a turn: many templates require alternating roles

@@ -57,7 +57,6 @@ class Plan:
 
     @property
     def style(self) -> CallFormat:
-        """The format in which calls are written."""
         return self._native or HERMES
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -86,22 +85,16 @@ class Plan:
         return chat, kwargs
 
     def splitter(self) -> ReasoningSplitter:
-        """The object that separates the reasoning of an answer that arrives span by span. Call :meth:`prompt` first."""
         return ReasoningSplitter(self.engine, inside=self.inside_reasoning)
 
     def split(self, generation: Generation) -> Split:
-        """The reasoning and the answer of a generation. Call :meth:`prompt` first."""
         return split_generation(generation, self.engine, inside=self.inside_reasoning)
 
     @one_budget()
     def processors(
         self, chat: Sequence[Mapping[str, Any]] = (), kwargs: Mapping[str, Any] | None = None
     ) -> list[GrammarProcessor]:
-        """The logits processor that constrains the answer to the prompt of ``chat``; empty if any text is allowed.
-
-        If the prompt ends inside the reasoning, the reasoning is free, and the answer after it is constrained. A prompt
-        that does not fit the context window is a ``PromptError`` before anything is compiled.
-        """
+        """The processor that constrains the answer to the prompt of ``chat``, after any reasoning, if there is one."""
         request = self.request
         if not request.enforced:
             return []
@@ -119,11 +112,7 @@ class Plan:
 
     @one_budget()
     def read(self, text: str, *, done: bool = True, start: int = 0) -> Reading:
-        """The text and the calls of an answer, which may be partial; see :func:`~.reading.read`.
-
-        A call that does not fit the schema that was to be enforced is invalid, or an ``IncompleteAnswerError`` where it
-        must fit. So is the JSON of a complete answer.
-        """
+        """The text and the calls of an answer, or of a part of it. What does not fit its schema is invalid."""
         request, reading = self.request, Reading(text[start:], [])
         if request.tools:
             parameters = {tool["function"]["name"]: tool["function"]["parameters"] for tool in request.tools}

@@ -60,7 +60,6 @@ class Reading:
 
 
 _ARGUMENTS = ("arguments", "parameters")
-
 _IGNORED = ("id", "type")  # it gets an id of ours, and every call is one of a function
 _BETWEEN = " \t\r\n,;[]"  # besides text between two calls
 _CUT_OFF = "the answer ends before the call is complete: max_tokens, max_risk or a stop text cut it off"
@@ -87,10 +86,7 @@ def read(
     pieces: list[str] = []
 
     def part(begin: int, names: Collection[str] | None = None) -> int:
-        """Add the calls and the text up to the next tag, and return the end of the part.
-
-        Without a tag ``names`` are those of the tools; JSON without such a name is then text.
-        """
+        """Add the calls and the text up to the next tag, and return its end; ``names`` are given without a tag."""
         new: list[Call] = []
         between: list[str] = []
         at = scanned = begin
@@ -151,10 +147,7 @@ def read(
 
 
 def _call(text: str, at: int, style: CallFormat, done: bool) -> tuple[str | None, Call, int | None]:
-    """The call that begins with a brace: its name if it is complete, the call, and the offset where it ends.
-
-    The end is ``None`` as long as it is not known: a tag may be part of a string that has not ended.
-    """
+    """The call that begins with a brace: its name if it is complete, the call, and its end once it is known."""
     members = members_at(text, at)
     name: str | None = None
     given: tuple[Any, int, int] | None = None
@@ -240,7 +233,6 @@ class Members:
 
 
 def members_at(text: str, at: int) -> Members:
-    """Parse the object or list at an offset as far as possible."""
     members = Members()
     listed = text.startswith("[", at)
     closing = "]" if listed else "}"
@@ -275,10 +267,9 @@ def members_at(text: str, at: int) -> Members:
 
 
 def field_offsets(text: str, at: int = 0, path: str = "$", depth: int = 0) -> dict[str, tuple[int, int]]:
-    """Start and end of every value inside the object or list at an offset, by its JSON path, below ``path``.
+    """Start and end of every complete value inside the object or list at an offset, by its JSON path.
 
-    The offsets of a string exclude its quotes, unless it is empty. A value that was cut off has no entry, but the
-    complete values in it do. A text that is another single value has the entry of this value.
+    Those of a string exclude its quotes, unless it is empty. Another single value has the path ``$``.
     """
     at = skip_space(text, at)
     if not text.startswith(("{", "["), at):
@@ -341,7 +332,6 @@ def can_be_sent(value: Any) -> bool:
 
 
 def skip_space(text: str, at: int) -> int:
-    """The offset of the next character that is not JSON's whitespace."""
     while at < len(text) and text[at] in " \t\n\r":
         at += 1
     return at

@@ -36,15 +36,10 @@ class ToolRequest:
         parallel_tool_calls: bool | None = None,
         response_format: Mapping[str, Any] | None = None,
     ) -> ToolRequest:
-        """Create a request from the options of a call, which have OpenAI's meanings and forms.
+        """Create a request from the options of a call, which have OpenAI's meanings; others are a ``ConfigError``.
 
         ``tool_choice`` may also be ``"any"``, ``True``, or the name of a tool. A ``{"type": "json_object"}`` may have a
-        ``"schema"``, which is not part of the prompt. With ``"strict": False`` next to the schema, the caller validates
-        what no grammar enforces.
-
-        Raises:
-            ConfigError: a tool has another format, two have the same name, the chosen tool is not given, or the choice
-                or the format is unknown.
+        ``"schema"``, which is not part of the prompt. With ``"strict": False`` next to it the caller validates.
         """
         checked = tuple(_tool(number, tool) for number, tool in enumerate(tools or ()))
         names = [tool["function"]["name"] for tool in checked]
@@ -57,28 +52,23 @@ class ToolRequest:
         return cls(*choice, bool(strict), parallel_tool_calls, *_schema(response_format))
 
     def __bool__(self) -> bool:
-        """Whether the request is not empty."""
         return bool(self.tools) or self.schema is not None
 
     @property
     def enforced(self) -> bool:
-        """Whether a grammar constrains the answer."""
         return self.schema is not None or (bool(self.tools) and (self.required or self.strict))
 
     @property
     def callable_tools(self) -> tuple[dict[str, Any], ...]:
-        """The functions that can be called."""
         functions = tuple(tool["function"] for tool in self.tools)
         return tuple(each for each in functions if self.allowed is None or each["name"] in self.allowed)
 
     @property
     def name(self) -> str | None:
-        """The tool that must be called."""
         return self.allowed[0] if self.required and self.allowed and len(self.allowed) == 1 else None
 
     @property
     def tool_choice(self) -> str | dict[str, Any]:
-        """``tool_choice`` in OpenAI's format."""
         mode = "required" if self.required else "auto"
         if self.allowed is None:
             return mode
@@ -87,7 +77,6 @@ class ToolRequest:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The parameters of a request in OpenAI's format, for a server."""
         parameters: dict[str, Any] = {}
         if self.tools:
             strict = {"strict": True} if self.strict else {}

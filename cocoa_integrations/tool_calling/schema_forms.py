@@ -62,10 +62,7 @@ class _WithoutFieldTitles(GenerateJsonSchema):  # which repeat names, and infini
 
 
 def _with_models(form: Any) -> Any:
-    """The type with classes of pydantic 2 in the place of TypedDicts and of classes of pydantic 1.
-
-    pydantic itself takes TypedDicts of the standard library only from Python 3.12 on, and no defaults of LangChain's.
-    """
+    """The type with classes of pydantic 2 in the place of TypedDicts, with LangChain's defaults, and of pydantic 1."""
     names: dict[Any, str] = {}
     models: dict[str, Any] = {}
 

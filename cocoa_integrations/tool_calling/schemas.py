@@ -23,10 +23,9 @@ USES = ("llguidance", "jsonschema.exceptions", "jsonschema.validators", "jsonsch
 
 
 def mismatch(text: str, schema: Mapping[str, Any]) -> str | None:
-    """Why a JSON text does not fit a schema: the path of a value, and what is wrong with it.
+    """Why a JSON text does not fit a schema; ``None`` if it does, or was cut off.
 
     Numbers are compared as they are written: 0.07 is a multiple of 0.01. Nothing is fetched that a ``$ref`` names.
-    It is ``None`` if the text fits, or is not JSON because it was cut off.
     """
     try:
         return run(_mismatch, text, schema, what="to compare the answer with its schema")

@@ -14,7 +14,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cocoa_engine import CocoaConfig, CocoaEngine, CocoaError, RiskCalibrator, Runtime
+from cocoa_engine import (
+    CocoaConfig,
+    CocoaEngine,
+    CocoaError,
+    ModelLoadError,
+    RiskCalibrator,
+    Runtime,
+    UnsupportedModelError,
+)
 from cocoa_engine.execution.native import build
 from cocoa_engine.methods import retrieval_heads
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, known_heads
@@ -215,35 +223,40 @@ def test_gguf_files(folder: Path, kept: bool) -> None:
     survives(file, changed | broken(good), loaded, examples=60 if kept else 15, worst=[no_heads])
 
 
-WRONG: dict[str, list[Any]] = {
-    "text": [7, 0.5, True, ["a", "b"]],
-    "number": ["x", True, ["a", "b"], [[1], [2]], float("nan")],
-}
-KINDS = {
+NO_TEXT: tuple[Any, ...] = (7, 0.5, True, ["a", "b"])
+NO_NUMBER: tuple[Any, ...] = ("x", True, ["a", "b"], [[1], [2]], float("nan"))
+WRONG: dict[str, tuple[Any, ...]] = {
     # these are read before all others
-    **dict.fromkeys(("split.count", "split.no", "split.tensors.count", "general.alignment"), "number"),
-    **dict.fromkeys(("general.architecture", "tokenizer.ggml.model", "tokenizer.ggml.pre"), "text"),
-    **dict.fromkeys(("tokenizer.chat_template", "tokenizer.chat_template.tool_use"), "text"),
-    **dict.fromkeys(("tokenizer.ggml.eos_token_id", "tokenizer.ggml.bos_token_id"), "number"),
-    **dict.fromkeys(("llama.block_count", "llama.context_length", "llama.attention.head_count"), "number"),
-    **dict.fromkeys(("llama.embedding_length", "llama.rope.dimension_count"), "number"),
+    **dict.fromkeys(("split.count", "split.no", "split.tensors.count", "general.alignment"), NO_NUMBER),
+    **dict.fromkeys(("general.architecture", "tokenizer.ggml.model", "tokenizer.ggml.pre"), NO_TEXT),
+    **dict.fromkeys(("tokenizer.chat_template", "tokenizer.chat_template.tool_use"), NO_TEXT),
+    **dict.fromkeys((f"tokenizer.ggml.{role}_token_id" for role in ("eos", "bos", "fim_pad")), (*NO_NUMBER, 0.5)),
+    **dict.fromkeys((f"tokenizer.ggml.{name}" for name in ("tokens", "merges", "scores")), ("x", [1, 2])),
+    **dict.fromkeys(("llama.block_count", "llama.context_length", "llama.attention.head_count"), (*NO_NUMBER, 1.5)),
+    **dict.fromkeys(("llama.embedding_length", "llama.expert_count", "llama.rope.dimension_count"), (*NO_NUMBER, 1.5)),
+    **dict.fromkeys(("llama.rope.freq_base", "llama.logit_scale"), NO_NUMBER),
+    **dict.fromkeys(("tokenizer.ggml.token_type", "llama.rope.dimension_sections"), (7, "x", ["x"])),
+    **dict.fromkeys(("llama.rope.scaling.finetuned", "tokenizer.ggml.add_bos_token"), ("x", 1)),
+    "llama.attention.causal": (1,),
+    "llama.attention.sliding_window_pattern": ("x",),
+    "llama.rope.scaling.type": (1,),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("key", KINDS)
-def test_a_value_of_a_wrong_type_in_gguf_metadata_is_refused_by_its_key(key: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("norms", ["F32", "F16"], ids=["in blocks", "unpacked"])
+@pytest.mark.parametrize("key", WRONG)
+def test_a_value_of_a_wrong_type_in_gguf_metadata_is_refused_by_its_key(key: str, norms: str, tmp_path: Path) -> None:
     """By all readers of such a file; the context window, which is only shown, is then not known."""
     file = tmp_path / "model.gguf"
-    for value in WRONG[KINDS[key]]:
+    readers: list[Any] = [lambda: load_pretrained(file, keeps_blocks=lambda: True)]
+    readers += [] if key.startswith("llama.") else [lambda: load_tokenizer(str(file), {})]
+    for value in WRONG[key]:
         with torch.no_grad():
-            write(file, "llama", "Q8_0", template="{{ messages }}", metadata={key: value})
-        readers: list[Any] = [lambda: load_pretrained(file, keeps_blocks=lambda: True)]
-        if not key.startswith("llama."):
-            readers.append(lambda: load_tokenizer(str(file), {}))
+            write(file, "llama", "Q8_0", template="{{ messages }}", norms=norms, metadata={key: value})
         for read in readers:
             found = outcome(read)
-            assert isinstance(found, CocoaError), value
+            assert isinstance(found, (ModelLoadError, UnsupportedModelError)), value
             assert key in str(found), value
         window = read_context_window(file)
         assert window is None or type(window) is int

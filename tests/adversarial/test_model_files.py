@@ -33,8 +33,7 @@ from cocoa_engine.risk.calibrator import Settings
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.model_folders import save_model
 from tests.helpers.mutations import broken, broken_json, each_change, fuzz, mutated, mutated_json, outcome
-from tests.helpers.small_gguf import write
-from tests.helpers.tiny_gguf import write_tiny_gguf
+from tests.helpers.small_gguf import write, write_tiny_gguf
 from tests.helpers.tiny_models import NUM_LAYERS, tiny_model, tiny_tokenizer
 
 pytestmark = [

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedConfig
 
 from cocoa_engine.forks import free_in_child
-from cocoa_engine.garbage import collector_paused
+from cocoa_engine.memory import collector_paused
 from cocoa_engine.optional import quiet_torchao
 
 if TYPE_CHECKING:

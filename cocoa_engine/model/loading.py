@@ -17,8 +17,8 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, Auto
 from transformers.utils import logging as transformers_logging
 
 from cocoa_engine.errors import CocoaError, ConfigError, ModelLoadError, UnsupportedModelError, safe_cause
-from cocoa_engine.free_memory import release_free_memory
 from cocoa_engine.logs import safe_logger
+from cocoa_engine.memory import release_free_memory
 from cocoa_engine.model import (
     checkpoint_files,
     embedded,

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from cocoa_engine.errors import ConfigError, ModelLoadError, UnsupportedModelError
-from cocoa_engine.free_memory import release_free_memory
 from cocoa_engine.logs import safe_logger
+from cocoa_engine.memory import release_free_memory
 from cocoa_engine.model import experts
 from cocoa_engine.model.blocks import BlockTensor, block_size
 from cocoa_engine.model.checkpoint_files import safetensors_files

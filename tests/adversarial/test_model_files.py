@@ -58,11 +58,6 @@ def tiny() -> CocoaEngine:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path
-
-
-@pytest.fixture
 def source(tmp_path: Path) -> Path:
     """The folder of a tiny model."""
     return Path(save_model(tmp_path / "source"))
@@ -106,9 +101,9 @@ def calibrator() -> RiskCalibrator:
 
 
 @pytest.mark.slow
-def test_calibrators(tiny: CocoaEngine, folder: Path) -> None:
+def test_calibrators(tiny: CocoaEngine, tmp_path: Path) -> None:
     """What is read can be used: the answer has a risk, or one error says what is missing."""
-    file = folder / "calibrator.json"
+    file = tmp_path / "calibrator.json"
     calibrator().save(file)
     answer = tiny.generate("Once upon", max_new_tokens=4)
 
@@ -122,13 +117,13 @@ def test_calibrators(tiny: CocoaEngine, folder: Path) -> None:
     survives(file, good, risks, lambda found: all(risk is None or 0 <= risk <= 1 for risk in found), 40)
 
 
-def test_each_value_of_a_calibrator(folder: Path) -> None:
+def test_each_value_of_a_calibrator(tmp_path: Path) -> None:
     """Of any other type, at any place; some packed numbers are written as lists."""
     good = json.loads(calibrator().model_dump_json())
     good["probe"] = {"layer": 1, "model_name": "tiny", "dtype": "float32", "weights": [0.5, 1], "intercept": 0.1}
     good["span"]["domain"] = {"centre": [0.5, 1], "precision": [0.5, 1, 1, 1], "cutoff": 1.0}
     assert "domain" in good["answer"]
-    file = folder / "calibrator.json"
+    file = tmp_path / "calibrator.json"
     refused = 0
     for what, value in each_change(good):
         file.write_text(json.dumps(value))
@@ -138,8 +133,8 @@ def test_each_value_of_a_calibrator(folder: Path) -> None:
     assert refused > 1000
 
 
-def test_retrieval_heads(folder: Path) -> None:
-    file = folder / "heads.json"
+def test_retrieval_heads(tmp_path: Path) -> None:
+    file = tmp_path / "heads.json"
 
     def heads() -> RetrievalHeads | None:
         retrieval_heads._read.cache_clear()
@@ -159,10 +154,10 @@ def test_retrieval_heads(folder: Path) -> None:
 
 
 def test_broken_files_of_the_cache_are_as_good_as_none(
-    tiny: CocoaEngine, folder: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: CocoaEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Retrieval heads, notes of compared weights and tokenizers are found or made again."""
-    monkeypatch.setenv("COCOA_CACHE_DIR", str(folder / "cache"))
+    monkeypatch.setenv("COCOA_CACHE_DIR", str(tmp_path / "cache"))
     file = retrieval_heads.keep(RetrievalHeads.model_validate(HEADS), tiny.session.model)
 
     def kept_heads() -> RetrievalHeads | None:
@@ -175,7 +170,7 @@ def test_broken_files_of_the_cache_are_as_good_as_none(
     model = tiny_model("llama")
     weight_identity.will_note(model, "weights", "kernels")
     weight_identity.note(model, "equal")
-    (note,) = (folder / "cache" / weight_identity.FOLDER).iterdir()
+    (note,) = (tmp_path / "cache" / weight_identity.FOLDER).iterdir()
     assert weight_identity.noted("weights", "kernels") == "equal"
 
     def is_noted(found: str | None) -> bool:
@@ -185,13 +180,13 @@ def test_broken_files_of_the_cache_are_as_good_as_none(
     survives(note, bad, lambda: weight_identity.noted("weights", "kernels"), is_noted, 40, [b"[" * 100_000])
 
     monkeypatch.setattr(gguf_tokenizer, "FOLDER", "tokenizers")
-    write_tiny_gguf(folder / "kept.gguf")
+    write_tiny_gguf(tmp_path / "kept.gguf")
 
     def encoded() -> list[int]:
-        return gguf_tokenizer.load(GgufFile(folder / "kept.gguf")).encode("hello")
+        return gguf_tokenizer.load(GgufFile(tmp_path / "kept.gguf")).encode("hello")
 
     good = encoded()
-    (kept,) = (folder / "cache" / "tokenizers").iterdir()
+    (kept,) = (tmp_path / "cache" / "tokenizers").iterdir()
     text = kept.read_bytes()
     bad = st.binary(max_size=100) | st.integers(0, len(text) - 1).map(lambda end: text[:end])
     survives(kept, bad, encoded, lambda found: found == good and kept.read_bytes() == text, 40, [b"", b"{}"])
@@ -202,9 +197,9 @@ def test_broken_files_of_the_cache_are_as_good_as_none(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", [True, False], ids=["blocks", "unpacked"])
-def test_gguf_files(folder: Path, kept: bool) -> None:
+def test_gguf_files(tmp_path: Path, kept: bool) -> None:
     """And their context windows, which are read without the weights."""
-    file = folder / f"{kept}.gguf"
+    file = tmp_path / f"{kept}.gguf"
     write_tiny_gguf(file)
     good = file.read_bytes()
     header = 9000  # metadata and the list of tensors
@@ -420,9 +415,9 @@ def test_chat_templates(tiny: CocoaEngine, source: Path) -> None:
 # --- other files, and settings
 
 
-def test_checksums_of_the_kernels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checksums_of_the_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A library is loaded only with its own checksum beside it."""
-    library = folder / "kernels.so"
+    library = tmp_path / "kernels.so"
     checksum, good = build._checksum_file(library), build._checksum(b"a library")
     monkeypatch.setattr(build, "_opened", lambda file: file.close() or file)
     monkeypatch.setattr(build, "_declared", lambda file: file)
@@ -437,13 +432,13 @@ def test_checksums_of_the_kernels(folder: Path, monkeypatch: pytest.MonkeyPatch)
     check()
 
 
-def test_files_of_api_keys(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_api_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("fastapi")
     from cocoa_integrations.server.command import KEYS_VARIABLE, given_keys
     from cocoa_integrations.server.settings import ServerSettings
 
     monkeypatch.delenv(KEYS_VARIABLE, raising=False)
-    file = folder / "keys"
+    file = tmp_path / "keys"
     file.write_bytes(b"# of the team\nfirst-key\n\n  second-key\n")
 
     def keys() -> list[str]:

@@ -22,7 +22,7 @@ from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.loading import load_pretrained
 from tests.helpers.processes import limited
-from tests.helpers.tiny_gguf import write_tiny_gguf
+from tests.helpers.small_gguf import write_tiny_gguf
 from tests.helpers.tiny_models import tiny_model
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs owners and rights of files")

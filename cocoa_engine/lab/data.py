@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from random import Random
-from typing import Annotated, NamedTuple, Protocol, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 from pydantic import Field, RootModel, StrictBool, StrictInt
 
@@ -146,31 +146,6 @@ def checked(records: Sequence[LabelledText], where: object, *, both_classes: boo
     return list(records)
 
 
-class Grouped(Protocol):
-    """An item with a group. Items with the same prompt have the same group."""
-
-    @property
-    def group(self) -> str: ...
-
-
-Record = TypeVar("Record", bound=Grouped)
-
-
-def sample(records: Sequence[Record], prompts: int | None = None, seed: int = 0) -> list[Record]:
-    """Draw some prompts and return their records, grouped by prompt.
-
-    Args:
-        records: the records of all prompts.
-        prompts: the number of prompts to draw at random. `None` takes all.
-        seed: the seed of the draw.
-    """
-    by: dict[str, list[Record]] = {}
-    for record in records:
-        by.setdefault(record.group, []).append(record)
-    drawn = set(by if prompts is None or prompts >= len(by) else Random(seed).sample(list(by), prompts))
-    return [record for name, same in by.items() if name in drawn for record in same]
-
-
 @dataclass(frozen=True)
 class Question:
     """A question with its known answers.
@@ -199,6 +174,24 @@ class Question:
         """Whether an answer contains a known answer word for word, ignoring case, punctuation and articles."""
         words = f" {normalized(answer)} "
         return any(f" {normalized(known)} " in words for known in self.answers)
+
+
+Record = TypeVar("Record", LabelledText, Question)
+
+
+def sample(records: Sequence[Record], prompts: int | None = None, seed: int = 0) -> list[Record]:
+    """Draw some prompts and return their records, grouped by prompt.
+
+    Args:
+        records: the records of all prompts.
+        prompts: the number of prompts to draw at random. `None` takes all.
+        seed: the seed of the draw.
+    """
+    by: dict[str, list[Record]] = {}
+    for record in records:
+        by.setdefault(record.group, []).append(record)
+    drawn = set(by if prompts is None or prompts >= len(by) else Random(seed).sample(list(by), prompts))
+    return [record for name, same in by.items() if name in drawn for record in same]
 
 
 class _Passage(RowModel):

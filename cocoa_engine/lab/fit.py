@@ -148,11 +148,9 @@ def folds_of(items: LabelledFeatures, folds: int, seed: int = 0) -> Folds:
     return list(splitter.split(items.features, items.labels, shuffled))
 
 
-STRENGTHS = (0.1, 1.0, 10.0)
-"""Strengths of the ridge penalty on standardised states, for each span. Every fit selects one of them."""
-
-FOLDS = 5
-"""Folds of the cross-fit. With fewer prompts of a class, there are as many folds as such prompts, and at least 2."""
+STRENGTHS, FOLDS = (0.1, 1.0, 10.0), 5
+"""Strengths of the ridge penalty on standardised states, for each span, of which every fit selects one; and the folds
+of the cross-fit. With fewer prompts of a class, there are as many folds as such prompts, and at least 2."""
 
 
 class Direction(NamedTuple):
@@ -204,11 +202,9 @@ def fit_direction(states: Floats32, labels: NDArray[np.bool_], folds: Folds) -> 
     return Direction(weights, direction.intercept - float(weights @ mean)), scores[best]
 
 
-CUT = 0.005
-"""Before centre and covariance are estimated, each feature is cut at this quantile on either side."""
-
-JITTER = 0.01
-"""Added to the variance of each scaled feature, so that features which determine one another can be inverted."""
+CUT, JITTER = 0.005, 0.01
+"""Before centre and covariance are estimated, each feature is cut at this quantile on either side. JITTER is added to
+the variance of each scaled feature, so that features which determine one another can be inverted."""
 
 
 def fit_domain(scaled: Floats, folds: Folds) -> Domain:

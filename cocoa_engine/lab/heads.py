@@ -222,16 +222,11 @@ def _recall(expected: str, actual: str) -> float:
     return (words & said).total() / words.total()
 
 
-PROMPTS = 60
-"""The default number of prompts: as many questions as requests to retell a passage."""
+PROMPTS, MAX_NEW_TOKENS = 60, 48
+"""The default number of prompts, as many questions as requests to retell a passage, and the tokens of an answer."""
 
-MAX_NEW_TOKENS = 48
-
-KNOTS = 101
-"""The number of quantiles that are stored."""
-
-MIN_SPANS = 50
-"""With fewer spans, the distribution would be too rough."""
+KNOTS, MIN_SPANS = 101, 50
+"""The number of quantiles that are stored. With fewer spans, the distribution would be too rough."""
 
 
 def with_reference(
@@ -306,14 +301,8 @@ def keep_reference(
 ) -> Path | None:
     """Measure the reference distribution of a model that has none, and keep it in the cache directory.
 
-    Its heads are the retrieval heads that are known, or else those of :func:`spread_heads_of`. The arguments are those
-    of :func:`with_reference`.
-
-    Returns:
-        The file; `None` if the model has a reference distribution, or no attention that can be seen.
-
-    Raises:
-        OSError, RuntimeError: the cache directory cannot be written to.
+    Its heads are the known retrieval heads, or else those of :func:`spread_heads_of`; see :func:`with_reference`.
+    Returns the file; `None` if the model has a reference distribution, or no attention that can be seen.
     """
     model = engine.session.model
     found = heads_of_model(None, model) or spread_heads_of(model)

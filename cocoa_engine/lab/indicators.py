@@ -27,16 +27,10 @@ Floats = NDArray[np.float64]
 class Items:
     """Items of one level. An item of the level ``"character"`` is a token that stands for its characters.
 
-    Attributes:
-        groups, answers: the prompt and the id of the answer of each item.
-        hallucinated, supported: the weight of each item in either class, ``[n]``.
-        log_prob: the sum of log p over its tokens.
-        tokens: its number of tokens.
-        position: the number of the answer's tokens before it.
-        relative_position: the position as a share of the answer's tokens.
-        source_attention: the mean source attention of its tokens; NaN if it was not measured.
-        consecutive, to_pre_norm, to_post_norm: ``[n, L]``, as in :class:`.LayerProfile`.
-        without_source: the same items after the prompt without its source, if measured.
+    ``groups`` and ``answers`` have the prompt and the id of the answer of each item, ``hallucinated`` and ``supported``
+    its weight in either class. ``log_prob`` is the sum over its tokens, ``position`` the number of the answer's tokens
+    before it, and ``source_attention`` the mean of its tokens, NaN if it was not measured. Arrays are ``[n]``, and the
+    three of :class:`.LayerProfile` ``[n, L]``. ``without_source``: the same items after the prompt without its source.
     """
 
     level: Level

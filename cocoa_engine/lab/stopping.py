@@ -55,14 +55,8 @@ class _Line(RowModel):
 class Answer:
     """The risks of one answer. A risk that is not a finite number is infinite: it reaches every threshold.
 
-    Attributes:
-        spans: the risks of its spans with visible text.
-        whole: the risk of the answer as a whole; `None` without a calibrator for answers.
-        right: whether it is right; `None` if that is not known.
-        risk_source: where the risks of spans come from; `None` if that is not known.
-        flagged: whether each risk of ``spans`` reaches its default threshold; `None` if that is not known.
-        threshold: the default threshold of spans; `None` if it is not known.
-        whole_threshold: the default threshold of ``whole``; `None` if it is not known.
+    ``spans`` are those of its spans with visible text, ``whole`` is that of the answer, and ``flagged`` whether each of
+    ``spans`` reaches its default threshold. `None` stands for what is not known.
     """
 
     spans: tuple[float, ...]
@@ -76,14 +70,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class OwnPrompt:
-    """One line of a file: a request, or an answer that was measured before.
-
-    Attributes:
-        request: the text that the model is asked.
-        known: the known answers, if there are any.
-        context: the passage of the request that the answer should come from.
-        measured: the risks of the answer that was measured before.
-    """
+    """One line of a file: a request, the known answers to it and the passage that the answer should come from, if there
+    are any; or the risks of an answer that was measured before."""
 
     request: str
     known: tuple[str, ...] = ()

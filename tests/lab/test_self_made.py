@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 
@@ -26,21 +24,6 @@ DOCUMENT = (
     "The old mill in Harrowgate was built by John Smith in 1850. It has 14 floors and a tower. In summer, the owner "
     "Clara Voss opens it to visitors. The mill burned on 3 March 1902."
 )
-
-
-def test_declining() -> None:
-    question = made(["a known answer"], answerable=False)
-    for answer in (
-        "The text does not say.",
-        "It is not mentioned in the passage.",
-        "There is no information about the mayor.",
-        "I cannot answer this.",
-        "The passage doesn't specify it.",
-        "unknown",
-    ):
-        assert question.is_right(answer), answer
-    for answer in ("Paris.", "It is known for its clocks.", "She was not born in Rome.", ""):
-        assert not question.is_right(answer), answer
 
 
 def test_made_questions() -> None:
@@ -70,19 +53,32 @@ def test_questions_about_documents() -> None:
         made_questions(["nothing here. nor there."], count=8)
 
 
-def made(answers: Sequence[str], *, answerable: bool = True) -> MadeQuestion:
-    return MadeQuestion("Who built the mill of Odd?", "x", tuple(answers), "g", answerable)
+def made(*answers: str, answerable: bool = True) -> MadeQuestion:
+    return MadeQuestion("Who built the mill of Odd?", "x", answers, "g", answerable)
 
 
-def test_labels() -> None:
-    known = made(["Mirela Voss", "Voss"])
-    assert known.is_right("It was built by Mirela Voss.")
-    assert not known.is_right("It was built by Pavel Lund.")
-    assert not known.is_right("The text does not say.")
-    missing = made(["Voss"], answerable=False)
-    assert missing.is_right("The text does not say.")
-    assert missing.is_right("It was Voss.")
-    assert not missing.is_right("It was built by Pavel Lund.")
+@pytest.mark.parametrize(
+    ("answer", "right", "right_if_missing"),
+    [
+        ("It was built by Mirela Voss.", True, True),
+        ("It was Voss.", True, True),
+        ("It was built by Pavel Lund.", False, False),
+        ("The text does not say.", False, True),
+        ("It is not mentioned in the passage.", False, True),
+        ("There is no information about the mayor.", False, True),
+        ("I cannot answer this.", False, True),
+        ("The passage doesn't specify it.", False, True),
+        ("unknown", False, True),
+        ("It is known for its clocks.", False, False),
+        ("She was not born in Rome.", False, False),
+        ("", False, False),
+    ],
+)
+def test_an_answer_is_right_if_it_is_known_or_declines_what_is_missing(
+    answer: str, right: bool, right_if_missing: bool
+) -> None:
+    assert made("Mirela Voss", "Voss").is_right(answer) is right
+    assert made("Mirela Voss", "Voss", answerable=False).is_right(answer) is right_if_missing
 
 
 def test_planted_errors() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from cocoa_engine import DataError
-from cocoa_engine.lab.ranking import Bootstrap, Interval, Ranked, caution, interval, paired_test
+from cocoa_engine.equations import middle_layers
+from cocoa_engine.lab.indicators import Layers, layer_choices, shrinking_windows
+from cocoa_engine.lab.ranking import Bootstrap, Ranked, caution, interval, paired_test
 
 SCORES = st.integers(-3, 3).map(float)  # ties are common
 ITEMS = st.lists(st.tuples(SCORES, st.integers(0, 3), st.integers(0, 3)), min_size=2, max_size=30).filter(
@@ -24,8 +27,7 @@ ITEMS = st.lists(st.tuples(SCORES, st.integers(0, 3), st.integers(0, 3)), min_si
 def test_weighted_figures_are_scikit_learns(items: list[tuple[float, int, int]]) -> None:
     scores, positive, negative = map(list, zip(*items, strict=True))
     ranked = Ranked(scores, positive, negative)
-    labels = [1] * len(items) + [0] * len(items)
-    weights = [*positive, *negative]
+    labels, weights = [1] * len(items) + [0] * len(items), [*positive, *negative]
     assert ranked.auroc()[0] == pytest.approx(roc_auc_score(labels, scores * 2, sample_weight=weights))
     assert ranked.auprc()[0] == pytest.approx(average_precision_score(labels, scores * 2, sample_weight=weights))
 
@@ -74,13 +76,9 @@ def test_intervals_hold_the_estimate(items: list[tuple[float, int, int]], groups
     ranked, other = Ranked(scores, positive, negative), Ranked(positive, positive, negative)
     bootstrap = Bootstrap([number % groups for number in range(len(items))], draws=40, seed=seed)
     for measure in ("auroc", "auprc"):
-        for least, one in (
-            (0, bootstrap.interval(ranked, measure)),
-            (-1, bootstrap.difference(ranked, other, measure)),
-        ):
-            assert one.low is not None
-            assert one.high is not None
-            assert least <= one.low <= one.estimate <= one.high <= 1
+        interval, difference = bootstrap.interval(ranked, measure), bootstrap.difference(ranked, other, measure)
+        assert 0 <= interval.low <= interval.estimate <= interval.high <= 1
+        assert -1 <= difference.low <= difference.estimate <= difference.high <= 1
         assert bootstrap.difference(ranked, ranked, measure) == (0, 0, 0)
 
 
@@ -93,16 +91,8 @@ def test_the_interval_has_its_coverage() -> None:
         labels = random.random(200) < 0.4
         bootstrap = Bootstrap(range(200), draws=200, seed=trial)
         found = bootstrap.interval(Ranked(random.normal(size=200) + labels, labels, ~labels), "auroc")
-        assert found.low is not None
-        assert found.high is not None
         hits += found.low <= true <= found.high
     assert 88 <= hits <= 99
-
-
-def width(found: Interval) -> float:
-    assert found.low is not None
-    assert found.high is not None
-    return found.high - found.low
 
 
 def test_groups_are_drawn_whole() -> None:
@@ -114,7 +104,7 @@ def test_groups_are_drawn_whole() -> None:
     copies = Ranked(np.repeat(scores, 9), np.repeat(labels, 9), np.repeat(~labels, 9))
     assert Bootstrap(np.repeat(range(60), 9).tolist(), 400).interval(copies, "auroc") == pytest.approx(alone)
     naive = Bootstrap(range(540), 400).interval(copies, "auroc")
-    assert width(naive) < 0.5 * width(alone)
+    assert naive.high - naive.low < 0.5 * (alone.high - alone.low)
 
 
 def test_what_cannot_be_ranked() -> None:
@@ -135,8 +125,8 @@ def test_one_prompt_has_no_interval() -> None:
         assert (one.low, one.high) == (None, None)
     assert alone.interval(ranked, "auroc").shown() == "0.500"
     assert Bootstrap(["a", "b", "a"], draws=30).interval(ranked, "auroc").shown().startswith("0.500 (")
-    assert "only one" in (caution(1) or "")
-    assert "only 9 prompts" in (caution(9) or "")
+    assert "only one" in caution(1)
+    assert "only 9 prompts" in caution(9)
     assert caution(10) is None
 
 
@@ -159,3 +149,30 @@ def test_effect_size_and_sign_by_hand(differences: list[int]) -> None:
     swapped = paired_test([0.0] * n, [float(value) for value in differences])
     assert (swapped.z, swapped.effect_size) == (pytest.approx(-test.z), pytest.approx(test.effect_size))
     assert swapped.p_right == pytest.approx(1 - test.p_right)
+
+
+# --- the layers that are compared
+
+
+def test_of_32_layers_they_are_the_papers() -> None:
+    assert middle_layers(32) == (10, 21)
+    assert shrinking_windows(32) == [(11, 19), (12, 18), (13, 17), (14, 16)]
+    assert shrinking_windows(4) == []
+
+
+@given(st.integers(3, 200))
+def test_each_window_lies_within_the_one_before(num_layers: int) -> None:
+    windows = [middle_layers(num_layers), *shrinking_windows(num_layers)]
+    for (m, n), (inner_m, inner_n) in pairwise(windows):
+        assert m < inner_m < inner_n < n
+        assert inner_n - inner_m >= 2
+    assert len({m + n for m, n in windows[1:]}) <= 1  # all in the same middle
+
+
+@given(st.integers(3, 200))
+def test_no_window_is_compared_twice(num_layers: int) -> None:
+    own = Layers((1, 2), "post_norm")
+    choices = list(layer_choices(num_layers, own).values())
+    assert own in choices
+    shrinking = [one for one in choices if one.window in shrinking_windows(num_layers)]
+    assert len(shrinking) == 2 * len(shrinking_windows(num_layers))

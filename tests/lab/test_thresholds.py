@@ -8,14 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cocoa_engine import CalibrationError
-from cocoa_engine.lab.thresholds import (
-    choose,
-    conformal,
-    for_precision,
-    for_recall,
-    for_specificity,
-    reached,
-)
+from cocoa_engine.lab.thresholds import choose, conformal, for_precision, for_recall, for_specificity, reached
 from tests.helpers.made_up_risk import labelled_items, risk
 
 SPANS = st.lists(
@@ -131,10 +124,8 @@ def test_bad_targets() -> None:
 def test_a_calibrator_keeps_its_threshold() -> None:
     spans = labelled_items(90)
     recall = risk(spans, threshold=("recall", 0.8)).threshold
-    assert recall is not None
     assert recall.recall >= 0.8
     assert recall.prompts == 90
     safe = risk(spans, threshold=("conformal", 0.2))
-    assert safe.threshold is not None
     assert safe.threshold.prompts == 30  # a third is not fitted on
     assert safe.validation.prompts == 60

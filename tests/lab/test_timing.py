@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -12,15 +12,12 @@ from cocoa_engine.lab.timing import Spread, Turn, interleave, ratio, timed
 def test_rivals_take_turns_and_another_begins_each_time() -> None:
     order: list[str] = []
 
-    def rival(name: str, seconds: float) -> Callable[[int], Turn]:
-        def way(case: int) -> Turn:
-            order.append(f"{name}{case}")
-            return Turn(seconds * case, case)
-
-        return way
+    def rival(name: str, seconds: float, case: int) -> Turn:
+        order.append(f"{name}{case}")
+        return Turn(seconds * case, case)
 
     ticks: list[None] = []
-    ways = {"a": rival("a", 2.0), "b": rival("b", 3.0)}
+    ways = {"a": partial(rival, "a", 2.0), "b": partial(rival, "b", 3.0)}
     assert interleave(ways, [[1, 2], [3]], lambda: ticks.append(None)) == {"a": [2.0, 2.0], "b": [3.0, 3.0]}
     assert order == ["a1", "b1", "b2", "a2", "a3", "b3"]
     assert len(ticks) == len(order)

@@ -29,12 +29,8 @@ def calibrator() -> RiskCalibrator:
 def test_the_length_of_the_prompt_decides(calibrator: RiskCalibrator) -> None:
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), model_name="tiny", config=CONFIG, calibrator=calibrator)
     plain = calibrator.model_copy(update={"closed_book": None})
-    assert calibrator.closed_book is not None
-    assert calibrator.closed_book.threshold is not None
-    for name, data, threshold in (
-        ("short", "short questions", calibrator.closed_book.threshold.value),
-        ("long", "made up", 0.5),
-    ):
+    short = calibrator.closed_book.threshold.value
+    for name, data, threshold in (("short", "short questions", short), ("long", "made up", 0.5)):
         with pytest.warns(UserWarning, match="out_of_domain") if name == "short" else pytest.MonkeyPatch.context():
             answer = engine.generate(PROMPTS[name])
         assert (answer.calibrated_on, answer.answer_threshold) == (data, threshold)
@@ -68,21 +64,15 @@ def test_the_history_of_a_chat_is_no_passage_but_may_hold_one(engine: CocoaEngin
     assert asked.question_tokens == len(engine.encode_chat([HISTORY[0]]))  # the longer of the two of the user
     answer = engine.generate(asked, max_new_tokens=8)
     assert answer.question_tokens == asked.question_tokens
-    same = engine.chat([*HISTORY, QUESTION], max_new_tokens=8)
-    assert (same.text, same.question_tokens, same.calibrated_on) == (
-        answer.text,
-        answer.question_tokens,
-        answer.calibrated_on,
-    )
     assert answer.closed_book
+    same = engine.chat([*HISTORY, QUESTION], max_new_tokens=8)
+    for name in ("text", "question_tokens", "calibrated_on"):
+        assert getattr(same, name) == getattr(answer, name)
     assert engine.score(asked, answer.text).closed_book
     assert "short questions" in str(answer.calibrated_on)
     assert not engine.generate(list(asked), max_new_tokens=8).closed_book  # bare ids do not tell
-    for chat in (
-        [PASSAGE, HISTORY[1], QUESTION],
-        [{**PASSAGE, "role": "system"}, *HISTORY, QUESTION],
-        [*HISTORY, PASSAGE],
-    ):
+    system = {**PASSAGE, "role": "system"}
+    for chat in ([PASSAGE, HISTORY[1], QUESTION], [system, *HISTORY, QUESTION], [*HISTORY, PASSAGE]):
         assert not engine.chat(chat, max_new_tokens=4).closed_book
 
 
@@ -103,8 +93,6 @@ def test_the_embedded_one_knows_an_easy_question_from_a_hard_one(engine: CocoaEn
     )
     assert "Paris" in easy.text
     assert "Herbert" not in hard.text
-    assert easy.answer_risk is not None
-    assert hard.answer_risk is not None
     assert easy.answer_risk < 0.5 < hard.answer_risk
     assert "short questions" in str(easy.calibrated_on)
     passage = "Question: " + " ".join(f"The {n}th street of the town is called Elm {n}." for n in range(12))

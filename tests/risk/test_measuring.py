@@ -42,15 +42,10 @@ def competed(whole: Generation, number: int, *texts: str) -> Generation:
 
 
 def test_a_claim_has_the_highest_risk_of_its_spans_and_a_sentence_the_mean_of_three_claims() -> None:
-    whole = answer(
-        ("The Se", 0.1), ("ine", 0.7), (" is long", 0.2), (" brown", 0.4), (" water.", 0.3), (" Was it", 0.8)
-    )
-    assert [(one.text, one.risk, one.spans) for one in whole.claims] == [
-        ("Seine", 0.7, [0, 1]),
-        ("long", 0.2, [2]),
-        ("brown", 0.4, [3]),
-        ("water", 0.3, [4]),
-    ]
+    parts = (("The Se", 0.1), ("ine", 0.7), (" is long", 0.2), (" brown", 0.4), (" water.", 0.3), (" Was it", 0.8))
+    whole = answer(*parts)
+    claims = [("Seine", 0.7, [0, 1]), ("long", 0.2, [2]), ("brown", 0.4, [3]), ("water", 0.3, [4])]
+    assert [(one.text, one.risk, one.spans) for one in whole.claims] == claims
     first, second = whole.sentences
     assert first.risk == pytest.approx((0.7 + 0.4 + 0.3) / 3)
     assert second.risk == 0.8  # without a claim: the highest of its spans
@@ -65,12 +60,9 @@ def test_a_risk_that_is_no_number_is_the_highest() -> None:
     assert [one.text for one in whole.check_these()] == ["Risky"]
 
 
-def test_the_riskiest_span_being_a_full_stop_or_a_function_word_is_not_listed() -> None:
-    whole = answer(("The", 0.95), (" Seine", 0.6), (" is", 0.9), (" long", 0.1), (".", 0.99))
-    assert [(one.text, one.risk) for one in whole.check_these()] == [("Seine", 0.6)]
-
-
 def test_fewer_claims_than_asked_where_nothing_differs() -> None:
+    full_stop = answer(("The", 0.95), (" Seine", 0.6), (" is", 0.9), (" long", 0.1), (".", 0.99))
+    assert [(one.text, one.risk) for one in full_stop.check_these()] == [("Seine", 0.6)]
     assert answer(("The Seine", 0.6), (" is long", 0.6), (".", 0.9)).check_these() == []
     sure = answer(("Paris", 0.6), (".", 0.9), token_log_probs=[-0.1, -3.0])
     assert sure.check_these() == []
@@ -110,18 +102,8 @@ def test_every_listed_claim_is_shaded_or_flagged(source: RiskSource, parts: list
 
 
 def test_claims_of_one_span_are_told_apart_by_their_tokens() -> None:
-    span = Span(
-        **{
-            **figures("rhine seine", 0.5),
-            "token_ids": [1, 2],
-            "token_log_probs": [-0.1, -2.0],
-        },
-        start=0,
-        end=11,
-        kind="given",
-        risk=0.5,
-        token_ends=[5, 11],
-    )
+    values = {**figures("rhine seine", 0.5), "token_ids": [1, 2], "token_log_probs": [-0.1, -2.0]}
+    span = Span(**values, start=0, end=11, kind="given", risk=0.5, token_ends=[5, 11])
     whole = generation(("rhine seine", 0.5)).model_copy(update={"spans": [span]})
     assert [one.text for one in whole.check_these(1)] == ["seine"]
     attending = span.model_copy(update={"token_source_attention": [0.1, 0.6]})
@@ -130,12 +112,7 @@ def test_claims_of_one_span_are_told_apart_by_their_tokens() -> None:
 
 def test_reasons() -> None:
     whole = answer(
-        ("Anna", 0.1),
-        (" met", 0.2),
-        (" Boris", 0.9),
-        (" in", 0.1),
-        (" Rome", 0.8),
-        (" today", 0.3),
+        *(("Anna", 0.1), (" met", 0.2), (" Boris", 0.9), (" in", 0.1), (" Rome", 0.8), (" today", 0.3)),
         token_source_attention=[0.5, 0.5, 0.1, 0.5, 0.2, 0.5],
         token_log_probs=[log(0.9), log(0.9), log(0.9), -9.0, log(0.4), log(0.9)],
         token_copied=[1, 1, 0, 1, 1, 1],

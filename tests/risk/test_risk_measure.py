@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from functools import partial
 from typing import Any
 
 import pytest
@@ -47,11 +48,8 @@ def test_without_a_calibrator_it_is_the_least_probable_token(tiny: CocoaEngine) 
     assert stream.generation == answers[0]
     assert streamed == answers[0].spans
     for answer in answers:
-        assert (answer.risk_source, answer.threshold, answer.calibrated) == (
-            "token_probability",
-            TOKEN_THRESHOLD,
-            False,
-        )
+        assert (answer.risk_source, answer.threshold) == ("token_probability", TOKEN_THRESHOLD)
+        assert not answer.calibrated
         for span in answer.spans:
             assert span.risk == pytest.approx(1 - math.exp(min(span.token_log_probs)))
             assert span.flagged == (span.risk >= TOKEN_THRESHOLD)
@@ -106,11 +104,9 @@ def test_a_limit_outside_the_scale_is_refused_with_the_way_that_works() -> None:
 
 
 def test_a_calibrated_risk_needs_a_calibrator(tiny: CocoaEngine) -> None:
-    for call in (tiny.generate, tiny.stream):
+    for call in (tiny.generate, tiny.stream, partial(tiny.score, text="a thing")):
         with pytest.raises(ConfigError, match="cocoa calibrate"):
             call(PROMPT, risk="calibrator")
-    with pytest.raises(ConfigError, match="cocoa calibrate"):
-        tiny.score(PROMPT, "a thing", risk="calibrator")
     answers_only = fitted(levels=("answer",))
     assert risk_measure(CocoaConfig(), answers_only).source == "token_probability"
     assert risk_measure(CocoaConfig(risk="f_mlds"), fitted()).source == "f_mlds"
@@ -140,13 +136,10 @@ def test_other_models_have_no_default_calibrator(tiny: CocoaEngine) -> None:
 
 @pytest.mark.slow
 def test_a_calibrator_has_the_threshold_that_was_chosen_or_the_middle() -> None:
-    chosen = fitted(threshold=("recall", 0.8)).span
-    assert chosen is not None
-    assert chosen.threshold is not None
-    assert threshold_of(chosen) == chosen.threshold.value != PROBABILITY_THRESHOLD
-    plain = fitted().span
-    assert plain is not None
-    assert threshold_of(plain) == PROBABILITY_THRESHOLD
+    chosen = fitted(threshold=("recall", 0.8))
+    assert chosen.span.threshold is not None
+    assert _threshold(chosen) == chosen.span.threshold.value != PROBABILITY_THRESHOLD
+    assert _threshold(fitted()) == PROBABILITY_THRESHOLD
 
 
 def _threshold(calibrator: RiskCalibrator) -> float:

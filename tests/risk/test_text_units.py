@@ -60,7 +60,7 @@ def test_words_without_spaces_are_the_tokens() -> None:
     [
         ["Dr. Smith met J. K. Rowling at 10:30 a.m. on Monday.", "They left."],
         ["He moved to the U.S.", "The U.S. Army paid $3.5 million, e.g. for No. 10 (approx. 2.0.1).", "Why?", "No!"],
-        ["Read www.example.com/a.b. It", "…"],
+        ["Read www.example.com/a.b.", "It is long."],
         ["“Really?” she asked.", "“Yes.”", "Then what?", "maybe so."],
         ["東京は首都です。", "人口は多い！", "はい。"],
         ["यह है।", "वह है।"],
@@ -68,9 +68,6 @@ def test_words_without_spaces_are_the_tokens() -> None:
     ],
 )
 def test_sentences(parts: list[str]) -> None:
-    if "www" in parts[0]:
-        assert sentences("Read www.example.com/a.b. It is long.") == ["Read www.example.com/a.b.", "It is long."]
-        return
     joint = "" if parts[0][0] in "東" else " "
     assert sentences(joint.join(parts)) == parts
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 
 import pytest
 
@@ -25,6 +26,11 @@ def assert_exact(engine: CocoaEngine, answer: Generation) -> None:
             ids.append(token_id)
             assert answer.text[:end] == text_of(engine.tokenizer, ids)[: len(answer.text)]
         ids.append(span.token_ids[-1])
+
+
+def starts_of(answer: Generation) -> list[int]:
+    """The number of tokens before each span."""
+    return [0, *accumulate(len(span.token_ids) for span in answer.spans[:-1])]
 
 
 @pytest.mark.parametrize("method", ["greedy", "cocoa-sig"])
@@ -72,13 +78,9 @@ def test_a_given_text_divided_at_its_risk_points() -> None:
     assert divided.text == whole.text == "".join(span.text for span in divided.spans)
     assert divided.usage == whole.usage
     assert divided.token_ids == whole.token_ids
-    (one,) = whole.spans
     margins = [margin for span in divided.spans for margin in span.token_margins]
-    assert margins == one.token_margins
-    starts, at = [], 0
-    for span in divided.spans:
-        starts.append(at)
-        at += len(span.token_ids)
+    assert margins == whole.spans[0].token_margins
+    starts = starts_of(divided)
     # greedy tokens are the most probable ones, so only competing tokens divide the text
     gamma = divided.config.gamma
     assert starts == [n for n, margin in enumerate(margins) if n == 0 or margin <= -math.log(gamma)]
@@ -97,7 +99,6 @@ def test_an_unlikely_token_divides_a_text_and_rivals_refuse() -> None:
     greedy = engine.generate(prompt(3), method="greedy", max_new_tokens=8).token_ids
     changed = [*greedy[:3], (greedy[3] + 1) % 200 + 20, *greedy[4:]]
     divided = engine.score(prompt(3), changed, divide=True, gamma=1.0)  # no ties: only unlikely tokens divide
-    starts = [sum(len(span.token_ids) for span in divided.spans[:n]) for n in range(len(divided.spans))]
-    assert 3 in starts
+    assert 3 in starts_of(divided)
     with pytest.raises(ConfigError, match="divide"):
         engine.score(prompt(3), greedy, divide=True, method="diver")

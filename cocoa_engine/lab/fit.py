@@ -305,15 +305,10 @@ there are ENOUGH_RISKS out-of-fold risks, at most MAX_REPEATS times."""
 
 
 def fit(items: LabelledFeatures, data: str, settings: FitSettings = DEFAULTS) -> tuple[FittedRisk, Direction | None]:
-    """Fit a risk on all items, and validate it by cross-validation on prompts that were left out.
+    """Fit a risk on all items, described as ``data``, and validate it on prompts that were left out.
 
     Items with hidden states also get a probe. Its score is their last feature: in the fit by a direction fitted on
     other prompts, in the validation by one fitted on the other folds.
-
-    Args:
-        items: the labelled items.
-        data: a description of their data.
-        settings: how it is fitted.
 
     Returns:
         The risk, and the direction of its probe; `None` for items without hidden states.

@@ -168,14 +168,10 @@ class KeptProfile(TokenProfile):
 
 
 class ProfileCache:
-    """Teacher-forced answers that were fed before.
+    """Teacher-forced answers that were fed before, in an :class:`.AnswerCache`.
 
-    An answer has the same spans again, because they follow from the settings. Labels are those of the data.
-
-    Args:
-        folder, engine, config: as for :class:`.AnswerCache`, whose errors it raises.
-        chat, without_source: how the answers are fed.
-        layer: the layer whose states are kept, for a probe.
+    An answer has the same spans again, because they follow from the settings. Labels are those of the data. With a
+    ``layer``, its states are kept, for a probe.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import islice
@@ -132,11 +132,8 @@ def find_retrieval_heads(
             f"{engine.model_name} recalled none of {len(runs)} needles: it has no clear retrieval heads, or the texts "
             "are too long for it; try shorter ones (--lengths)."
         )
-    heads = [
-        ScoredHead(layer=layer, head=head, score=score)
-        for layer, row in enumerate((total / samples).tolist())
-        for head, score in enumerate(row)
-    ]
+    scores = enumerate((total / samples).tolist())
+    heads = [ScoredHead(layer=layer, head=head, score=score) for layer, row in scores for head, score in enumerate(row)]
     heads.sort(key=lambda head: (-head.score, head.layer, head.head))
     return RetrievalHeads(
         model_name=engine.model_name, num_layers=model.num_layers, num_heads=num_heads, samples=samples, heads=heads
@@ -263,7 +260,13 @@ def with_reference(
         config = engine.config.replace(
             decore_heads=str(file), max_new_tokens=MAX_NEW_TOKENS, max_risk=None, method="cocoa-sig"
         )
-        asked = [_encoded(engine, request) for request in islice(_requests(seed), prompts)]
+        asked = []
+        for number, passage in enumerate(islice(passages(seed), prompts)):
+            request = f"{passage.text}\n\nSummarise the text in two sentences."
+            if number % 2:
+                task = "Answer the question from the passage, in one sentence."
+                request = f"Passage: {passage.text}\n\n{task}\nQuestion: {passage.stated[0].question}"
+            asked.append(_encoded(engine, request))
         # the file of the heads has another name each time, so the heads alone count
         settings = config.model_dump(mode="json", exclude={"decore_heads"})
         known = None if cache is None else AnswerCache(cache, "reference", engine, config, {"config": settings})
@@ -312,14 +315,6 @@ def keep_reference(
     with suppress(UnsupportedModelError):
         return keep(with_reference(engine, named, on_progress=on_progress, cache=cache), model)
     return None
-
-
-def _requests(seed: int) -> Iterator[str]:
-    """Questions about passages, and requests to retell one, in turn."""
-    task = "Answer the question from the passage, in one sentence."
-    for number, passage in enumerate(passages(seed)):
-        question = f"Passage: {passage.text}\n\n{task}\nQuestion: {passage.stated[0].question}"
-        yield question if number % 2 else f"{passage.text}\n\nSummarise the text in two sentences."
 
 
 def _encoded(engine: CocoaEngine, request: str) -> list[int]:

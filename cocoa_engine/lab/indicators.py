@@ -211,11 +211,8 @@ def layer_choices(num_layers: int, configured: Layers) -> dict[str, Layers]:
 
 
 def shrinking_windows(num_layers: int) -> list[tuple[int, int]]:
-    """Windows m..n centred in the middle third, from 4/5 to 1/5 of its width, with at least 3 layers.
-
-    For 32 layers they are those of the paper's ablation: 11..19, 12..18, 13..17 and 14..16. For models with few layers
-    the list may be empty.
-    """
+    """Windows m..n centred in the middle third, from 4/5 to 1/5 of its width, with at least 3 layers. For 32 layers,
+    those of the paper's ablation: 11..19, 12..18, 13..17 and 14..16."""
     m, n = middle_layers(num_layers)
     middle, reach = (m + n) // 2, (n - m) // 2
     smaller = dict.fromkeys(round(reach * fifths / 5) for fifths in (4, 3, 2, 1))
@@ -223,11 +220,8 @@ def shrinking_windows(num_layers: int) -> list[tuple[int, int]]:
 
 
 def pairs(items: Items) -> list[tuple[list[int], list[int]]]:
-    """The pairs of the paired test, as indices of items: supported ones and hallucinated ones.
-
-    Answers: the first supported and the first hallucinated answer of each prompt. Spans: all supported and all
-    hallucinated spans of each answer.
-    """
+    """The pairs of the paired test, as numbers of items: the first supported and the first hallucinated answer of each
+    prompt, or all supported and all hallucinated spans of each answer."""
     by: dict[str, tuple[list[int], list[int]]] = {}
     for number, name in enumerate(items.groups if items.level == "answer" else items.answers):
         by.setdefault(name, ([], []))[0 if items.supported[number] > 0 else 1].append(number)

@@ -105,11 +105,7 @@ def _finite(risk: float | None) -> float:
 
 
 def read_own_prompts(path: str | Path) -> list[OwnPrompt]:
-    """Read a file of prompts or of measured answers.
-
-    Raises:
-        DataError: the file cannot be read, is empty, or a line has another form.
-    """
+    """Read a file of prompts or of measured answers."""
     path = Path(path)
     if path.suffix.lower() == ".txt":
         prompts = [OwnPrompt(line.strip()) for line in read_text(path).split("\n") if line.strip()]
@@ -147,11 +143,7 @@ def measure(
     cache: AnswerCache | None = None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> Iterator[Answer]:
-    """Answer prompts that were not measured before, and yield the risks, in order. Answers are not cut by ``max_risk``.
-
-    Raises:
-        ChatTemplateError: there is a system message, and the model has no chat template, or prompts are ``raw``.
-    """
+    """Answer prompts that were not measured before, and yield the risks, in order. ``max_risk`` cuts no answer."""
     chat = engine.has_chat_template and not raw
     if system is not None and not chat:
         raise ChatTemplateError(f"{engine.model_name} has no chat template, which a system message needs")
@@ -177,12 +169,8 @@ def _values(generation: Generation) -> dict[str, Any]:
 
 
 def common_source(answers: Sequence[Answer], thresholds: Sequence[float] = ()) -> str | None:
-    """Where the risks of spans of all answers come from; `None` if no answer tells.
-
-    Raises:
-        ConfigError: the answers differ in it, so that no threshold fits all; or a threshold is outside [0, 1] and the
-            risk is not a raw MLDS.
-    """
+    """Where the risks of spans of all answers come from; `None` if no answer tells. If they differ in it, no threshold
+    fits all, and a ConfigError is raised; also for thresholds as by :func:`require_scale`."""
     sources = sorted({answer.risk_source for answer in answers if answer.risk_source is not None})
     if len(sources) > 1:
         raise ConfigError(

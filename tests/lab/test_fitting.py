@@ -176,7 +176,6 @@ def states_of(items: LabelledFeatures, *, signal: float, size: int = 40) -> Labe
 
 def test_a_direction_is_that_of_a_ridge_regression() -> None:
     items = states_of(labelled_items(), signal=1.0)
-    assert items.states is not None
     direction, scores = fit_direction(items.states, items.labels, folds_of(items, 5))
     scaled = StandardScaler().fit_transform(items.states)
     found = []
@@ -204,7 +203,6 @@ def test_a_probe_adds_what_the_states_know_and_no_more() -> None:
     assert auroc(noisy) > auroc(plain) - 0.05  # its score is cross-fitted, or it would be trusted blindly
     fitted, direction = fit(states_of(items, signal=1.5), "made up", FitSettings(draws=20))
     assert fitted.features[-1] == "probe"
-    assert direction is not None
     assert fitted.weights[-1] > 0
     checked = risks_of(fitted, states_of(items, signal=1.5), direction)
     assert np.isfinite(checked).all()

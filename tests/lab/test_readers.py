@@ -26,7 +26,6 @@ def write(path: Path, content: str | bytes) -> Path:
 
 
 def parts(record: LabelledText) -> list[tuple[str, str, bool]]:
-    assert record.spans is not None
     return [(record.text[span.start : span.end], span.kind, span.hallucinated) for span in record.spans]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import log
 from typing import Any, get_args
@@ -38,14 +38,10 @@ def answer(*parts: tuple[str, float], **given: Sequence[Any]) -> Generation:
     return bare.model_copy(update={"spans": spans, "usage": usage})
 
 
-def rival(text: str) -> Candidate:
-    return Candidate(**figures(text), is_greedy=False)
-
-
 def competed(whole: Generation, number: int, *texts: str) -> Generation:
     """The answer, with candidates of one span: its own text, then others."""
     spans = list(whole.spans)
-    candidates = [rival(text) for text in (spans[number].text, *texts)]
+    candidates = [Candidate(**figures(text), is_greedy=False) for text in (spans[number].text, *texts)]
     spans[number] = spans[number].model_copy(update={"candidates": candidates, "chosen": 0})
     return whole.model_copy(update={"spans": spans})
 
@@ -181,10 +177,8 @@ def test_units_are_neither_serialised_nor_copied() -> None:
 def test_units_of_the_answer_leave_the_reasoning_out() -> None:
     whole = answer(("Hm, Rome?</think>", 0.9), (" Paris", 0.4), (" shines.", 0.2))
     units = MeasuredText("</think> Paris shines.", whole.spans[0:], begin=17, offset=9)
-    assert [(one.text, one.start, whole.text[one.start : one.end]) for one in units.claims] == [
-        ("Paris", 18, "Paris"),
-        ("shines", 24, "shines"),
-    ]
+    found = [(one.text, one.start, whole.text[one.start : one.end]) for one in units.claims]
+    assert found == [("Paris", 18, "Paris"), ("shines", 24, "shines")]
     assert [one.text for one in units.sentences] == ["Paris shines."]
 
 
@@ -208,39 +202,69 @@ TEXTS = st.text(
 )
 
 
-def words(text: str, cuts: tuple[int, ...] = ()) -> list[str]:
-    return [text[start:end] for start, end in word_ranges(text, cuts)]
+def words(text: str, *cuts: int) -> str:
+    return "|".join(text[start:end] for start, end in word_ranges(text, cuts))
 
 
 def sentences(text: str) -> list[str]:
     return [text[start:end] for start, end in sentence_ranges(text)]
 
 
-def claims(text: str, cuts: tuple[int, ...] = ()) -> list[tuple[str, str]]:
-    return [(text[one.start : one.end], one.kind) for one in claim_ranges(text, cuts)]
+def claims(text: str) -> str:
+    return "|".join(f"{text[one.start : one.end]}: {one.kind}" for one in claim_ranges(text))
+
+
+MARKDOWN = (
+    "# Rivers. Of France\nHere they are:\n1. The Seine. It is in Paris.\n2. The Loire\n- **Rhône**: south\n\n"
+    "A line that is\nwrapped here. Next.\n```python\nx = 1.\n\ny. Z\n```\n| a | b |\nEnd"
+)
+OF_MARKDOWN = [
+    *("# Rivers.", "Of France", "Here they are:", "1. The Seine.", "It is in Paris.", "2. The Loire"),
+    *("- **Rhône**: south", "A line that is\nwrapped here.", "Next.", "```python\nx = 1.\n\ny. Z\n```"),
+    *("| a | b |", "End"),
+]
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("cut", "text", "found"),
     [
-        ("It cost $3.5 million, or 20%.", ["It", "cost", "$3.5", "million", "or", "20%"]),
-        ("(well-known) “don’t” — yes/no", ["well-known", "don’t", "yes", "no"]),
-        ("see www.a.example/b.c?d=1, or a.b@c.example.", ["see", "www.a.example/b.c?d=1", "or", "a.b@c.example"]),
-        ("The U.S. used file.py and C++ at -5 °C.", ["The", "U.S", "used", "file.py", "and", "C++", "at", "-5", "C"]),
-        ("end.Next sentence", ["end", "Next", "sentence"]),
-        ("हिन्दी में", ["हिन्दी", "में"]),
-        ("", []),
-        (" ... !? ", []),
+        (words, "It cost $3.5 million, or 20%.", "It|cost|$3.5|million|or|20%"),
+        (words, "(well-known) “don’t” — yes/no", "well-known|don’t|yes|no"),
+        (words, "see www.a.example/b.c?d=1, or a.b@c.example.", "see|www.a.example/b.c?d=1|or|a.b@c.example"),
+        (words, "The U.S. used file.py and C++ at -5 °C.", "The|U.S|used|file.py|and|C++|at|-5|C"),
+        (words, "end.Next sentence", "end|Next|sentence"),
+        (words, "हिन्दी में", "हिन्दी|में"),
+        (words, "", ""),
+        (words, " ... !? ", ""),
+        (words, "東京は日本の首都です。GDP", "東京は日本の首都です|GDP"),
+        (sentences, MARKDOWN, OF_MARKDOWN),
+        (claims, "The capital of France is Paris.", "capital: word|France: name|Paris: name"),
+        (
+            claims,
+            "The Bank of England met King Charles III.",
+            "Bank of England: name|met: word|King Charles III: name",
+        ),
+        (claims, "It was on 12 March 2014, not on May 3rd.", "12 March 2014: date|May 3rd: date"),
+        (
+            claims,
+            "She said “to be or not” and paid 500 million.",
+            "said: word|to be or not: quote|paid: word|500 million: number",
+        ),
+        (claims, "1. First rule\n2. Then two dogs", "First: word|rule: word|two: number|dogs: word"),
+        (claims, "He is. They were, and so on!", ""),
+        (
+            claims,
+            "Die Stadt an der Seine und an der Marne ist an der Oise.",
+            "Stadt: name|Seine: name|Marne: name|Oise: name",
+        ),
     ],
 )
-def test_words(text: str, found: list[str]) -> None:
-    assert words(text) == found
+def test_what_is_cut_where(cut: Callable[[str], object], text: str, found: object) -> None:
+    assert cut(text) == found
 
 
 def test_words_without_spaces_are_the_tokens() -> None:
-    text = "東京は日本の首都です。GDP"
-    assert words(text, (2, 3, 5, 6, 8, 10, 11)) == ["東京", "は", "日本", "の", "首都", "です", "GDP"]
-    assert words(text) == ["東京は日本の首都です", "GDP"]
+    assert words("東京は日本の首都です。GDP", 2, 3, 5, 6, 8, 10, 11) == "東京|は|日本|の|首都|です|GDP"
 
 
 @pytest.mark.parametrize(
@@ -256,60 +280,13 @@ def test_words_without_spaces_are_the_tokens() -> None:
     ],
 )
 def test_sentences(parts: list[str]) -> None:
-    joint = "" if parts[0][0] in "東" else " "
-    assert sentences(joint.join(parts)) == parts
-
-
-def test_sentences_of_markdown_lists_and_code() -> None:
-    text = (
-        "# Rivers. Of France\nHere they are:\n1. The Seine. It is in Paris.\n2. The Loire\n- **Rhône**: south\n\n"
-        "A line that is\nwrapped here. Next.\n```python\nx = 1.\n\ny. Z\n```\n| a | b |\nEnd"
-    )
-    assert sentences(text) == [
-        "# Rivers.",
-        "Of France",
-        "Here they are:",
-        "1. The Seine.",
-        "It is in Paris.",
-        "2. The Loire",
-        "- **Rhône**: south",
-        "A line that is\nwrapped here.",
-        "Next.",
-        "```python\nx = 1.\n\ny. Z\n```",
-        "| a | b |",
-        "End",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("The capital of France is Paris.", [("capital", "word"), ("France", "name"), ("Paris", "name")]),
-        (
-            "The Bank of England met King Charles III.",
-            [("Bank of England", "name"), ("met", "word"), ("King Charles III", "name")],
-        ),
-        ("It was on 12 March 2014, not on May 3rd.", [("12 March 2014", "date"), ("May 3rd", "date")]),
-        (
-            "She said “to be or not” and paid 500 million.",
-            [("said", "word"), ("to be or not", "quote"), ("paid", "word"), ("500 million", "number")],
-        ),
-        ("1. First rule\n2. Then two dogs", [("First", "word"), ("rule", "word"), ("two", "number"), ("dogs", "word")]),
-        ("He is. They were, and so on!", []),
-        (
-            "Die Stadt an der Seine und an der Marne ist an der Oise.",
-            [("Stadt", "name"), ("Seine", "name"), ("Marne", "name"), ("Oise", "name")],
-        ),
-    ],
-)
-def test_claims(text: str, found: list[tuple[str, str]]) -> None:
-    assert claims(text) == found
+    assert sentences(("" if parts[0][0] == "東" else " ").join(parts)) == parts
 
 
 def test_a_frequent_word_of_another_language_is_no_claim() -> None:
-    text = "Talo oli sekä suuri sekä vanha sekä kaunis."
-    assert "sekä" not in [word for word, _ in claims(text)]
-    assert ("kaunis", "word") in claims(text)
+    found = claims("Talo oli sekä suuri sekä vanha sekä kaunis.").split("|")
+    assert "kaunis: word" in found
+    assert not any(claim.startswith("sekä") for claim in found)
 
 
 @given(TEXTS, st.lists(st.integers(0, 60), max_size=8))

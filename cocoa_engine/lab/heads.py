@@ -20,8 +20,7 @@ from cocoa_engine.decoding.request import capture_spec
 from cocoa_engine.engine import CocoaEngine
 from cocoa_engine.errors import PromptError, UnsupportedModelError
 from cocoa_engine.execution.backends.shared_cache import SharedTree
-from cocoa_engine.execution.forward.observed_attention import observed_attention
-from cocoa_engine.execution.forward.source_attention import Heads, SourceProbe
+from cocoa_engine.execution.forward.source_attention import Heads, SourceProbe, observed_attention
 from cocoa_engine.lab.cache import AnswerCache, CacheFolder, answered
 from cocoa_engine.lab.measured import request_prompt
 from cocoa_engine.lab.self_made import passages

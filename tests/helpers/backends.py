@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from cocoa_engine import Generation
-from cocoa_engine.execution.backends import KINDS, Chosen
+from cocoa_engine.execution.backends import Chosen, build
 from cocoa_engine.execution.forward.linears import LinearBackend
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
@@ -17,7 +17,7 @@ WANTED = CaptureSpec(2, 4, "post_norm")
 
 
 def made(model: PreTrainedModel, kind: str, linear_backend: LinearBackend) -> Chosen:
-    return Chosen(KINDS[kind](LanguageModel(model), linear_backend), "set by the test", linear_backend)
+    return Chosen(build(kind, LanguageModel(model), linear_backend), "set by the test", linear_backend)
 
 
 def same(a: Generation, b: Generation) -> bool:

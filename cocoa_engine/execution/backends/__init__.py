@@ -6,22 +6,22 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from cocoa_engine.errors import UnsupportedModelError, safe_cause
-from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, ReadBack, StepOutput, TokenTree
+from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, ReadBack, TokenTree
 from cocoa_engine.execution.backends.by_length import ByLength
 from cocoa_engine.execution.backends.prefixes import depends_on_weights_alone
 from cocoa_engine.execution.backends.shared_cache import SharedCache
 from cocoa_engine.execution.backends.unshared import CopiedCache, Recompute
-from cocoa_engine.execution.forward.base import Forward
+from cocoa_engine.execution.forward.base import StepOutput
 from cocoa_engine.execution.forward.lean import Lean, lean_obstacle
 from cocoa_engine.execution.forward.linears import LinearBackend, choose_linear_backend
 from cocoa_engine.execution.forward.static import StaticLean
+from cocoa_engine.execution.native.build import first_line
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.model import weight_identity
 from cocoa_engine.model.configs import frequencies_of, window_sizes
@@ -40,11 +40,41 @@ __all__ = [
     "ReadBack",
     "StepOutput",
     "TokenTree",
+    "build",
     "choose",
     "state_of",
 ]
 
 logger = safe_logger(__name__)
+
+_SHARED = ("static_lean", "lean", "modules", "masked_modules")
+KINDS = (*_SHARED, "copied_cache", "recompute")
+"""Every kind of backend, fastest first."""
+
+
+def build(kind: str, model: LanguageModel, linear_backend: LinearBackend, prefix_cache_bytes: int = 0) -> Backend:
+    """Build a backend of one of :data:`KINDS`.
+
+    If the model's rotary frequencies depend on the length, its caches are not used for lengths with other frequencies.
+
+    Raises:
+        NotImplementedError: the model does not qualify.
+    """
+    if kind == "recompute":
+        return Recompute(model)
+    backend: Backend
+    if kind == "copied_cache":
+        backend = CopiedCache(model)
+    elif kind in ("static_lean", "lean"):
+        forward = StaticLean if kind == "static_lean" else Lean
+        backend = SharedCache(forward(model, linear_backend), prefix_cache_bytes)
+    else:
+        from cocoa_engine.execution.forward import modules  # imports transformers' modules, which is slow
+
+        of_modules = modules.Modules if kind == "modules" else modules.MaskedModules
+        backend = SharedCache(of_modules(model, linear_backend), prefix_cache_bytes)
+    frequencies = frequencies_of(model.config)
+    return backend if frequencies is None else ByLength(backend, frequencies)
 
 
 class Chosen(NamedTuple):
@@ -61,56 +91,11 @@ class Chosen(NamedTuple):
     linear_backend: LinearBackend
 
 
-BuildBackend = Callable[..., Backend]
-"""``(model, linear_backend, prefix_cache_bytes=0)``: builds a backend of one kind for a model."""
-
-
-def _on_shared_cache(forward: Callable[[LanguageModel, LinearBackend], Forward]) -> BuildBackend:
-    return lambda model, linear_backend, prefix_cache_bytes=0: _by_length(
-        SharedCache(forward(model, linear_backend), prefix_cache_bytes)
-    )
-
-
-def _by_length(backend: Backend) -> Backend:
-    """The backend, or one that does not use its caches for lengths with other rotary frequencies."""
-    frequencies = frequencies_of(backend.model.config)
-    return backend if frequencies is None else ByLength(backend, frequencies)
-
-
-def _modules(model: LanguageModel, linear_backend: LinearBackend) -> Forward:
-    from cocoa_engine.execution.forward.modules import Modules  # imports transformers' modules, which is slow
-
-    return Modules(model, linear_backend)
-
-
-def _masked_modules(model: LanguageModel, linear_backend: LinearBackend) -> Forward:
-    from cocoa_engine.execution.forward.modules import MaskedModules
-
-    return MaskedModules(model, linear_backend)
-
-
-KINDS: dict[str, BuildBackend] = {
-    "static_lean": _on_shared_cache(StaticLean),
-    "lean": _on_shared_cache(Lean),
-    "modules": _on_shared_cache(_modules),
-    "masked_modules": _on_shared_cache(_masked_modules),
-    "copied_cache": lambda model, *_: _by_length(CopiedCache(model)),
-    "recompute": lambda model, *_: Recompute(model),
-}
-"""Every kind of backend, fastest first."""
-
-_FAST = ("static_lean", "lean", "modules", "masked_modules")
-
-
-class _Tried(NamedTuple):
-    kind: str
-    linear_backend: LinearBackend
-    reason: str
-    weights: WeightFingerprint  # at the test: with zeros or NaNs every backend passes it
-
-
-# by model; the values do not hold a backend, which would keep the model alive
-_tried: weakref.WeakKeyDictionary[nn.Module, dict[tuple[str | None, str, bool], _Tried]] = weakref.WeakKeyDictionary()
+# by model: the kind, the linear backend, the reason, and the weights at the test: with zeros or NaNs every kind passes
+# it. The values hold no backend, which would keep the model alive
+_tried: weakref.WeakKeyDictionary[
+    nn.Module, dict[tuple[str | None, str, bool], tuple[str, LinearBackend, str, WeightFingerprint]]
+] = weakref.WeakKeyDictionary()
 
 
 def choose(model: LanguageModel, runtime: Runtime | None = None) -> Chosen:
@@ -138,12 +123,12 @@ def choose(model: LanguageModel, runtime: Runtime | None = None) -> Chosen:
         key = (obstacle, runtime.linears, graphs)  # hooks or an adapter may have changed the model
         weights = weight_fingerprint(model.model.parameters())
         tried = of_model.get(key)
-        if tried is None or tried.weights != weights:
+        if tried is None or tried[-1] != weights:
             kind, reason = ("lean", compared) if compared else _try_all(model, linear_backend, obstacle, graphs)
             weight_identity.note(model.model, reason if (kind, linear_backend) == ("lean", "native") else None)
-            if kind not in _FAST:
+            if kind not in _SHARED:
                 linear_backend = "stock"
-                if tried is None or tried.kind != kind:  # not again after each step of a training
+                if tried is None or tried[0] != kind:  # not again after each step of a training
                     logger.warning(
                         "%s: branches cannot share the prompt's cache; decoding uses the slower backend %r, with the "
                         "same results: %s",
@@ -151,9 +136,9 @@ def choose(model: LanguageModel, runtime: Runtime | None = None) -> Chosen:
                         kind,
                         reason,
                     )
-            tried = of_model[key] = _Tried(kind, linear_backend, reason, weights)
-        backend = KINDS[tried.kind](model, tried.linear_backend, prefix_cache_bytes)
-        return Chosen(backend, tried.reason, tried.linear_backend)
+            tried = of_model[key] = kind, linear_backend, reason, weights
+        kind, linear_backend, reason, _ = tried
+        return Chosen(build(kind, model, linear_backend, prefix_cache_bytes), reason, linear_backend)
 
 
 def state_of(model: LanguageModel) -> tuple[str | None, bool, WeightFingerprint]:
@@ -173,12 +158,12 @@ def _try_all(
             _check_supported(model)
             break
         try:
-            backend = KINDS[cached](model, linear_backend)
+            backend = build(cached, model, linear_backend)
             error = _relative_error(backend)
         except torch.OutOfMemoryError:
             raise
         except Exception as fault:  # unknown architectures raise errors of many types, which rule out this backend only
-            messages.append(f"{cached}: {_first_line(fault)}")
+            messages.append(f"{cached}: {first_line(fault)}")
             continue
         if not error > _tolerance(torch.bfloat16 if linear_backend == "bfloat16" else model.dtype):
             kind = "lean" if backend.forward_name == "lean" else cached  # static_lean does without a failed capture
@@ -201,16 +186,12 @@ def _check_supported(model: LanguageModel) -> None:
             raise
         except Exception as fault:  # transformers checks few of the fields of a config
             raise UnsupportedModelError(
-                f"a plain forward pass of {model.architecture} fails ({type(fault).__name__}: {_first_line(fault)}); "
+                f"a plain forward pass of {model.architecture} fails ({type(fault).__name__}: {first_line(fault)}); "
                 "the model's config.json or its code may be wrong."
             ) from safe_cause(fault)
         captured.stacked(model.device)
     if float((early - late).abs().max() / early.float().std()) > _tolerance(model.dtype):
         raise UnsupportedModelError(f"{model.architecture} attends in both directions; it cannot generate text.")
-
-
-def _first_line(fault: Exception) -> str:
-    return (str(fault).strip() or type(fault).__name__).splitlines()[0]
 
 
 def _tolerance(dtype: torch.dtype) -> float:

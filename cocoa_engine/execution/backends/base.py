@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from cocoa_engine.execution.forward.base import COST_OF_A_ROW
-from cocoa_engine.execution.forward.observed_attention import is_observable
+from cocoa_engine.execution.forward.base import COST_OF_A_ROW, StepOutput
+from cocoa_engine.execution.forward.source_attention import is_observable
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 
@@ -38,41 +38,6 @@ FeedRequest = Sequence[Path] | Sequence[ReadBack]
 """What one step feeds to one sequence."""
 
 
-class StepOutput(NamedTuple):
-    """The output of one forward pass for W fed tokens.
-
-    Attributes:
-        logits: ``[W, V]``, logits of the next token.
-        hidden: ``[N + 1, W, d]`` float32, states of the middle layers m..n and then of the final layer.
-        others: ``[K, W, V]`` float32, logits of the early layers or of the model with masked heads. ``None`` if none
-            were requested.
-        masses: ``[W, 1 + P]`` float32, the mean attention mass of the capture's ``source_heads`` on the prompt, its
-            first token left out, and on each of the tree's ``passages``. ``None`` if it was not requested, or if the
-            backend does not see the model's attention.
-    """
-
-    logits: Tensor
-    hidden: Tensor
-    others: Tensor | None = None
-    masses: Tensor | None = None
-
-    @property
-    def source(self) -> Tensor | None:
-        """The mass on the prompt, ``[W]``."""
-        return None if self.masses is None else self.masses[:, 0]
-
-    @property
-    def passages(self) -> Tensor | None:
-        """The mass on each passage, ``[W, P]``; ``None`` if there are none."""
-        return None if self.masses is None or self.masses.shape[1] == 1 else self.masses[:, 1:]
-
-    def rows(self, start: int, end: int) -> StepOutput:
-        """The output of some of the tokens."""
-        others = None if self.others is None else self.others[:, start:end]
-        masses = None if self.masses is None else self.masses[start:end]
-        return StepOutput(self.logits[start:end], self.hidden[:, start:end], others, masses)
-
-
 def joined(outputs: Sequence[StepOutput]) -> StepOutput:
     """The rows of several outputs of one tree."""
     logits, hidden, *optional = zip(*outputs, strict=True)
@@ -88,6 +53,7 @@ class TokenTree(ABC):
     Attributes:
         keep_committed: set it to ``True`` before branches are fed if :meth:`drop_branches` will be called. Otherwise
             the last branch may take over the cache of the committed tokens, which saves a copy.
+        token_ids: the committed tokens.
         committed: number of committed tokens, the prompt included.
         prompt_tokens: number of tokens of the prompt, whose attention mass is the source attention.
         cached_tokens: number of tokens whose keys and values came from another sequence.
@@ -100,22 +66,22 @@ class TokenTree(ABC):
     keeps_rest: bool = False
     """Whether tokens can be fed ahead: several steps may extend a path, and its continuations survive a commit."""
 
-    def __init__(self, prompt: Sequence[int]) -> None:
+    def __init__(self, prompt: Sequence[int], capture: CaptureSpec) -> None:
         self.keep_committed = False
+        self.capture = capture
         self.passages: Sequence[range] = ()
+        self.token_ids = list(prompt)
         self.committed = self.prompt_tokens = len(prompt)
-        self.cached_tokens = 0
-        self.prompt_read = 0
-        self.forward_passes = 0
-        self.fed_tokens = 0
+        self.cached_tokens = self.prompt_read = self.forward_passes = self.fed_tokens = 0
 
-    @abstractmethod
     def commit(self, path: Path, *, keep_rest: bool = False) -> None:
         """Make a fed path part of the committed sequence and drop every other branch.
 
         Args:
             keep_rest: keep what was fed after the path, if the tree supports it.
         """
+        self.token_ids += path
+        self.committed += len(path)
 
     def drop_branches(self) -> None:
         """Drop all branches and free their memory. Needs ``keep_committed``."""

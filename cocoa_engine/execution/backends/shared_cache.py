@@ -15,9 +15,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, ReadBack, StepOutput, TokenTree
+from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, ReadBack, TokenTree
 from cocoa_engine.execution.backends.prefixes import SHORTEST, PrefixCache, common_length
-from cocoa_engine.execution.forward.base import Forward, Segment
+from cocoa_engine.execution.forward.base import Forward, Segment, StepOutput
 from cocoa_engine.execution.forward.kv_store import KeyValues
 from cocoa_engine.execution.forward.source_attention import SourceProbe, probe_of
 from cocoa_engine.forks import free_in_child
@@ -41,7 +41,6 @@ class SharedTree(TokenTree):
     """One sequence and its slots.
 
     Attributes:
-        token_ids: the committed tokens.
         store: the keys and values of all slots.
         slots: by fed path, its slots beyond the committed ones.
         read: by path, the slots of the read-backs after it, in order.
@@ -55,67 +54,58 @@ class SharedTree(TokenTree):
     keeps_rest = True
 
     def __init__(self, backend: SharedCache, prompt: Sequence[int], store: KeyValues, capture: CaptureSpec) -> None:
-        super().__init__(prompt)
+        super().__init__(prompt, capture)
         self.backend = backend
-        self.token_ids = list(prompt)
         self.store = store
-        self.capture = capture
         self.slots: dict[Path, list[int]] = {(): []}
-        self.read: dict[Path, list[range]] = {}
+        self.read: dict[Path, list[int]] = {}
         self.tail_positions: list[int] = []
         self.used = 0
-        self.masked = _by_layer(capture.masked)
+        self.masked = {layer: [head for other, head in capture.masked if other == layer] for layer, _ in capture.masked}
         self.twin: SharedTree | None = None
         self.probe: SourceProbe | None = None
 
     def segment(self, asked: FeedRequest) -> Segment:
         """The segment that feeds the last tokens of some paths, or some read-backs."""
-        width = _width(asked)
-        if self.used + width > self.store.capacity:
-            self.store.reserve(max(self.used + width + SPARE_SLOTS, self.store.capacity * 3 // 2))
         slots = dict(self.slots)
-        positions: list[int] = []
-        token_ids: list[int] = []
-        # one chain per read-back: listing the slots of every token would take memory quadratic in the length
-        chains: list[tuple[list[range], int]] = []
+        token_ids, positions, chains = list[int](), list[int](), list[tuple[Sequence[int], int]]()
         for each in asked:
+            fed: Sequence[int]
             if isinstance(each, ReadBack):
-                before = self.read.get(each.after, [])
-                start = self.committed + len(each.after) + sum(map(len, before))
-                positions += range(start, start + len(each.token_ids))
-                token_ids += each.token_ids
-                seen = [range(slot, slot + 1) for slot in slots[each.after]]
-                chains.append(([*seen, *before], len(each.token_ids)))
+                seen, fed = [*slots[each.after], *self.read.get(each.after, ())], each.token_ids
             else:
-                slots[each] = [*slots[each[:-1]], self.used + len(token_ids)]
-                positions.append(self.committed + len(each) - 1)
-                token_ids.append(each[-1])
-        alone = width == 1 and self.used == self.committed
+                seen, fed = slots[each[:-1]], each[-1:]
+                slots[each] = [*seen, self.used + len(token_ids)]
+            chains.append((seen, len(fed)))
+            positions += range(self.committed + len(seen), self.committed + len(seen) + len(fed))
+            token_ids += fed
+        end = self.used + len(token_ids)
+        if end > self.store.capacity:
+            self.store.reserve(max(end + SPARE_SLOTS, self.store.capacity * 3 // 2))
+        reads = isinstance(asked[0], ReadBack)
         segment = Segment(
             self.store,
             self.used,
             token_ids,
             positions,
             self.committed,
-            own_slots=None if alone or chains else [slots[path] for path in cast("Sequence[Path]", asked)],
+            chains=None if end == self.committed + 1 and not reads else chains,
             tail_positions=[*self.tail_positions, *positions],
             masked=self.masked,
-            chains=chains or None,
         )
-        if not chains and not self.masked:
+        if not reads and not self.masked:
             segment.source = self.probe or probe_of(self.capture.source_heads, self.prompt_tokens, self.passages)
         return segment
 
     def fed(self, asked: FeedRequest, segment: Segment) -> None:
         """Record that a request has been fed by its segment."""
         slot = segment.start
-        for each in asked:
+        for each, (seen, length) in zip(asked, segment.chains, strict=True):
             if isinstance(each, ReadBack):
-                self.read.setdefault(each.after, []).append(range(slot, slot + len(each.token_ids)))
-                slot += len(each.token_ids)
+                self.read.setdefault(each.after, []).extend(range(slot, slot + length))
             else:
-                self.slots[each] = [*self.slots[each[:-1]], slot]
-                slot += 1
+                self.slots[cast("Path", each)] = [*seen, slot]
+            slot += length
         self.tail_positions += segment.positions
         self.used = segment.end
         self.forward_passes += 1
@@ -125,8 +115,7 @@ class SharedTree(TokenTree):
     def commit(self, path: Path, *, keep_rest: bool = False) -> None:
         depth = len(path)
         self.store.compact(self.slots[path], self.committed)
-        self.token_ids += path
-        self.committed += depth
+        super().commit(path)
         rest = {fed[depth:]: slots[depth:] for fed, slots in self.slots.items() if fed[:depth] == path}
         self.slots = rest if keep_rest else {(): []}
         self.read = {}
@@ -152,7 +141,7 @@ class SharedCache(Backend[SharedTree]):
         self.masks_heads = forward.masks_heads
         self.prefixes = PrefixCache(0 if forward.whole_prompts else prefix_cache_bytes)
         self._open: weakref.WeakSet[SharedTree] = weakref.WeakSet()
-        # guards the set and its stores; re-entrant, because garbage collection may close a tree in this thread
+        # of the set and its stores; re-entrant, because garbage collection may close a tree in this thread
         self._lock = free_in_child(threading.RLock())
 
     @property
@@ -193,8 +182,9 @@ class SharedCache(Backend[SharedTree]):
         with self.model.exclusive():
             self._copy_shared_prefix(tree)
         start = tree.used
-        end = None if self.forward.whole_prompts else start + _chunk(start, max_tokens)
-        chunk = tree.token_ids[start:end]
+        width = min(max_tokens or PREFILL_CHUNK, PREFILL_CHUNK)
+        width = max(1, min(width, MASK_CELLS // (start + width)))
+        chunk = tree.token_ids[start : None if self.forward.whole_prompts else start + width]
         positions = range(start, start + len(chunk))
         with self.forward.exclusive():
             output = self.forward([Segment(tree.store, start, chunk, positions, start)], None)
@@ -244,37 +234,20 @@ class SharedCache(Backend[SharedTree]):
         with self.forward.exclusive():
             segments = [tree.segment(asked) for tree, asked in rows]
             output = self.forward(segments, requests[0][0].capture)
-        assert output.hidden is not None
         for (tree, asked), segment in zip(rows, segments, strict=True):
             tree.fed(asked, segment)
-        logits = output.logits.float()
+        output = output._replace(logits=output.logits.float())
         outputs, start = [], 0
         masked = sum(segment.width for segment in segments[: len(requests)])  # the twins' rows follow all others
         for (tree, _), segment in zip(requests, segments, strict=False):
-            end = start + segment.width
-            others = None if output.early is None else output.early[:, start:end]
+            part = output.rows(start, start := start + segment.width)
             if tree.twin is not None:
                 tree.fed_tokens += segment.width
-                others = logits[None, masked : masked + segment.width]
+                part = part._replace(others=output.logits[None, masked : masked + segment.width])
                 masked += segment.width
-            # a prompt of one token has no source
-            measured = output.masses is not None and tree.prompt_tokens > 1
-            masses = output.masses[start:end, : 1 + len(tree.passages)] if measured else None  # type: ignore[index]
-            outputs.append(StepOutput(logits[start:end], output.hidden[:, start:end], others, masses))
-            start = end
+            if part.masses is not None:  # a prompt of one token has no source
+                part = part._replace(
+                    masses=part.masses[:, : 1 + len(tree.passages)] if tree.prompt_tokens > 1 else None
+                )
+            outputs.append(part)
         return outputs
-
-
-def _width(asked: FeedRequest) -> int:
-    """Number of tokens to feed."""
-    return sum(len(one.token_ids) if isinstance(one, ReadBack) else 1 for one in asked)
-
-
-def _chunk(start: int, max_tokens: int | None) -> int:
-    """Number of prompt tokens to feed next, at most."""
-    width = min(max_tokens or PREFILL_CHUNK, PREFILL_CHUNK)
-    return max(1, min(width, MASK_CELLS // (start + width)))
-
-
-def _by_layer(heads: Sequence[tuple[int, int]]) -> dict[int, list[int]]:
-    return {layer: [head for other, head in heads if other == layer] for layer, _ in heads}

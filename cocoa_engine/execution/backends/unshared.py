@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, StepOutput, TokenTree, joined
-from cocoa_engine.execution.forward.observed_attention import observed_attention
-from cocoa_engine.execution.forward.source_attention import of_segments, probe_of
+from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, TokenTree, joined
+from cocoa_engine.execution.forward.base import StepOutput
+from cocoa_engine.execution.forward.source_attention import observed_attention, of_segments, probe_of
 from cocoa_engine.model.hidden_states import CaptureSpec, capture
 from cocoa_engine.model.language_model import LanguageModel
 
@@ -27,48 +27,44 @@ class UnsharedTree(TokenTree):
     """One sequence.
 
     Attributes:
-        token_ids: the committed tokens.
         caches: the cache of each live path, for a backend with caches.
     """
 
     def __init__(self, prompt: Sequence[int], capture: CaptureSpec) -> None:
-        super().__init__(prompt)
-        self.token_ids = list(prompt)
-        self.capture = capture
+        super().__init__(prompt, capture)
         self.caches: dict[Path, Cache | None] = {(): None}
 
     def commit(self, path: Path, *, keep_rest: bool = False) -> None:
-        self.token_ids += path
-        self.committed += len(path)
+        super().commit(path)
         self.caches = {(): self.caches.get(path)}
 
     def close(self) -> None:
         self.caches = {}
 
 
-class _Unshared(Backend[UnsharedTree]):
+class _Unshared(Backend):
     def open(self, prompts: Sequence[Sequence[int]], reserve_tokens: int, capture: CaptureSpec) -> list[UnsharedTree]:
         return [UnsharedTree(prompt, capture) for prompt in prompts]
 
-    def prefill_some(self, tree: UnsharedTree, max_tokens: int | None = None) -> Tensor:
+    def prefill_some(self, tree: Any, max_tokens: int | None = None) -> Tensor:
         return self.feed(tree, ()).logits[0]
 
-    def step(self, requests: Sequence[tuple[UnsharedTree, FeedRequest]]) -> list[StepOutput]:
+    def step(self, requests: Sequence[tuple[Any, FeedRequest]]) -> list[StepOutput]:
         outputs = []
         for tree, asked in requests:
             outputs.append(joined(self._feed_all(tree, cast("Sequence[Path]", asked))))
             tree.fed_tokens += len(asked)
         return outputs
 
-    def _feed_all(self, tree: UnsharedTree, paths: Sequence[Path]) -> list[StepOutput]:
+    def _feed_all(self, tree: Any, paths: Sequence[Path]) -> list[StepOutput]:
         return [self.feed(tree, path) for path in paths]
 
     @abstractmethod
-    def feed(self, tree: UnsharedTree, path: Path) -> StepOutput:
+    def feed(self, tree: Any, path: Path) -> StepOutput:
         """Feed a path, or the prompt if it is empty. The output is that of the last token."""
 
     def _run(
-        self, tree: UnsharedTree, path: Path, token_ids: Sequence[int], rows: int, **inputs: Any
+        self, tree: TokenTree, path: Path, token_ids: Sequence[int], rows: int, **inputs: Any
     ) -> tuple[StepOutput, Any]:
         """Run the model. The output is that of the last ``rows`` tokens; beside it is what the model returned."""
         probe = probe_of(tree.capture.source_heads, tree.prompt_tokens, tree.passages) if path else None
@@ -92,7 +88,7 @@ class Recompute(_Unshared):
 
     name = "recompute"
 
-    def feed(self, tree: UnsharedTree, path: Path, rows: int = 1) -> StepOutput:
+    def feed(self, tree: TokenTree, path: Path, rows: int = 1) -> StepOutput:
         inputs = {"use_cache": False} if "use_cache" in self.model.forward_parameters else {}
         return self._run(tree, path, [*tree.token_ids, *path], rows, **inputs)[0]
 

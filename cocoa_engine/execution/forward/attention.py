@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from cocoa_engine.execution.forward.base import Segment
+from cocoa_engine.execution.forward.source_attention import attention_weights
 from cocoa_engine.execution.native import operators
 
 FOLDED_WIDTH = 32
@@ -64,9 +64,10 @@ def attend(
         query = query.index_fill(0, torch.tensor(masked, device=query.device), 0)  # a zero query attends uniformly
     keys, values = segment.store.read(layer, segment.end)  # [G, S, head_dim]
     groups = heads // keys.shape[0]
-    if segment.source is not None and segment.source.heads_of(layer):
+    if segment.source is not None and (measured := segment.source.heads_of(layer)):
         visible = segment.mask(window, 1, query.dtype, query.device)
-        segment.source.add(layer, query, keys, visible, scale=scale, softcap=softcap)
+        weights = attention_weights(query, keys, measured, visible, scale=scale, softcap=softcap)
+        segment.source.take(layer, weights, 0)
     if width > FOLDED_WIDTH and softcap is None:
         causal = segment.is_prompt(window)
         mask = None if causal else segment.mask(window, 1, query.dtype, query.device)
@@ -99,33 +100,12 @@ def attend_folded(
     Returns:
         ``[W, heads * value_dim]``.
     """
-    groups = query.shape[0] // keys.shape[0]
-    folded = _folded(query, groups)
+    (heads, width, head_dim), kv_heads = query.shape, keys.shape[0]
+    folded = query.reshape(kv_heads, -1, head_dim)  # [G, groups * W, head_dim]; no copy of a contiguous query
     if softcap is None:
         out = F.scaled_dot_product_attention(folded[None], keys[None], values[None], attn_mask=mask, scale=scale)[0]
     else:
         scores = softcap * torch.tanh(folded @ keys.transpose(1, 2) * (scale / softcap))  # [G, groups * W, S]
         scores = scores if mask is None else scores + mask
         out = scores.softmax(dim=-1, dtype=torch.float32).to(values.dtype) @ values
-    return _unfolded(out, groups)
-
-
-def _folded(query: Tensor, groups: int) -> Tensor:
-    """``[G * groups, W, head_dim]`` to ``[G, groups * W, head_dim]``, without a copy of a contiguous query."""
-    return query.reshape(query.shape[0] // groups, -1, query.shape[2])
-
-
-def _unfolded(out: Tensor, groups: int) -> Tensor:
-    """``[G, groups * W, value_dim]`` to ``[W, G * groups * value_dim]``."""
-    heads, rows, value_dim = out.shape
-    width = rows // groups
-    return out.view(heads, groups, width, value_dim).permute(2, 0, 1, 3).reshape(width, -1)
-
-
-def usual_attention(module: nn.Module, implementation: str) -> Callable[..., Any]:
-    """The function that computes the attention of a module under one of transformers' implementations."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # slow to import
-
-    eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-    function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager)
-    return function
+    return out.view(kv_heads, heads // kv_heads, width, -1).permute(2, 0, 1, 3).reshape(width, -1)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from cocoa_engine.execution.forward.kv_store import KeyValues
 from cocoa_engine.execution.forward.source_attention import SourceProbe
@@ -30,12 +31,10 @@ class Segment:
         start: the first new slot.
         token_ids, positions: one entry per token.
         committed: number of committed slots. They come first, and every token sees them.
-        own_slots: for each token, the slots it sees beyond the committed ones, its own slot included. ``None``: the
-            tokens are a chain, in which each token sees all slots up to its own.
-        tail_positions: positions of the slots from ``committed`` on, for sliding windows.
+        chains: consecutive chains of tokens; each token sees its chain up to itself. An entry holds the uncommitted
+            slots that the whole chain sees as well, and the number of its tokens. Default: all tokens are one chain.
+        tail_positions: positions of the slots from ``committed`` on, for sliding windows. Default: those of a chain.
         masked: by layer, the masked heads, which attend uniformly.
-        chains: replaces ``own_slots`` for several consecutive chains. Each entry holds the ranges of uncommitted slots
-            that the chain sees, and the number of its tokens.
     """
 
     def __init__(
@@ -46,34 +45,27 @@ class Segment:
         positions: Sequence[int],
         committed: int,
         *,
-        own_slots: Sequence[Sequence[int]] | None = None,
+        chains: Sequence[tuple[Sequence[int], int]] | None = None,
         tail_positions: Sequence[int] = (),
         masked: Mapping[int, Sequence[int]] | None = None,
-        chains: Sequence[tuple[Sequence[range], int]] | None = None,
     ) -> None:
         self.store = store
         self.start = start
         self.token_ids = token_ids
         self.positions = positions
         self.committed = committed
-        self.own_slots = own_slots
-        self.chains = chains
+        self.width = len(token_ids)
+        self.end = start + self.width
+        self.is_chain = chains is None
+        self.chains = chains or [((), self.width)]
         self.tail_positions = tail_positions
         self.masked = masked or {}
         self.source: SourceProbe | None = None
-        self.width = len(token_ids)
-        self.end = start + self.width
         self._masks: dict[tuple[int | None, int, torch.dtype, torch.device], Tensor | None] = {}
-        self._tail: Tensor | None = None
 
     def is_prompt(self, window: int | None) -> bool:
         """Whether plain causal attention over the segment's own tokens is sufficient."""
-        return (
-            self.own_slots is None
-            and self.chains is None
-            and self.start == 0
-            and (window is None or self.end <= window)
-        )
+        return self.is_chain and self.start == 0 and (window is None or self.end <= window)
 
     def mask(self, window: int | None, repeats: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
         """Additive mask ``[repeats * width, end]``: 0 for visible slots, the dtype's lowest finite number for others.
@@ -84,12 +76,23 @@ class Segment:
             window: size of the layer's sliding window, if it has one.
             repeats: number of times the rows are repeated, for query heads folded into the query's length.
         """
-        key = (window if window is not None and self.end > window else None, repeats, dtype, device)
+        window = window if window is not None and self.end > window else None
+        key = (window, repeats, dtype, device)
         if key not in self._masks:
-            mask = self._mask(key[0], dtype)
-            if mask is not None and repeats > 1:
-                mask = mask.repeat(repeats, 1)
-            self._masks[key] = None if mask is None else mask.to(device, non_blocking=True)
+            hidden = self._hidden_tail
+            if hidden is None and window is None:
+                self._masks[key] = None
+                return None
+            lowest, mask = torch.finfo(dtype).min, torch.zeros(self.width, self.end, dtype=dtype)
+            if hidden is not None:
+                mask[:, self.committed :].masked_fill_(hidden < 0, lowest)
+            if window is not None:
+                slot_positions = torch.arange(self.end)
+                if self.tail_positions:
+                    slot_positions[self.committed :] = torch.tensor(self.tail_positions[: self.end - self.committed])
+                distance = torch.tensor(self.positions)[:, None] - slot_positions  # [width, end]
+                mask.masked_fill_(distance >= window, lowest)
+            self._masks[key] = (mask.repeat(repeats, 1) if repeats > 1 else mask).to(device, non_blocking=True)
         return self._masks[key]
 
     def tail_mask(self, window: int | None) -> tuple[Tensor | None, int]:
@@ -97,71 +100,59 @@ class Segment:
 
         Every token sees the slots below ``first``. The mask is ``None`` if every token sees all slots.
         """
-        cpu = torch.device("cpu")
         if window is not None and self.end > window:
-            return self.mask(window, 1, torch.float32, cpu), 0
-        if self._tail is None and self.own_slots is not None:
-            self._tail = self._leaf_mask(self.own_slots, torch.float32).to(cpu)
-        elif self._tail is None and (mask := self.mask(None, 1, torch.float32, cpu)) is not None:
-            self._tail = mask[:, self.committed :].contiguous()
-        return self._tail, self.committed
+            return self.mask(window, 1, torch.float32, torch.device("cpu")), 0
+        return self._hidden_tail, self.committed
 
-    def _mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        lowest = torch.finfo(dtype).min
-        if self.chains is not None:
-            mask = self._chain_mask(self.chains, lowest, dtype)
-        elif self.own_slots is None:
-            if self.width == 1 and window is None:
-                return None
-            mask = torch.full((self.width, self.end), lowest, dtype=dtype).triu_(self.start + 1)
-        else:
-            mask = F.pad(self._leaf_mask(self.own_slots, dtype), (self.committed, 0))
-        if window is not None:
-            slot_positions = torch.arange(self.end)
-            if self.own_slots is not None or self.chains is not None:
-                slot_positions[self.committed :] = torch.tensor(self.tail_positions[: self.end - self.committed])
-            distance = torch.tensor(self.positions)[:, None] - slot_positions  # [width, end]
-            mask.masked_fill_(distance >= window, lowest)
-        return mask
-
-    def _leaf_mask(self, own_slots: Sequence[Sequence[int]], dtype: torch.dtype) -> Tensor:
-        """The mask ``[width, end - committed]`` of the uncommitted slots."""
-        lowest = torch.finfo(dtype).min
-        rows = [[lowest] * (self.end - self.committed) for _ in own_slots]
-        for row, slots in zip(rows, own_slots, strict=True):
-            for slot in slots:
-                row[slot - self.committed] = 0.0
-        return torch.tensor(rows, dtype=dtype)
-
-    def _chain_mask(self, chains: Sequence[tuple[Sequence[range], int]], lowest: float, dtype: torch.dtype) -> Tensor:
-        mask = torch.zeros(self.width, self.end, dtype=dtype)
-        mask[:, self.committed :] = lowest
+    @cached_property
+    def _hidden_tail(self) -> Tensor | None:
+        """The mask ``[width, end - committed]`` of the uncommitted slots, float32 on the CPU, without windows."""
+        if self.is_chain and self.width == 1:
+            return None
+        mask = np.full((self.width, self.end - self.committed), np.finfo(np.float32).min, dtype=np.float32)
         row = 0
-        for seen, length in chains:
-            rows, own = slice(row, row + length), slice(self.start + row, self.start + row + length)
-            for slots in seen:
-                mask[rows, slots.start : slots.stop] = 0
-            mask[rows, own] = torch.full((length, length), lowest, dtype=dtype).triu_(1)
-            row += length
-        return mask
+        for slots, length in self.chains:
+            mask[row : row + length, [slot - self.committed for slot in slots]] = 0
+            first = self.start - self.committed + row
+            for end in range(first + 1, first + length + 1):
+                mask[row, first:end] = 0
+                row += 1
+        return torch.from_numpy(mask)
 
 
-class PassOutput(NamedTuple):
-    """The output of a forward pass.
+class StepOutput(NamedTuple):
+    """The output of one forward pass for W fed tokens.
 
     Attributes:
-        logits: ``[T, V]``, logits of the next token; of a prompt, ``[1, V]`` after its last token.
-        hidden: ``[N + 1, T, d]`` float32, the states of the middle layers and then of the final layer; ``None`` if no
-            states were requested.
-        early: ``[E, T, V]`` float32, logits of the early layers; ``None`` if none were requested.
-        masses: ``[T, 1 + P]`` float32, each token's mean attention mass on the source and on each passage of its
-            sequence, padded with zeros to the largest number of passages; ``None`` if it was not measured.
+        logits: ``[W, V]``, logits of the next token.
+        hidden: ``[N + 1, W, d]`` float32, states of the middle layers m..n and then of the final layer.
+        others: ``[K, W, V]`` float32, logits of the early layers or of the model with masked heads. ``None`` if none
+            were requested.
+        masses: ``[W, 1 + P]`` float32, the mean attention mass of the capture's ``source_heads`` on the prompt, its
+            first token left out, and on each of the tree's ``passages``. ``None`` if it was not requested, or if the
+            backend does not see the model's attention.
     """
 
     logits: Tensor
-    hidden: Tensor | None
-    early: Tensor | None = None
+    hidden: Tensor
+    others: Tensor | None = None
     masses: Tensor | None = None
+
+    @property
+    def source(self) -> Tensor | None:
+        """The mass on the prompt, ``[W]``."""
+        return None if self.masses is None else self.masses[:, 0]
+
+    @property
+    def passages(self) -> Tensor | None:
+        """The mass on each passage, ``[W, P]``; ``None`` if there are none."""
+        return None if self.masses is None or self.masses.shape[1] == 1 else self.masses[:, 1:]
+
+    def rows(self, start: int, end: int) -> StepOutput:
+        """The output of some of the tokens."""
+        others = None if self.others is None else self.others[:, start:end]
+        masses = None if self.masses is None else self.masses[start:end]
+        return StepOutput(self.logits[start:end], self.hidden[:, start:end], others, masses)
 
 
 class Forward(ABC):
@@ -180,7 +171,6 @@ class Forward(ABC):
     native = False
     """Whether the native kernels are used."""
     cost_of_a_row = COST_OF_A_ROW
-    """The cost of a further token in a pass of few tokens, as a share of the cost of the first one."""
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
@@ -197,10 +187,12 @@ class Forward(ABC):
         """Free a store from :meth:`new_store`. The caller must not use it afterwards."""
 
     @abstractmethod
-    def __call__(self, segments: Sequence[Segment], capture: CaptureSpec | None) -> PassOutput:
+    def __call__(self, segments: Sequence[Segment], capture: CaptureSpec | None) -> StepOutput:
         """Run the tokens of all segments, in order.
+
+        Its ``masses`` have a column for each passage of the segment with the most.
 
         Args:
             capture: the hidden states to return. ``None`` (for a prompt, one segment) returns no hidden states, and
-                logits of the last token only.
+                logits of the last token only, ``[1, V]``.
         """

@@ -46,7 +46,7 @@ class KernelLayers:
         norm: weight of the norm after the last layer, ``[d]``, float32 on the CPU.
         inner: the width of the MLPs.
         windows: the layers' sliding windows.
-        heads, kv_heads, head_dim: the shape of the attention.
+        heads: the numbers of heads and of key-value heads, and the size of a head.
         eps: epsilon of all norms.
         scale: factor of the attention scores.
     """
@@ -55,24 +55,18 @@ class KernelLayers:
         self,
         layers: Sequence[structures.DecoderLayer],
         norm: Tensor,
-        *,
         inner: int,
         windows: Windows,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
+        heads: tuple[int, int, int],
         eps: float,
         scale: float,
     ) -> None:
         array = (structures.DecoderLayer * len(layers))(*layers)
         self._memory = (layers, array, norm)
-        self.count = len(layers)
+        self.count, self._kv_heads = len(layers), heads[1]
         self.window = windows.smallest  # the layers of the Llama family have at most one window size
-        address, width = ctypes.addressof(array), norm.shape[0]
-        self._stack = structures.Stack(
-            self.count, width, heads, kv_heads, head_dim, inner, eps, scale, address, norm.data_ptr()
-        )
-        self._kv_heads = kv_heads
+        addresses = ctypes.addressof(array), norm.data_ptr()
+        self._stack = structures.Stack(self.count, norm.shape[0], *heads, inner, eps, scale, *addresses)
 
     def leaves(self, segments: Sequence[Segment]) -> list[structures.Leaves] | None:
         """Convert the segments to the kernel's input; ``None`` if the kernel cannot run them."""

@@ -7,9 +7,8 @@ product, rotary tables are computed once, and masks are built only where they ar
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from transformers import PreTrainedConfig
 
 from cocoa_engine.cancellation import check_current
 from cocoa_engine.execution.forward.attention import attend_all, write_all
-from cocoa_engine.execution.forward.base import Forward, PassOutput, Segment
+from cocoa_engine.execution.forward.base import Forward, Segment, StepOutput
 from cocoa_engine.execution.forward.kernel_layers import KernelLayers, decoder_layer
 from cocoa_engine.execution.forward.linears import (
     Activation,
@@ -67,8 +66,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """``(layer, q [heads, T, head_dim], k, v [kv_heads, T, head_dim]) -> [T, heads * head_dim]``; stores k and v."""
 
 
-@dataclass(frozen=True)
-class Mlp:
+class Mlp(NamedTuple):
     """The gated MLP of a layer."""
 
     gate_up: FastLinear
@@ -80,8 +78,7 @@ class Mlp:
         return self.down(gated(self.gate_up(x), self.activation))
 
 
-@dataclass(frozen=True)
-class Mixture:
+class Mixture(NamedTuple):
     """The experts of a layer, of which each token runs some.
 
     Attributes:
@@ -98,8 +95,7 @@ class Mixture:
         return self.experts(x, chosen, shares)
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(NamedTuple):
     """The weights of one decoder layer.
 
     Attributes:
@@ -114,11 +110,11 @@ class Layer:
     q_norm: Tensor | None
     k_norm: Tensor | None
     out: FastLinear
+    attention_after: Tensor | None
     mlp_norm: Tensor | None
     mlp: Mlp | Mixture
-    attention_after: Tensor | None = None
-    mlp_after: Tensor | None = None
-    local: bool = False
+    mlp_after: Tensor | None
+    local: bool
 
 
 class Lean(Forward):
@@ -151,7 +147,10 @@ class Lean(Forward):
             self.kv_heads = attention.k_proj.out_features // self.head_dim
             self.heads = attention.q_proj.out_features // self.head_dim
         self.scale = float(attention.scaling)
-        self.softcap: float | None = getattr(attention, "attn_logit_softcapping", None) if _is_gemma_2(model) else None
+        # Gemma 3 has this setting too and does not use it
+        self.softcap: float | None = (
+            attention.attn_logit_softcapping if model.architecture == "Gemma2ForCausalLM" else None
+        )
         self.eps = float(config.rms_norm_eps)
         self.activation = _ACTIVATIONS[_activation(config)]
         self.embedding: Tensor = model.model.get_input_embeddings().weight.detach()  # [V, d]
@@ -168,36 +167,30 @@ class Lean(Forward):
         self.rotary = _RotaryTable(rotary, self.norm, None if self.local_rotary is None else _GLOBAL)
         self.kernels = self._kernels()
 
-    def __call__(self, segments: Sequence[Segment], capture: CaptureSpec | None) -> PassOutput:
+    def __call__(self, segments: Sequence[Segment], capture: CaptureSpec | None) -> StepOutput:
         device = self.embedding.device
         token_ids = torch.tensor([token_id for segment in segments for token_id in segment.token_ids], device=device)
-        positions = torch.tensor([position for segment in segments for position in segment.positions], device=device)
-        length = 1 + max(position for segment in segments for position in segment.positions)
-        self.rotary.reserve(length)
-        cos, sin = self.rotary(positions)
-        local = None
-        if self.local_rotary is not None:
-            self.local_rotary.reserve(length)
-            local = self.local_rotary(positions)
-
-        def attention(layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            check_current()
-            write_all(segments, layer, keys, values)
-            options = {"scale": self.scale, "softcap": self.softcap, "native": self.native}
-            return attend_all(segments, layer, query, window=self.windows[layer], **options)
-
-        states: Tensor | None
+        places = [position for segment in segments for position in segment.positions]
+        positions, length = torch.tensor(places, device=device), 1 + max(places)
+        cos, sin = self.rotary(positions, length)
         leaves = None if self.kernels is None else self.kernels.leaves(segments)
         if self.kernels is not None and leaves is not None:
-            x = self._embedded(token_ids)
-            last, states, early, masses = self.kernels(x, cos, sin, leaves, capture)
+            last, states, early, masses = self.kernels(self._embedded(token_ids), cos, sin, leaves, capture)
         else:
+
+            def attention(layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+                check_current()
+                write_all(segments, layer, keys, values)
+                options = {"scale": self.scale, "softcap": self.softcap, "native": self.native}
+                return attend_all(segments, layer, query, window=self.windows[layer], **options)
+
+            local = None if self.local_rotary is None else self.local_rotary(positions, length)
             last, states, early = self.decode(token_ids, cos, sin, attention, capture, local)
             masses = of_segments([(segment.source, segment.width) for segment in segments])
-        if capture is None:
-            return PassOutput(self.logits(last[-1:]), None)
+        if states is None:
+            return StepOutput(self.logits(last[-1:]), last.new_empty(0))
         early_logits = self.head(torch.cat(early)).float().view(len(early), len(token_ids), -1) if early else None
-        return PassOutput(self.logits(last), states, early_logits, masses)
+        return StepOutput(self.logits(last), states, early_logits, masses)
 
     def logits(self, last: Tensor) -> Tensor:
         """The logits of states after the last norm, ``[T, V]``."""
@@ -286,7 +279,7 @@ class Lean(Forward):
         """All layers in one kernel call, if the native kernels can run their linear layers and read their norms."""
         if not is_readable(self.norm) or self.activation is not F.silu or self.residual_scale != 1:
             return None
-        layers, widths, inner = [], set(), 0
+        layers, widths = [], set()
         for number, layer in enumerate(self.layers):
             mlp, norms = layer.mlp, (layer.attention_norm, layer.q_norm, layer.k_norm, layer.mlp_norm)
             if norms[0] is None or norms[3] is None or layer.attention_after is not None or isinstance(mlp, Mixture):
@@ -295,21 +288,12 @@ class Lean(Forward):
             if len(linears) < 4 or not all(norm is None or is_readable(norm) for norm in norms):
                 return None
             layers.append(decoder_layer(norms, linears, self.windows[number] is not None))
-            inner = mlp.gate_up.total // 2
-            widths.add((layer.qkv.total, inner))
-        if len(widths) > 1 or widths.pop()[0] != (self.heads + 2 * self.kv_heads) * self.head_dim:
+            widths.add((layer.qkv.total, mlp.gate_up.total // 2))
+        (width, inner), *others = widths
+        if others or width != (self.heads + 2 * self.kv_heads) * self.head_dim:
             return None  # the layers of a pruned model may differ in width
-        return KernelLayers(
-            layers,
-            self.norm,
-            inner=inner,
-            windows=self.windows,
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            eps=self.eps,
-            scale=self.scale,
-        )
+        heads = (self.heads, self.kv_heads, self.head_dim)
+        return KernelLayers(layers, self.norm, inner, self.windows, heads, self.eps, self.scale)
 
 
 def lean_obstacle(model: LanguageModel) -> str | None:
@@ -360,10 +344,6 @@ def _is_gemma(model: LanguageModel) -> bool:
     return model.architecture.startswith("Gemma")
 
 
-def _is_gemma_2(model: LanguageModel) -> bool:
-    return model.architecture == "Gemma2ForCausalLM"  # Gemma 3 has the setting too and does not use it
-
-
 def _norm_weight(norm: Any) -> Tensor | None:
     """What a norm multiplies by. Gemma's weights are less 1, so theirs is a copy."""
     if norm is None:
@@ -372,33 +352,30 @@ def _norm_weight(norm: Any) -> Tensor | None:
     return weight + 1 if type(norm).__name__.startswith("Gemma") else weight
 
 
-def _mlp(mlp: Any, linear_backend: LinearBackend, activation: Activation) -> Mlp | Mixture:
-    if hasattr(mlp, "experts"):
-        on_cpu = mlp.gate.weight.device.type == "cpu"
-        return Mixture(mlp.gate, fast_experts(mlp.experts, activation, linear_backend) if on_cpu else mlp.experts)
-    joined = hasattr(mlp, "gate_up_proj")  # Phi-3
-    gate_up = fast_linear([mlp.gate_up_proj] if joined else [mlp.gate_proj, mlp.up_proj], linear_backend)
-    return Mlp(gate_up, fast_linear([mlp.down_proj], linear_backend), activation)
-
-
 def _layer(layer: Any, linear_backend: LinearBackend, activation: Activation) -> Layer:
-    attention = layer.self_attn
-    joined = hasattr(attention, "qkv_proj")  # Phi-3
+    attention, mlp = layer.self_attn, layer.mlp
+    linear = partial(fast_linear, linear_backend=linear_backend)
     after_attention = getattr(layer, "post_attention_layernorm", None)
     before_mlp, after_mlp = (getattr(layer, f"{where}_feedforward_layernorm", None) for where in ("pre", "post"))
     if after_mlp is None:  # Llama's norm before the second part has the name of a norm after the first
         before_mlp, after_attention = after_attention, None
+    if hasattr(attention, "qkv_proj"):  # Phi-3
+        qkv, gate_up = [attention.qkv_proj], [mlp.gate_up_proj]
+    else:
+        qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
+        gate_up = [] if hasattr(mlp, "experts") else [mlp.gate_proj, mlp.up_proj]
+    experts_of: Any = None if gate_up else mlp.experts
+    if not gate_up and mlp.gate.weight.device.type == "cpu":
+        experts_of = fast_experts(experts_of, activation, linear_backend)
     return Layer(
         attention_norm=_norm_weight(getattr(layer, "input_layernorm", None)),
-        qkv=fast_linear(
-            [attention.qkv_proj] if joined else [attention.q_proj, attention.k_proj, attention.v_proj], linear_backend
-        ),
+        qkv=linear(qkv),
         q_norm=_norm_weight(getattr(attention, "q_norm", None)),
         k_norm=_norm_weight(getattr(attention, "k_norm", None)),
-        out=fast_linear([attention.o_proj], linear_backend),
-        mlp_norm=_norm_weight(before_mlp),
-        mlp=_mlp(layer.mlp, linear_backend, activation),
+        out=linear([attention.o_proj]),
         attention_after=_norm_weight(after_attention),
+        mlp_norm=_norm_weight(before_mlp),
+        mlp=Mlp(linear(gate_up), linear([mlp.down_proj]), activation) if gate_up else Mixture(mlp.gate, experts_of),
         mlp_after=_norm_weight(after_mlp),
         local=getattr(attention, "is_sliding", False),
     )
@@ -418,16 +395,16 @@ class _RotaryTable:
         self.like = like
         self.cos = self.sin = like.new_empty(0, 0)
 
-    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin, each ``[T, head_dim]``; sin carries the sign of rotate_half."""
+    def __call__(self, positions: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """cos and sin, each ``[T, head_dim]``, for positions below a length; sin carries the sign of rotate_half."""
+        self.reserve(length)
         return self.cos[positions], self.sin[positions]
 
     def reserve(self, length: int) -> None:
         """Extend the tables to at least ``length`` positions."""
-        if length <= self.cos.shape[0]:
-            return
-        positions = torch.arange(max(length, 2 * self.cos.shape[0], 1024), device=self.like.device)
-        cos, sin = self.module(self.like, positions[None])
-        sign = torch.ones_like(sin[0, 0])
-        sign[: sign.shape[-1] // 2] = -1
-        self.cos, self.sin = cos[0], sin[0] * sign
+        if length > self.cos.shape[0]:
+            positions = torch.arange(max(length, 2 * self.cos.shape[0], 1024), device=self.like.device)
+            cos, sin = self.module(self.like, positions[None])
+            sign = torch.ones_like(sin[0, 0])
+            sign[: sign.shape[-1] // 2] = -1
+            self.cos, self.sin = cos[0], sin[0] * sign

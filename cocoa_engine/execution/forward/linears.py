@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -38,6 +38,8 @@ Activation = Callable[[Tensor], Tensor]
 
 LinearBackend = Literal["native", "packed", "transposed", "stock", "bfloat16"]
 """The implementation of linear layers; ``"stock"`` is torch's own."""
+
+_T = TypeVar("_T")
 
 _HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
 
@@ -123,12 +125,10 @@ def native_obstacle(model: nn.Module) -> str | None:
 
 
 def _linear_weights(model: nn.Module) -> list[Tensor]:
-    found = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
-    for module in model.modules():
-        if are_experts(module):
-            inside, out = stacks_of(module)
-            found += [*inside, out]
-    return found
+    weights = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
+    for inside, out in map(stacks_of, filter(are_experts, model.modules())):
+        weights += [*inside, out]
+    return weights
 
 
 def _is_distributed(weights: Sequence[Tensor]) -> bool:
@@ -158,6 +158,20 @@ def is_plain(layer: Any) -> bool:
     )
 
 
+# keyed by the first layer; the values keep its weights' memory alive, but not the layer
+_made: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[WeightFingerprint, Any]]] = weakref.WeakKeyDictionary()
+
+
+def _made_once(module: nn.Module, name: str, tensors: Sequence[Tensor | None], make: Callable[[], _T]) -> _T:
+    """What was made for a module under a name before, unless the tensors that it was made from have changed."""
+    state = weight_fingerprint(tensor for tensor in tensors if tensor is not None)
+    made = _made.setdefault(module, {})
+    if name not in made or made[name][0] != state:
+        made[name] = state, make()
+    result: _T = made[name][1]
+    return result
+
+
 def fast_linear(layers: Sequence[nn.Linear], linear_backend: LinearBackend) -> FastLinear:
     """The :class:`FastLinear` of some layers, cached for all engines on the model until the weights change."""
     weights: list[Tensor] = [layer.weight for layer in layers]
@@ -166,11 +180,37 @@ def fast_linear(layers: Sequence[nn.Linear], linear_backend: LinearBackend) -> F
     return _made_once(layers[0], f"{len(layers)} {linear_backend}", (*weights, *biases), make)
 
 
-def fast_experts(experts: nn.Module, activation: Activation, linear_backend: LinearBackend) -> FastExperts:
-    """The :class:`FastExperts` of a module that holds experts, cached like :func:`fast_linear`."""
-    inside, out = stacks_of(experts)
-    make = partial(FastExperts, inside, out, activation, linear_backend)
+def fast_experts(
+    experts: nn.Module, activation: Activation, linear_backend: LinearBackend
+) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """A function that mixes the outputs of each row's experts, see :func:`~cocoa_engine.model.experts.mixed`.
+
+    It is cached like :func:`fast_linear`. The gated layers of each expert are made when they are first used.
+    """
+    inside, out = stacks_of(
+        experts
+    )  # [experts, 2 * inner, d], or gate and input one after the other; then [.., d, inner]
+
+    def make() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        @functools.cache
+        def layers(number: int) -> tuple[FastLinear, FastLinear]:
+            weights = [stack[number] for stack in inside]
+            gate_up = FastLinear(weights, [None] * len(weights), linear_backend)
+            return gate_up, FastLinear([out[number]], [None], linear_backend)
+
+        def run(number: int, x: Tensor) -> Tensor:
+            gate_up, down = layers(number)
+            return down(gated(gate_up(x), activation))
+
+        return lambda x, chosen, shares: mixed(x, chosen, shares, run)
+
     return _made_once(experts, linear_backend, (*inside, out), make)
+
+
+def gated(gate_up: Tensor, activation: Activation) -> Tensor:
+    """The input of a gated MLP's last layer, ``[rows, inner]``, from what the others make, ``[rows, 2 * inner]``."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return torch.mul(activation(gate), up, out=gate.new_empty(gate.shape))
 
 
 class FastLinear:
@@ -187,23 +227,27 @@ class FastLinear:
     ) -> None:
         self.weights = [weight.detach() for weight in weights]
         self.biases = [None if bias is None else bias.detach() for bias in biases]
-        self.sizes = [weight.shape[0] for weight in self.weights]
-        self.total = sum(self.sizes)
-        self.bias = _concatenated(self.biases, self.weights)
-        dtype, on_cpu = self.weights[0].dtype, self.weights[0].device.type == "cpu"
-        self.packed: Tensor | None = None
+        self.total = sum(len(weight) for weight in self.weights)
+        first = self.weights[0]
+        dtype, on_cpu = first.dtype, first.device.type == "cpu"
         if any(isinstance(weight, BlockTensor) for weight in self.weights) and linear_backend != "native":
             linear_backend = "stock"  # a copy in another layout would be larger than the blocks
         self.in_bfloat16 = linear_backend == "bfloat16" and on_cpu and dtype == torch.float32
-        self.native = self._by_kernels() if linear_backend in ("native", "bfloat16") else None
-        packs = linear_backend in ("packed", "bfloat16") and self.native is None
-        if packs and on_cpu and dtype in PACKED_DTYPES:
-            together = self.weights[0] if len(weights) == 1 else torch.cat(self.weights)
-            together = together.bfloat16() if self.in_bfloat16 else together
+        stored = [weight.bfloat16() for weight in self.weights] if self.in_bfloat16 else self.weights
+        self.native: operators.Linears | None = None
+        self.packed: Tensor | None = None
+        if linear_backend in ("native", "bfloat16") and operators.can_multiply(stored) and trial.obstacle() is None:
+            self.native = operators.Linears(stored, self.biases, rounds_inputs=True)
+        elif linear_backend in ("packed", "bfloat16") and on_cpu and dtype in PACKED_DTYPES:
+            together = stored[0] if len(stored) == 1 else torch.cat(stored)
             self.packed = torch.ops.mkldnn._reorder_linear_weight(together.contiguous(), None)
         transposed = linear_backend == "transposed" and on_cpu and dtype == torch.float32 and _HAS_MKL
-        self.in_place = self.weights[0].device.type == "cuda"  # saves the launch of a concatenation
         self.transposed_rows = TRANSPOSED_ROWS if transposed else 0
+        self.in_place = first.device.type == "cuda"  # saves the launch of a concatenation
+        self.bias: Tensor | None = None
+        if any(bias is not None for bias in self.biases):
+            none = [torch.zeros(len(weight), device=first.device, dtype=dtype) for weight in self.weights]
+            self.bias = torch.cat([zeros if bias is None else bias for bias, zeros in zip(biases, none, strict=True)])
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map ``[rows, in]`` to ``[rows, out]``. The result may have any strides."""
@@ -211,108 +255,33 @@ class FastLinear:
             return self.native(x)
         rows = x.shape[0]
         if rows <= self.transposed_rows:
-            return self._transposed(x, rows)
+            # a transposed view of a row-major x: the layout that MKL is fast on
+            columns = (F.pad(x, (0, 0, 0, 1)) if rows == 1 else x).contiguous().t()
+            product = x.new_empty(self.total, columns.shape[1])
+            for weight, part in zip(
+                self.weights, torch.split(product, [len(weight) for weight in self.weights]), strict=True
+            ):
+                torch.mm(weight, columns, out=part)
+            y = product[:, :rows].t()
+            return y if self.bias is None else y + self.bias
         if self.packed is not None:
             if rows in (2, 3):
                 x = F.pad(x, (0, 0, 0, 4 - rows))  # oneDNN is slower with 2 or 3 rows than with 4
             if not self.in_bfloat16:
-                y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
-                return y[:rows]
+                packed: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+                return packed[:rows]
             half = torch.ops.mkldnn._linear_pointwise(x.bfloat16(), self.packed, None, "none", [], "")[:rows].float()
             return half if self.bias is None else half + self.bias
-        if self.in_place and len(self.weights) > 1:
-            return self._in_place(x, rows)
-        parts = [F.linear(x, weight, bias) for weight, bias in zip(self.weights, self.biases, strict=True)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-
-    def _by_kernels(self) -> operators.Linears | None:
-        weights = [weight.bfloat16() for weight in self.weights] if self.in_bfloat16 else self.weights
-        if not operators.can_multiply(weights) or trial.obstacle() is not None:
-            return None
-        return operators.Linears(weights, self.biases, rounds_inputs=True)
-
-    def _transposed(self, x: Tensor, rows: int) -> Tensor:
-        if rows == 1:
-            x = F.pad(x, (0, 0, 0, 1))
-        columns = x.contiguous().t()  # a transposed view of a row-major x: the layout that MKL is fast on
-        product = x.new_empty(self.total, x.shape[0])
-        start = 0
-        for weight, size in zip(self.weights, self.sizes, strict=True):
-            torch.mm(weight, columns, out=product[start : start + size])
-            start += size
-        y = product[:, :rows].t()
-        return y if self.bias is None else y + self.bias
-
-    def _in_place(self, x: Tensor, rows: int) -> Tensor:
-        product = x.new_empty(rows, self.total)
-        start = 0
-        for weight, bias, size in zip(self.weights, self.biases, self.sizes, strict=True):
-            target = product[:, start : start + size]
+        layers = zip(self.weights, self.biases, strict=True)
+        if not self.in_place or len(self.weights) == 1:
+            parts = [F.linear(x, weight, bias) for weight, bias in layers]
+            return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        product, start = x.new_empty(rows, self.total), 0
+        for weight, bias in layers:
+            target = product[:, start : start + len(weight)]
             if bias is None:
                 torch.mm(x, weight.t(), out=target)
             else:
                 torch.addmm(bias, x, weight.t(), out=target)
-            start += size
+            start += len(weight)
         return product
-
-
-def _concatenated(biases: Sequence[Tensor | None], weights: Sequence[Tensor]) -> Tensor | None:
-    if all(bias is None for bias in biases):
-        return None
-    device, dtype = weights[0].device, weights[0].dtype
-    pairs = zip(biases, weights, strict=True)
-    return torch.cat(
-        [torch.zeros(len(each), device=device, dtype=dtype) if bias is None else bias for bias, each in pairs]
-    )
-
-
-class FastExperts:
-    """The gated layers of all experts of one mixture, each a pair of :class:`FastLinear` that is made when first used.
-
-    Args:
-        inside: what makes the gate and the input, ``[experts, 2 * inner, d]``, or one after the other.
-        out: ``[experts, d, inner]``.
-        activation: of the gate.
-        linear_backend: as for :class:`FastLinear`.
-    """
-
-    def __init__(
-        self, inside: Sequence[Tensor], out: Tensor, activation: Activation, linear_backend: LinearBackend
-    ) -> None:
-        self.inside, self.out = inside, out
-        self.activation, self.linear_backend = activation, linear_backend
-        self._made: dict[int, tuple[FastLinear, FastLinear]] = {}
-
-    def __call__(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
-        """Mix the outputs of each row's experts, see :func:`~cocoa_engine.model.experts.mixed`."""
-        return mixed(x, chosen, shares, self._run)
-
-    def _run(self, number: int, x: Tensor) -> Tensor:
-        if number not in self._made:
-            weights = [stack[number] for stack in self.inside]
-            gate_up = FastLinear(weights, [None] * len(weights), self.linear_backend)
-            self._made[number] = gate_up, FastLinear([self.out[number]], [None], self.linear_backend)
-        gate_up, down = self._made[number]
-        return down(gated(gate_up(x), self.activation))
-
-
-def gated(gate_up: Tensor, activation: Activation) -> Tensor:
-    """The input of a gated MLP's last layer, ``[rows, inner]``, from what the others make, ``[rows, 2 * inner]``."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return torch.mul(activation(gate), up, out=gate.new_empty(gate.shape))
-
-
-# keyed by the first layer; the values keep its weights' memory alive, but not the layer
-_made: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[WeightFingerprint, Any]]] = weakref.WeakKeyDictionary()
-
-_T = TypeVar("_T")
-
-
-def _made_once(module: nn.Module, name: str, tensors: Iterable[Tensor | None], make: Callable[[], _T]) -> _T:
-    """What was made for a module under a name before, unless the tensors that it was made from have changed."""
-    state = weight_fingerprint(tensor for tensor in tensors if tensor is not None)
-    made = _made.setdefault(module, {})
-    if name not in made or made[name][0] != state:
-        made[name] = state, make()
-    result: _T = made[name][1]
-    return result

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from cocoa_engine.execution.forward.attention import attend_all, write_all
-from cocoa_engine.execution.forward.base import Forward, PassOutput, Segment
+from cocoa_engine.execution.forward.base import Forward, Segment, StepOutput
 from cocoa_engine.execution.forward.linears import (
     FastLinear,
     LinearBackend,
@@ -21,16 +21,12 @@ from cocoa_engine.execution.forward.linears import (
     fast_linear,
     is_plain,
 )
-from cocoa_engine.execution.forward.observed_attention import observed_attention, replaced_attention
-from cocoa_engine.execution.forward.source_attention import of_segments
+from cocoa_engine.execution.forward.source_attention import observed_attention, of_segments, replaced_attention
 from cocoa_engine.model import hidden_states
 from cocoa_engine.model.configs import Windows, frequencies_of
 from cocoa_engine.model.experts import SeparateExperts, are_experts
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
-
-_Mask = Tensor | dict[str, Tensor] | None
-"""An attention mask for all layers, or one for each kind of layer."""
 
 
 class Modules(Forward):
@@ -55,11 +51,18 @@ class Modules(Forward):
         self.whole_prompts = frequencies_of(model.config) is not None
         # the longest sequence would set the frequencies of all; without masked heads, a mask separates one's branches
         self.max_sequences = 1 if self.whole_prompts or not self.masks_heads else None
-        self.linears = _FastLinears(model.model, linear_backend)
         self.native = by_kernels(linear_backend)
         self.cost_of_a_row = cost_of_a_row(model.model, linear_backend)
+        modules = list(model.model.modules())
+        layers = [module for module in modules if linear_backend != "stock" and is_plain(module)]
+        self._forwards: list[tuple[nn.Module, Callable[..., Tensor]]] = [
+            (layer, _forward_of(fast_linear([layer], linear_backend))) for layer in layers
+        ]
+        if linear_backend == "native":
+            mixtures = [module for module in modules if type(module) is SeparateExperts and are_experts(module)]
+            self._forwards += [(each, fast_experts(each, each.act_fn, linear_backend)) for each in mixtures]
 
-    def __call__(self, segments: Sequence[Segment], capture: CaptureSpec | None) -> PassOutput:
+    def __call__(self, segments: Sequence[Segment], capture: CaptureSpec | None) -> StepOutput:
         has_run = False
 
         def attention(
@@ -84,37 +87,49 @@ class Modules(Forward):
             return out.view(1, query.shape[2], query.shape[1], -1), None
 
         with replaced_attention(self.model, attention, makes_masks=False):
-            output = self._run(segments, capture, _SegmentCache(segments, self.model.num_layers), None)
+            output = self._run(segments, capture, None)
         if not has_run:
             raise NotImplementedError("the model does not use transformers' AttentionInterface")
         return output
 
-    def _run(self, segments: Sequence[Segment], capture: CaptureSpec | None, cache: Cache, mask: _Mask) -> PassOutput:
+    def _run(self, segments: Sequence[Segment], capture: CaptureSpec | None, mask: Any) -> StepOutput:
         model, device = self.model, self.model.device
         token_ids = torch.tensor([[token_id for segment in segments for token_id in segment.token_ids]], device=device)
         positions = torch.tensor([[position for segment in segments for position in segment.positions]], device=device)
         rows = 1 if capture is None else token_ids.shape[1]
+        layers = [_SegmentLayer(segments, layer, not self.masks_heads) for layer in range(model.num_layers)]
         capturing = nullcontext() if capture is None else hidden_states.capture(model, capture)
-        with self.linears.installed(), capturing as captured:
+        with self._fast_linears(), capturing as captured:
             output = model.forward(
                 token_ids,
                 logits_to_keep=rows,
                 position_ids=positions,
                 attention_mask=mask,
-                past_key_values=cache,
+                past_key_values=Cache(layers=layers),
                 use_cache=True,
             )
             logits = output.logits[0, -rows:]
             if captured is None:
-                return PassOutput(logits, None)
+                return StepOutput(logits, logits.new_empty(0))
             early = captured.early_logits(model, logits.device)
         masses = of_segments([(segment.source, segment.width) for segment in segments])
-        return PassOutput(
+        return StepOutput(
             logits,
             captured.stacked(logits.device)[:, 0],
             None if early is None else early[:, 0],
             None if masses is None else masses.to(logits.device),
         )
+
+    @contextmanager
+    def _fast_linears(self) -> Iterator[None]:
+        """Within the block, plain linear layers and experts in blocks have a faster ``forward``."""
+        try:
+            for layer, forward in self._forwards:
+                layer.__dict__["forward"] = forward
+            yield
+        finally:
+            for layer, _ in self._forwards:
+                layer.__dict__.pop("forward", None)
 
 
 class MaskedModules(Modules):
@@ -123,22 +138,18 @@ class MaskedModules(Modules):
     name = "masked_modules"
     masks_heads = False
 
-    def __call__(self, segments: Sequence[Segment], capture: CaptureSpec | None) -> PassOutput:
+    def __call__(self, segments: Sequence[Segment], capture: CaptureSpec | None) -> StepOutput:
         (segment,) = segments
-        cache = _SegmentCache(segments, self.model.num_layers, read=True)
-        with observed_attention(self.model, segment.source, segment.width, segment.end):
-            return self._run(segments, capture, cache, self._mask(segment))
-
-    def _mask(self, segment: Segment) -> _Mask:
         windows, (dtype, device) = self.windows.by_kind, (self.model.dtype, self.model.device)
-        if all(segment.is_prompt(window) for window in windows.values()):
-            return None
-        masks = {kind: segment.mask(window, 1, dtype, device) for kind, window in windows.items()}
-        if all(mask is None for mask in masks.values()):
-            return None
-        empty = torch.zeros(segment.width, segment.end, dtype=dtype, device=device)
-        filled = {kind: (empty if mask is None else mask)[None, None] for kind, mask in masks.items()}
-        return filled if len(filled) > 1 else next(iter(filled.values()))
+        masks: Any = None
+        if not all(segment.is_prompt(window) for window in windows.values()):
+            of_kinds = {kind: segment.mask(window, 1, dtype, device) for kind, window in windows.items()}
+            if any(mask is not None for mask in of_kinds.values()):
+                empty = torch.zeros(segment.width, segment.end, dtype=dtype, device=device)
+                masks = {kind: (empty if mask is None else mask)[None, None] for kind, mask in of_kinds.items()}
+                masks = masks if len(masks) > 1 else next(iter(masks.values()))
+        with observed_attention(self.model, segment.source, segment.width, segment.end):
+            return self._run(segments, capture, masks)
 
 
 class _SegmentLayer(CacheLayerMixin):
@@ -180,38 +191,5 @@ class _SegmentLayer(CacheLayerMixin):
     get_max_cache_shape = get_max_length  # its former name in transformers
 
 
-class _SegmentCache(Cache):
-    def __init__(self, segments: Sequence[Segment], num_layers: int, *, read: bool = False) -> None:
-        super().__init__(layers=[_SegmentLayer(segments, layer, read) for layer in range(num_layers)])
-
-
-class _FastLinears:
-    """Replaces the ``forward`` of plain linear layers, and of experts in blocks, by a faster one during a pass."""
-
-    def __init__(self, model: nn.Module, linear_backend: LinearBackend) -> None:
-        layers = [module for module in model.modules() if linear_backend != "stock" and is_plain(module)]
-        self.forwards: list[tuple[nn.Module, Callable[..., Tensor]]] = [
-            (layer, _forward_of(fast_linear([layer], linear_backend)))  # type: ignore[list-item]
-            for layer in layers
-        ]
-        if linear_backend == "native":
-            mixtures = [module for module in model.modules() if type(module) is SeparateExperts and are_experts(module)]
-            self.forwards += [(each, fast_experts(each, each.act_fn, linear_backend)) for each in mixtures]
-
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Use the fast forwards inside the context."""
-        try:
-            for layer, forward in self.forwards:
-                layer.__dict__["forward"] = forward
-            yield
-        finally:
-            for layer, _ in self.forwards:
-                layer.__dict__.pop("forward", None)
-
-
 def _forward_of(linear: FastLinear) -> Callable[[Tensor], Tensor]:
-    def forward(x: Tensor) -> Tensor:
-        return linear(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)
-
-    return forward
+    return lambda x: linear(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)

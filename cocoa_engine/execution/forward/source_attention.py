@@ -2,17 +2,25 @@
 
 The source is the prompt. Passages are parts of it whose mass is measured as well.
 
-The mass is recomputed from the query and the cached keys of a few heads, because fused attention returns no weights.
+The mass is recomputed from the query and the cached keys of a few heads, because fused attention returns no weights. In
+passes of a model's own modules, a function takes the place of their attention, and measures beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+
+from cocoa_engine.model.language_model import LanguageModel
 
 Heads = Sequence[tuple[int, int]]
 """(layer, head) pairs, both counted from 0."""
@@ -78,43 +86,17 @@ class SourceProbe:
         """The heads of a layer that count."""
         return self._by_layer.get(layer, [])
 
-    def add(
-        self,
-        layer: int,
-        query: Tensor,
-        keys: Tensor,
-        visible: Tensor | None,
-        *,
-        heads: Sequence[int] | None = None,
-        first: int = 0,
-        **options: Any,
-    ) -> None:
-        """Add the heads of one layer; further arguments as for :func:`attention_weights`.
-
-        Args:
-            heads: those of the layer's heads that are added. Default: all that count.
-            first: the position of the first key.
-        """
-        heads = self.heads_of(layer) if heads is None else heads
-        self.take(layer, attention_weights(query, keys, heads, visible, **options), first)
-
     def take(self, layer: int, weights: Tensor, first: int) -> None:
-        """Take the weights of one layer.
-
-        Args:
-            layer: its number.
-            weights: ``[heads, W, S]`` float32.
-            first: the position of the first of the S keys.
-        """
+        """Take the weights of some heads of one layer, ``[n, W, S]`` float32; ``first`` is the position of slot 0."""
         columns = [slice(max(0, slots.start - first), max(0, slots.stop - first)) for slots in self.slots]
         mass = torch.stack([weights[..., column].sum(dim=-1).sum(dim=0) for column in columns])
         self._total = mass if self._total is None else self._total + mass.to(self._total.device)
         self._measured += len(weights)
 
     def means(self) -> Tensor | None:
-        """The mass on the source and on each passage, the mean over the heads added, ``[W, 1 + P]`` float32.
+        """The mass on the source and on each passage, the mean over the heads taken, ``[W, 1 + P]`` float32.
 
-        `None` if no layer was added.
+        `None` if no layer was taken.
         """
         return None if self._total is None else self._total.T / self._measured
 
@@ -147,3 +129,140 @@ def of_segments(probes: Sequence[tuple[SourceProbe | None, int]]) -> Tensor | No
         for mean, (_, width) in zip(means, probes, strict=True)
     ]
     return torch.cat(rows)
+
+
+class _Current(threading.local):
+    attention: Callable[..., Any] | None = None
+    makes_masks = True
+
+
+_current = _Current()
+
+
+@contextmanager
+def replaced_attention(model: LanguageModel, attention: Callable[..., Any], *, makes_masks: bool) -> Iterator[None]:
+    """Call a function in place of the model's attention in the passes that this thread runs inside the context.
+
+    It is called in modules that use transformers' ``AttentionInterface``, with the usual function before the arguments.
+
+    Args:
+        model: the model. Hold its lock.
+        attention: the function.
+        makes_masks: whether transformers makes the masks that the function is given.
+    """
+    original = model.config._attn_implementation
+    _current.attention, _current.makes_masks = attention, makes_masks
+    model.config._attn_implementation = _registered(original)
+    try:
+        yield
+    finally:
+        _current.attention, _current.makes_masks = None, True
+        model.config._attn_implementation = original
+
+
+@cache
+def _registered(original: str) -> str:
+    """Register the attention that calls the function, and return its name. Other threads get the original one."""
+    from transformers import AttentionInterface  # slow to import, as the others
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    def attention(module: nn.Module, *args: Any, **options: Any) -> Any:
+        eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+        usual, run = ALL_ATTENTION_FUNCTIONS.get_interface(original, eager), _current.attention
+        return usual(module, *args, **options) if run is None else run(usual, module, *args, **options)
+
+    def mask(*args: Any, **options: Any) -> Any:
+        return ALL_MASK_ATTENTION_FUNCTIONS[original](*args, **options) if _current.makes_masks else None
+
+    name = f"cocoa_{original}"
+    AttentionInterface.register(name, attention)
+    if original in ALL_MASK_ATTENTION_FUNCTIONS:
+        AttentionMaskInterface.register(name, mask)
+    return name
+
+
+def observer(probe: SourceProbe, rows: int, length: int) -> Callable[..., Any]:
+    """A function for :func:`replaced_attention` that measures each layer of a pass, and runs it as usual.
+
+    Masks of flex attention cannot be read. A cache may have dropped the first keys. A mask of fewer dimensions than 4
+    is read as none: a token then sees the keys before it within the window. Arguments as for
+    :func:`observed_attention`.
+    """
+
+    @cache
+    def causal(window: int | None, slots: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        row = torch.arange(slots - rows, slots, device=device)[:, None]
+        slot = torch.arange(slots, device=device)
+        hidden = slot > row if window is None else (slot > row) | (row - slot >= window)
+        return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, torch.finfo(dtype).min)
+
+    def observe(
+        usual: Callable[..., Any],
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any,
+        *args: Any,
+        **options: Any,
+    ) -> Any:
+        layer, slots = getattr(module, "layer_idx", None), key.shape[2]
+        heads = [] if layer is None else [head for head in probe.heads_of(layer) if head < query.shape[1]]
+        if layer is not None and heads and (attention_mask is None or isinstance(attention_mask, Tensor)):
+            if attention_mask is None or attention_mask.ndim != 4:
+                visible = causal(options.get("sliding_window"), slots, key.dtype, key.device)
+            else:  # [1, 1 or heads, W, S], additive, or True where a token sees a key
+                visible = attention_mask[0, heads if attention_mask.shape[1] > 1 else slice(None), -rows:, :slots]
+                if visible.dtype == torch.bool:
+                    lowest = torch.finfo(key.dtype).min
+                    visible = key.new_zeros(visible.shape).masked_fill_(~visible, lowest)
+            if (bias := options.get("position_bias")) is not None:  # [1, heads, W, S]
+                visible = visible + bias[0, heads, -rows:, :slots]
+            sinks, scale = options.get("sinks"), options.get("scaling")
+            weights = attention_weights(
+                query[0, :, -rows:],
+                key[0],
+                heads,
+                visible,
+                scale=query.shape[-1] ** -0.5 if scale is None else scale,
+                softcap=options.get("softcap"),
+                sinks=options.get("s_aux") if sinks is None else sinks[0, :, -rows:],
+            )
+            probe.take(layer, weights, length - slots)
+        return usual(module, query, key, value, attention_mask, *args, **options)
+
+    return observe
+
+
+@contextmanager
+def observed_attention(model: LanguageModel, probe: SourceProbe | None, rows: int, length: int) -> Iterator[None]:
+    """Measure the source attention of the pass over one sequence that this thread runs inside the context.
+
+    Nothing is measured in layers that do not use transformers' ``AttentionInterface``.
+
+    Args:
+        model: the model. Hold its lock.
+        probe: adds up what is measured; `None` to measure nothing.
+        rows: the number of tokens at the end of the pass that are measured.
+        length: the number of tokens of the sequence, those of the cache included.
+    """
+    model.whole()  # whose modules are observed
+    if probe is None or getattr(model.config, "_attn_implementation", None) is None:
+        yield
+        return
+    with replaced_attention(model, observer(probe, rows, length), makes_masks=True):
+        yield
+
+
+_observable: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
+
+
+def is_observable(model: LanguageModel) -> bool:
+    """Whether :func:`observed_attention` measures anything in a model. The first call runs it over three tokens."""
+    if model.model not in _observable:  # asked for every request, which must not wait for a pass of another
+        probe = SourceProbe([(layer, 0) for layer in range(model.num_layers)], range(1, 2))
+        with model.exclusive(), observed_attention(model, probe, rows=1, length=3):
+            model.forward(torch.tensor([[0, 1, 2]], device=model.device) % model.vocab_size, logits_to_keep=1)
+        _observable[model.model] = probe.means() is not None
+    return _observable[model.model]

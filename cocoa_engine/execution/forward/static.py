@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 
 from cocoa_engine.execution.forward.attention import attend_folded
-from cocoa_engine.execution.forward.base import PassOutput, Segment
+from cocoa_engine.execution.forward.base import Segment, StepOutput
 from cocoa_engine.execution.forward.kv_store import KeyValues
 from cocoa_engine.execution.forward.lean import Lean, Mixture
 from cocoa_engine.execution.forward.linears import LinearBackend
 from cocoa_engine.execution.forward.source_attention import SourceProbe, attention_weights
+from cocoa_engine.execution.native.build import first_line
 from cocoa_engine.forks import free_in_child
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.model.hidden_states import CaptureSpec
@@ -76,12 +77,12 @@ class StaticLean(Lean):
         self.device = self.embedding.device
         self.captures = self.device.type == "cuda"
         self.captured: weakref.WeakSet[Step] = weakref.WeakSet()
+        self.side: torch.cuda.Stream | None = None  # of all captures: graphs share memory only on the same stream
+        self.memory: _POOL_HANDLE | None = None  # of the graphs; it ends with its last graph and is then replaced
         self._outputs: dict[tuple[int, int, int], tuple[Tensor, Tensor, Tensor]] = {}
         self._idle: list[StaticStore] = []  # free stores, least recently used first
         # guards _idle; re-entrant, because garbage collection may release a store at any time
         self._lock = free_in_child(threading.RLock())
-        self._memory: _POOL_HANDLE | None = None
-        self._side: torch.cuda.Stream | None = None
 
     @property
     def failed(self) -> bool:
@@ -89,29 +90,27 @@ class StaticLean(Lean):
         return self.name == "lean"
 
     def new_store(self, capacity: int) -> KeyValues:
-        """Zeroed slots for one sequence, from the pool if one of its stores is large enough."""
+        """Zeroed slots for one sequence, from the pool if one of its stores is large enough.
+
+        The smallest such store is taken; among equals, the one with the most graphs.
+        """
         if self.failed:
             return super().new_store(capacity)
         capacity = -(-capacity // GRAIN) * GRAIN
         with torch.inference_mode(False), torch.no_grad(), self._on_device():
-            if (store := self._take(capacity)) is not None:
-                store.data.zero_()  # type: ignore[union-attr]
-                return store
+            with self._lock:
+                fitting = [store for store in self._idle if store.capacity >= capacity]
+                best = min(fitting, key=lambda store: (store.capacity, -len(store.steps)), default=None)
+                self._idle = [store for store in self._idle if store is not best]
+            if best is not None:
+                best.data.zero_()  # type: ignore[union-attr]
+                return best
+            make = partial(StaticStore, len(self.layers), capacity, self.kv_heads, self.head_dim, self.embedding)
             try:
-                return self._store(capacity)
+                return make()
             except torch.OutOfMemoryError:
                 self.drop_idle()
-                return self._store(capacity)
-
-    def _take(self, capacity: int) -> StaticStore | None:
-        """The smallest free store that is large enough; among equals the one with the most graphs."""
-        with self._lock:
-            fitting = [store for store in self._idle if store.capacity >= capacity]
-            if not fitting:
-                return None
-            best = min(fitting, key=lambda store: (store.capacity, -len(store.steps)))
-            self._idle = [store for store in self._idle if store is not best]
-            return best
+                return make()
 
     def release(self, store: KeyValues) -> None:
         if not isinstance(store, StaticStore) or store.data is None or self.failed:
@@ -128,32 +127,33 @@ class StaticLean(Lean):
         with self._lock:
             self._idle = []
 
-    def __call__(self, segments: Sequence[Segment], capture: CaptureSpec | None) -> PassOutput:
+    def __call__(self, segments: Sequence[Segment], capture: CaptureSpec | None) -> StepOutput:
         if capture is not None and len(segments) == 1 and not capture.early and not self.failed:
             output = self._static(segments[0], capture)
             if output is not None:
                 return output
         return super().__call__(segments, capture)
 
-    def _static(self, segment: Segment, capture: CaptureSpec) -> PassOutput | None:
+    def _static(self, segment: Segment, capture: CaptureSpec) -> StepOutput | None:
         """Run a static step of one sequence; ``None`` if the lean pass must run it."""
         store = segment.store
         if not isinstance(store, StaticStore) or store.data is None or segment.end > store.capacity:
             return None
-        if segment.masked or segment.chains is not None or type(segment.source) not in (SourceProbe, NoneType):
+        if segment.masked or type(segment.source) not in (SourceProbe, NoneType):
             return None
         seen = _seen(segment, bounded=self.windows.smallest is not None)
         if seen is None:
             return None
-        width = _bucket(segment.width, WIDTHS)
-        depth = _bucket(max(len(own) for _, own in seen), DEPTHS)
+        width = next((bucket for bucket in WIDTHS if bucket >= segment.width), None)
+        depth = next((bucket for bucket in DEPTHS if bucket >= max(len(own) for _, own in seen)), None)
         if width is None or depth is None:
             return None
         with self._on_device():
             ranges = () if segment.source is None else segment.source.slots
             # a bucket: further passages are empty
             passages = max(4, 1 << (len(ranges) - 2).bit_length()) if len(ranges) > 1 else 0
-            shape = Shape(width, depth, _span(segment.end, store.capacity), capture, passages)
+            span = min(GRAIN << ((segment.end - 1) // GRAIN).bit_length(), store.capacity)
+            shape = Shape(width, depth, span, capture, passages)
             inputs = self._inputs(segment, seen, shape, spare=store.capacity)
             step = self._step(store, shape, inputs)
             if step is None:
@@ -162,7 +162,7 @@ class StaticLean(Lean):
             # copies: other steps, possibly of other threads, write to the same memory
             width = segment.width
             masses = step.masses[: len(ranges), :width].T.clone() if ranges else None
-            return PassOutput(step.logits[:width].clone(), step.hidden[:, :width].clone(), masses=masses)
+            return StepOutput(step.logits[:width].clone(), step.hidden[:, :width].clone(), masses=masses)
 
     def _inputs(self, segment: Segment, seen: Sequence[tuple[int, Sequence[int]]], shape: Shape, spare: int) -> Tensor:
         """The step's inputs as a host tensor ``[5 + 2 * passages + depth, width]``.
@@ -185,7 +185,10 @@ class StaticLean(Lean):
         return torch.tensor(rows, dtype=torch.int64, pin_memory=self.device.type == "cuda")
 
     def _step(self, store: StaticStore, shape: Shape, inputs: Tensor) -> Step | None:
-        """The store's step of a shape, captured at its first use; ``None`` if the capture fails."""
+        """The store's step of a shape, captured at its first use; ``None`` if the capture fails.
+
+        The lean pass is then used from now on.
+        """
         step = store.steps.pop(shape, None)
         if step is None:
             try:
@@ -193,21 +196,14 @@ class StaticLean(Lean):
                 if self.captures:
                     step.capture(self, inputs)
             except Exception as fault:  # drivers and operators raise many types; the lean pass needs no graph
-                self._give_up(fault)
+                self.name = "lean"
+                self.drop_idle()
+                logger.warning("CUDA graphs cannot be used here; steps run kernel by kernel: %s", first_line(fault))
                 return None
             while len(store.steps) >= MAX_STEPS:
                 store.steps.pop(next(iter(store.steps)))
         store.steps[shape] = step  # the last entry is the most recently used
         return step
-
-    def _give_up(self, fault: Exception) -> None:
-        """Use the lean pass from now on, and log the reason."""
-        self.name = "lean"
-        self.drop_idle()
-        logger.warning(
-            "CUDA graphs cannot be used here; steps run kernel by kernel: %s",
-            (str(fault).strip() or type(fault).__name__).splitlines()[0],
-        )
 
     def outputs(self, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
         """Output tensors ``[width, V]``, ``[N + 1, width, d]`` and ``[1 + passages, width]``, shared by such steps.
@@ -224,21 +220,6 @@ class StaticLean(Lean):
                 new(1 + shape.passages, shape.width),
             )
         return self._outputs[key]
-
-    def side_stream(self) -> torch.cuda.Stream:
-        """The stream of all captures. Graphs share memory only if they are captured on the same stream."""
-        if self._side is None:
-            self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        return self._side
-
-    def graph_memory(self) -> _POOL_HANDLE:
-        """The handle of the graphs' memory pool. The pool ends with its last graph and is then replaced."""
-        if self._memory is None or not self.captured:
-            self._memory = torch.cuda.graph_pool_handle()
-        return self._memory
-
-    def _store(self, capacity: int) -> StaticStore:
-        return StaticStore(len(self.layers), capacity, self.kv_heads, self.head_dim, self.embedding)
 
     def _on_device(self) -> AbstractContextManager[Any]:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
@@ -306,10 +287,7 @@ class Step:
         self.inputs = torch.zeros(shape.own + shape.depth, shape.width, dtype=torch.int64, device=device)
         self.slots = torch.arange(shape.span, device=device)
         lean.rotary.reserve(store.capacity)  # no position exceeds the number of slots
-        self.cos, self.sin = (
-            lean.rotary.cos,
-            lean.rotary.sin,
-        )  # the graph keeps these tables if longer ones are computed
+        self.cos, self.sin = lean.rotary.cos, lean.rotary.sin  # a graph keeps them if longer tables are computed
         self.logits, self.hidden, self.masses = lean.outputs(shape)
         self.graph: torch.cuda.CUDAGraph | None = None
 
@@ -323,15 +301,18 @@ class Step:
 
     def capture(self, lean: StaticLean, inputs: Tensor) -> None:
         """Capture the graph. The warm-up writes the same values as the first replay."""
-        current, side = torch.cuda.current_stream(), lean.side_stream()
+        if lean.side is None:
+            lean.side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        current, side = torch.cuda.current_stream(), lean.side
         self.inputs.copy_(inputs, non_blocking=True)
         side.wait_stream(current)
         with torch.cuda.stream(side):  # includes the capture: a failed capture leaves its stream current
             self.run(lean)  # libraries initialise themselves at their first call, which must not be captured
             graph = torch.cuda.CUDAGraph()
-            memory = lean.graph_memory()
+            if lean.memory is None or not lean.captured:
+                lean.memory = torch.cuda.graph_pool_handle()
             # thread_local: other threads may use the GPU during the capture
-            with torch.cuda.graph(graph, pool=memory, stream=side, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=lean.memory, stream=side, capture_error_mode="thread_local"):
                 self.run(lean)
         current.wait_stream(side)
         self.graph = graph
@@ -390,35 +371,23 @@ class Step:
 def _seen(segment: Segment, *, bounded: bool) -> list[tuple[int, Sequence[int]]] | None:
     """For each token, the number of leading slots that it sees, and its own slots beyond them, the last first.
 
+    The result is ``None`` for texts that are read back, which are chains of several tokens after branches.
+
     Args:
         bounded: whether a layer has a sliding window. The n-th own slot must then be n positions back. Otherwise the
             result is ``None``.
     """
     start, committed = segment.start, segment.committed
-    if segment.own_slots is None:
+    if segment.is_chain:
         chain = list(segment.positions) == list(range(start, segment.end))
         return None if bounded and not chain else [(slot, [slot]) for slot in range(start, segment.end)]
+    if len(segment.chains) < segment.width:
+        return None
     seen: list[tuple[int, Sequence[int]]] = []
-    for position, slots in zip(segment.positions, segment.own_slots, strict=True):
-        own = slots[::-1]
-        if bounded:
-            offsets = [slot - committed for slot in own]
-            if any(not 0 <= offset < len(segment.tail_positions) for offset in offsets):
-                return None
-            if [position - segment.tail_positions[offset] for offset in offsets] != list(range(len(own))):
-                return None
+    for slot, position, (slots, _) in zip(range(start, segment.end), segment.positions, segment.chains, strict=True):
+        own = [slot, *slots[::-1]]
+        distances = [position - segment.tail_positions[each - committed] for each in own] if bounded else []
+        if bounded and distances != list(range(len(own))):
+            return None
         seen.append((committed, own))
     return seen
-
-
-def _bucket(size: int, buckets: Sequence[int]) -> int | None:
-    """The smallest bucket for a size; ``None`` if it exceeds all buckets."""
-    return next((bucket for bucket in buckets if bucket >= size), None)
-
-
-def _span(end: int, capacity: int) -> int:
-    """Number of slots that a step attends over."""
-    span = GRAIN
-    while span < end:
-        span *= 2
-    return min(span, capacity)

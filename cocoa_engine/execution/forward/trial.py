@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -27,6 +28,8 @@ TOLERANCE = 1e-4
 Pairs = Iterator[tuple[Tensor, Tensor]]
 """Pairs of a kernel's result and torch's."""
 
+Random = Callable[..., Tensor]
+
 
 @functools.cache
 def obstacle() -> str | None:
@@ -37,7 +40,7 @@ def obstacle() -> str | None:
     try:
         with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.device("cpu"):
             for name, pairs in TRIALS.items():
-                if not all(torch.allclose(found, expected, atol=TOLERANCE) for found, expected in pairs(_Random())):
+                if not all(torch.allclose(found, expected, atol=TOLERANCE) for found, expected in pairs(_random())):
                     return f"{name} does not compute what torch computes"
     except RuntimeError as error:
         return f"the kernels could not be tried: {error}"
@@ -49,14 +52,15 @@ def block_obstacle() -> str | None:
     """Why the kernels cannot read the blocks of GGUF files here, or ``None``. They then unpack them everywhere."""
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         for kind in BLOCK_KINDS:
-            if not all(torch.allclose(*pair, atol=TOLERANCE) for pair in _blocks(_Random(), kind)):
+            if not all(torch.allclose(*pair, atol=TOLERANCE) for pair in _blocks(kind)):
                 return f"the kernels unpack {kind} blocks in another way than gguf does"
     unpack_with(operators.unpack_blocks)
     return None
 
 
-def _blocks(random: _Random, kind: str) -> Pairs:
-    weight = sample_blocks(kind, 21, 256, random.generator)
+def _blocks(kind: str) -> Pairs:
+    random = _random()
+    weight = sample_blocks(kind, 21, 256, random.keywords["generator"])
     exact, x = weight.dequantized(), random(64, 256) / 16
     linears = operators.Linears([weight], [None])
     for rows in (1, 3, 20, 64):  # each takes another path through the kernel
@@ -87,17 +91,12 @@ def sample_blocks(kind: str, rows: int, columns: int, generator: torch.Generator
 _EXPONENTS = {"Q4_0": -3, "Q4_1": -3, "Q5_0": -4, "Q5_1": -4, "Q8_0": -7, "Q4_K": -9, "Q5_K": -10, "Q6_K": -12}
 
 
-class _Random:
+def _random() -> partial[Tensor]:
     """Reproducible float32 numbers on the CPU; independent of torch's defaults."""
-
-    def __init__(self) -> None:
-        self.generator = torch.Generator("cpu").manual_seed(0)
-
-    def __call__(self, *sizes: int) -> Tensor:
-        return torch.randn(sizes, generator=self.generator, dtype=torch.float32, device="cpu")
+    return partial(torch.randn, generator=torch.Generator("cpu").manual_seed(0), dtype=torch.float32, device="cpu")
 
 
-def _linear(random: _Random) -> Pairs:
+def _linear(random: Random) -> Pairs:
     weight, bias, x = random(37, 43), random(37), random(64, 43)
     for weights, inputs in ((weight, x), (weight.bfloat16(), x), (weight.bfloat16(), x.bfloat16().float())):
         linears = operators.Linears([weights], [bias], rounds_inputs=inputs is not x)
@@ -106,23 +105,27 @@ def _linear(random: _Random) -> Pairs:
             yield linears(inputs[:rows]), expected[:rows]
 
 
-def _attend(random: _Random) -> Pairs:
-    segment, query = _segment(random(2, 1, 2, 70, 24), 3, [[67], [67, 68], [69]]), random(4, 3, 24)
+def _attend(random: Random) -> Pairs:
+    segment, query = _segment(random(2, 1, 2, 70, 24), 3, [[], [67], []]), random(4, 3, 24)
     by_kernel, by_torch = (attend(segment, 0, query, scale=0.5, window=None, native=native) for native in (True, False))
     yield by_kernel, by_torch
 
 
-def _segment(cache: Tensor, width: int, own_slots: Sequence[Sequence[int]] | None) -> Segment:
-    """The last tokens of a sequence with these keys and values, ``[2, L, kv_heads, slots, dim]``, in a new store."""
+def _segment(cache: Tensor, width: int, seen: Sequence[Sequence[int]] | None) -> Segment:
+    """The last tokens of a sequence with these keys and values, ``[2, L, kv_heads, slots, dim]``, in a new store.
+
+    ``seen`` holds the further slots that each token sees. Without it, the tokens are a chain.
+    """
     store, end = KeyValues(cache.shape[1], cache.shape[3]), cache.shape[3]
     for layer in range(cache.shape[1]):
         store.write(layer, 0, *cache[:, layer])
     start = end - width
-    positions = range(start, end) if own_slots is None else [start + len(slots) - 1 for slots in own_slots]
-    return Segment(store, start, positions, positions, start, own_slots=own_slots, tail_positions=positions)
+    chains = None if seen is None else [(slots, 1) for slots in seen]
+    positions = range(start, end) if seen is None else [start + len(slots) for slots in seen]
+    return Segment(store, start, positions, positions, start, chains=chains, tail_positions=positions)
 
 
-def _next_tokens(random: _Random) -> Pairs:
+def _next_tokens(random: Random) -> Pairs:
     logits = random(6, 43)
     log_probs = logits.log_softmax(dim=-1)
     found = operators.next_tokens(logits, 3).float()
@@ -132,7 +135,7 @@ def _next_tokens(random: _Random) -> Pairs:
     yield found[:, 6], -(log_probs.exp() * log_probs).sum(dim=-1)
 
 
-def _move(random: _Random) -> Pairs:
+def _move(random: Random) -> Pairs:
     keys, values = ([random(2, 8, 24) for _ in range(2)] for _ in range(2))
     stores = [*keys, *values]
     expected = [store.clone() for store in stores]
@@ -148,27 +151,18 @@ _CAPTURE = CaptureSpec(0, 2, "pre_norm", source_heads=((1, 3), (0, 0), (1, 1)))
 _PASSAGES = ((range(1, 3), range(3, 3), range(2, 5)), (range(4, 6),))  # of each sequence
 
 
-def _layers(random: _Random) -> Pairs:
+def _layers(random: Random) -> Pairs:
     """Two layers, the second in bfloat16 with biases, norms of queries and keys, and a window; two sequences."""
     layers = [_Layer(random, plain) for plain in (True, False)]
     norm, x, (cos, sin) = random(_WIDTH), random(4, _WIDTH), random(2, 4, _HEAD_DIM)
     windows = Windows(SimpleNamespace(sliding_window=3, layer_types=["full_attention", "sliding_attention"]))
     caches = [random(2, 2, _KV_HEADS, slots, _HEAD_DIM) for slots in (8, 7)]
-    own, expected = ([_segment(caches[0], 3, [[5], [5, 6], [7]]), _segment(caches[1], 1, None)] for _ in range(2))
+    own, expected = ([_segment(caches[0], 3, [[], [5], []]), _segment(caches[1], 1, None)] for _ in range(2))
     for segments in (own, expected):
         for segment, passages in zip(segments, _PASSAGES, strict=True):
             segment.source = SourceProbe(_CAPTURE.source_heads, range(1, 5), passages)
-    kernels = KernelLayers(
-        [layer.structure for layer in layers],
-        norm,
-        inner=_INNER,
-        windows=windows,
-        heads=_HEADS,
-        kv_heads=_KV_HEADS,
-        head_dim=_HEAD_DIM,
-        eps=_EPS,
-        scale=_SCALE,
-    )
+    structures, heads = [layer.structure for layer in layers], (_HEADS, _KV_HEADS, _HEAD_DIM)
+    kernels = KernelLayers(structures, norm, _INNER, windows, heads, _EPS, _SCALE)
     leaves = kernels.leaves(own)
     assert leaves is not None
     last, states, _, masses = kernels(x.clone(), cos, sin, leaves, _CAPTURE)
@@ -192,7 +186,7 @@ def _layers(random: _Random) -> Pairs:
 
 
 class _Layer:
-    def __init__(self, random: _Random, plain: bool) -> None:
+    def __init__(self, random: Random, plain: bool) -> None:
         mixed, kv = _HEADS * _HEAD_DIM, _KV_HEADS * _HEAD_DIM
         sizes = [([mixed, kv, kv], _WIDTH), ([_WIDTH], mixed), ([_INNER, _INNER], _WIDTH), ([_WIDTH], _INNER)]
         dtype = torch.float32 if plain else torch.bfloat16
@@ -212,7 +206,7 @@ def _normed(x: Tensor, weight: Tensor | None) -> Tensor:
     return x if weight is None else x * (x.square().mean(dim=-1, keepdim=True) + _EPS).rsqrt() * weight
 
 
-TRIALS: dict[str, Callable[[_Random], Pairs]] = {
+TRIALS: dict[str, Callable[[Random], Pairs]] = {
     "cocoa_linear": _linear,
     "cocoa_attend": _attend,
     "cocoa_next_tokens": _next_tokens,

@@ -70,6 +70,11 @@ class _UnfitError(Exception):
     """The kernels cannot run on this machine."""
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or its type."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 _building = free_in_child(threading.Lock())
 
 
@@ -84,7 +89,7 @@ def _built() -> Library:
     try:
         return Library(_loaded())
     except Exception as error:  # after any failure, torch's operators do the work
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         logger.info("the native kernels are not available, decoding is slower: %s", reason)
         return Library(None, reason)
 

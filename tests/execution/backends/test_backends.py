@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
 from cocoa_engine.decoding.request import FREE_LEAVES
-from cocoa_engine.execution.backends import KINDS, Path, ReadBack, choose
+from cocoa_engine.execution.backends import Path, ReadBack, build, choose
 from cocoa_engine.execution.backends.shared_cache import SPARE_SLOTS, SharedCache, SharedTree
 from cocoa_engine.execution.backends.unshared import UnsharedTree
 from cocoa_engine.execution.forward import trial
@@ -47,7 +47,7 @@ FORWARDS = {**dict.fromkeys(LEAN, "lean"), "falcon": "masked_modules", **dict.fr
 
 
 def shared(model: PreTrainedModel, kind: str = "lean") -> SharedCache:
-    backend = KINDS[kind](LanguageModel(model), "transposed")
+    backend = build(kind, LanguageModel(model), "transposed")
     assert isinstance(backend, SharedCache)
     return backend
 
@@ -191,7 +191,7 @@ def tree_of(backend: SharedCache, prompt: list[int], reserve_tokens: int = 16) -
 def test_every_branch_can_be_dropped(architecture: str, kind: str) -> None:
     """As often as wanted; what the branches held is free again."""
     model = tiny_model(architecture)
-    backend = KINDS[kind](LanguageModel(model), "stock")
+    backend = build(kind, LanguageModel(model), "stock")
     committed = list(PROMPTS[2])
     (tree,) = backend.open([committed], 7, WANTED)
     tree.keep_committed = True
@@ -490,7 +490,7 @@ def test_cuda_gives_what_the_cpu_gives() -> None:
 @pytest.mark.parametrize("architecture", ["llama", "mistral-sliding"])
 def test_readings_are_long_paths(architecture: str, kind: str) -> None:
     """Also one after the other, from paths of different lengths, and gone after a commit."""
-    backend = KINDS[kind](LanguageModel(tiny_model(architecture)), "transposed")
+    backend = build(kind, LanguageModel(tiny_model(architecture)), "transposed")
     prompt, text = list(range(20, 32)), list(range(50, 74))
     (tree,) = backend.open([prompt], 8, WANTED)
     backend.prefill(tree)

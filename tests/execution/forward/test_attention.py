@@ -60,7 +60,7 @@ def test_attention_is_the_formula(
         [0] * width,
         positions,
         committed,
-        own_slots=None if alone else own,
+        chains=None if alone else [(chain[:-1], 1) for chain in own],
         tail_positions=[] if alone else positions,
     )
     query = torch.randn(kv_heads * groups, width, 8, generator=generator)

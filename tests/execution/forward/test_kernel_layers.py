@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from cocoa_engine.execution.backends import KINDS, FeedRequest
+from cocoa_engine.execution.backends import FeedRequest, build
 from cocoa_engine.execution.backends.shared_cache import SharedCache
 from cocoa_engine.execution.forward.kernel_layers import MAX_ROWS, KernelLayers
 from cocoa_engine.execution.forward.kv_store import KeyValues
@@ -37,7 +37,7 @@ WANTED = {
 
 
 def shared(model: Any, linear_backend: LinearBackend = "native") -> SharedCache:
-    backend = KINDS["lean"](LanguageModel(model), linear_backend)
+    backend = build("lean", LanguageModel(model), linear_backend)
     assert isinstance(backend, SharedCache)
     return backend
 

@@ -170,7 +170,7 @@ def test_segments_without_passages_get_zeros() -> None:
     torch.manual_seed(0)
     probe, bare = SourceProbe([(0, 1)], range(1, 5), [range(1, 3)]), SourceProbe([(0, 1)], range(1, 5))
     for each, width in ((probe, 2), (bare, 3)):
-        each.add(0, torch.randn(4, width, 8), torch.randn(2, 10, 8), None, scale=0.3)
+        each.take(0, torch.rand(1, width, 10), 0)
     found, own = of_segments([(bare, 3), (None, 1), (probe, 2)]), probe.means()
     assert found is not None
     assert own is not None

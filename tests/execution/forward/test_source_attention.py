@@ -11,8 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation
-from cocoa_engine.execution.forward.observed_attention import Observer
-from cocoa_engine.execution.forward.source_attention import SourceProbe
+from cocoa_engine.execution.forward.source_attention import SourceProbe, observer
 from cocoa_engine.methods.retrieval_heads import SOURCE_HEADS, known_heads, source_heads
 from cocoa_engine.model.language_model import LanguageModel
 from tests.helpers.alike import near
@@ -157,7 +156,7 @@ def observe(
 ) -> None:
     """Observe the last two rows of a layer."""
     module: Any = SimpleNamespace(layer_idx=layer)
-    Observer(probe, 2, length)(lambda *_, **__: None, module, query, keys, keys, mask, **options)
+    observer(probe, 2, length)(lambda *_, **__: None, module, query, keys, keys, mask, **options)
 
 
 def test_layers_of_a_model_may_lie_on_several_devices() -> None:

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from cocoa_engine import CocoaEngine, Runtime
-from cocoa_engine.execution.backends import KINDS, Path
+from cocoa_engine.execution.backends import Path, build
 from cocoa_engine.execution.backends.shared_cache import SharedCache, SharedTree
 from cocoa_engine.execution.forward import static
 from cocoa_engine.execution.forward.linears import FastLinear
@@ -39,7 +39,7 @@ def small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def backend_of(model: PreTrainedModel, kind: str = "static_lean") -> SharedCache:
-    backend = KINDS[kind](LanguageModel(model), "transposed")
+    backend = build(kind, LanguageModel(model), "transposed")
     assert isinstance(backend, SharedCache)
     return backend
 
@@ -266,7 +266,7 @@ def test_whole_generations(architecture: str, boundary: str) -> None:
 
 def test_prefixes_of_other_sequences_are_copied_into_pooled_stores() -> None:
     model = tiny_model("llama")
-    backend = KINDS["static_lean"](LanguageModel(model), "transposed", 2**20)
+    backend = build("static_lean", LanguageModel(model), "transposed", 2**20)
     assert isinstance(backend, SharedCache)
     prompt = [3 + number % 200 for number in range(100)]
     opened(backend, prompt).close()
@@ -412,7 +412,7 @@ class TestOnAGpu:
     @pytest.mark.parametrize("architecture", FAMILY)
     def test_replays_give_the_plain_pass(self, architecture: str) -> None:
         model = tiny_model(architecture).cuda()
-        backend = KINDS["static_lean"](LanguageModel(model), "stock")
+        backend = build("static_lean", LanguageModel(model), "stock")
         assert isinstance(backend, SharedCache)
         for prompt in (PROMPTS[2], PROMPTS[0]):  # the second time in the same store, with its graphs
             tree = opened(backend, prompt, reserve_tokens=60)
@@ -457,7 +457,7 @@ class TestOnAGpu:
         assert engine.info().forward == "lean"
 
     def test_all_graphs_may_go_and_new_ones_come(self, cuda_model: PreTrainedModel) -> None:
-        backend = KINDS["static_lean"](LanguageModel(cuda_model), "stock")
+        backend = build("static_lean", LanguageModel(cuda_model), "stock")
         assert isinstance(backend, SharedCache)
         for _ in range(2):
             tree = opened(backend, PROMPTS[0])

@@ -104,7 +104,7 @@ def check_every_kernel() -> None:
     assert trial.obstacle() is None
     with torch.no_grad():
         for kind in BLOCK_KINDS:
-            for found, expected in trial._blocks(trial._Random(), kind):
+            for found, expected in trial._blocks(kind):
                 torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 

@@ -134,10 +134,7 @@ def test_one_prompt_has_no_interval() -> None:
     assert caution(10) is None
 
 
-DIFFERENCES = st.lists(st.integers(-50, 50).filter(bool), min_size=3, max_size=40, unique_by=abs)
-
-
-@given(DIFFERENCES)
+@given(st.lists(st.integers(-50, 50).filter(bool), min_size=3, max_size=40, unique_by=abs))
 def test_effect_size_and_sign_by_hand(differences: list[int]) -> None:
     n = len(differences)
     ranks = {value: rank for rank, value in enumerate(sorted(differences, key=abs), start=1)}
@@ -165,21 +162,16 @@ def test_of_32_layers_they_are_the_papers() -> None:
 
 
 @given(st.integers(3, 200))
-def test_each_window_lies_within_the_one_before(num_layers: int) -> None:
-    windows = [middle_layers(num_layers), *shrinking_windows(num_layers)]
-    for (m, n), (inner_m, inner_n) in pairwise(windows):
+def test_each_window_lies_within_the_one_before_and_is_compared_once(num_layers: int) -> None:
+    shrinking = shrinking_windows(num_layers)
+    for (m, n), (inner_m, inner_n) in pairwise([middle_layers(num_layers), *shrinking]):
         assert m < inner_m < inner_n < n
         assert inner_n - inner_m >= 2
-    assert len({m + n for m, n in windows[1:]}) <= 1  # all in the same middle
-
-
-@given(st.integers(3, 200))
-def test_no_window_is_compared_twice(num_layers: int) -> None:
+    assert len({m + n for m, n in shrinking}) <= 1  # all in the same middle
     own = Layers((1, 2), "post_norm")
     choices = list(layer_choices(num_layers, own).values())
     assert own in choices
-    shrinking = [one for one in choices if one.window in shrinking_windows(num_layers)]
-    assert len(shrinking) == 2 * len(shrinking_windows(num_layers))
+    assert sum(one.window in shrinking for one in choices) == 2 * len(shrinking)
 
 
 # --- turn taking and ratios of times, which are made up

@@ -90,16 +90,13 @@ def test_a_calibrator_of_one_level_leaves_the_other_as_it_is(engine: CocoaEngine
     calibrator = fitted(model_name=engine.model_name, levels=(level,))
     judged = CocoaEngine(engine.model, engine.tokenizer, model_name=engine.model_name, calibrator=calibrator)
     scored = judged.score(PROMPT, "Canberra.")
-    (span,) = scored.spans
     assert scored.calibrated == (level == "span")
     assert (scored.answer_risk is None) == (level == "span")
     if level == "answer":
         assert scored.risk_source == "token_probability"
-        with pytest.raises(CalibrationError, match="no risk of a span"):
-            calibrator.risk(span)
-    else:
-        with pytest.raises(CalibrationError, match="no risk of an answer"):
-            calibrator.answer_risk(scored)
+    missing, item = (calibrator.answer_risk, scored) if level == "span" else (calibrator.risk, scored.spans[0])
+    with pytest.raises(CalibrationError, match="no risk of an answer" if level == "span" else "no risk of a span"):
+        missing(item)
 
 
 def test_features_of_spans_and_answers(engine: CocoaEngine) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation, RiskCalibrator
+from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation
 from cocoa_engine.methods.retrieval_heads import heads_of_model
 from cocoa_engine.risk import embedded_calibrator
 from cocoa_engine.risk.fitted import PROBABILITY_THRESHOLD, threshold_of
@@ -59,7 +59,6 @@ def test_without_a_calibrator_it_is_the_least_probable_token(tiny: CocoaEngine) 
 def test_with_a_source_it_is_the_rank_of_the_source_attention(engine: CocoaEngine) -> None:
     plain = engine.without_calibrator()
     heads = heads_of_model(None, engine.session.model)
-    assert heads is not None
     prompt = "The lighthouse was built in 1874 by Marta Lindqvist.\nQuestion: Who built it?\nAnswer:"
     source = ["The lighthouse was built in 1874 by Marta Lindqvist."]
     answers = [
@@ -119,7 +118,7 @@ def test_the_default_calibrator_is_that_of_the_embedded_model_and_its_settings(e
         warnings.simplefilter("error")
         fitting = engine.generate(PROMPT, **SHORT)
         other = [engine.generate(PROMPT, method="greedy", **SHORT), engine.generate(PROMPT, gamma=0.2, **SHORT)]
-    assert (fitting.risk_source, fitting.threshold) == ("calibrator", _threshold(embedded_calibrator()))
+    assert (fitting.risk_source, fitting.threshold) == ("calibrator", threshold_of(embedded_calibrator().span))
     assert fitting.answer_risk is not None
     assert [span.risk for span in fitting.spans] == [embedded_calibrator().risk(span) for span in fitting.spans]
     assert {answer.risk_source for answer in other} == {"token_probability"}
@@ -136,12 +135,6 @@ def test_other_models_have_no_default_calibrator(tiny: CocoaEngine) -> None:
 
 @pytest.mark.slow
 def test_a_calibrator_has_the_threshold_that_was_chosen_or_the_middle() -> None:
-    chosen = fitted(threshold=("recall", 0.8))
-    assert chosen.span.threshold is not None
-    assert _threshold(chosen) == chosen.span.threshold.value != PROBABILITY_THRESHOLD
-    assert _threshold(fitted()) == PROBABILITY_THRESHOLD
-
-
-def _threshold(calibrator: RiskCalibrator) -> float:
-    assert calibrator.span is not None
-    return threshold_of(calibrator.span)
+    chosen = fitted(threshold=("recall", 0.8)).span
+    assert threshold_of(chosen) == chosen.threshold.value != PROBABILITY_THRESHOLD
+    assert threshold_of(fitted().span) == PROBABILITY_THRESHOLD

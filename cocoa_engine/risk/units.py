@@ -205,11 +205,11 @@ class MeasuredText:
         """
         if level == "sentence" or not self.claims:
             return self.sentences
-        within = {number for claim in self.claims for number in claim.spans}
+        outside = self._visible.difference(*(claim.spans for claim in self.claims))
         broken = [
             self._unit(max(part.start - self._begin, 0), part.end - self._begin, "word")
             for number, part in enumerate(self._parts)
-            if number in self._visible - within and not isfinite(part.risk or 0.0)
+            if number in outside and not isfinite(part.risk or 0.0)
         ]
         return sorted([*self.claims, *broken], key=lambda unit: unit.start) if broken else self.claims
 

@@ -43,9 +43,7 @@ FIGURES = st.lists(st.floats(-1e6, 1e6), min_size=COUNT, max_size=COUNT)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("isotonic", "level"), [(False, "span"), (True, "span"), (False, "answer")])
-def test_it_ranks_and_calibrates_on_prompts_it_has_not_seen(
-    isotonic: bool, level: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_ranks_and_calibrates_on_new_prompts(isotonic: bool, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab_fit, "MAX_REPEATS", repeats := 1 if isotonic else 5)  # the map takes four more fits of each
     calibrated = risk(labelled_items(400, level=level), isotonic=isotonic, folds=3)
     fresh = labelled_items(800, level=level, seed=1)

@@ -107,9 +107,7 @@ def mill_question(*answers: str, answerable: bool = True) -> MadeQuestion:
         ("", False, False),
     ],
 )
-def test_an_answer_is_right_if_it_is_known_or_declines_what_is_missing(
-    answer: str, right: bool, right_if_missing: bool
-) -> None:
+def test_a_right_answer_is_known_or_declines(answer: str, right: bool, right_if_missing: bool) -> None:
     assert mill_question("Mirela Voss", "Voss").is_right(answer) is right
     assert mill_question("Mirela Voss", "Voss", answerable=False).is_right(answer) is right_if_missing
 

@@ -48,9 +48,7 @@ def test_a_draw_is_the_same_as_repeating_its_items(items: list[tuple[float, int,
 
 
 @given(ITEMS, st.integers(1, 4), st.floats(-9, 9))
-def test_within_strata_pairs_and_positives_are_counted_where_they_are(
-    items: list[tuple[float, int, int]], number: int, shift: float
-) -> None:
+def test_strata_are_ranked_alone(items: list[tuple[float, int, int]], number: int, shift: float) -> None:
     columns = [np.array(column, dtype=float) for column in zip(*items, strict=True)]
     strata = np.arange(len(items)) % number
     parts = [[column[strata == stratum] for column in columns] for stratum in range(number)]
@@ -219,9 +217,7 @@ TARGETS = st.floats(0.05, 0.95)
 
 
 @given(SPANS, TARGETS)
-def test_recall_and_precision_are_reached_and_no_better_threshold_is(
-    spans: list[tuple[float, bool, int]], target: float
-) -> None:
+def test_recall_and_precision_are_reached(spans: list[tuple[float, bool, int]], target: float) -> None:
     risks, labels, _ = map(list, zip(*spans, strict=True))
     threshold = for_recall(risks, labels, target)
     assert reached(risks, labels, threshold)[1] >= target - 1e-9
@@ -237,9 +233,7 @@ def test_recall_and_precision_are_reached_and_no_better_threshold_is(
 
 
 @given(SPANS, TARGETS)
-def test_specificity_is_reached_and_no_lower_threshold_reaches_it(
-    spans: list[tuple[float, bool, int]], target: float
-) -> None:
+def test_specificity_is_reached(spans: list[tuple[float, bool, int]], target: float) -> None:
     risks, labels, _ = (np.array(column) for column in zip(*spans, strict=True))
     supported = risks[~labels]
     if not len(supported):
@@ -262,9 +256,7 @@ def loss(risks: np.ndarray, labels: np.ndarray, threshold: float) -> float:
 
 
 @given(SPANS, TARGETS)
-def test_the_conformal_threshold_is_the_highest_that_meets_its_condition(
-    spans: list[tuple[float, bool, int]], target: float
-) -> None:
+def test_the_conformal_threshold_is_the_highest(spans: list[tuple[float, bool, int]], target: float) -> None:
     risks, labels, groups = (np.array(column) for column in zip(*spans, strict=True))
     names = set(groups.tolist())
     n = len(names)

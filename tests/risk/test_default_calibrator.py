@@ -29,9 +29,7 @@ PROMPT = PROMPTS[2]
 CONFIG = CocoaConfig(max_new_tokens=8, middle_layers=(0, 1))
 
 
-def default(
-    monkeypatch: pytest.MonkeyPatch, heads: tuple[tuple[int, int], ...] = ((1, 0),)
-) -> tuple[CocoaEngine, RiskCalibrator]:
+def default(monkeypatch: pytest.MonkeyPatch, heads: object = ((1, 0),)) -> tuple[CocoaEngine, RiskCalibrator]:
     """An engine whose default calibrator is one of made-up items, which every real span is far from."""
     settings = fitted().settings.model_copy(update={"middle_layers": CONFIG.middle_layers})
     known = fitted(model_name="tiny", settings=settings, levels=("span", "answer"), source=True, domain=True)

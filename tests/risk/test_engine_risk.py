@@ -48,9 +48,7 @@ def measured(item: Span | Generation, names: list[str]) -> list[float]:
     return [values[name] for name in names]
 
 
-def test_every_way_to_a_result_carries_it(
-    engine: CocoaEngine, calibrated: CocoaEngine, calibrator: RiskCalibrator
-) -> None:
+def test_every_way_carries_it(engine: CocoaEngine, calibrated: CocoaEngine, calibrator: RiskCalibrator) -> None:
     plain = engine.without_calibrator().generate(PROMPT, risk="f_mlds", **SHORT)
     generated = calibrated.generate(PROMPT, **SHORT)
     assert (generated.calibrated, plain.calibrated, plain.answer_risk) == (True, False, None)
@@ -167,10 +165,8 @@ def test_what_is_copied_and_what_stands_before(engine: CocoaEngine) -> None:
     assert scored.spans[0].token_copied == copied[: len(scored.token_ids)]
 
 
-def test_another_model_or_other_settings_are_warned_of_once(
-    engine: CocoaEngine, calibrated: CocoaEngine, calibrator: RiskCalibrator, tmp_path: Path
-) -> None:
-    calibrator.save(tmp_path / "risk.json")
+def test_another_model_or_settings_warn_once(engine: CocoaEngine, calibrated: CocoaEngine, tmp_path: Path) -> None:
+    calibrated.calibrator.save(tmp_path / "risk.json")
     with pytest.warns(CalibrationWarning, match=f"the model is another, not {engine.model_name}"):
         other = CocoaEngine(engine.model, engine.tokenizer, model_name="another", calibrator=tmp_path / "risk.json")
     with warnings.catch_warnings():

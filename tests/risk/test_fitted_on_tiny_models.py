@@ -79,9 +79,7 @@ def calibrated(engine: CocoaEngine, calibrator: RiskCalibrator | Path) -> CocoaE
     return other
 
 
-def test_source_attention_is_a_feature_and_its_heads_are_kept(
-    folder: Path, plain: RiskCalibrator, tmp_path: Path
-) -> None:
+def test_source_attention_is_a_feature(folder: Path, plain: RiskCalibrator, tmp_path: Path) -> None:
     engine = engine_of(folder)
     assert plain.heads == tuple(heads_of(engine.model))
     assert plain.span.features[-1] == "source_attention"
@@ -208,9 +206,7 @@ def state_of(model: Any, token_ids: list[int], layer: int, count: int) -> torch.
 
 @pytest.mark.parametrize("kind", ["lean", "modules", "recompute"])
 @pytest.mark.parametrize("middle_layers", [None, (0, 1)])
-def test_a_probe_is_read_from_the_states_of_its_layer(
-    kind: str, middle_layers: tuple[int, int] | None, folder: Path, probed: RiskCalibrator
-) -> None:
+def test_a_probe_reads_its_layer(kind: str, middle_layers: Any, folder: Path, probed: RiskCalibrator) -> None:
     model = tiny_model("llama")
     assert probed.probe.layer == 2 * model.config.num_hidden_layers // 3
     assert probed.span.features[-1] == "probe"

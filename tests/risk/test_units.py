@@ -141,7 +141,7 @@ def test_reasons() -> None:
         ("He", ".", (" left.",), "", []),
     ],
 )
-def test_what_competed_is_what_differs_inside_the_claim(
+def test_what_competed_differs_in_the_claim(
     before: str, own: str, rivals: tuple[str, ...], claim: str, others: list[str]
 ) -> None:
     whole = competed(answer((before, 0.1), (own, 0.8), (" and others left", 0.2)), 1, *rivals)

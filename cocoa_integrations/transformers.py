@@ -22,6 +22,7 @@ from cocoa_engine import (
     Runtime,
 )
 from cocoa_engine.model.light_model import import_model_classes
+from cocoa_integrations._shared.settings import OF_SAMPLING
 
 import_model_classes()  # before transformers' own imports, which would show torchao's messages
 
@@ -135,7 +136,6 @@ class Cocoa:
         self._config = (config or CocoaConfig()).replace(**settings)
         self._runtime = runtime
         self._calibrator = "auto" if calibrator == "auto" else RiskCalibrator.of(calibrator)
-        self._refuse_stop_without_tokenizer(self._config)
         # generate inspects the signature to find the keyword arguments for this loop
         own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in sorted(_SETTINGS)]
         usual = inspect.signature(Cocoa.__call__).parameters.values()
@@ -166,10 +166,10 @@ class Cocoa:
         if _of_generate(sys._getframe(1), "assistant_model") is not None:
             raise ConfigError("CoCoA decoding does not support assistant_model; leave it out.")
         settings = {name: options.pop(name) for name in _SETTINGS if options.get(name) is not None}
-        config = self._config.replace(**settings)
-        config = config.replace(**_sampling(generation_config, config))
+        config = _sampling(generation_config, self._config.replace(**settings))
         _refuse(generation_config, options, config)
-        self._refuse_stop_without_tokenizer(config)
+        if config.stop and self._decoder.tokenizer is None:
+            raise ConfigError("stop needs a tokenizer: custom_generate=Cocoa(tokenizer=tokenizer).")
         rows, width = input_ids.shape
         if streamer is not None and rows > 1:
             raise ConfigError(f"a streamer takes one answer at a time; this batch has {rows} rows.")
@@ -185,22 +185,17 @@ class Cocoa:
         engine = CocoaEngine(
             model, self._decoder, config=config, runtime=self._runtime, calibrator=self._calibrator
         )  # cheap: the analysis of the model is cached with the model
+        own = (MaxLengthCriteria, EosTokenCriteria)
         ends = {
-            int(end)
-            for criterion in stopping_criteria
-            if isinstance(criterion, EosTokenCriteria)
-            for end in criterion.eos_token_id
+            int(end) for each in stopping_criteria if isinstance(each, EosTokenCriteria) for end in each.eos_token_id
         }
         only_ends = GenerationConfig(eos_token_id=sorted(ends))  # generate's processors do everything else
         processors = [processor for processor in logits_processor if not _applied_by_the_engine(processor, config)]
-        criteria = [
-            criterion
-            for criterion in stopping_criteria
-            if not isinstance(criterion, (MaxLengthCriteria, EosTokenCriteria))
-        ]
-        batch_rows = [_Row(row, rows, padding) for row, padding in enumerate(paddings)]
-        row_processors = [[row.processor(processor) for processor in processors] for row in batch_rows]
-        row_criteria = [[row.criterion(criterion) for criterion in criteria] for row in batch_rows]
+        criteria = [criterion for criterion in stopping_criteria if not isinstance(criterion, own)]
+        row_processors, row_criteria = [], []
+        for row, padding in enumerate(paddings):
+            row_processors.append([_for_row(each, row, rows, padding, processes=True) for each in processors])
+            row_criteria.append([_for_row(each, row, rows, padding, processes=False) for each in criteria])
 
         generations: list[Generation]
         if streamer is None:
@@ -225,21 +220,20 @@ class Cocoa:
                 streamer.end()
             assert spans.generation is not None
             generations = [spans.generation]
-        sequences = _padded(input_ids, [generation.token_ids for generation in generations], pad)
+        length = max(len(generation.token_ids) for generation in generations)
+        fill = 0 if pad is None else int(pad)  # a single row needs no padding
+        answers = [[*each.token_ids, *[fill] * (length - len(each.token_ids))] for each in generations]
+        answer_ids = torch.tensor(answers, dtype=input_ids.dtype, device=input_ids.device)
+        sequences = torch.cat([input_ids, answer_ids], dim=1)
         if generation_config.return_dict_in_generate:
             return CocoaGenerateOutput(sequences=sequences, generations=generations)
         return sequences
-
-    def _refuse_stop_without_tokenizer(self, config: CocoaConfig) -> None:
-        if config.stop and self._decoder.tokenizer is None:
-            raise ConfigError("stop needs a tokenizer: custom_generate=Cocoa(tokenizer=tokenizer).")
 
 
 class _Decoder:
     """The part of a tokenizer that the engine needs when prompts are token ids. Copying it returns the same object.
 
-    Args:
-        tokenizer: the tokenizer. With ``None``, tokens have no text.
+    Without a tokenizer, tokens have no text.
     """
 
     eos_token_id = None
@@ -263,35 +257,23 @@ class _Decoder:
 _SETTINGS = CocoaConfig.model_fields.keys() - {*GIVEN_BY_GENERATE}
 
 
-class _Row:
-    """Calls processors and criteria with one row of a batch as ``generate`` would: padded, at its index in the batch.
+def _for_row(
+    call: Callable[..., Any], row: int, rows: int, padding: Tensor, *, processes: bool
+) -> Callable[[Tensor, Any], Any]:
+    """A processor or a criterion for one row of a batch, called as ``generate`` would: padded, at its index.
 
-    Some of them store state for each row, such as the n-grams of the prompt or the length of its padding.
-
-    Args:
-        row, rows: the index of the row, and the number of rows.
-        padding: ``[1, P]``, the pad tokens before its prompt.
+    Some of them store state for each row, such as the n-grams of the prompt or the length of its padding. ``padding``,
+    ``[1, P]``, has the pad tokens before the prompt; only processors have scores with rows.
     """
 
-    def __init__(self, row: int, rows: int, padding: Tensor) -> None:
-        self.row, self.rows, self.padding = row, rows, padding
+    def for_row(ids: Tensor, scores: Any) -> Any:
+        batch = torch.cat([padding.to(ids), ids], dim=1).repeat(rows, 1)
+        result = call(batch, scores.repeat(rows, 1) if processes else scores)
+        if not isinstance(result, Tensor) or result.ndim == 0 or len(result) != rows:
+            return result
+        return result[row : row + 1] if processes else result[row]
 
-    def processor(self, processor: LogitsProcessor) -> Callable[[Tensor, Tensor], Tensor]:
-        def for_row(ids: Tensor, scores: Tensor) -> Tensor:
-            processed = processor(self._batch(ids), scores.repeat(self.rows, 1))
-            return processed[self.row : self.row + 1] if isinstance(processed, Tensor) else processed
-
-        return for_row
-
-    def criterion(self, criterion: StoppingCriteria) -> Callable[[Tensor, Any], bool | Tensor]:
-        def for_row(ids: Tensor, scores: Any) -> bool | Tensor:
-            met = criterion(self._batch(ids), scores)
-            return met[self.row] if isinstance(met, Tensor) and met.ndim and len(met) == self.rows else met
-
-        return for_row
-
-    def _batch(self, ids: Tensor) -> Tensor:
-        return torch.cat([self.padding.to(ids), ids], dim=1).repeat(self.rows, 1)
+    return for_row
 
 
 def _of_generate(caller: FrameType, name: str) -> Any:
@@ -305,17 +287,15 @@ def _of_generate(caller: FrameType, name: str) -> Any:
 
 
 def _refuse(generation_config: GenerationConfig, options: Mapping[str, Any], config: CocoaConfig) -> None:
-    """Refuse unsupported options.
+    """Refuse unsupported options, all of them in one :class:`ConfigError`.
 
     When a method samples spans, it does so among ``max_candidates`` tokens at most. A larger ``top_k``, such as the
     default 50 of transformers, keeps all of them.
-
-    Raises:
-        ConfigError: there are such options. The message names all of them.
     """
     refused = dict(_UNSUPPORTED)
     if generation_config.do_sample:
-        refused |= {name: value for name, value in _SAMPLING.items() if name not in _drawn_with(config)}
+        drawn_with = OF_SAMPLING if METHODS[config.method].samples else ()
+        refused |= {name: value for name, value in _SAMPLING.items() if name not in drawn_with}
     values = {name: getattr(generation_config, name, None) for name in refused}
     top_k = values.get("top_k")
     if top_k is not None and _keeps_all_candidates(top_k, config):
@@ -338,40 +318,32 @@ def _keeps_all_candidates(top_k: int, config: CocoaConfig) -> bool:
     return top_k >= config.max_candidates and METHODS[config.method].branches
 
 
-def _drawn_with(config: CocoaConfig) -> tuple[str, ...]:
-    """The options of ``generate`` for sampling that the method has, besides ``temperature``."""
-    return ("top_k", "top_p") if METHODS[config.method].samples else ()
-
-
 def _applied_by_the_engine(processor: LogitsProcessor, config: CocoaConfig) -> bool:
     """Whether a processor is one of ``generate`` for sampling that the engine applies itself, or has no effect."""
-    if METHODS[config.method].samples:  # others are the caller's own
-        if isinstance(processor, TopKLogitsWarper):
-            return bool(processor.top_k == config.top_k)
-        if isinstance(processor, TopPLogitsWarper):
-            return bool(processor.top_p == config.top_p)
-    if isinstance(processor, TopKLogitsWarper):
-        return _keeps_all_candidates(processor.top_k, config)
+    samples = METHODS[config.method].samples  # others are the caller's own
+    match processor:
+        case TopKLogitsWarper():
+            return bool(processor.top_k == config.top_k) if samples else _keeps_all_candidates(processor.top_k, config)
+        case TopPLogitsWarper():
+            return samples and bool(processor.top_p == config.top_p)
     return isinstance(processor, TemperatureLogitsWarper)
 
 
-def _sampling(generation_config: GenerationConfig, config: CocoaConfig) -> dict[str, float]:
+def _sampling(generation_config: GenerationConfig, config: CocoaConfig) -> CocoaConfig:
+    """The settings with those of ``generate`` for sampling."""
     if not generation_config.do_sample:
-        return {"temperature": 0.0}
+        return config.replace(temperature=0.0)
     temperature = generation_config.temperature
-    options = {name: getattr(generation_config, name) for name in _drawn_with(config)}
-    return {
-        "temperature": 1.0 if temperature is None else temperature,
+    names = OF_SAMPLING if METHODS[config.method].samples else ()
+    options = {name: getattr(generation_config, name) for name in names}
+    return config.replace(
+        temperature=1.0 if temperature is None else temperature,
         **{name: value for name, value in options.items() if value is not None},
-    }
+    )
 
 
 def _unpadded(input_ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> tuple[list[list[int]], list[Tensor]]:
-    """The prompt of each row, and the ``[1, P]`` pad tokens before it.
-
-    Raises:
-        PromptError: a row has padding that is not on the left, or unusual position ids.
-    """
+    """The prompt of each row, and the ``[1, P]`` pad tokens before it, which must be on the left."""
     prompts, paddings = [], []
     for row, ids in enumerate(input_ids):
         length = len(ids) if mask is None else int(mask[row].sum())
@@ -385,14 +357,6 @@ def _unpadded(input_ids: Tensor, mask: Tensor | None, positions: Tensor | None) 
         prompts.append(ids[start:].tolist())
         paddings.append(ids[None, :start])
     return prompts, paddings
-
-
-def _padded(input_ids: Tensor, answers: Sequence[list[int]], pad: Tensor | None) -> Tensor:
-    """``[B, T + t]``: each row with its answer, padded on the right."""
-    length = max(map(len, answers))
-    fill = 0 if pad is None else int(pad)  # a single row needs no padding
-    rows = [[*answer, *[fill] * (length - len(answer))] for answer in answers]
-    return torch.cat([input_ids, torch.tensor(rows, dtype=input_ids.dtype, device=input_ids.device)], dim=1)
 
 
 cocoa = Cocoa()

@@ -10,7 +10,6 @@ from cocoa_engine import Cancellation, CocoaConfig, CocoaEngine, Generation, Spa
 from cocoa_engine.model.callables import Criterion, Processor
 from cocoa_engine.report import RiskReport, SpanReport
 from cocoa_integrations._shared.chat_template import ChatTemplateOptions
-from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations.tool_calling import Call, CallDelta, ToolRequest
 
 Source = Sequence[str] | Sequence[tuple[int, int]]
@@ -109,7 +108,7 @@ class Answer:
         make_report: makes the report.
         rest: what comes after the last streamed piece; empty if the answer was not streamed.
         generation: the answer of the engine; ``None`` if a server sent it.
-        split: separates the reasoning of the generation.
+        answered: the generation without its reasoning.
         timeline: the phases of the call.
     """
 
@@ -125,7 +124,7 @@ class Answer:
     make_report: Callable[[], RiskReport | None]
     rest: Piece = Piece()
     generation: Generation | None = None
-    split: Split | None = None
+    answered: Generation | None = None
     timeline: Timeline | None = None
     _report: RiskReport | None = field(default=None, init=False, repr=False)
 
@@ -140,11 +139,6 @@ class Answer:
     def spans(self) -> list[SpanReport]:
         """The reports of its spans."""
         return [] if self.report is None else self.report.spans
-
-    @property
-    def answered(self) -> Generation | None:
-        """The generation without its reasoning."""
-        return self.generation if self.split is None else self.split.answered
 
     @property
     def valid_calls(self) -> list[Call]:

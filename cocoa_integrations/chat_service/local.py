@@ -24,6 +24,7 @@ from cocoa_engine import (
     Timeline,
 )
 from cocoa_engine.errors import GenerationTimeoutError, PromptError
+from cocoa_engine.model.callables import Criterion
 from cocoa_engine.model.text import require_unicode
 from cocoa_engine.report import Part, RiskReport, SpanReport
 from cocoa_integrations._shared.chat_template import text_ends_inside_reasoning
@@ -43,10 +44,8 @@ RETRY_PAUSE = 0.5
 class LocalChat:
     """A chat service of a model in this process.
 
-    Args:
-        engine: the engine, or what will load it.
-        max_retries: how often a call is tried again after it ran out of GPU memory, which other work may have used.
-            Other errors would come again.
+    A call is tried ``max_retries`` times again after it ran out of GPU memory, which other work may have used. Other
+    errors would come again.
     """
 
     def __init__(self, engine: CocoaEngine | LazyEngine, *, max_retries: int = 0) -> None:
@@ -55,11 +54,7 @@ class LocalChat:
 
     @property
     def engine(self) -> CocoaEngine:
-        """The engine; loads it if it is not loaded yet.
-
-        Raises:
-            ModelLoadError: the model cannot be loaded.
-        """
+        """The engine; loads it if it is not loaded yet."""
         return self._engine.get() if isinstance(self._engine, LazyEngine) else self._engine
 
     def answer(self, call: ChatCall, on_piece: Callable[[Piece], None] | None = None) -> Answer:
@@ -80,9 +75,8 @@ class LocalChat:
             _require_text(call)
         first, engine = calls[0], self.engine
         prompts: list[Any] = [call.prompt for call in calls]
-        options = PreparedCall(engine, first).options
-        decode = partial(engine.generate_batch, prompts, config=first.config, batch_size=batch_size, **options)
-        generations = self._retrying(decode)
+        options = {"config": first.config, "batch_size": batch_size, **PreparedCall(engine, first).options}
+        generations = self._retrying(partial(engine.generate_batch, prompts, **options))
         return [PreparedCall(engine, call).made(each) for call, each in zip(calls, generations, strict=True)]
 
     def stream(self, call: ChatCall) -> LocalStream:
@@ -135,17 +129,28 @@ class LocalChat:
         return work()
 
 
+def _require_text(call: ChatCall) -> None:
+    """Refuse a prompt that is empty or has a lone surrogate, before a model is loaded."""
+    if call.messages is None and not call.prompt:
+        raise PromptError("the prompt is empty; give some text.")
+    if isinstance(call.prompt, str):
+        require_unicode(call.prompt, "prompt")
+
+
+@contextmanager
+def _cancelled_at_end() -> Iterator[Cancellation]:
+    """A cancellation that ends what a task has asked for when the task leaves the context."""
+    cancellation = Cancellation()
+    try:
+        yield cancellation
+    finally:
+        cancellation.cancel()
+
+
 class PreparedCall:
     """A call whose prompt is rendered, for one or several answers. The grammar is compiled when it is first needed.
 
-    Attributes:
-        plan: the tools, the grammar and the parser.
-        messages: the messages for the chat template; empty for a prompt.
-        template_kwargs: the other arguments of the chat template.
-
-    Raises:
-        ConfigError: the chat template has no variable ``enable_thinking``, and the option is given.
-        PromptError: the message to be continued is not an assistant's.
+    For a prompt ``messages`` is empty. ``is_chat`` says whether answers are divided into reasoning, calls and text.
     """
 
     def __init__(self, engine: CocoaEngine, call: ChatCall) -> None:
@@ -157,14 +162,12 @@ class PreparedCall:
             self.messages, self.template_kwargs = self.plan.prompt(call.messages)
         elif call.splits_reasoning and isinstance(call.prompt, str):
             self.plan.inside_reasoning = text_ends_inside_reasoning(call.prompt)
+        self.is_chat = call.messages is not None or call.splits_reasoning
         self._ids: list[int] | None = None
         self._constraints: list[GrammarProcessor] | None = None
-        self._limit = [] if call.timeout is None else [TimeLimit(call.timeout)]
-
-    @property
-    def is_chat(self) -> bool:
-        """Whether answers are divided into reasoning, calls and text."""
-        return self.call.messages is not None or self.call.splits_reasoning
+        self._limit = [] if call.timeout is None else [time_limit(call.timeout)]
+        # the engine is given token ids where passages are found in their text, and where they are counted
+        self._as_ids = call.messages is None or call.context_window is not None or hasattr(call.source, "source")
 
     # not `cached_property`: up to Python 3.11 it lets one call at a time compute
 
@@ -172,21 +175,16 @@ class PreparedCall:
     def token_ids(self) -> list[int]:
         """The token ids of the prompt."""
         if self._ids is None:
+            prompt = self.call.prompt
             if self.call.messages is not None:
                 self._ids = self.engine.encode_chat(self.messages, **self.template_kwargs)
             else:
-                prompt = self.call.prompt
                 self._ids = self.engine.encode(prompt) if isinstance(prompt, str) else prompt
         return self._ids
 
     @property
     def options(self) -> dict[str, Any]:
-        """The arguments of the engine, besides the prompt, its passages and the settings.
-
-        Raises:
-            PromptError: the prompt does not fit the context window.
-            ConfigError: a part of a schema can neither be enforced nor validated, or the tokenizer is not fast.
-        """
+        """The arguments of the engine, besides the prompt, its passages and the settings. Compiles the grammar."""
         if self._constraints is None:
             self._constraints = self.plan.processors(self.messages, self.template_kwargs)
         return {
@@ -199,81 +197,16 @@ class PreparedCall:
         """A whole answer; ``config`` are its settings, by default those of the call."""
         timeline = Timeline()
         ask = self.engine.generate if self._as_ids else self.engine.chat
-        return self.made(ask(*self._prompt, timeline=timeline, **self._decoding(config)), timeline)
+        prompt, options = self._decoding(config)
+        return self.made(ask(prompt, timeline=timeline, **options), timeline)
 
     def open(self, config: CocoaConfig | None = None, timeline: Timeline | None = None) -> SpanStream:
         """The spans of an answer, which are decoded as they are read; see :meth:`answer`."""
         ask = self.engine.stream if self._as_ids else self.engine.stream_chat
-        return ask(*self._prompt, timeline=timeline, **self._decoding(config))
+        prompt, options = self._decoding(config)
+        return ask(prompt, timeline=timeline, **options)
 
-    def made(
-        self,
-        generation: Generation,
-        timeline: Timeline | None = None,
-        reading: Reading | None = None,
-        growing: GrowingAnswer | None = None,
-    ) -> Answer:
-        """The answer that a generation is.
-
-        Args:
-            generation: the generation.
-            timeline: the phases of the call.
-            reading: the generated text, if it has been parsed.
-            growing: what was streamed of the answer; it has the ids of its calls and the entries of its tokens.
-
-        Raises:
-            IncompleteAnswerError: its JSON or a call does not fit the schema, and must.
-        """
-        # a prompt that is no chat's has no reasoning
-        split = self.plan.split(generation) if self.is_chat else Split("", 0, None, generation)
-        text, logprobs = generation.text, None
-        reading = reading or self.plan.read(text, start=split.answer_start)
-        ids = [new_id() for _ in reading.calls] if growing is None else growing.ids
-        if self.call.logprobs:
-            logprobs = self.tokens().of_answer(generation.spans) if growing is None else growing.logprobs
-        calls = [
-            replace(call, id=call_id, text=text[slice(*call.offsets)])
-            for call_id, call in zip(ids, reading.calls, strict=True)
-        ]
-        return Answer(
-            text=text,
-            content=reading.content,
-            reasoning=split.reasoning,
-            calls=calls,
-            finish_reason=generation.finish_reason,
-            model_name=generation.model_name,
-            usage=generation.usage,
-            reasoning_tokens=None if split.parts is None else split.reasoning_tokens(generation),
-            logprobs=logprobs,
-            make_report=partial(self._report, generation, split, calls),
-            generation=generation,
-            split=split,
-            timeline=timeline,
-        )
-
-    def tokens(self) -> TokenLogprobs:
-        """Lists the tokens of an answer."""
-        return TokenLogprobs(self.engine, special=self.call.lists_special)
-
-    def entry(self, span: Span, number: int, part: Part | None) -> SpanReport:
-        """The report of a span."""
-        return SpanReport.of(span, number, part, rivals=self.call.candidates)
-
-    def _report(self, generation: Generation, split: Split, calls: Sequence[Call]) -> RiskReport:
-        report = split.report(generation, rivals=self.call.candidates)
-        return report.with_values(**parts_of_report(generation, self.plan, split, calls))
-
-    @property
-    def _as_ids(self) -> bool:
-        """Whether the engine is given token ids: passages are found in their text, and they are counted."""
-        call = self.call
-        return call.messages is None or call.context_window is not None or hasattr(call.source, "source")
-
-    @property
-    def _prompt(self) -> tuple[Any]:
-        return (self.token_ids if self._as_ids else self.messages,)
-
-    def _decoding(self, config: CocoaConfig | None) -> dict[str, Any]:
+    def _decoding(self, config: CocoaConfig | None) -> tuple[Any, dict[str, Any]]:
         call, config = self.call, config or self.call.config
         if call.context_window is not None and self.token_ids:  # the engine refuses an empty prompt
             remaining = call.context_window - len(self.token_ids)
@@ -286,20 +219,62 @@ class PreparedCall:
         source: Any = call.source
         if hasattr(source, "source"):
             source = source.source(partial(self.engine.decode, self.token_ids), self.engine)
-        template = {} if self._as_ids else {"template_kwargs": self.template_kwargs}
-        return {"config": config, "source": source or None, **template, **self.options}
+        options = {"config": config, "source": source or None, **self.options}
+        if self._as_ids:
+            return self.token_ids, options
+        return self.messages, {**options, "template_kwargs": self.template_kwargs}
+
+    def made(
+        self,
+        generation: Generation,
+        timeline: Timeline | None = None,
+        reading: Reading | None = None,
+        growing: GrowingAnswer | None = None,
+    ) -> Answer:
+        """The answer that a generation is.
+
+        Of an answer that was streamed, ``reading`` is the parsed text, and ``growing`` has the ids of its calls and the
+        entries of its tokens. An :class:`IncompleteAnswerError` is raised if its JSON or a call does not fit the
+        schema, and must.
+        """
+        # a prompt that is no chat's has no reasoning
+        split = self.plan.split(generation) if self.is_chat else Split("", 0, None, generation)
+        text, logprobs = generation.text, None if growing is None else growing.logprobs
+        reading = reading or self.plan.read(text, start=split.answer_start)
+        ids = [new_id() for _ in reading.calls] if growing is None else growing.ids
+        if self.call.logprobs and growing is None:
+            logprobs = TokenLogprobs(self.engine, special=self.call.lists_special).of_answer(generation.spans)
+        calls = [
+            replace(call, id=call_id, text=text[slice(*call.offsets)])
+            for call_id, call in zip(ids, reading.calls, strict=True)
+        ]
+
+        def report() -> RiskReport:
+            whole = split.report(generation, rivals=self.call.candidates)
+            return whole.with_values(**parts_of_report(generation, self.plan, split, calls))
+
+        return Answer(
+            text=text,
+            content=reading.content,
+            reasoning=split.reasoning,
+            calls=calls,
+            finish_reason=generation.finish_reason,
+            model_name=generation.model_name,
+            usage=generation.usage,
+            reasoning_tokens=None if split.parts is None else split.reasoning_tokens(generation),
+            logprobs=logprobs,
+            make_report=report,
+            generation=generation,
+            answered=split.answered,
+            timeline=timeline,
+        )
 
 
 class LocalStream:
     """An answer while it is decoded: for each decided span, the pieces that can be shown.
 
     A span can have no piece yet, until it is known whether the answer begins with reasoning. Iterating decodes, in the
-    thread that iterates.
-
-    Args:
-        prepare: makes the prepared call.
-        config: the settings, if they are not those of the call.
-        retrying: calls a function, and again if it runs out of memory.
+    thread that iterates. ``retrying`` calls a function, and again if it runs out of memory.
     """
 
     def __init__(
@@ -349,9 +324,10 @@ class LocalStream:
 
     def _decoded(self) -> Generator[list[Piece], None, None]:
         prepared = self.open()
-        tokens = prepared.tokens() if prepared.call.logprobs else None
-        growing = GrowingAnswer(prepared.plan, splits=prepared.is_chat, entry_of=prepared.entry, tokens=tokens)
-        opened = self._spans
+        call, opened = prepared.call, self._spans
+        tokens = TokenLogprobs(prepared.engine, special=call.lists_special) if call.logprobs else None
+        entry_of = partial(SpanReport.of, rivals=call.candidates)
+        growing = GrowingAnswer(prepared.plan, splits=prepared.is_chat, entry_of=entry_of, tokens=tokens)
 
         def first_span() -> tuple[SpanStream, Span | None]:
             nonlocal opened
@@ -399,17 +375,8 @@ class GrowingAnswer:
     """Parses an answer span by span. A call begins when its name is complete.
 
     Spans are held back until it is known whether the answer begins with reasoning: in most cases, until the first
-    visible character.
-
-    Args:
-        plan: the plan, whose prompt has been made.
-        splits: whether the answer is divided into reasoning and text.
-        entry_of: makes the report of a span, of its number and its part.
-        tokens: lists the tokens of spans, if they are asked for.
-
-    Attributes:
-        ids: the ids of the calls so far.
-        logprobs: the entries of the tokens so far, if they are asked for.
+    visible character. ``ids`` are those of the calls so far, ``logprobs`` the entries of the tokens, if ``tokens``
+    lists them. Without ``splits`` there is no reasoning.
     """
 
     def __init__(
@@ -417,15 +384,15 @@ class GrowingAnswer:
         plan: Plan,
         *,
         splits: bool = True,
-        entry_of: Callable[[Span, int, Part | None], SpanReport] | None = None,
+        entry_of: Callable[[Span, int, Part | None], SpanReport] = SpanReport.of,
         tokens: TokenLogprobs | None = None,
     ) -> None:
-        self._plan, self._entry_of = plan, entry_of or SpanReport.of
-        self._splitter = plan.splitter() if splits else None
-        self._tokens = tokens
+        self._plan, self._entry_of, self._tokens = plan, entry_of, tokens
+        self._splitter = plan.splitter()
+        if not splits:
+            self._splitter.finish()  # before any text: there is no reasoning
         self.ids: list[str] = []
         self.logprobs: list[Token] | None = None if tokens is None else []
-        self._text = ""
         self._held: list[Span] = []
         self._passed_on = 0  # spans
         self._end = 0  # of the text of these spans
@@ -434,19 +401,15 @@ class GrowingAnswer:
 
     def add(self, span: Span) -> list[Piece]:
         """Add a span, and return the pieces that can be passed on."""
-        self._text += span.text
         self._held.append(span)
-        if self._splitter is not None:
-            self._splitter.add(span)
-        return self._released() if self._splitter is None or self._splitter.settled else []
+        self._splitter.add(span)
+        return self._released() if self._splitter.settled else []
 
     def finish(self) -> tuple[list[Piece], Piece, Reading]:
         """The pieces that were held back, what no span adds, and the parsed answer."""
-        if self._splitter is not None:
-            self._splitter.finish()
+        self._splitter.finish()
         held = self._released()
-        start = 0 if self._splitter is None else self._splitter.answer_start
-        reading = self._plan.read(self._text, start=start)
+        reading = self._plan.read(self._splitter.text, start=self._splitter.answer_start)
         reasoning = self._new_reasoning()
         content, calls = self._new_parts(reading.content, reading.calls)
         return held, Piece(None, content, reasoning, calls), reading
@@ -455,13 +418,12 @@ class GrowingAnswer:
         pieces: list[Piece] = []
         for span in self._held:
             self._end += len(span.text)
-            part = None if self._splitter is None else self._splitter.part(span)
-            start = 0 if self._splitter is None else min(self._splitter.answer_start, self._end)
-            reading = self._plan.read(self._text[: self._end], done=False, start=start)
+            start = min(self._splitter.answer_start, self._end)
+            reading = self._plan.read(self._splitter.text[: self._end], done=False, start=start)
             allowed = list(takewhile(lambda call: call.error is None, reading.calls))
             content, calls = self._new_parts(reading.content, allowed)
             reasoning = "" if pieces else self._new_reasoning()
-            entry = self._entry_of(span, self._passed_on, part)
+            entry = self._entry_of(span, self._passed_on, self._splitter.part(span))
             listed = None if self._tokens is None else self._tokens.of(span)
             if self.logprobs is not None and listed:
                 self.logprobs += listed
@@ -471,8 +433,6 @@ class GrowingAnswer:
         return pieces
 
     def _new_reasoning(self) -> str:
-        if self._splitter is None:
-            return ""
         new = self._splitter.reasoning[self._reasoning :]
         self._reasoning += len(new)
         return new
@@ -496,42 +456,18 @@ class GrowingAnswer:
         return new_content, deltas
 
 
-class TimeLimit:
-    """A stopping criterion that raises an error after some ``seconds``. The engine calls it after every step.
+def time_limit(seconds: float) -> Criterion:
+    """A stopping criterion that raises an error after some seconds. The engine calls it after every step.
 
     If it stopped the answer instead, a truncated answer would look like a complete one, and no fallback would run.
     """
+    deadline = time.monotonic() + seconds
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.deadline = time.monotonic() + seconds
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """``False`` for every row, [B]: no row is stopped.
-
-        Raises:
-            GenerationTimeoutError: the time limit is exceeded.
-        """
-        if time.monotonic() > self.deadline:
+    def is_over(input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        if time.monotonic() > deadline:
             raise GenerationTimeoutError(
-                f"no complete answer within {self.seconds:g} s; raise timeout or lower max_new_tokens"
+                f"no complete answer within {seconds:g} s; raise timeout or lower max_new_tokens"
             )
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
-
-def _require_text(call: ChatCall) -> None:
-    """Refuse a prompt that is empty or has a lone surrogate, before a model is loaded."""
-    if call.messages is None and not call.prompt:
-        raise PromptError("the prompt is empty; give some text.")
-    if isinstance(call.prompt, str):
-        require_unicode(call.prompt, "prompt")
-
-
-@contextmanager
-def _cancelled_at_end() -> Iterator[Cancellation]:
-    """A cancellation that ends what a task has asked for when the task leaves the context."""
-    cancellation = Cancellation()
-    try:
-        yield cancellation
-    finally:
-        cancellation.cancel()
+    return is_over

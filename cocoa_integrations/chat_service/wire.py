@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
-from cocoa_engine import Usage
 from cocoa_engine.errors import DataError
 from cocoa_engine.messages import explain
 from cocoa_engine.report import RiskReport, SpanReport
@@ -20,36 +18,28 @@ _ALWAYS = ("text", "con_mlds", "f_mlds", "score", "flagged", "source_attention",
 _FOREIGN = "the server's answer is not one of `cocoa serve`, or of another version"
 
 
-def _complete(entries: list[SpanReport]) -> list[SpanReport]:
-    for number, entry in enumerate(entries):
+def _complete(sent: Any) -> Any:
+    """The spans, or the report, if the spans have all that a server writes."""
+    for number, entry in enumerate(sent if isinstance(sent, list) else sent.spans):
         for name in (*_ALWAYS, *(("chosen",) if entry.rivals else ())):
             if name not in entry.model_fields_set:
                 raise ValueError(f"span {number} lacks {name}")
-    return entries
-
-
-def _complete_report(report: RiskReport) -> RiskReport:
-    _complete(report.spans)
-    return report
+    return sent
 
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Spans = Annotated[list[SpanReport], AfterValidator(_complete)]
-Report = Annotated[RiskReport, AfterValidator(_complete_report)]
+Report = Annotated[RiskReport, AfterValidator(_complete)]
 
 
-class _Sent(BaseModel):
-    model_config = ConfigDict(protected_namespaces=())
-
-
-class Function(_Sent):
+class Function(BaseModel):
     """The name and the arguments of a call, or new parts of them."""
 
     name: str | None = None
     arguments: str | None = None
 
 
-class SentCall(_Sent):
+class SentCall(BaseModel):
     """A tool call, or a new part of one. Only its first part has an id."""
 
     index: Annotated[int, Field(ge=0, lt=10_000)] | None = None
@@ -57,7 +47,7 @@ class SentCall(_Sent):
     function: Function = Function()
 
 
-class AnswerMessage(_Sent):
+class AnswerMessage(BaseModel):
     """The message of an answer, or what a chunk adds to it."""
 
     content: str | None = None
@@ -67,7 +57,7 @@ class AnswerMessage(_Sent):
     cocoa_risk: Report | None = None
 
 
-class LikelyToken(_Sent):
+class LikelyToken(BaseModel):
     """A token with its log-probability."""
 
     token: str
@@ -81,7 +71,7 @@ class Token(LikelyToken):
     top_logprobs: list[LikelyToken]
 
 
-class LogProbs(_Sent):
+class LogProbs(BaseModel):
     """The tokens of an answer: ``content`` of a chat, and the other lists of a completion."""
 
     content: list[Token] | None = None
@@ -91,7 +81,7 @@ class LogProbs(_Sent):
     text_offset: list[Count] = []
 
 
-class Choice(_Sent):
+class Choice(BaseModel):
     """An answer, or what a chunk adds to it. In a completion, ``text`` stands for the message."""
 
     message: AnswerMessage | None = None
@@ -105,13 +95,8 @@ class Choice(_Sent):
     @property
     def added(self) -> AnswerMessage:
         """The message or the delta. The text of a completion is its content."""
-        return (
-            self.message
-            or self.delta
-            or AnswerMessage.model_construct(
-                content=self.text, cocoa_spans=self.cocoa_spans, cocoa_risk=self.cocoa_risk
-            )
-        )
+        of_text: dict[str, Any] = {"content": self.text, "cocoa_spans": self.cocoa_spans, "cocoa_risk": self.cocoa_risk}
+        return self.message or self.delta or AnswerMessage.model_construct(**of_text)
 
     def tokens(self, top: int) -> list[dict[str, Any]]:
         """The entries of the tokens as a chat has them, with the ``top`` most probable ones at each position.
@@ -121,16 +106,21 @@ class Choice(_Sent):
         listed = self.logprobs
         if listed is None or listed.content is not None:
             return [] if listed is None else [token.model_dump() for token in listed.content or ()]
+
+        def likely(token: str, log_prob: float) -> dict[str, Any]:
+            return {"token": token, "logprob": log_prob, "bytes": list(token.encode(errors="replace"))}
+
         ends = [*listed.text_offset[1:], listed.text_offset[0] + len(self.text or "")] if listed.text_offset else []
         lists = (listed.tokens, listed.token_logprobs, listed.top_logprobs, listed.text_offset, ends)
-        return [
-            {**_likely(token, log_prob), "top_logprobs": [_likely(*each) for each in _ranked(rivals or {})[:top]]}
-            for token, log_prob, rivals, start, end in zip(*lists, strict=False)
-            if log_prob is not None and (not token or end > start)
-        ]
+        entries = []
+        for token, log_prob, rivals, start, end in zip(*lists, strict=False):
+            if log_prob is not None and (not token or end > start):
+                ranked = sorted((rivals or {}).items(), key=lambda rival: -rival[1])[:top]
+                entries.append({**likely(token, log_prob), "top_logprobs": [likely(*rival) for rival in ranked]})
+        return entries
 
 
-class _Counts(_Sent):
+class _Counts(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, sent: Any) -> Any:
@@ -160,7 +150,7 @@ class SentUsage(_Counts):
     completion_tokens_details: CompletionDetails = CompletionDetails()
 
 
-class Chunk(_Sent):
+class Chunk(BaseModel):
     """A part of an answer that is streamed."""
 
     model: str | None = None
@@ -174,7 +164,7 @@ class Completion(Chunk):
     choices: Annotated[list[Choice], Field(min_length=1)]
 
 
-class Score(_Sent):
+class Score(BaseModel):
     """The risk of a given text."""
 
     index: Count
@@ -182,7 +172,7 @@ class Score(_Sent):
     cocoa_risk: Report
 
 
-class Scores(_Sent):
+class Scores(BaseModel):
     """The risk of given texts."""
 
     model: str | None = None
@@ -190,54 +180,20 @@ class Scores(_Sent):
     usage: SentUsage
 
 
-class _Model(_Sent):
+class _Model(BaseModel):
     id: str
     max_model_len: Annotated[int, Field(gt=0, lt=2**63)] | None = None
 
 
-class Models(_Sent):
+class Models(BaseModel):
     """The models that a server has."""
 
     data: Annotated[list[_Model], Field(min_length=1)]
 
 
 def received(sent: Any, kind: type[Kind]) -> Kind:
-    """What a server sent.
-
-    Args:
-        sent: the parsed JSON.
-        kind: what it should be.
-
-    Raises:
-        DataError: a field has a wrong type or is missing.
-    """
+    """The JSON of a server as what it should be; :class:`DataError` if a field is missing or has a wrong type."""
     try:
         return kind.model_validate(sent, strict=True)
     except ValidationError as error:
         raise DataError(f"{_FOREIGN}: {explain(error)}") from None
-
-
-def read_report(sent: RiskReport) -> RiskReport:
-    """The report of a server as a model in this process has it."""
-    spans = [span.without("index") for span in sent.spans]
-    return sent.without("finish_reason", "verdict").with_values(spans=spans)
-
-
-def usage_of(sent: SentUsage, report: RiskReport | None) -> tuple[Usage, int | None]:
-    """The token counts, and that of the reasoning if there is any."""
-    usage = Usage(
-        prompt_tokens=sent.prompt_tokens,
-        completion_tokens=sent.completion_tokens,
-        risk_points=0 if report is None else sum(span.kind == "risk_point" for span in report.spans),
-        cached_tokens=sent.prompt_tokens_details.cached_tokens,
-    )
-    reasons = report is not None and report.reasoning is not None
-    return usage, sent.completion_tokens_details.reasoning_tokens if reasons else None
-
-
-def _ranked(log_probs: Mapping[str, float]) -> list[tuple[str, float]]:
-    return sorted(log_probs.items(), key=lambda each: -each[1])
-
-
-def _likely(token: str, log_prob: float) -> dict[str, Any]:
-    return {"token": token, "logprob": log_prob, "bytes": list(token.encode(errors="replace"))}

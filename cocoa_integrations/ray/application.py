@@ -18,8 +18,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message
 
 from cocoa_engine.errors import EngineBusyError
-from cocoa_integrations.ray.gateway import Board, gateway
-from cocoa_integrations.ray.relay import Ask, Drain, Forwarded, Replica, ReplicaLostError
+from cocoa_integrations.ray.gateway import Ask, Board, Drain, Forwarded, Replica, ReplicaLostError, gateway
 from cocoa_integrations.ray.settings import RaySettings
 from cocoa_integrations.server.command import given_keys
 from cocoa_integrations.server.lifecycle import one_arena
@@ -45,22 +44,20 @@ def app(settings: RaySettings) -> serve.Application:
         settings: the settings; in a configuration file of Ray Serve they are ``args``.
     """
     engine = serve.deployment(Engine).options(**engine_options(settings)).bind(settings)
-    return (
-        serve.deployment(serve.ingress(_build_gateway)(Gateway))
-        .options(**gateway_options(settings))
-        .bind(engine, settings)
-    )
+    deployment = serve.deployment(serve.ingress(_build_gateway)(Gateway))
+    return deployment.options(**gateway_options(settings)).bind(engine, settings)
 
 
 def engine_options(settings: RaySettings) -> dict[str, Any]:
     """The options of Ray Serve for the replicas of the engine."""
-    actor: dict[str, Any] = {"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus}
-    if settings.resources:
-        actor["resources"] = dict(settings.resources)
-    if variables := one_arena():  # a worker has arenas of many threads before a replica is made in it
-        actor["runtime_env"] = {"env_vars": variables}
-    if settings.accelerator_type is not None:
-        actor["accelerator_type"] = settings.accelerator_type
+    variables = one_arena()  # a worker has arenas of many threads before a replica is made in it
+    actor: dict[str, Any] = {
+        "num_cpus": settings.num_cpus,
+        "num_gpus": settings.num_gpus,
+        **({"resources": dict(settings.resources)} if settings.resources else {}),
+        **({"runtime_env": {"env_vars": variables}} if variables else {}),
+        **({"accelerator_type": settings.accelerator_type} if settings.accelerator_type is not None else {}),
+    }
     options: dict[str, Any] = {
         "name": ENGINE,
         "ray_actor_options": actor,
@@ -129,14 +126,13 @@ class Gateway:
     def __init__(self, engine: DeploymentHandle, settings: RaySettings) -> None:
         self._board = Board(max_age=5 * settings.metrics_interval_s)
         self._drain = Drain(settings.server.retry_after)
-        self.checked = gateway(
-            _asking(engine),
-            _Running().count,
-            _of_gateway(settings),
-            board=self._board,
-            drain=self._drain,
-            retries=settings.retries,
-        )
+        server = settings.server
+        # with the keys of this node. With a key, clients may use any name of the cluster
+        keys = tuple(given_keys([key.get_secret_value() for key in server.api_keys], settings.api_key_file))
+        hosts = ("*",) if server.allowed_hosts is None and (keys or server.allow_no_key) else server.allowed_hosts
+        own = ServerSettings(**{**dict(server), "api_keys": keys, "allowed_hosts": hosts})
+        ask, running, retries = _asking(engine), _Running().count, settings.retries
+        self.checked = gateway(ask, running, own, board=self._board, drain=self._drain, retries=retries)
 
     def keep(self, replica: str, metrics: Sequence[Metric]) -> None:
         """Take the metrics of a replica."""
@@ -152,21 +148,12 @@ class Gateway:
         self._drain.end()
 
 
-def _of_gateway(settings: RaySettings) -> ServerSettings:
-    """The settings of the server, with the keys of this node. With a key, clients may use any name of the cluster."""
-    server = settings.server
-    keys = tuple(given_keys([key.get_secret_value() for key in server.api_keys], settings.api_key_file))
-    hosts = ("*",) if server.allowed_hosts is None and (keys or server.allow_no_key) else server.allowed_hosts
-    return ServerSettings(**{**dict(server), "api_keys": keys, "allowed_hosts": hosts})
-
-
 def _build_gateway() -> ASGIApp:
     """What Ray Serve calls for each request: the app of the gateway of this process."""
 
     async def serving(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
-            gateway: Gateway = serve.get_replica_context().servable_object
-            await gateway.checked(scope, receive, send)
+            await serve.get_replica_context().servable_object.checked(scope, receive, send)
 
     return serving
 
@@ -208,10 +195,7 @@ class _Running:
         """The number."""
         if time.monotonic() - self._asked >= 1:
             self._asked = time.monotonic()
-            self._count = await asyncio.to_thread(self._ask, serve.get_replica_context().app_name)
+            name = serve.get_replica_context().app_name
+            deployments = (await asyncio.to_thread(serve.status)).applications[name].deployments
+            self._count = int(deployments[ENGINE].replica_states.get("RUNNING", 0))
         return self._count
-
-    @staticmethod
-    def _ask(app_name: str) -> int:
-        deployments = serve.status().applications[app_name].deployments
-        return int(deployments[ENGINE].replica_states.get("RUNNING", 0))

@@ -33,17 +33,11 @@ more, so that a new cluster has 60."""
 
 
 @contextmanager
-def connected(what: str) -> Iterator[bool]:
+def connected(what: str, cores: float = 0.0, workers: str = "") -> Iterator[bool]:
     """Connect to a cluster: that of ``RAY_ADDRESS``, the one that runs on this machine, or else a new one.
 
-    A new cluster has Ray's token authentication, and ends with the block. Yields whether it is new.
-
-    Args:
-        what: what needs the cluster, for the message if Ray is missing.
-
-    Raises:
-        MissingExtraError: Ray is not installed.
-        ConfigError: there is no cluster at ``RAY_ADDRESS``.
+    A new cluster has Ray's token authentication, and ends with the block. It must have the ``cores`` that the
+    ``workers`` need: Ray would wait indefinitely for more. Yields whether it is new.
     """
     ray = need("ray", extra="ray", what=what)
     if ray.is_initialized():
@@ -62,25 +56,14 @@ def connected(what: str) -> Iterator[bool]:
         os.environ.setdefault(PATIENT, "60")  # its processes inherit it
         ray.init(address="local", include_dashboard=False, **options)
     try:
+        if own and cores > (there := ray.cluster_resources().get("CPU", 0)):
+            raise ConfigError(
+                f"{workers} need {cores:g} CPU cores, and this machine has {there:g}: ask for fewer, or for less of a "
+                "core each with --num-cpus"
+            )
         yield own
     finally:
         ray.shutdown()
-
-
-def require_cores(needed: float, what: str) -> None:
-    """Check that a new cluster, which is this machine, has enough cores. Ray would wait indefinitely for more.
-
-    Raises:
-        ConfigError: it has not.
-    """
-    import ray
-
-    there = ray.cluster_resources().get("CPU", 0)
-    if needed > there:
-        raise ConfigError(
-            f"{what} need {needed:g} CPU cores, and this machine has {there:g}: ask for fewer, or for less of a core "
-            "each with --num-cpus"
-        )
 
 
 def everywhere(options: LoadOptions) -> LoadOptions:
@@ -99,14 +82,9 @@ LARGEST_BLOCK = 16
 
 @dataclass(frozen=True)
 class Pool:
-    """The actors.
+    """The actors: their largest number (one is enough to begin), and what each loads and has.
 
-    Attributes:
-        load: how each loads its engine.
-        actors: their largest number. One is enough to begin.
-        num_cpus: CPU cores of each.
-        num_gpus: GPUs of each.
-        threads: threads of each; `None`: as many as cores.
+    Without ``threads``, each has as many as cores.
     """
 
     load: LoadOptions
@@ -137,43 +115,28 @@ class Pool:
         """Do pieces of work on a cluster. Yields the number of each piece, from 0, with its result, as they come.
 
         An actor that ends is started anew, and its work is repeated.
-
-        Args:
-            what: what needs the cluster.
-            work: the pieces.
-            do: does one of them.
-
-        Raises:
-            ConfigError: this machine has too few cores.
-            CocoaError: the actors cannot work.
         """
-        with connected(what) as own:
-            if own:
-                require_cores(self.actors * self.num_cpus, f"{self.actors} actors")
-            yield from self._run(work, do)
+        with connected(what, self.actors * self.num_cpus, f"{self.actors} actors"):
+            import ray.data
 
-    def _run(self, work: Sequence[Any], do: Do) -> Iterator[tuple[int, Any]]:
-        import ray.data
-
-        context = ray.data.DataContext.get_current()
-        context.enable_progress_bars = False
-        items = [{"number": number, "work": ray.cloudpickle.dumps(piece)} for number, piece in enumerate(work)]
-        size = max(1, min(LARGEST_BLOCK, len(items) // (4 * self.actors)))
-        results = ray.data.from_items(items, override_num_blocks=-(-len(items) // size)).map_batches(
-            _Actor,
-            fn_constructor_args=(self, ray.cloudpickle.dumps(do)),
-            batch_size=1,
-            batch_format="pyarrow",
-            num_cpus=self.num_cpus,
-            num_gpus=self.num_gpus or None,
-            compute=ray.data.ActorPoolStrategy(min_size=1, max_size=self.actors),
-        )
-        try:
-            for batch in results.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
-                for number, result in zip(batch["number"].to_pylist(), batch["result"].to_pylist(), strict=True):
-                    yield number, pickle.loads(result)
-        except ray.exceptions.RayError as error:
-            raise CocoaError(f"the actors could not do their work: {last_line(error)}") from None
+            ray.data.DataContext.get_current().enable_progress_bars = False
+            items = [{"number": number, "work": ray.cloudpickle.dumps(piece)} for number, piece in enumerate(work)]
+            size = max(1, min(LARGEST_BLOCK, len(items) // (4 * self.actors)))
+            results = ray.data.from_items(items, override_num_blocks=-(-len(items) // size)).map_batches(
+                _Actor,
+                fn_constructor_args=(self, ray.cloudpickle.dumps(do)),
+                batch_size=1,
+                batch_format="pyarrow",
+                num_cpus=self.num_cpus,
+                num_gpus=self.num_gpus or None,
+                compute=ray.data.ActorPoolStrategy(min_size=1, max_size=self.actors),
+            )
+            try:
+                for batch in results.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
+                    for number, result in zip(batch["number"].to_pylist(), batch["result"].to_pylist(), strict=True):
+                        yield number, pickle.loads(result)
+            except ray.exceptions.RayError as error:
+                raise CocoaError(f"the actors could not do their work: {last_line(error)}") from None
 
 
 def last_line(error: object) -> str:
@@ -227,16 +190,20 @@ def score(
 
     Returns:
         The number of rows with an error, and of all rows.
-
-    Raises:
-        ConfigError: the file of finished rows is of another run.
-        DataError: the file cannot be read, or has no rows.
     """
     lines = read_rows(given)
     pool = Pool.of(load, **options)
     partial_file = out.with_name(f"{out.name}.partial")
+    run = {
+        "version": __version__,
+        "model": pool.load.model_name,
+        "dtype": str(load.dtype),
+        "calibrator": pool.load.calibrator,
+        "rows": sha256("\n".join(lines).encode(errors="surrogatepass")).hexdigest(),
+        "settings": config.model_dump(mode="json"),
+    }
     with locked(out):
-        done = _finished(partial_file, _settings(pool.load, lines, config))
+        done = _finished(partial_file, run)
         if missing := [number for number in range(1, len(lines) + 1) if number not in done]:
             shown = (progress or Progress("score")).stage("scoring", "rows", len(lines))
             work = [(number, lines[number - 1]) for number in missing]
@@ -254,31 +221,17 @@ def score(
 
 
 def _score(config: CocoaConfig, engine: CocoaEngine, work: tuple[int, str]) -> tuple[str, bool]:
-    number, line = work
-    return scored_row(engine, number, line, config)
+    return scored_row(engine, *work, config)
 
 
-def _settings(load: LoadOptions, lines: list[str], config: CocoaConfig) -> dict[str, Any]:
-    """What rows of one run have in common."""
-    return {
-        "version": __version__,
-        "model": load.model_name,
-        "dtype": str(load.dtype),
-        "calibrator": load.calibrator,
-        "rows": sha256("\n".join(lines).encode(errors="surrogatepass")).hexdigest(),
-        "settings": config.model_dump(mode="json"),
-    }
-
-
-def _finished(file: Path, settings: dict[str, Any]) -> dict[int, tuple[str, bool]]:
-    """The finished rows by number, from a file that begins with the settings of its run. It is created."""
-    there = read_lines(file)
-    if not there:
-        append_lines(file, [settings])
+def _finished(file: Path, run: dict[str, Any]) -> dict[int, tuple[str, bool]]:
+    """The finished rows by number, from a file that begins with what the rows of a run share. It is created."""
+    if not (there := read_lines(file)):
+        append_lines(file, [run])
         return {}
     first, *rows = there
-    if first != settings:
-        names = ", ".join(name for name in settings if first.get(name) != settings[name])
+    if first != run:
+        names = ", ".join(name for name in run if first.get(name) != run[name])
         raise ConfigError(
             f"{file} has rows of an interrupted run with other settings ({names}): delete it, name another --out, or "
             "repeat that run"

@@ -74,11 +74,7 @@ def serve(
 
 
 def _runner(function: str, ray: bool, **options: float | None) -> Runner | None:
-    """A function of this package with these options; `None` without ``--ray``.
-
-    Raises:
-        ConfigError: an option is given without ``--ray``.
-    """
+    """A function of this package with these options; `None` without ``--ray``, which every option needs."""
     if ray:
         module, _, name = function.partition(".")
         return partial(attrgetter(name)(import_module(f"cocoa_integrations.ray.{module}")), **options)

@@ -14,7 +14,7 @@ from cocoa_engine.cli.progress import Progress
 from cocoa_engine.errors import CocoaError
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.model.load_options import LoadOptions
-from cocoa_integrations.ray.jobs import connected, everywhere, last_line, require_cores
+from cocoa_integrations.ray.jobs import connected, everywhere, last_line
 from cocoa_integrations.ray.settings import RaySettings
 from cocoa_integrations.server.process import listening
 from cocoa_integrations.server.settings import ServerSettings
@@ -37,31 +37,24 @@ POLL = 0.2
 def serve(load: LoadOptions, config: CocoaConfig, server: ServerSettings, **of_ray: Any) -> None:
     """Serve replicas of an engine until SIGTERM or Ctrl-C. Running answers then have ``shutdown_timeout`` to end.
 
-    Args:
-        load: how the model is loaded.
-        config: the decoding settings of requests that give none.
-        server: who may use the server, and the limits of a request.
-        **of_ray: fields of :class:`~cocoa_integrations.ray.RaySettings`; `None` is the default.
-
-    Raises:
-        ConfigError: the settings contradict each other, the address is taken, or this machine has too few cores.
-        CocoaError: the replicas could not start.
+    ``of_ray`` has fields of :class:`~cocoa_integrations.ray.RaySettings`; `None` is the default.
     """
     load = everywhere(load)
     counts = {name: value for name, value in of_ray.items() if value is not None}
+    with listening(server) as opened:
+        port = opened.getsockname()[1]  # a free one for 0
     # the address is known here, and so are the names by which clients may call
-    named = server.model_copy(update={"allowed_hosts": server.known_hosts, "port": _free(server)})
+    named = server.model_copy(update={"allowed_hosts": server.known_hosts, "port": port})
     model = load.model_copy(update={"model_name": None})
     settings = RaySettings(model=load.model_name, loading=model, decoding=config, server=named, **counts)
+    replicas = (settings.min_replicas or 1) if settings.scales else settings.replicas
     progress = Progress("serve")
     with ExitStack() as running:
         # in this order, since Ray takes signals too
         with progress.stage("starting Ray"):
-            own = running.enter_context(connected("cocoa serve --ray"))
+            cluster = connected("cocoa serve --ray", replicas * settings.num_cpus, f"{replicas} replicas")
+            own = running.enter_context(cluster)
         signals = running.enter_context(_signals())
-        if own:
-            replicas = (settings.min_replicas or 1) if settings.scales else settings.replicas
-            require_cores(replicas * settings.num_cpus, f"{replicas} replicas")
         _serve(settings, signals, own, progress)
     if signal.SIGINT in signals:
         raise KeyboardInterrupt
@@ -81,9 +74,8 @@ def _serve(settings: RaySettings, signals: list[int], own: bool, progress: Progr
                 serve.run(app(settings), name=NAME, route_prefix="/")
         except RuntimeError as error:
             state = serve.status().applications.get(NAME)
-            told = (
-                state.deployments[ENGINE].message if state is not None and ENGINE in state.deployments else str(error)
-            )
+            known = state is not None and ENGINE in state.deployments
+            told = state.deployments[ENGINE].message if known else str(error)
             raise CocoaError(f"the replicas could not start: {last_line(told)}") from None
         print_note(f"serving on http://{address['host']}:{address['port']} (Ctrl-C stops)")
         while not signals:
@@ -96,30 +88,26 @@ def _serve(settings: RaySettings, signals: list[int], own: bool, progress: Progr
 
 
 def drain(gateways: DeploymentHandle, timeout: float) -> None:
-    """Let gateways refuse new requests, wait until those that run have ended, and end the others.
+    """Let gateways refuse new requests, and end those that run after ``timeout`` seconds.
 
     Without this, Ray Serve would answer new requests with a plain 404 as soon as the application is deleted.
-
-    Args:
-        gateways: the handle of all gateways.
-        timeout: seconds that running requests have.
     """
+
+    def told(method: str) -> list[Any]:
+        """What a method of every gateway returns; an exception if one does not answer."""
+        try:
+            return list(gateways.broadcast(method).results(timeout_s=PATIENCE, return_exceptions=True))
+        except Exception as error:  # of Ray, whose cluster may be busy or about to end
+            logger.warning("gateways do not answer: %s", error)
+            return [error]
+
     deadline = time.monotonic() + timeout
     try:
-        while any(_all(gateways, "drain")) and time.monotonic() < deadline:
+        while any(told("drain")) and time.monotonic() < deadline:
             time.sleep(POLL)
     finally:  # also if a second signal does not wait
-        _all(gateways, "end")
+        told("end")
         time.sleep(POLL)  # the errors are sent
-
-
-def _all(gateways: DeploymentHandle, method: str) -> list[Any]:
-    """What a method of every gateway returns; an exception if one does not answer."""
-    try:
-        return list(gateways.broadcast(method).results(timeout_s=PATIENCE, return_exceptions=True))
-    except Exception as error:  # of Ray, whose cluster may be busy or about to end
-        logger.warning("gateways do not answer: %s", error)
-        return [error]
 
 
 @contextmanager
@@ -137,9 +125,3 @@ def _signals() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _free(server: ServerSettings) -> int:
-    """The port, or a free one for 0; a :class:`~cocoa_engine.ConfigError` if the address is taken."""
-    with listening(server) as opened:
-        return int(opened.getsockname()[1])

@@ -136,11 +136,7 @@ class RaySettings(SettingsModel):
         return self.max_waiting or self.slots * (self.max_replicas or self.replicas)
 
     def load(self) -> CocoaEngine:
-        """Load the engine of a replica.
-
-        Raises:
-            CocoaError: as :meth:`CocoaEngine.from_pretrained`.
-        """
+        """Load the engine of a replica."""
         options = self.loading.model_copy(update={"model_name": self.model, "runtime": self.runtime})
         engine = engine_of(options, threads=self.threads, num_cpus=self.num_cpus, num_gpus=self.num_gpus)
         engine.config = self.decoding
@@ -149,11 +145,7 @@ class RaySettings(SettingsModel):
 
 
 def engine_of(options: LoadOptions, *, num_cpus: float, num_gpus: float, threads: int | None = None) -> CocoaEngine:
-    """Load the engine of an actor, with as many threads of torch as the actor has cores by default.
-
-    Raises:
-        CocoaError: as :meth:`CocoaEngine.from_pretrained`.
-    """
+    """Load the engine of an actor, with as many threads of torch as the actor has cores by default."""
     import torch
 
     from cocoa_engine import CocoaEngine

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,26 +26,71 @@ if TYPE_CHECKING:
 
 KEYS_VARIABLE = "COCOA_API_KEYS"
 
-SERVER = "Server"
-ACCESS = "Access"
-LIMITS = "Limits"
+SERVER, ACCESS, LIMITS = "Server", "Access", "Limits"
 
 
-def _setting(name: str, panel: str, *flags: str, metavar: str | None = None, more: str = "") -> Any:
-    """The option of the command line for a field of :class:`ServerSettings`, which validates it."""
+def _option(name: str, kind: Any, panel: str, text: str, default: Any = None, *flags: str, **options: Any) -> Any:
+    return name, Annotated[kind, typer.Option(*flags, help=text, rich_help_panel=panel, **options)], default
+
+
+def _setting(name: str, panel: str, *flags: str, option: str | None = None, metavar: str | None = None) -> Any:
+    """The option for a field of :class:`ServerSettings`, which validates it: its name, its type and its default."""
     field = ServerSettings.model_fields[name]
     bounds = {key: value for entry in field.metadata for key, value in asdict(entry).items()}
-    return typer.Option(
-        *flags,
-        metavar=metavar,
-        min=bounds.get("ge"),
-        max=bounds.get("le"),
-        help=escape(str(field.description)) + more,
-        rich_help_panel=panel,
-    )
+    text = escape(str(field.description))
+    if option is not None:
+        return _option(option, list[str] | None, panel, f"{text} Repeatable.", metavar=metavar)
+    limits = {"min": bounds.get("ge"), "max": bounds.get("le")}
+    return _option(name, field.annotation, panel, text, field.default, *flags, metavar=metavar, **limits)
 
 
-_DEFAULT = ServerSettings()
+ServerOptions = make_dataclass(
+    "ServerOptions",
+    [
+        _setting("host", SERVER),
+        _setting("port", SERVER),
+        _setting("served_names", SERVER, option="served_model_name", metavar="NAME"),
+        _setting("write_timeout", SERVER, metavar="SECONDS"),
+        _setting("shutdown_timeout", SERVER, metavar="SECONDS"),
+        _setting("log_prompts", SERVER, "--log-prompts"),
+        _setting("risk_in_logprobs", SERVER),
+        _option(
+            "api_key",
+            list[str] | None,
+            ACCESS,
+            "Key that clients must send. Repeatable. Other users of the machine see it in the list of processes; "
+            f"prefer a file or the environment variable {KEYS_VARIABLE}.",
+            metavar="KEY",
+        ),
+        _option("api_key_file", Path | None, ACCESS, "File with keys, one a line.", metavar="FILE"),
+        _setting("allow_no_key", ACCESS, "--allow-no-key"),
+        _setting("allowed_hosts", ACCESS, option="allowed_host", metavar="NAME"),
+        _option(
+            "max_batch_size",
+            int,
+            LIMITS,
+            "Maximum number of answers that are decoded together.",
+            Runtime.model_fields["max_batch_size"].default,
+            min=1,
+            max=4096,
+        ),
+        _option(
+            "max_queue",
+            int | None,
+            LIMITS,
+            "Maximum number of answers that wait. More get status 429. Default: "
+            f"{Runtime.model_fields['max_queue'].default}; with --ray as many, for each replica, as are decoded "
+            "together.",
+            min=0,
+            max=10**6,
+            show_default=False,
+        ),
+        _setting("max_n", LIMITS),
+        _setting("max_answer_tokens", LIMITS),
+        _setting("max_body_bytes", LIMITS),
+    ],
+)
+"""The options of a server, from which :func:`serve` makes its settings."""
 
 
 @with_options()
@@ -54,54 +99,8 @@ def serve(
     loading: LoadOptions,
     model: Model = None,
     calibrator: Calibrator = None,
-    host: Annotated[str, _setting("host", SERVER)] = _DEFAULT.host,
-    port: Annotated[int, _setting("port", SERVER)] = _DEFAULT.port,
-    served_model_name: Annotated[
-        list[str] | None, _setting("served_names", SERVER, metavar="NAME", more=" Repeatable.")
-    ] = None,
-    write_timeout: Annotated[float, _setting("write_timeout", SERVER, metavar="SECONDS")] = _DEFAULT.write_timeout,
-    shutdown_timeout: Annotated[
-        float, _setting("shutdown_timeout", SERVER, metavar="SECONDS")
-    ] = _DEFAULT.shutdown_timeout,
-    log_prompts: Annotated[bool, _setting("log_prompts", SERVER, "--log-prompts")] = False,
-    risk_in_logprobs: Annotated[bool, _setting("risk_in_logprobs", SERVER)] = _DEFAULT.risk_in_logprobs,
-    api_key: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY",
-            help="Key that clients must send. Repeatable. Other users of the machine see it in the list of processes; "
-            f"prefer a file or the environment variable {KEYS_VARIABLE}.",
-            rich_help_panel=ACCESS,
-        ),
-    ] = None,
-    api_key_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File with keys, one a line.", rich_help_panel=ACCESS)
-    ] = None,
-    allow_no_key: Annotated[bool, _setting("allow_no_key", ACCESS, "--allow-no-key")] = False,
-    allowed_host: Annotated[
-        list[str] | None, _setting("allowed_hosts", ACCESS, metavar="NAME", more=" Repeatable.")
-    ] = None,
-    max_batch_size: Annotated[
-        int,
-        typer.Option(
-            min=1, max=4096, help="Maximum number of answers that are decoded together.", rich_help_panel=LIMITS
-        ),
-    ] = Runtime.model_fields["max_batch_size"].default,
-    max_queue: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=10**6,
-            help="Maximum number of answers that wait. More get status 429. Default: "
-            f"{Runtime.model_fields['max_queue'].default}; with --ray as many, for each replica, as are decoded "
-            "together.",
-            show_default=False,
-            rich_help_panel=LIMITS,
-        ),
-    ] = None,
-    max_n: Annotated[int, _setting("max_n", LIMITS)] = _DEFAULT.max_n,
-    max_answer_tokens: Annotated[int, _setting("max_answer_tokens", LIMITS)] = _DEFAULT.max_answer_tokens,
-    max_body_bytes: Annotated[int, _setting("max_body_bytes", LIMITS)] = _DEFAULT.max_body_bytes,
+    *,
+    server: ServerOptions,  # type: ignore[valid-type]
     runner: Runner = None,
 ) -> None:
     """Serve a model with OpenAI's protocol: any OpenAI client gets its answers, and the risk of every span.
@@ -116,25 +115,14 @@ def serve(
     from cocoa_integrations.server.errors import unhandled_logged
     from cocoa_integrations.server.process import DrainingServer, listening
 
-    settings = ServerSettings(
-        host=host,
-        port=port,
-        served_names=tuple(served_model_name or ()),
-        write_timeout=write_timeout,
-        shutdown_timeout=shutdown_timeout,
-        log_prompts=log_prompts,
-        risk_in_logprobs=risk_in_logprobs,
-        api_keys=tuple(given_keys(api_key or (), api_key_file)),
-        allow_no_key=allow_no_key,
-        allowed_hosts=tuple(allowed_host) if allowed_host else None,
-        max_n=max_n,
-        max_answer_tokens=max_answer_tokens,
-        max_body_bytes=max_body_bytes,
-    )
-    runtime = {"max_batch_size": max_batch_size, **({} if max_queue is None else {"max_queue": max_queue})}
+    options = {name: value for name, value in vars(server).items() if value is not None}
+    keys = tuple(given_keys(options.pop("api_key", ()), options.pop("api_key_file", None)))
+    runtime = {name: options.pop(name) for name in ("max_batch_size", "max_queue") if name in options}
+    for option, name in (("served_model_name", "served_names"), ("allowed_host", "allowed_hosts")):
+        options[name] = tuple(options.pop(option, ())) or ServerSettings.model_fields[name].default
+    settings = ServerSettings(api_keys=keys, **options)
     if runner is not None:
-        declared = declared_options(model, loading, calibrator, **runtime)
-        runner(declared, config, settings, threads=loading.threads)
+        runner(declared_options(model, loading, calibrator, **runtime), config, settings, threads=loading.threads)
         return
 
     def load() -> CocoaEngine:
@@ -145,8 +133,8 @@ def serve(
     app = create_app(load, settings)
     try:
         with unhandled_logged(app.state.cocoa.shows_texts):
-            server = DrainingServer(app, ends_process=True)
-            server.run(sockets=[listening(settings)])  # a taken port is found before the model is loaded
+            # a taken port is found before the model is loaded
+            DrainingServer(app, ends_process=True).run(sockets=[listening(settings)])
     finally:
         if app.state.cocoa.loads:
             print_note("stopped before the model was loaded")
@@ -158,21 +146,15 @@ def serve(
 def given_keys(keys: list[str] | tuple[str, ...], file: Path | None) -> list[str]:
     """The API keys from the options, a file and the environment.
 
-    Args:
-        keys: the keys among the options.
-        file: a file with one key a line. Empty lines, and lines that begin with ``#``, are left out.
-
-    Raises:
-        ConfigError: the file cannot be read, or has no key.
+    The file has one key a line; empty lines, and lines that begin with ``#``, are left out.
     """
     accepted = [*keys, *os.environ.get(KEYS_VARIABLE, "").replace(",", " ").split()]
-    if file is not None:
-        try:
-            lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--api-key-file {file}: {error}") from None
-        of_file = [line for line in lines if line and not line.startswith("#")]
-        if not of_file:
-            raise ConfigError(f"--api-key-file {file} has no key; write one a line")
-        accepted += of_file
-    return accepted
+    if file is None:
+        return accepted
+    try:
+        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--api-key-file {file}: {error}") from None
+    if not (of_file := [line for line in lines if line and not line.startswith("#")]):
+        raise ConfigError(f"--api-key-file {file} has no key; write one a line")
+    return accepted + of_file

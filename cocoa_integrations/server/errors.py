@@ -21,57 +21,37 @@ from starlette.exceptions import HTTPException
 from uvicorn.config import LOGGING_CONFIG
 from uvicorn.logging import AccessFormatter, ColourizedFormatter, DefaultFormatter
 
-from cocoa_engine import CocoaConfig
-from cocoa_engine.errors import (
-    MESSAGE_LIMIT,
-    CalibrationError,
-    ChatTemplateError,
-    CocoaError,
-    ConfigError,
-    EngineBusyError,
-    IncompleteAnswerError,
-    MissingExtraError,
-    PromptError,
-    UnsupportedFeatureError,
-    UnsupportedModelError,
-    WorkerError,
-)
+from cocoa_engine import CocoaConfig, errors
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.safe_text import bounded, one_line, short_repr, shortened
 from cocoa_integrations.server.settings import SAME_SETTING, ServerSettings
 
 logger = safe_logger("cocoa_integrations.server")
 
-INVALID = "invalid_request_error"
-BUSY = "rate_limit_error"
-SERVER = "server_error"
-TOO_LONG = "context_length_exceeded"
-
-_BAD_REQUEST = (
-    ConfigError,
-    PromptError,
-    ChatTemplateError,
-    UnsupportedFeatureError,
-    UnsupportedModelError,
-    CalibrationError,
-)
-_OTHERS: tuple[tuple[type[Exception], int, str | None, str | None], ...] = (
-    (IncompleteAnswerError, 422, "schema_mismatch", None),  # not a 5xx, which clients send again
-    (MissingExtraError, 501, "missing_extra", None),
-    (WorkerError, 503, "no_worker", None),
+_STATUSES: tuple[tuple[type[Exception], int, str | None, str | None], ...] = (
+    (errors.EngineBusyError, 429, "engine_busy", None),
+    (errors.ConfigError, 400, None, None),
+    (errors.PromptError, 400, None, None),
+    (errors.ChatTemplateError, 400, None, None),
+    (errors.UnsupportedFeatureError, 400, None, None),
+    (errors.UnsupportedModelError, 400, None, None),
+    (errors.CalibrationError, 400, None, None),
+    (errors.IncompleteAnswerError, 422, "schema_mismatch", None),  # not a 5xx, which clients send again
+    (errors.MissingExtraError, 501, "missing_extra", None),
+    (errors.WorkerError, 503, "no_worker", None),
     (torch.OutOfMemoryError, 503, "out_of_memory", "out of GPU memory; try again later"),
-    (CocoaError, 500, None, None),
+    (errors.CocoaError, 500, None, None),
 )
-"""The status, the code and the message of other errors; by default the error's own message."""
+"""The status, the code and the message of errors; by default the error's own message."""
 
 _CODES = {401: "invalid_api_key", 404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
 
 
-class ApiError(CocoaError):
+class ApiError(errors.CocoaError):
     """An error for the client, with its HTTP status.
 
-    ``kind`` is its ``type``, ``param`` the parameter that is wrong, and ``code`` a short name for programs. The client
-    should try again after ``retry_after`` seconds.
+    ``param`` is the parameter that is wrong, ``code`` a short name for programs, and ``retry_after`` the seconds to
+    wait.
     """
 
     def __init__(
@@ -79,13 +59,15 @@ class ApiError(CocoaError):
         status: int,
         message: str,
         *,
-        kind: str = INVALID,
         param: str | None = None,
         code: str | None = None,
         retry_after: int | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.kind, self.param, self.code, self.retry_after = status, kind, param, code, retry_after
+        self.status, self.param, self.code, self.retry_after = status, param, code, retry_after
+        self.kind = "server_error" if status >= 500 else "invalid_request_error"
+        if status == 429:
+            self.kind = "rate_limit_error"
 
 
 def bad_request(message: str, param: str | None, code: str | None = None) -> ApiError:
@@ -103,42 +85,36 @@ def api_error(error: Exception, *, retry_after: int = 1) -> ApiError:
     """The error that a client sees, which should try again after ``retry_after`` seconds if the engine is busy."""
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, EngineBusyError):
-        return ApiError(429, str(error), kind=BUSY, code="engine_busy", retry_after=retry_after)
-    if isinstance(error, _BAD_REQUEST):
-        too_long = isinstance(error, PromptError) and "context window" in str(error)
-        return bad_request(str(error), _named_setting(str(error)), TOO_LONG if too_long else None)
     if isinstance(error, HTTPException):
-        kind = INVALID if error.status_code < 500 else SERVER
-        return ApiError(error.status_code, str(error.detail), kind=kind, code=_CODES.get(error.status_code))
-    for cause, status, code, message in _OTHERS:
-        if isinstance(error, cause):
-            kind = INVALID if status < 500 else SERVER
-            after = retry_after if status == 503 else None
-            return ApiError(status, message or str(error), kind=kind, code=code, retry_after=after)
-    return ApiError(500, f"internal error ({type(error).__name__}); the server's log has more", kind=SERVER)
-
-
-def naming(error: Exception, param: str | None) -> ApiError:
-    """The error that a client sees, with the name of the parameter if it is known."""
-    shown = api_error(error)
-    shown.param = param or shown.param
-    return shown
+        return ApiError(error.status_code, str(error.detail), code=_CODES.get(error.status_code))
+    for kind, status, code, message in _STATUSES:
+        if isinstance(error, kind):
+            shown = ApiError(status, message or str(error), code=code)
+            if status in (429, 503):
+                shown.retry_after = retry_after
+            if status == 400:
+                shown.param = _named_setting(str(error))
+                if isinstance(error, errors.PromptError) and "context window" in str(error):
+                    shown.code = "context_length_exceeded"
+            return shown
+    return ApiError(500, f"internal error ({type(error).__name__}); the server's log has more")
 
 
 @contextmanager
-def of_parameter(param: str, kind: type[CocoaError] = PromptError) -> Iterator[None]:
+def of_parameter(param: str, kind: type[errors.CocoaError] = errors.PromptError) -> Iterator[None]:
     """Name a parameter in errors of a kind, by default in those of the prompt; :class:`ApiError` is raised instead."""
     try:
         yield
     except kind as error:
-        raise naming(error, param) from None
+        shown = api_error(error)
+        shown.param = param
+        raise shown from None
 
 
-def shutting_down(retry_after: int | None = None) -> ApiError:
+def shutting_down(retry_after: int = 1) -> ApiError:
     """The error of a request that comes, or still runs, while the server shuts down."""
     message = "the server is shutting down; try again later"
-    return ApiError(503, message, kind=SERVER, code="shutting_down", retry_after=retry_after)
+    return ApiError(503, message, code="shutting_down", retry_after=retry_after)
 
 
 def client_gone() -> ApiError:
@@ -150,8 +126,7 @@ def body_of(error: ApiError) -> dict[str, Any]:
     """The JSON of an error."""
     fields = {"message": str(error), "type": error.kind, "param": error.param, "code": error.code}
     # a lone surrogate of the request cannot be sent back
-    shown = {key: None if value is None else value.encode(errors="replace").decode() for key, value in fields.items()}
-    return {"error": shown}
+    return {"error": {key: value and value.encode(errors="replace").decode() for key, value in fields.items()}}
 
 
 def response_of(error: ApiError) -> Response:
@@ -165,12 +140,15 @@ def response_of(error: ApiError) -> Response:
 def log_unexpected(error: BaseException, *, with_message: bool) -> None:
     """Write an error that no client caused to the log. Its message may quote a prompt."""
     where = "".join(traceback.format_tb(error.__traceback__)).replace("%", "%%")
-    logger.error("%s\n" + where, described(error, with_message=with_message))
+    logger.error("%s\n" + where, _described(error, with_message))
 
 
-def described(error: BaseException, *, with_message: bool) -> str:
-    """An error for the log, in one line."""
+def _described(error: BaseException, with_message: bool) -> str:
     return _safe(f"{type(error).__name__}{f': {error}' if with_message else ' (--log-prompts shows its message)'}")
+
+
+def _safe(text: str) -> str:
+    return one_line(bounded(text, errors.MESSAGE_LIMIT))
 
 
 def install(app: FastAPI, settings: ServerSettings, *, on_busy: Callable[[], None]) -> None:
@@ -187,7 +165,7 @@ def install(app: FastAPI, settings: ServerSettings, *, on_busy: Callable[[], Non
             response.headers.update(dict(error.headers))
         return response
 
-    for kind in (CocoaError, HTTPException, torch.OutOfMemoryError):
+    for kind in (errors.CocoaError, HTTPException, torch.OutOfMemoryError):
         app.add_exception_handler(kind, answer)
 
 
@@ -222,33 +200,24 @@ class _Lines(ColourizedFormatter):
         self._shows_texts = shows_texts
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line of a record."""
         record = copy.copy(record)
         record.exc_text = record.stack_info = None  # another handler may have made the text, with the message
         if record.name.startswith("uvicorn"):
             if isinstance(record.args, tuple):
-                record.args = tuple(
-                    _safe(argument) if isinstance(argument, str) else argument for argument in record.args
-                )
+                record.args = tuple(_safe(value) if isinstance(value, str) else value for value in record.args)
         elif not record.name.startswith("cocoa_"):  # whose loggers are safe themselves
             hidden = f"{record.name} has a message (line {record.lineno} of {record.filename}; --log-prompts shows it)"
             record.msg, record.args = "%s", (_safe(record.getMessage()) if self._shows_texts() else hidden,)
         return super().format(record)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
-        """Where an error was raised, and the error."""
-        where = "".join(traceback.format_tb(ei[2]))
-        return where + described(ei[1], with_message=self._shows_texts())
+        return "".join(traceback.format_tb(ei[2])) + _described(ei[1], self._shows_texts())
 
 
 class _DefaultLines(_Lines, DefaultFormatter): ...
 
 
 class _AccessLines(_Lines, AccessFormatter): ...
-
-
-def _safe(text: str) -> str:
-    return one_line(bounded(text, MESSAGE_LIMIT))
 
 
 def log_config(shows_texts: Callable[[], bool]) -> dict[str, Any]:
@@ -259,10 +228,9 @@ def log_config(shows_texts: Callable[[], bool]) -> dict[str, Any]:
     config = copy.deepcopy(LOGGING_CONFIG)
     for name, kind in (("default", _DefaultLines), ("access", _AccessLines)):
         config["formatters"][name] |= {"()": kind, "shows_texts": shows_texts}
-    of_all = {"handlers": ["default"], "level": "WARNING"}
-    config["root"] = of_all
+    config["root"] = of_all = {"handlers": ["default"], "level": "WARNING"}
     config["loggers"]["transformers"] = {**of_all, "propagate": False}  # which has a handler of its own
-    config["loggers"]["cocoa_integrations.server"] = {"handlers": ["default"], "level": "INFO", "propagate": False}
+    config["loggers"]["cocoa_integrations.server"] = {**of_all, "level": "INFO", "propagate": False}
     return config
 
 

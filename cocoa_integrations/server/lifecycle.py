@@ -21,7 +21,7 @@ from fastapi import FastAPI, Request
 from cocoa_engine import CocoaEngine
 from cocoa_engine.logs import safe_logger
 from cocoa_engine.memory import release_free_memory
-from cocoa_integrations.server.errors import SERVER, ApiError, shutting_down
+from cocoa_integrations.server.errors import ApiError, shutting_down
 from cocoa_integrations.server.metrics import Metrics
 from cocoa_integrations.server.middleware import Bodies
 from cocoa_integrations.server.settings import ServerSettings
@@ -33,6 +33,17 @@ _ARENA_MAX = -8
 RELEASE_INTERVAL = 10.0
 """Seconds between two releases of free memory."""
 
+logger = safe_logger("cocoa_integrations.server")
+
+Phase = Literal["loading", "ready", "draining", "failed"]
+Loader = Callable[[], CocoaEngine]
+
+
+def one_arena(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables with which a new process has one arena; none if the environment of this one sets the allocator."""
+    is_set = "glibc.malloc." in environment.get("GLIBC_TUNABLES", "")
+    return {} if is_set or any(name.startswith("MALLOC_") for name in environment) else {"MALLOC_ARENA_MAX": "1"}
+
 
 def keep_one_arena() -> bool:
     """Let all threads of this process share one arena of glibc's allocator, unless the environment sets it.
@@ -40,7 +51,7 @@ def keep_one_arena() -> bool:
     Call this before there are threads: arenas that exist remain. Returns whether it was done. It is not with another C
     library.
     """
-    if _is_set(os.environ):
+    if not one_arena():
         return False
     try:
         library = ctypes.CDLL(None)
@@ -50,21 +61,19 @@ def keep_one_arena() -> bool:
         return False
 
 
-def one_arena() -> dict[str, str]:
-    """The variables with which a new process has one arena; none if the environment of this one sets the allocator."""
-    return {} if _is_set(os.environ) else {"MALLOC_ARENA_MAX": "1"}
-
-
 @asynccontextmanager
 async def free_memory_released() -> AsyncIterator[None]:
     """Within the context, give memory that was freed back to the system every few seconds.
 
     Not if the environment sets glibc's allocator otherwise than this module.
     """
-    if _is_set(dict(os.environ.items() - {("MALLOC_ARENA_MAX", "1")})):
-        yield
-        return
-    task = asyncio.create_task(_release())
+
+    async def release() -> None:
+        while one_arena(dict(os.environ.items() - {("MALLOC_ARENA_MAX", "1")})):
+            await asyncio.sleep(RELEASE_INTERVAL)
+            await asyncio.to_thread(release_free_memory)
+
+    task = asyncio.create_task(release())
     try:
         yield
     finally:
@@ -73,42 +82,13 @@ async def free_memory_released() -> AsyncIterator[None]:
             await task
 
 
-async def _release() -> None:
-    while True:
-        await asyncio.sleep(RELEASE_INTERVAL)
-        await asyncio.to_thread(release_free_memory)
-
-
-def _is_set(environment: Mapping[str, str]) -> bool:
-    """Whether the user has set glibc's allocator."""
-    tunables = environment.get("GLIBC_TUNABLES", "")
-    return "glibc.malloc." in tunables or any(name.startswith("MALLOC_") for name in environment)
-
-
-logger = safe_logger("cocoa_integrations.server")
-
-Phase = Literal["loading", "ready", "draining", "failed"]
-Loader = Callable[[], CocoaEngine]
-
-_MESSAGES: dict[Phase, str] = {
-    "loading": "the model is being loaded; try again later",
-    "failed": "the model could not be loaded; the server's log has the reason",
-}
-
-
 class ServerState:
     """What the routes of one app share. The lifespan of the app calls a function that loads the engine.
 
-    Attributes:
-        phase: what the server does.
-        calls: the calls that run or wait.
-        bodies: reads the bodies of requests.
-        scoring: held while given texts are scored, so that those of several requests take turns.
-        first_texts, later_texts: held before it by a request with its first texts, and by one with others. First and
-            later texts therefore alternate, and a new request waits for two of them, however many requests there are.
-        metrics: what ``/metrics`` shows.
-        started: the time at which the state was created, in seconds since 1970.
-        error: why the model could not be loaded.
+    ``scoring`` is held while given texts are scored, so that those of several requests take turns. Before it, a request
+    holds ``first_texts`` with its first texts, and ``later_texts`` with others. First and later texts therefore
+    alternate, and a new request waits for two of them, however many requests there are. ``error`` is why the model
+    could not be loaded.
     """
 
     def __init__(self, engine: CocoaEngine | Loader, settings: ServerSettings) -> None:
@@ -134,17 +114,15 @@ class ServerState:
         return self._engine
 
     def require_ready(self) -> None:
-        """Refuse a request while no calls are accepted.
-
-        Raises:
-            ApiError: the model is not loaded, or the server shuts down.
-        """
+        """Refuse a request with an :class:`ApiError` while no calls are accepted."""
         retry_after = max(1, self.settings.retry_after)
         if self.phase == "draining":
             raise shutting_down(retry_after)
         if self.phase != "ready":
-            message = _MESSAGES[self.phase]
-            raise ApiError(503, message, kind=SERVER, code=f"model_{self.phase}", retry_after=retry_after)
+            why = "is being loaded; try again later"
+            if self.phase == "failed":
+                why = "could not be loaded; the server's log has the reason"
+            raise ApiError(503, f"the model {why}", code=f"model_{self.phase}", retry_after=retry_after)
 
     def shows_texts(self) -> bool:
         """Whether the log may have any text: it is allowed to have that of requests, or none was read yet."""

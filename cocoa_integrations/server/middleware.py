@@ -11,12 +11,12 @@ import hashlib
 import json
 from collections.abc import AsyncIterator, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from functools import partial
 from hmac import compare_digest
 from itertools import islice
 from typing import Any
 
 from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cocoa_integrations.server.errors import (
@@ -28,23 +28,19 @@ from cocoa_integrations.server.errors import (
     response_of,
     shutting_down,
 )
-from cocoa_integrations.server.settings import ServerSettings
+from cocoa_integrations.server.settings import ServerSettings, is_loopback
 
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"))
 
 
-class OnlyPaths:
-    """Drops what a URL has beside its path: the query and the host with its user, in which clients put keys.
+def only_paths(app: ASGIApp) -> ASGIApp:
+    """Drop what a URL has beside its path: the query and the host with its user, in which clients put keys.
 
     No route reads them. An unknown method gets OpenTelemetry's name of one. The scope itself is changed, since the
     server's access log is written from it.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             scope["query_string"] = b""
             if scope["method"] not in METHODS:
@@ -53,121 +49,93 @@ class OnlyPaths:
                 _, absolute, location = scope["path"].partition("://")
                 scope["path"] = f"/{location.partition('/')[2]}" if absolute else "*"
                 scope["raw_path"] = scope["path"].encode()
-        await self._app(scope, receive, send)
+        await app(scope, receive, send)
+
+    return serve
 
 
-class UnexpectedErrors:
-    """Answers an error that nothing else handles, and writes it to the log; with ``log_prompts`` also its message."""
-
-    def __init__(self, app: ASGIApp, log_prompts: bool) -> None:
-        self._app, self._log_prompts = app, log_prompts
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        begun = False
-
-        async def noting(message: Message) -> None:
-            nonlocal begun
-            begun = True
-            await send(message)
-
-        try:
-            await self._app(scope, receive, noting)
-        except Exception as error:
-            log_unexpected(error, with_message=self._log_prompts)
-            if begun:  # the server closes the connection, and logs the error with its message
-                raise ConnectionAbortedError("a response was cut off by an error") from None
-            await response_of(api_error(error))(scope, receive, send)
-        except asyncio.CancelledError:  # the server stops, and does not wait for a long forward pass
-            if not begun:
-                await response_of(shutting_down(retry_after=1))(scope, receive, send)
-            raise
-
-
-class Border:
-    """Refuses requests of strangers, and bodies above the limit; answers HEAD as GET, without the body.
+def guarded(
+    app: ASGIApp, settings: ServerSettings, open_paths: Collection[str], *, only_this_machine: bool = False
+) -> ASGIApp:
+    """Refuse requests of strangers, and bodies above the limit; answer errors that nothing else handles; serve HEAD.
 
     The header ``Host`` must name this server: a page that a browser shows could send requests to another name of the
     machine. A body must have one length, and the rest of one that is too large is not read. ``open_paths`` need no key.
     """
+    limit, hosts = settings.max_body_bytes, {host.lower().strip("[]") for host in settings.known_hosts}
+    digests = [hashlib.sha256(key.get_secret_value().encode()).digest() for key in settings.api_keys]
+    message = f"the body is larger than {limit} bytes; send less, or start the server with --max-body-bytes"
+    too_large = partial(ApiError, 413, message, code="request_too_large")
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings, open_paths: Collection[str]) -> None:
-        self._app, self._open, self._max = app, frozenset(open_paths), settings.max_body_bytes
-        self._hosts = frozenset(host.lower().strip("[]") for host in settings.known_hosts)
-        self._digests = [_digest(key.get_secret_value().encode()) for key in settings.api_keys]
-        self._too_large = (
-            f"the body is larger than {self._max} bytes; send less, or start the server with --max-body-bytes"
-        )
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
-        try:
-            self._require_host(headers)
-            self._require_key(headers, str(scope["path"]).removeprefix(scope.get("root_path", "")))
-            await self._require_length(headers, receive)
-        except ApiError as error:
-            response = response_of(error)
-            if error.code == "malformed_request":
-                response.headers["connection"] = "close"
-            await response(scope, receive, send)
-            return
-        size = 0
-
-        async def counting() -> Message:
-            nonlocal size
-            part = await receive()
-            size += len(part.get("body", b""))
-            if size > self._max:
-                raise HTTPException(413, self._too_large)  # any other error would become FastAPI's 400
-            return part
-
-        async def without_body(message: Message) -> None:
-            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
-
-        if scope["method"] == "HEAD":
-            await self._app({**scope, "method": "GET"}, counting, without_body)
-        else:
-            await self._app(scope, counting, send)
-
-    def _require_host(self, headers: Headers) -> None:
+    async def require(scope: Scope, receive: Receive) -> None:
+        client, headers = scope.get("client"), Headers(scope=scope)
+        if only_this_machine and not (client and is_loopback(client[0])):
+            message = (
+                "this server has no API key and serves only programs of its own machine: set COCOA_API_KEYS, or "
+                "allow_no_key if something else checks who calls"
+            )
+            raise ApiError(403, message, code="no_api_key")
         host = headers.get("host", "").lower()
         name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-        if "*" not in self._hosts and name not in self._hosts:
+        if not hosts & {"*", name}:
             raise ApiError(400, f"the host {name!r} is not served; allow it with --allowed-host", code="unknown_host")
-
-    def _require_key(self, headers: Headers, path: str) -> None:
-        if not self._digests or path in self._open:
-            return
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        sent = _digest(key.strip().encode("latin-1"))
-        # all are compared, so that the time does not tell which one fits
-        fits = [compare_digest(sent, digest) for digest in self._digests]
-        if scheme.lower() != "bearer" or not any(fits):
-            message = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
-            raise ApiError(401, message, code="invalid_api_key")
-
-    async def _require_length(self, headers: Headers, receive: Receive) -> None:
+        if digests and str(scope["path"]).removeprefix(scope.get("root_path", "")) not in open_paths:
+            scheme, _, key = headers.get("authorization", "").partition(" ")
+            sent = hashlib.sha256(key.strip().encode("latin-1")).digest()
+            # all are compared, so that the time does not tell which one fits
+            fits = [compare_digest(sent, digest) for digest in digests]
+            if scheme.lower() != "bearer" or not any(fits):
+                message = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
+                raise ApiError(401, message, code="invalid_api_key")
         declared = headers.get("content-length", "0")
         if "content-length" in headers and "transfer-encoding" in headers:  # not every parser refuses it
-            left, more = self._max, True
+            left, more = limit, True
             while more and left > 0:  # closed before, the connection would be reset, and the answer be lost
                 part = await receive()
                 left, more = left - len(part.get("body", b"")), part.get("more_body", False)
             message = "the request has both Content-Length and Transfer-Encoding; send one of them"
             raise ApiError(400, message, code="malformed_request")
-        if declared.isdecimal() and int(declared[:20]) > self._max:
-            raise ApiError(413, self._too_large, code="request_too_large")
+        if declared.isdecimal() and int(declared[:20]) > limit:
+            raise too_large()
 
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        is_head, begun, size = scope["method"] == "HEAD", False, 0
 
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
+        async def counting() -> Message:
+            nonlocal size
+            part = await receive()
+            size += len(part.get("body", b""))
+            if size > limit:
+                raise too_large()
+            return part
+
+        async def noting(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send({**message, "body": b""} if is_head and message["type"] == "http.response.body" else message)
+
+        try:
+            await require(scope, receive)
+            await app({**scope, "method": "GET"} if is_head else scope, counting, noting)
+        except Exception as error:
+            shown = api_error(error)
+            if shown is not error:
+                log_unexpected(error, with_message=settings.log_prompts)
+            if begun:  # the server closes the connection, and logs the error with its message
+                raise ConnectionAbortedError("a response was cut off by an error") from None
+            response = response_of(shown)
+            if shown.code == "malformed_request":
+                response.headers["connection"] = "close"
+            await response(scope, receive, send)
+        except asyncio.CancelledError:  # the server stops, and does not wait for a long forward pass
+            if not begun:
+                await response_of(shutting_down())(scope, receive, send)
+            raise
+
+    return serve
 
 
 LARGE = 2**16
@@ -185,11 +153,8 @@ class Bodies:
     """Reads bodies with bounded memory, and lets one large body at a time be parsed.
 
     A body that does not come keeps no other waiting: it holds only its own bytes, and is dropped if they are needed.
-    Parsing holds the lock of the interpreter, and its result can take 40 times the memory of the body.
-
-    Args:
-        max_bytes: the maximum size of a body.
-        at_once: the number of bodies of this size that fit the memory, and of those that may go beyond it.
+    Parsing holds the lock of the interpreter, and its result can take 40 times the memory of the body. ``at_once``
+    bodies of the maximum size fit the memory, and as many may go beyond it.
     """
 
     def __init__(self, max_bytes: int, at_once: int = 8) -> None:
@@ -200,11 +165,7 @@ class Bodies:
 
     @asynccontextmanager
     async def read(self, receive: Receive) -> AsyncIterator[bytes]:
-        """A whole body within the context.
-
-        Raises:
-            ApiError: the client has gone, or sends too slowly.
-        """
+        """A whole body within the context; :class:`ApiError` if the client has gone, or sends too slowly."""
         parts: list[bytes] = []
         key, size, more, counted, waited = object(), 0, True, 0, 0.0
         try:
@@ -276,11 +237,7 @@ def require_json(headers: Headers) -> None:
 
 
 def parsed(body: bytes) -> dict[str, Any]:
-    """The JSON object in a body.
-
-    Raises:
-        ApiError: there is none.
-    """
+    """The JSON object in a body; :class:`ApiError` if there is none."""
     collects = len(body) > LARGE and gc.isenabled()
     if collects:
         gc.disable()  # collections among a million new values would take most of the time; nobody else runs meanwhile

@@ -22,12 +22,19 @@ from cocoa_integrations.server.errors import bad_request, log_config, response_o
 from cocoa_integrations.server.lifecycle import ServerState
 from cocoa_integrations.server.settings import ServerSettings
 
-_MALFORMED = "the request is not valid HTTP/1.1; see its request line, headers and chunk sizes"
+logger = safe_logger("cocoa_integrations.server")
 
+_MALFORMED = "the request is not valid HTTP/1.1; see its request line, headers and chunk sizes"
 
 _LINGER = 2.0
 """Seconds in which the rest of a malformed request is dropped. A connection that is closed before it was read is reset,
 and the answer is lost."""
+
+CLOSING = 5
+"""Seconds in which ended answers are sent, before their connections are closed."""
+
+ENDING = 0.5
+"""Seconds in which cancelled work ends, and after it in which requests whose work goes on are answered."""
 
 
 class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # what is installed decides
@@ -45,37 +52,23 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # what is
     def send_400_response(self, msg: str) -> None:
         """Called by uvicorn for what its parser refuses."""
         self._ends = True
-        if self._answers:
-            self.transport.close()
-        else:
-            response = response_of(bad_request(_MALFORMED, None, "malformed_request"))
-            response.headers["connection"] = "close"
-            lines = [b"HTTP/1.1 400 Bad Request", *(name + b": " + value for name, value in response.raw_headers)]
-            self.transport.write(b"\r\n".join([*lines, b"", bytes(response.body)]))
-            self.transport.resume_reading()
-            self.transport.write_eof()
-            asyncio.get_running_loop().call_later(_LINGER, self.transport.close)
-
-    @property
-    def _answers(self) -> bool:
-        """Whether an answer is under way, or the malformed request has got one, as one that is refused early has."""
-        if self.cycle is None:
-            return False
-        waiting = getattr(self, "pipeline", ())  # of httptools: requests that came before the earlier answer ended
-        complete = self.cycle.response_complete and not self.cycle.more_body
-        return bool(waiting) or (self.cycle.response_started and not complete)
+        if self.cycle is not None:
+            waiting = getattr(self, "pipeline", ())  # of httptools: requests that came before the earlier answer ended
+            complete = self.cycle.response_complete and not self.cycle.more_body
+            if waiting or (self.cycle.response_started and not complete):
+                # an answer is under way, or the malformed request has got one, as one that is refused early has
+                self.transport.close()
+                return
+        response = response_of(bad_request(_MALFORMED, None, "malformed_request"))
+        response.headers["connection"] = "close"
+        lines = [b"HTTP/1.1 400 Bad Request", *(name + b": " + value for name, value in response.raw_headers)]
+        self.transport.write(b"\r\n".join([*lines, b"", bytes(response.body)]))
+        self.transport.resume_reading()
+        self.transport.write_eof()
+        asyncio.get_running_loop().call_later(_LINGER, self.transport.close)
 
     def _unsupported_upgrade_warning(self) -> None:
         """Not said: uvicorn would advise to install web sockets, which this server does not have."""
-
-
-logger = safe_logger("cocoa_integrations.server")
-
-CLOSING = 5
-"""Seconds in which ended answers are sent, before their connections are closed."""
-
-ENDING = 0.5
-"""Seconds in which cancelled work ends, and after it in which requests whose work goes on are answered."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -83,11 +76,7 @@ class DrainingServer(uvicorn.Server):
 
     After SIGTERM or Ctrl-C the server still listens, and refuses new calls with status 503. Answers that have not ended
     after ``shutdown_timeout`` seconds are cancelled; streams then end with an error. A second signal does not wait.
-
-    Args:
-        app: the app, from :func:`~cocoa_integrations.server.create_app`.
-        ends_process: end the process if cancelled work has not ended a second later, such as a long forward pass.
-        **options: further options of uvicorn.
+    ``ends_process`` ends the process if cancelled work has not ended a second later, such as a long forward pass.
     """
 
     def __init__(self, app: FastAPI, *, ends_process: bool = False, **options: Any) -> None:
@@ -122,37 +111,32 @@ class DrainingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Called by uvicorn after the last tick."""
+
+        def end_process() -> None:
+            time.sleep(ENDING)
+            if count := workers.running():
+                logger.warning("the process ends while %d worker threads run, which a cancellation did not end", count)
+                os._exit(0)
+
         deadline = time.monotonic() + ENDING
         while self._ends_process and workers.running():
             await asyncio.sleep(0.01)
             if time.monotonic() > deadline:
                 self.config.timeout_graceful_shutdown = 0  # requests are answered without their work
-                threading.Thread(target=_end_process, daemon=True).start()
+                threading.Thread(target=end_process, daemon=True).start()
                 break
         await super().shutdown(sockets)
 
 
-def _end_process() -> None:
-    time.sleep(ENDING)
-    if count := workers.running():
-        logger.warning("the process ends while %d worker threads run, which a cancellation did not end", count)
-        os._exit(0)
-
-
 def listening(settings: ServerSettings) -> socket.socket:
-    """A socket that listens on the address of a server.
-
-    Raises:
-        ConfigError: the address is taken, or is not one of this machine.
-    """
+    """A socket that listens on the address of a server; :class:`ConfigError` if it is taken, or not of this machine."""
     host, port = settings.host, settings.port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         opened = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {host}, port {port}: {error}; choose others with --host and --port"
-        ) from None
+        message = f"cannot listen on {host}, port {port}: {error}; choose others with --host and --port"
+        raise ConfigError(message) from None
     shown = f"[{host}]" if ":" in host else host
     logger.info("Listening on http://%s:%d (Press CTRL+C to quit)", shown, opened.getsockname()[1])
     return opened

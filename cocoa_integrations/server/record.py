@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from importlib.util import find_spec
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -23,35 +21,28 @@ from cocoa_integrations.tracing import RiskTrace
 logger = logging.getLogger("cocoa_integrations.server.answers")  # whose lines are not shortened
 
 
-def can_trace() -> bool:
-    """Whether OpenTelemetry is installed."""
-    with suppress(ModuleNotFoundError):
-        return find_spec("opentelemetry.trace") is not None
-    return False
+def traced(app: ASGIApp, left_out: Collection[str]) -> ASGIApp:
+    """Start a server span for each request, unless an instrumentation of ASGI has started one.
 
-
-class Traced:
-    """Starts a server span for each request, unless an instrumentation of ASGI has started one.
-
-    Paths that are ``left_out`` are called so often that their spans would be noise.
+    Paths that are ``left_out`` are called so often that their spans would be noise. Without OpenTelemetry there are
+    none.
     """
-
-    def __init__(self, app: ASGIApp, left_out: Sequence[str]) -> None:
-        self._app, self._left_out = app, frozenset(left_out)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
+    try:
         from opentelemetry import propagate, trace
+    except ModuleNotFoundError:
+        return app
 
-        if scope["type"] != "http" or scope["path"] in self._left_out or trace.get_current_span().is_recording():
-            await self._app(scope, receive, send)
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in left_out or trace.get_current_span().is_recording():
+            await app(scope, receive, send)
             return
         method, path = scope["method"], scope["path"]
         attributes = {"http.request.method": method, "url.path": path, "url.scheme": scope.get("scheme", "http")}
-        tracer = trace.get_tracer("cocoa_integrations.server", __version__)
-        context = propagate.extract(dict(Headers(scope=scope)))
-        with tracer.start_as_current_span(
-            method, context=context, kind=trace.SpanKind.SERVER, attributes=attributes
+        with trace.get_tracer("cocoa_integrations.server", __version__).start_as_current_span(
+            method,
+            context=propagate.extract(dict(Headers(scope=scope))),
+            kind=trace.SpanKind.SERVER,
+            attributes=attributes,
         ) as span:
 
             async def noting(message: Message) -> None:
@@ -61,19 +52,16 @@ class Traced:
                         span.set_status(trace.StatusCode.ERROR)
                 await send(message)
 
-            await self._app(scope, receive, noting)
+            await app(scope, receive, noting)
+
+    return serve
 
 
 class Record:
     """Notes what becomes of one request. The current span of a trace gets no text.
 
-    Args:
-        state: the state of the server.
-        operation: OpenTelemetry's name of what is asked for, ``chat`` or ``text_completion``.
-        config: the settings.
-        envelope: what its chunks have in common.
-        prompt: the messages or prompts.
-        count: the number of answers to each prompt.
+    ``operation`` is OpenTelemetry's name of what is asked for, ``envelope`` what its chunks have in common, and
+    ``count`` the number of answers to each prompt.
     """
 
     def __init__(
@@ -89,9 +77,8 @@ class Record:
         self._prompt = prompt if state.settings.log_prompts else None
         self._begun, self._has_span = time.monotonic(), False
         self._risks = RiskTrace()
-        self._span = self._risks.span if self._risks.is_recording else None
-        if self._span is not None:
-            self._span.update_name(f"{operation} {envelope['model']}")
+        if (span := self._risks.span) is not None:
+            span.update_name(f"{operation} {envelope['model']}")
             attributes = {
                 "gen_ai.operation.name": operation,
                 "gen_ai.provider.name": "cocoa",
@@ -104,7 +91,7 @@ class Record:
                 "gen_ai.response.model": envelope["model"],
                 "cocoa.method": config.method,
             }
-            self._span.set_attributes({name: value for name, value in attributes.items() if value is not None})
+            span.set_attributes({name: value for name, value in attributes.items() if value is not None})
 
     def first_span(self) -> None:
         """A span of a stream is decided. Only the first call counts."""
@@ -114,8 +101,8 @@ class Record:
 
     def answered(self, answers: Sequence[Answered], usage: Mapping[str, Any]) -> None:
         """All answers are complete."""
-        for answered in answers:
-            self._metrics.answered(answered.answer)
+        for answer, _ in answers:
+            self._metrics.answered(answer)
         risk = usage["completion_tokens_details"].get("cocoa_max_risk")
         logger.info(
             "%s: %d prompt tokens (%d cached), %d new tokens, finish reason %s, highest risk %s, %.2f s",
@@ -123,26 +110,27 @@ class Record:
             usage["prompt_tokens"],
             usage["prompt_tokens_details"]["cached_tokens"],
             usage["completion_tokens"],
-            ", ".join(str(answered.answer.finish_reason) for answered in answers),
+            ", ".join(str(answer.finish_reason) for answer, _ in answers),
             "not reported" if risk is None else f"{risk:.3f}",
             time.monotonic() - self._begun,
         )
         if self._prompt is not None:
-            for kind, text in (("prompt", self._prompt), *(("answer", answered.answer.text) for answered in answers)):
+            for kind, text in (("prompt", self._prompt), *(("answer", answer.text) for answer, _ in answers)):
                 logger.info("%s: %s %s", self._answer_id, kind, one_line(json.dumps(text, ensure_ascii=False)))
-        if self._span is not None:
-            finish_reasons = [str(answered.choice["finish_reason"]) for answered in answers]
-            self._span.set_attribute("gen_ai.response.finish_reasons", finish_reasons)
-            self._span.set_attribute("gen_ai.usage.input_tokens", usage["prompt_tokens"])
-            self._span.set_attribute("gen_ai.usage.output_tokens", usage["completion_tokens"])
-            for answered in answers:
-                self._risks.record(answered.answer)
+        if (span := self._risks.span) is not None:
+            span.set_attribute(
+                "gen_ai.response.finish_reasons", [str(choice["finish_reason"]) for _, choice in answers]
+            )
+            span.set_attribute("gen_ai.usage.input_tokens", usage["prompt_tokens"])
+            span.set_attribute("gen_ai.usage.output_tokens", usage["completion_tokens"])
+            for answer, _ in answers:
+                self._risks.record(answer)
 
     def ended(self, error: ApiError) -> None:
         """A stream ended with an error."""
         logger.info("%s: ended with %s after %.2f s", self._answer_id, error.code, time.monotonic() - self._begun)
-        if self._span is not None:
+        if (span := self._risks.span) is not None:
             from opentelemetry.trace import StatusCode
 
-            self._span.set_attribute("error.type", error.code or error.kind)
-            self._span.set_status(StatusCode.ERROR)
+            span.set_attribute("error.type", error.code or error.kind)
+            span.set_status(StatusCode.ERROR)

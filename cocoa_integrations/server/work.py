@@ -18,28 +18,32 @@ from cocoa_engine.confined import Budget, budget_of_request
 from cocoa_engine.errors import EngineBusyError, RequestCancelledError
 from cocoa_engine.logs import safe_logger
 from cocoa_integrations._shared.workers import in_worker
-from cocoa_integrations.server.errors import ApiError, at_most, body_of, client_gone, shutting_down
+from cocoa_integrations.server.errors import ApiError, at_most, client_gone, shutting_down
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
+Item = TypeVar("Item")
 
 By = Literal["client", "shutdown"]
 """Who ended a call."""
+
+DONE = b"data: [DONE]\n\n"
+
+logger = safe_logger("cocoa_integrations.server")
 
 
 class Call:
     """One request that the engine works on. ``on_cancel`` is told who cancelled it.
 
-    Attributes:
-        answers: the number of answers that it asks for.
-        cancellation: ends the work, before the next layer of a pass at the latest. Pass it to every call of the engine.
-        ended_by: who cancelled the call; ``None`` while it runs.
+    It asks for ``answers`` answers, of which the engine decodes and queues ``most``. ``cancellation`` ends its work,
+    before the next layer of a pass at the latest; pass it to every call of the engine. ``ended_by`` is who cancelled
+    it.
     """
 
     def __init__(self, engine: CocoaEngine, on_cancel: Callable[[By], None]) -> None:
         self._on_cancel = on_cancel
         self.engine = engine
-        self.answers = 0
+        self.answers, self.most = 0, engine.runtime.max_batch_size + engine.runtime.max_queue
         self.cancellation = Cancellation()
         self.ended_by: By | None = None
 
@@ -53,11 +57,7 @@ class Call:
     async def run(
         self, function: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
     ) -> Result:
-        """Run a function in a worker thread of the engine.
-
-        Raises:
-            ApiError: the call was cancelled.
-        """
+        """Run a function in a worker thread of the engine. Raises :class:`ApiError` if the call was cancelled."""
         try:
             return await in_worker(self.engine, lambda: self.cancellation.run(function, *args, **kwargs))
         except RequestCancelledError:
@@ -65,14 +65,7 @@ class Call:
 
     def cancelled(self) -> ApiError:
         """The error of a cancelled call."""
-        if self.ended_by == "shutdown":
-            return shutting_down(retry_after=1)
-        return client_gone()
-
-    async def watch(self, receive: Receive) -> None:
-        """Cancel the work when the client has gone."""
-        await gone(receive)
-        self.cancel("client")
+        return shutting_down() if self.ended_by == "shutdown" else client_gone()
 
 
 class Calls:
@@ -97,28 +90,21 @@ class Calls:
     def count(self, call: Call, answers: int, param: str = "n") -> None:
         """Count the answers that a call asks for; ``param`` is the parameter that does.
 
-        Raises:
-            EngineBusyError: the engine has as many calls as it runs and queues.
-            ApiError: the call alone has more answers.
+        It is refused if it has more than the engine runs and queues, alone or with the other calls.
         """
-        most = _most(call)
-        at_most(answers, most, param, "answers")
+        at_most(answers, call.most, param, "answers")
         others = self.answers - call.answers
-        if others + answers > most:
+        if others + answers > call.most:
             raise EngineBusyError(
-                f"the server is busy: it decodes or queues {others} answers, of at most {most}; try again later"
+                f"the server is busy: it decodes or queues {others} answers, of at most {call.most}; try again later"
             )
         call.answers = answers
 
     @contextmanager
     def _compiling(self, call: Call) -> Iterator[None]:
-        """The context of a call whose schema or grammar takes long. Such calls have half of all places at most.
-
-        Raises:
-            EngineBusyError: other such calls have them.
-        """
+        """The context of a call whose schema or grammar takes long. Such calls have half of all places at most."""
         with self._lock:
-            if self._slow and self._slow + call.answers > _most(call) // 2:
+            if self._slow and self._slow + call.answers > call.most // 2:
                 raise EngineBusyError("the server is busy with the schemas of other requests; try again later")
             self._slow += call.answers
         try:
@@ -132,15 +118,17 @@ class Calls:
         """A call within the context, which counts as one answer. Leaving the context ends its work.
 
         So does the client when it goes, which ``receive`` tells. The body of the request must have been read.
-
-        Raises:
-            EngineBusyError: the engine has as many calls as it runs and queues.
         """
         call = Call(engine, self._on_cancel)
         self.count(call, 1)
         self._open.add(call)
         budget_of_request.set(Budget(partial(self._compiling, call)))  # of this task, and of threads that work for it
-        watcher = asyncio.ensure_future(call.watch(receive))
+
+        async def watch() -> None:
+            await gone(receive)
+            call.cancel("client")
+
+        watcher = asyncio.ensure_future(watch())
         try:
             yield call
         finally:
@@ -154,28 +142,19 @@ class Calls:
             call.cancel("shutdown")
 
 
-def _most(call: Call) -> int:
-    """The number of answers that an engine decodes and queues."""
-    return call.engine.runtime.max_batch_size + call.engine.runtime.max_queue
-
-
-logger = safe_logger("cocoa_integrations.server")
-
-Item = TypeVar("Item")
-
-DONE = b"data: [DONE]\n\n"
+async def gone(receive: Receive) -> None:
+    """Wait until the client of a request, whose body has been read, has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def interleaved(
     streams: Sequence[AsyncIterator[Item]], interval: float
 ) -> AsyncGenerator[tuple[int, Item] | None, None]:
-    """The items of several streams as they come, with the number of their stream.
+    """The items of several streams as they come, with the number of their stream; raises the error of a stream.
 
     Whenever nothing has come for ``interval`` seconds, the item is ``None``. The other streams begin after the first
     item of the first one, so that they reuse its prompt.
-
-    Raises:
-        Exception: that of a stream.
     """
     waiting: dict[asyncio.Future[Item], int] = {asyncio.ensure_future(anext(streams[0])): 0}
     others = range(1, len(streams))
@@ -190,9 +169,7 @@ async def interleaved(
                     item = future.result()
                 except StopAsyncIteration:
                     continue
-                waiting |= {
-                    asyncio.ensure_future(anext(streams[following])): following for following in (number, *others)
-                }
+                waiting |= {asyncio.ensure_future(anext(streams[begun])): begun for begun in (number, *others)}
                 others = range(0)
                 yield number, item
     finally:
@@ -202,24 +179,8 @@ async def interleaved(
 
 
 def event(data: dict[str, Any]) -> bytes:
-    """One event."""
+    """One server-sent event."""
     return b"data: " + json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n\n"
-
-
-async def gone(receive: Receive) -> None:
-    """Wait until the client of a request, whose body has been read, has gone."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def comment(text: str) -> bytes:
-    """A comment, which clients ignore. It keeps a connection from timing out."""
-    return f": {text}\n\n".encode()
-
-
-def error_event(error: ApiError) -> bytes:
-    """An error inside a stream. Clients of OpenAI raise it."""
-    return event(body_of(error))
 
 
 class EventStream(Response):

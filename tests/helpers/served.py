@@ -21,8 +21,14 @@ from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 PATIENCE = 30.0
 """Seconds after which something that has not happened is taken to be stuck."""
 
-CHAT = "/v1/chat/completions"
+CHAT, COMPLETIONS, SCORE = "/v1/chat/completions", "/v1/completions", "/v1/cocoa/score"
 HELLO = [{"role": "user", "content": "Say something."}]
+ASKED: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": HELLO},
+    COMPLETIONS: {"prompt": "The answer is é", "max_tokens": 24},
+    SCORE: {},
+}
+"""What a request to a route has, unless a test says otherwise."""
 
 
 class Speaker(CocoaEngine):
@@ -78,17 +84,19 @@ async def post(app: FastAPI, body: Any, path: str = CHAT, **headers: str) -> htt
         return await client.post(path, content=json.dumps(body))
 
 
-async def chat(engine: CocoaEngine, settings: ServerSettings | None = None, **body: Any) -> dict[str, Any]:
-    """The answer to one chat request, which must be one."""
-    response = await post(create_app(engine, settings), {"messages": HELLO, **body})
+async def chat(
+    engine: CocoaEngine, settings: ServerSettings | None = None, path: str = CHAT, **body: Any
+) -> dict[str, Any]:
+    """The answer to one request, which must be one."""
+    response = await post(create_app(engine, settings), {**ASKED[path], **body}, path)
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
     return answer
 
 
-async def chunks(engine: CocoaEngine, settings: ServerSettings | None = None, **body: Any) -> list[dict[str, Any]]:
+async def chunks(engine: CocoaEngine, path: str = CHAT, **body: Any) -> list[dict[str, Any]]:
     """The chunks of a streamed answer, which must end with ``[DONE]``."""
-    response = await post(create_app(engine, settings), {"messages": HELLO, "stream": True, **body})
+    response = await post(create_app(engine), {**ASKED[path], "stream": True, **body}, path)
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")
     *events, done, rest = response.text.split("\n\n")
@@ -96,9 +104,11 @@ async def chunks(engine: CocoaEngine, settings: ServerSettings | None = None, **
     return [json.loads(event.removeprefix("data: ")) for event in events if not event.startswith(":")]
 
 
-async def refusal(engine: CocoaEngine, settings: ServerSettings | None = None, **body: Any) -> dict[str, Any]:
-    """The error of a chat request that must be refused with status 400."""
-    response = await post(create_app(engine, settings), {"messages": HELLO, **body})
+async def refusal(
+    engine: CocoaEngine, settings: ServerSettings | None = None, path: str = CHAT, **body: Any
+) -> dict[str, Any]:
+    """The error of a request that must be refused with status 400."""
+    response = await post(create_app(engine, settings), {**ASKED[path], **body}, path)
     assert response.status_code == 400, response.text
     return error_of(response)
 

@@ -14,8 +14,7 @@ from cocoa_integrations._shared.logprobs import TokenLogprobs
 from cocoa_integrations.chat_service.answer import Answer, ChatCall, Piece
 from cocoa_integrations.chat_service.local import LocalStream, PreparedCall
 from cocoa_integrations.server.errors import of_parameter
-from cocoa_integrations.server.protocol.decoding import CocoaOptions
-from cocoa_integrations.tool_calling import Call, CallDelta
+from cocoa_integrations.tool_calling import Call
 
 FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length", "risk": "content_filter", None: "stop"}
 """OpenAI's finish reasons by those of the engine."""
@@ -25,39 +24,24 @@ _MOST_LOGITS = 2**28
 
 Entries = list[dict[str, Any]]
 Choice = dict[str, Any]
+Answered = tuple[Answer, Choice]
+"""An answer, and its choice on the wire: that of the last chunk for a stream."""
 
 
-@dataclass(frozen=True)
-class RiskFields:
-    """Where an answer has its risk: in ``cocoa_risk`` and ``cocoa_spans``, and in OpenAI's ``logprobs``.
-
-    Attributes:
-        in_message: whether it is in the message, or in the deltas of a stream.
-        in_logprobs: whether it is in ``logprobs``.
-    """
+class RiskFields(NamedTuple):
+    """Where an answer has its risk: in the message or the deltas of a stream, and in OpenAI's ``logprobs``."""
 
     in_message: bool
     in_logprobs: bool
 
-    @classmethod
-    def of(cls, options: CocoaOptions, *, allow_logprobs: bool) -> RiskFields:
-        """Read it off the object ``cocoa``; ``allow_logprobs`` says whether the answer may have it in ``logprobs``."""
-        in_logprobs = options.report in ("both", "logprobs") and allow_logprobs
-        return cls(options.report in ("both", "message"), in_logprobs)
-
-    @property
-    def reported(self) -> bool:
-        """Whether the answer has its risk anywhere."""
-        return self.in_message or self.in_logprobs
-
     def entries(self, piece: Piece) -> Entries:
         """``cocoa_spans`` of a chunk."""
-        entry = piece.entry if self.reported else None
+        entry = piece.entry if any(self) else None
         return [] if entry is None else [entry.with_values(index=entry.span).to_dict()]
 
     def report(self, answer: Answer) -> dict[str, Any]:
         """``cocoa_risk`` of an answer; empty if none was asked for."""
-        if not self.reported or answer.answered is None or answer.report is None:
+        if not any(self) or answer.answered is None or answer.report is None:
             return {}
         return wire_report(answer.report, finish_reason=answer.finish_reason, verdict=answer.answered.verdict)
 
@@ -66,25 +50,13 @@ class RiskFields:
         return {key: risk} if self.in_message and risk else {}
 
 
-class Answered(NamedTuple):
-    """An answer, and its choice on the wire: that of the last chunk for a stream."""
-
-    answer: Answer
-    choice: Choice
-
-
 @dataclass
 class Job:
     """The answers to one prompt, which are decoded in worker threads. Renders the prompt and compiles the grammar.
 
-    Attributes:
-        engine: the engine.
-        call: the prompt, and how it is answered.
-        risk: where the risk is written.
-        first: the index of its first answer among all choices.
-        top: of a completion: the number of most probable tokens that are listed for each token, if any are listed.
-        echo: of a completion: whether answers begin with the prompt.
-        only_echo: of a completion: whether nothing is decoded.
+    ``first`` is the index of its first answer among all choices. Of a completion, ``top`` is the number of most
+    probable tokens that are listed for each token, if any are; with ``echo`` answers begin with the prompt, and with
+    ``only_echo`` nothing is decoded.
     """
 
     engine: CocoaEngine
@@ -97,109 +69,83 @@ class Job:
     _echoed: tuple[str, Entries] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
+        self._prompt = "prompt" if self.call.messages is None else "messages"
+        self._schemas = "tools" if self.call.tools.schema is None else "response_format"
         with self.named():
             self.prepared = PreparedCall(self.engine, self.call)
             with of_parameter(self._schemas, ConfigError):
                 assert self.prepared.options  # compiles the grammar
 
-    @property
-    def _schemas(self) -> str:
-        """The parameter of the request that has the schemas."""
-        return "tools" if self.call.tools.schema is None else "response_format"
-
     @contextmanager
     def named(self) -> Iterator[None]:
         """Name the parameter of the request in errors of the prompt and of schemas."""
-        prompt = "prompt" if self.call.messages is None else "messages"
-        with of_parameter(self._schemas, IncompleteAnswerError), of_parameter(prompt):
+        with of_parameter(self._schemas, IncompleteAnswerError), of_parameter(self._prompt):
             yield
 
     def writer(self, number: int) -> ChatWriter | CompletionWriter:
         """Writes one of the answers."""
-        kind = CompletionWriter if self.call.messages is None else ChatWriter
-        return kind(self, self.first + number)
+        return (CompletionWriter if self.call.messages is None else ChatWriter)(self, self.first + number)
 
     def answer(self, number: int, config: CocoaConfig) -> Answered:
-        """One whole answer.
-
-        Args:
-            number: the number of the answer among those to this prompt.
-            config: its settings.
-        """
+        """One whole answer: the one with this number among those to this prompt, with these settings."""
         with self.named():
             assert self.echoed  # before the answer is decoded
             if self.only_echo:
                 usage = Usage(prompt_tokens=len(self.prepared.token_ids), completion_tokens=0)
-                nothing = Generation(
-                    text="", token_ids=[], spans=[], finish_reason="length", usage=usage, config=config
-                )
-                answer = self.prepared.made(nothing)
+                made: dict[str, Any] = {"text": "", "token_ids": [], "spans": [], "finish_reason": "length"}
+                answer = self.prepared.made(Generation(**made, usage=usage, config=config))
             else:
                 answer = self.prepared.answer(config)
-            return Answered(answer, self.writer(number).whole(answer))
+            return answer, self.writer(number).whole(answer)
 
     @property
     def echoed(self) -> tuple[str, Entries]:
-        """The prompt's text as answers begin with it, and the entries of its tokens, if they are listed."""
-        if self._echoed is None:
-            self._echoed = self._read_prompt() if self.echo else ("", [])
-        return self._echoed
+        """The prompt's text as answers begin with it, and the entries of its tokens, if they are listed.
 
-    def _read_prompt(self) -> tuple[str, Entries]:
-        """See :attr:`echoed`. The prompt is read in one forward pass.
-
-        Raises:
-            PromptError: the prompt is too long, or has unknown token ids.
+        The prompt is read in one forward pass. Raises :class:`PromptError` if it is too long, or has unknown token ids.
         """
+        if not self.echo or self._echoed is not None:
+            return self._echoed or ("", [])
         ids, prompt, cancellation = self.prepared.token_ids, self.call.prompt, self.call.cancellation
         if wrong := [token_id for token_id in ids if not 0 <= token_id < len(self.engine.tokenizer)]:
             raise PromptError(f"token id {wrong[0]} is outside the vocabulary of {len(self.engine.tokenizer)}.")
-        text = prompt if isinstance(prompt, str) else self.engine.decode(ids)
-        if self.top is None:
-            return text, []
-        if cancellation is not None:
-            cancellation.check()
-        tokens = TokenLogprobs(self.engine, special=True)
-        entries = [tokens.token(ids[0], None)]
-        if len(ids) > 1:
-            options = {"config": CocoaConfig(method="greedy", top_logprobs=self.top), "cancellation": cancellation}
-            (span,) = score_one(self.engine.without_calibrator(), ids[:1], ids[1:], **options).spans
-            rivals = span.top_log_probs or [[]] * len(span.token_ids)
-            entries += map(tokens.token, span.token_ids, span.token_log_probs, rivals)
-        return text, entries
+        text, entries = prompt if isinstance(prompt, str) else self.engine.decode(ids), []
+        if self.top is not None:
+            if cancellation is not None:
+                cancellation.check()
+            tokens = TokenLogprobs(self.engine, special=True)
+            entries.append(tokens.token(ids[0], None))
+            if len(ids) > 1:
+                options = {"config": CocoaConfig(method="greedy", top_logprobs=self.top), "cancellation": cancellation}
+                (span,) = score_one(self.engine.without_calibrator(), ids[:1], ids[1:], **options).spans
+                rivals = span.top_log_probs or [[]] * len(span.token_ids)
+                entries += map(tokens.token, span.token_ids, span.token_log_probs, rivals)
+        self._echoed = text, entries
+        return self._echoed
 
 
 class StreamedAnswer:
-    """One answer that is decoded while its choices are read; see :meth:`Job.answer`.
-
-    Attributes:
-        answered: the answer, once it is complete.
-    """
+    """One answer that is decoded while its choices are read; see :meth:`Job.answer`. Then it is ``answered``."""
 
     def __init__(self, job: Job, number: int, config: CocoaConfig) -> None:
         self.answered: Answered | None = None
         self._job, self._number, self._config = job, number, config
-        self._stream = LocalStream(lambda: job.prepared, config)
-
-    @property
-    def prompt_progress(self) -> tuple[int, int] | None:
-        """The number of prompt tokens read so far, and the length of the prompt; ``None`` before it is known."""
-        return self._stream.prompt_progress
+        self.stream = LocalStream(lambda: job.prepared, config)
 
     def choices(self) -> Generator[list[Choice], None, None]:
         """For each decided span, the choices of new chunks. The last one has the report."""
         if self._job.only_echo:
             self.answered = self._job.answer(self._number, self._config)
-            yield [self.answered.choice]
+            yield [self.answered[1]]
             return
-        with self._job.named(), closing(self._stream) as stream:
+        with self._job.named(), closing(self.stream) as stream:
             writer = self._job.writer(self._number)
             opening = writer.opening()
             for pieces in stream:
                 yield [*opening, *writer.chunks(pieces)]
                 opening = []
             ending = writer.end(stream.answer)
-            self.answered = Answered(stream.answer, ending[-1])
+            self.answered = stream.answer, ending[-1]
             yield [*opening, *ending]
 
 
@@ -237,16 +183,22 @@ class ChatWriter:
         """The choices of the pieces that add something."""
         choices = []
         for piece in pieces:
-            entries, calls = self._risk.entries(piece), self._calls(piece.calls)
-            delta = {
+            entries, calls = self._risk.entries(piece), []
+            for delta in piece.calls:  # only the first part of a call has its id, its type and its name
+                part: dict[str, Any] = {"index": self._sent.setdefault(delta.number, len(self._sent))}
+                if delta.name is not None:
+                    part |= {"id": delta.id, "type": "function", "function": {"name": delta.name}}
+                if delta.name is not None or delta.written:
+                    calls.append({**part, "function": {**part.get("function", {}), "arguments": delta.written}})
+            delta_of_piece = {
                 **({"content": piece.content} if piece.content else {}),
                 **({"reasoning_content": piece.reasoning} if piece.reasoning else {}),
                 **({"tool_calls": calls} if calls else {}),
                 **self._risk.shown(SPANS_KEY, entries),
             }
             logprobs = None if piece.entry is None else self._logprobs(piece.logprobs, SPANS_KEY, entries)
-            if delta or logprobs:
-                choices.append(self._choice(delta, logprobs))
+            if delta_of_piece or logprobs:
+                choices.append(self._choice(delta_of_piece, logprobs))
         return choices
 
     def end(self, answer: Answer) -> list[Choice]:
@@ -266,18 +218,6 @@ class ChatWriter:
         if not (self._lists_tokens or self._risk.in_logprobs):
             return None
         return {"content": tokens, "refusal": None, **({key: risk} if self._risk.in_logprobs else {})}
-
-    def _calls(self, deltas: Sequence[CallDelta]) -> list[dict[str, Any]]:
-        """The new parts of calls. Only the first part of a call has its id, its type and its name."""
-        parts: list[dict[str, Any]] = []
-        for delta in deltas:
-            index = self._sent.setdefault(delta.number, len(self._sent))
-            if delta.name is not None:
-                function = {"name": delta.name, "arguments": delta.written}
-                parts.append({"index": index, "id": delta.id, "type": "function", "function": function})
-            elif delta.written:
-                parts.append({"index": index, "function": {"arguments": delta.written}})
-        return parts
 
 
 class CompletionWriter:
@@ -299,13 +239,9 @@ class CompletionWriter:
     def chunks(self, pieces: Sequence[Piece]) -> list[Choice]:
         """The choices of the pieces that add something."""
         return [
-            {
-                **self._choice(piece.content, piece.logprobs or [], SPANS_KEY, spans),
-                **self._risk.shown(SPANS_KEY, spans),
-            }
+            self._choice(piece.content, piece.logprobs or [], SPANS_KEY, self._risk.entries(piece))
             for piece in pieces
             if piece.entry is not None
-            for spans in [self._risk.entries(piece)]
         ]
 
     def end(self, answer: Answer) -> list[Choice]:
@@ -315,16 +251,16 @@ class CompletionWriter:
     def _last(self, answer: Answer, text: str, tokens: Entries) -> Choice:
         report = {} if self._job.only_echo else self._risk.report(answer)
         choice = self._choice(text, tokens, RISK_KEY, report)
-        finish_reason = FINISH_REASONS[answer.finish_reason]
-        return {**choice, "finish_reason": finish_reason, **self._risk.shown(RISK_KEY, report)}
+        return {**choice, "finish_reason": FINISH_REASONS[answer.finish_reason]}
 
     def _choice(self, text: str, tokens: Entries, key: str = "", risk: Any = None) -> Choice:
-        """A choice, or that of a chunk; ``risk`` is added to ``logprobs`` under ``key``."""
+        """A choice, or that of a chunk, with ``risk`` under ``key``."""
         logprobs = None if self._job.top is None else token_lists(tokens, self._end)
         if logprobs is not None and self._risk.in_logprobs and risk:
             logprobs[key] = risk
         self._end += len(text)
-        return {"index": self._index, "text": text, "logprobs": logprobs, "finish_reason": None}
+        choice = {"index": self._index, "text": text, "logprobs": logprobs, "finish_reason": None}
+        return {**choice, **self._risk.shown(key, risk)}
 
 
 def score_one(engine: CocoaEngine, prompt: str | list[int], text: str | list[int], **options: Any) -> Generation:
@@ -338,32 +274,22 @@ def score_one(engine: CocoaEngine, prompt: str | list[int], text: str | list[int
 
 
 def token_lists(entries: Sequence[dict[str, Any]], offset: int = 0) -> dict[str, Any]:
-    """``logprobs`` of a completion, from entries as chat completions have them.
-
-    Args:
-        entries: the tokens; special tokens are not part of the text.
-        offset: the offset of the first token in the text.
-    """
-    offsets = []
+    """``logprobs`` of a completion, from entries as chats have them; ``offset`` is that of the first token."""
+    offsets: list[int] = []
+    likely: list[dict[str, float] | None] = []
     for entry in entries:
         offsets.append(offset)
         offset += len(entry["token"]) if entry["bytes"] is not None else 0
+        log_probs: dict[str, float] = {}
+        for rival in [*entry["top_logprobs"], entry]:
+            log_probs.setdefault(rival["token"], rival["logprob"])  # of tokens with the same text, the most probable
+        likely.append(None if entry["logprob"] is None else log_probs)
     return {
         "tokens": [entry["token"] for entry in entries],
         "token_logprobs": [entry["logprob"] for entry in entries],
-        "top_logprobs": [_by_text(entry) for entry in entries],
+        "top_logprobs": likely,
         "text_offset": offsets,
     }
-
-
-def _by_text(entry: dict[str, Any]) -> dict[str, float] | None:
-    """Log-probabilities by the texts of the tokens: of the most probable ones, and of the token itself."""
-    if entry["logprob"] is None:
-        return None
-    log_probs: dict[str, float] = {}
-    for rival in [*entry["top_logprobs"], entry]:
-        log_probs.setdefault(rival["token"], rival["logprob"])  # of tokens with the same text, the most probable one
-    return log_probs
 
 
 def wire_report(report: RiskReport, **more: Any) -> dict[str, Any]:
@@ -373,20 +299,16 @@ def wire_report(report: RiskReport, **more: Any) -> dict[str, Any]:
 
 
 def usage_of(answers: Sequence[Answer], n: int, *, reported: bool) -> dict[str, Any]:
-    """The token counts of the answers to one request, and their highest risk.
+    """The token counts of the answers to one request, and their highest risk if it may be ``reported``.
 
-    Args:
-        answers: the answers.
-        n: the number of answers to each prompt, which counts once.
-        reported: whether their risk may be told.
+    Each prompt has ``n`` answers, and counts once.
     """
     of_prompts = [answer.usage for answer in answers[::n]]
     prompt = sum(usage.prompt_tokens for usage in of_prompts)
     completion = sum(answer.usage.completion_tokens for answer in answers)
     details: dict[str, Any] = {"reasoning_tokens": sum(answer.reasoning_tokens or 0 for answer in answers)}
-    generations = [answer.answered for answer in answers if answer.answered is not None]
-    if reported and (risk := max_risk_of(generations)) is not None:
-        details["cocoa_max_risk"] = risk
+    if reported:
+        details |= max_risk_of([answer.answered for answer in answers if answer.answered is not None])
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -396,11 +318,10 @@ def usage_of(answers: Sequence[Answer], n: int, *, reported: bool) -> dict[str, 
     }
 
 
-def max_risk_of(answers: Sequence[Generation]) -> float | None:
-    """The highest risk of all answers; ``None`` if one is not a finite number."""
-    risks = [finite(answer.max_risk) for answer in answers]
-    measured = [risk for risk in risks if risk is not None]
-    return max(measured) if measured and len(measured) == len(risks) else None
+def max_risk_of(answers: Sequence[Generation]) -> dict[str, float]:
+    """The highest risk of all answers, for the details of their usage; empty if one is not a finite number."""
+    risks = [risk for answer in answers if (risk := finite(answer.max_risk)) is not None]
+    return {"cocoa_max_risk": max(risks)} if risks and len(risks) == len(answers) else {}
 
 
 def _finish_reason(answer: Answer) -> str:

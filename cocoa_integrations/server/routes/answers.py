@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
-from collections.abc import AsyncIterator, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Generator, Sequence
 from contextlib import AsyncExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -13,75 +14,83 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
 
-from cocoa_engine import __version__
-from cocoa_engine.errors import RequestCancelledError
+from cocoa_engine import Generation, __version__
+from cocoa_engine.errors import ConfigError, PromptError, RequestCancelledError
+from cocoa_engine.report import RISK_KEY, RiskReport
+from cocoa_integrations._shared.chat_template import ChatTemplateOptions
 from cocoa_integrations._shared.workers import AsyncStream
 from cocoa_integrations.chat_service.answer import ChatCall
+from cocoa_integrations.chat_service.local import PreparedCall
 from cocoa_integrations.chat_service.wire import Completion, Scores
-from cocoa_integrations.server.errors import api_error, log_unexpected
+from cocoa_integrations.server.errors import api_error, body_of, log_unexpected
 from cocoa_integrations.server.lifecycle import ServerState, state_of
 from cocoa_integrations.server.middleware import parsed, require_json
-from cocoa_integrations.server.openapi import takes
-from cocoa_integrations.server.protocol.answers import Answered, Job, RiskFields, StreamedAnswer, usage_of
-from cocoa_integrations.server.protocol.chat_request import ChatRequest, entries_of
-from cocoa_integrations.server.protocol.completion_request import CompletionRequest
-from cocoa_integrations.server.protocol.decoding import DecodingRequest, config_of_answer
-from cocoa_integrations.server.protocol.score_request import ScoreJob, ScoreRequest
+from cocoa_integrations.server.protocol.answers import (
+    Answered,
+    Job,
+    RiskFields,
+    StreamedAnswer,
+    max_risk_of,
+    score_one,
+    usage_of,
+    wire_report,
+)
+from cocoa_integrations.server.protocol.messages import entries_of, template_variables
+from cocoa_integrations.server.protocol.requests import ChatRequest, CompletionRequest, DecodingRequest, ScoreRequest
 from cocoa_integrations.server.record import Record
 from cocoa_integrations.server.routes.info import served_name
-from cocoa_integrations.server.settings import ServerSettings
-from cocoa_integrations.server.work import DONE, Call, EventStream, comment, error_event, event, interleaved
+from cocoa_integrations.server.work import DONE, Call, EventStream, event, interleaved
 
 Asked = TypeVar("Asked", bound=DecodingRequest)
+
+BODIES: tuple[type[BaseModel], ...] = (ChatRequest, CompletionRequest, ScoreRequest)
+REFERENCE = "#/components/schemas/{model}"
+"""Of a model in the OpenAPI document."""
 
 router = APIRouter()
 
 
-@router.post("/chat/completions", openapi_extra=takes(ChatRequest), response_model=Completion)
+def _takes(body: type[BaseModel]) -> dict[str, Any]:
+    """The part of a route's description for its body, which FastAPI does not parse."""
+    content = {"application/json": {"schema": {"$ref": REFERENCE.format(model=body.__name__)}}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+@router.post("/chat/completions", openapi_extra=_takes(ChatRequest), response_model=Completion)
 async def chat(request: Request) -> Response:
     """Answer a conversation. Every answer has its risk in ``message.cocoa_risk`` and ``logprobs.cocoa_risk``."""
     return await _answered(ChatRequest, request)
 
 
-@router.post("/completions", openapi_extra=takes(CompletionRequest), response_model=Completion)
+@router.post("/completions", openapi_extra=_takes(CompletionRequest), response_model=Completion)
 async def completions(request: Request) -> Response:
     """Continue texts. Every answer has its risk in ``cocoa_risk``, and with ``logprobs`` in ``logprobs.cocoa_risk``."""
     return await _answered(CompletionRequest, request)
 
 
-@router.post("/cocoa/score", openapi_extra=takes(ScoreRequest), response_model=Scores)
+async def _answered(kind: type[ChatRequest] | type[CompletionRequest], request: Request) -> Response:
+    async with AsyncExitStack() as resources:
+        call, body = await _admitted(kind, request, resources)
+        reply = await call.run(Reply, body, state_of(request), call)
+        return await (reply.streamed(resources) if body.stream else reply.whole())
+    raise AssertionError("unreachable")
+
+
+@router.post("/cocoa/score", openapi_extra=_takes(ScoreRequest), response_model=Scores)
 async def score(request: Request) -> Response:
     """Measure the risk of given texts after a prompt. Nothing is decoded."""
     state = state_of(request)
     async with AsyncExitStack() as resources:
         call, body = await _admitted(ScoreRequest, request, resources)
-        envelope, job = await call.run(_score_job, body, state, call)
-        for batch in job.batches:
-            async with state.later_texts if batch.start else state.first_texts, state.scoring:
-                await call.run(job.score, batch)
-        return await call.run(_scored, envelope, job, state)
-    raise AssertionError("unreachable")
-
-
-def _score_job(body: ScoreRequest, state: ServerState, call: Call) -> tuple[dict[str, Any], ScoreJob]:
-    config = body.config(call.engine.config, state.settings)
-    envelope = _envelope("score", "list", body, state)
-    return envelope, ScoreJob(body, call.engine, config, call.cancellation)
-
-
-def _scored(envelope: dict[str, Any], job: ScoreJob, state: ServerState) -> Response:
-    entries, usage = job.answer()
-    state.metrics.add("scored_texts", len(entries))
-    return _response({**envelope, "data": entries, "usage": usage})
-
-
-async def _answered(kind: type[ChatRequest] | type[CompletionRequest], request: Request) -> Response:
-    state = state_of(request)
-    async with AsyncExitStack() as resources:
-        call, body = await _admitted(kind, request, resources)
-        reply = await call.run(Reply, body, state, call)
-        return await (reply.streamed(resources) if body.stream else reply.whole())
+        scoring = await call.run(Scoring, body, state, call)
+        # a batch at a time, so that the texts of other requests are scored in between
+        size = 1 if body.divide else call.engine.runtime.max_batch_size
+        for start in range(0, len(body.given), size):
+            async with state.later_texts if start else state.first_texts, state.scoring:
+                await call.run(scoring.score, start, body.given[start : start + size])
+        return await call.run(scoring.response)
     raise AssertionError("unreachable")
 
 
@@ -89,15 +98,6 @@ async def _admitted(kind: type[Asked], request: Request, resources: AsyncExitSta
     """The call of a request, and the checked request. It counts as a call before its body is parsed.
 
     Nothing that grows with a body runs in the event loop, and an error is about the first value that is wrong.
-
-    Args:
-        kind: the model of the body.
-        request: the request.
-        resources: what the call holds.
-
-    Raises:
-        ApiError: the model is not loaded, the server shuts down, or the body is not valid.
-        EngineBusyError: the engine has as many calls as it runs and queues.
     """
     state = state_of(request)
     state.require_ready()
@@ -105,13 +105,9 @@ async def _admitted(kind: type[Asked], request: Request, resources: AsyncExitSta
     async with state.bodies.read(request.receive) as body:
         call = await resources.enter_async_context(state.calls.opened(state.engine, request.receive))
         async with state.bodies.turn(body):
-            asked = await call.run(_read, kind, body, state.settings)
+            asked = await call.run(lambda: kind.read(parsed(body), state.settings))
     state.calls.count(call, *asked.places)
     return call, asked
-
-
-def _read(kind: type[Asked], body: bytes, settings: ServerSettings) -> Asked:
-    return kind.read(parsed(body), settings)
 
 
 def _envelope(prefix: str, kind: str, body: DecodingRequest, state: ServerState) -> dict[str, Any]:
@@ -133,23 +129,83 @@ def _response(body: dict[str, Any]) -> Response:
     return Response(text, headers=headers, media_type="application/json")
 
 
+class Scoring:
+    """The texts of one request that are scored. Made in a worker thread, since it renders the prompt."""
+
+    def __init__(self, body: ScoreRequest, state: ServerState, call: Call) -> None:
+        self._body, self._state, self._engine = body, state, call.engine
+        self._generations: list[Generation] = []
+        self._options: dict[str, Any] = {
+            "config": body.config(call.engine.config, state.settings),
+            "source": [body.source] if isinstance(body.source, str) else body.source,
+            "divide": body.divide,
+            "cancellation": call.cancellation,
+        }
+        self._envelope = _envelope("score", "list", body, state)
+        # a text prompt stays a text: it is divided into tokens together with the text after it
+        self._prompt: Any = body.prompt
+        if body.messages is not None:
+            variables = template_variables(body.chat_template_kwargs, call.engine)
+            template = ChatTemplateOptions(chat_template_kwargs=variables)
+            asked = ChatCall(messages=entries_of(body.messages), template=template)
+            self._prompt = self._named(0, lambda: PreparedCall(call.engine, asked).token_ids)
+
+    def score(self, start: int, texts: list[str]) -> None:
+        """Score texts, one alone or several together; the first has the number ``start`` among those of the request."""
+        if len(texts) == 1:
+            scored = self._named(start, lambda: [score_one(self._engine, self._prompt, texts[0], **self._options)])
+        else:
+            scored = self._named(start, lambda: self._engine.score(self._prompt, texts, **self._options))
+        self._generations += scored
+
+    def response(self) -> Response:
+        """The entries of all texts, and the usage."""
+        self._state.metrics.add("scored_texts", len(self._generations))
+        entries = [
+            {
+                "object": "cocoa.score",
+                "index": number,
+                "text": text,
+                RISK_KEY: wire_report(
+                    RiskReport.of(generation, rivals=self._body.cocoa.candidates), verdict=generation.verdict
+                ),
+            }
+            for number, (text, generation) in enumerate(zip(self._body.given, self._generations, strict=True))
+        ]
+        usages = [generation.usage for generation in self._generations]
+        tokens = usages[0].prompt_tokens + sum(usage.completion_tokens for usage in usages)
+        usage = {
+            "prompt_tokens": tokens,
+            "completion_tokens": 0,
+            "total_tokens": tokens,
+            "completion_tokens_details": max_risk_of(self._generations),
+        }
+        return _response({**self._envelope, "data": entries, "usage": usage})
+
+    def _named(self, start: int, work: Any) -> Any:
+        """Do some work; an error names its parameter, and the number of a text among all of them."""
+        try:
+            return work()
+        except PromptError as error:
+            message = re.sub(r"(?<=at index )\d+", lambda number: str(int(number[0]) + start), str(error))
+            shown = api_error(PromptError(message))
+            of_prompt = "prompt" if self._body.messages is None else "messages"
+            shown.param = "text" if "text to score" in message else of_prompt
+        except ConfigError as error:
+            shown = api_error(error)
+            if named := re.search(r"\b(source|divide)\b", str(error)):
+                shown.param = named[0]
+        raise shown
+
+
 class Reply:
-    """The answers to one request. Made in a worker thread, since it renders prompts and compiles the grammar.
-
-    Args:
-        body: the request.
-        state: the state of the server.
-        call: the call of the engine.
-
-    Raises:
-        ApiError: a parameter is not valid.
-    """
+    """The answers to one request. Made in a worker thread, since it renders prompts and compiles the grammar."""
 
     def __init__(self, body: ChatRequest | CompletionRequest, state: ServerState, call: Call) -> None:
         self._body, self._state, self._call = body, state, call
-        engine = call.engine
-        config = body.config(engine.config, state.settings)
-        self._configs = [config_of_answer(config, number) for number in range(body.n)]
+        engine, config = call.engine, body.config(call.engine.config, state.settings)
+        seeds = [None if config.seed is None else (config.seed + number) % 2**63 for number in range(body.n)]
+        self._configs = [config, *(config.replace(seed=seed) for seed in seeds[1:])]
         asked = ChatCall(
             config=config,
             source=body.cocoa.source,
@@ -173,7 +229,9 @@ class Reply:
             listing = {"top": body.logprobs, "echo": body.echo, "only_echo": body.only_echoes}
         self._envelope = _envelope(prefix, kind, body, state)
         self._record = Record(state, operation, config, self._envelope, prompts, count=body.n)
-        self._risk = RiskFields.of(body.cocoa, allow_logprobs=has_logprobs and state.settings.risk_in_logprobs)
+        report = body.cocoa.report
+        in_logprobs = report in ("both", "logprobs") and has_logprobs and state.settings.risk_in_logprobs
+        self._risk = RiskFields(report in ("both", "message"), in_logprobs)
         self._jobs = [
             Job(engine, each, self._risk, first=number * body.n, **listing) for number, each in enumerate(calls)
         ]
@@ -181,32 +239,29 @@ class Reply:
 
     async def whole(self) -> Response:
         """The response with complete answers."""
-        answers = await asyncio.gather(*map(self._answers_of, self._jobs))
-        return await self._call.run(self._complete, [answered for of_prompt in answers for answered in of_prompt])
 
-    async def _answers_of(self, job: Job) -> list[Answered]:
-        """All answers to one prompt; the first one alone, so that the others reuse its prompt."""
-        first = await self._call.run(job.answer, 0, self._configs[0])
-        others = [self._call.run(job.answer, number, config) for number, config in enumerate(self._configs) if number]
-        return [first, *await asyncio.gather(*others)]
+        async def answers_of(job: Job) -> list[Answered]:
+            # the first one alone, so that the others reuse its prompt
+            first = await self._call.run(job.answer, 0, self._configs[0])
+            others = enumerate(self._configs[1:], start=1)
+            return [first, *await asyncio.gather(*(self._call.run(job.answer, *other) for other in others))]
 
-    def _complete(self, answers: Sequence[Answered]) -> Response:
-        choices = [answered.choice for answered in answers]
-        return _response({**self._envelope, "choices": choices, "usage": self._usage(answers)})
+        def complete() -> Response:
+            choices = [choice for _, choice in answers]
+            return _response({**self._envelope, "choices": choices, "usage": self._usage(answers)})
+
+        answers = [answered for job in await asyncio.gather(*map(answers_of, self._jobs)) for answered in job]
+        return await self._call.run(complete)
 
     def _usage(self, answers: Sequence[Answered]) -> dict[str, Any]:
-        usage = usage_of([answered.answer for answered in answers], self._body.n, reported=self._risk.reported)
+        usage = usage_of([answer for answer, _ in answers], self._body.n, reported=any(self._risk))
         self._record.answered(answers, usage)
         return usage
 
     async def streamed(self, resources: AsyncExitStack) -> Response:
         """The response with streamed answers, once the first span is decided: errors until then have their status.
 
-        Args:
-            resources: what the call holds. The response takes it over.
-
-        Raises:
-            Exception: that of the first span.
+        It takes over ``resources``, which the call holds.
         """
         call, settings = self._call, self._state.settings
         self._streams = [
@@ -235,34 +290,33 @@ class Reply:
         return event({**self._envelope, "choices": choices, **include_usage})
 
     async def _events(
-        self, first: tuple[int, list[bytes]] | None, chunks: AsyncIterator[tuple[int, list[bytes]] | None]
+        self, item: tuple[int, list[bytes]] | None, chunks: AsyncIterator[tuple[int, list[bytes]] | None]
     ) -> AsyncIterator[bytes]:
-        """The events of a stream, up to ``[DONE]`` or an error."""
+        """The events of a stream, up to ``[DONE]`` or an error; a comment if there was none for a while.
+
+        Clients ignore comments, which keep a connection from timing out.
+        """
         try:
-            for part in self._parts(first):
-                yield part
-            async for item in chunks:
-                for part in self._parts(item):
-                    yield part
+            while True:
+                if item is not None:
+                    self._record.first_span()
+                    for part in item[1]:
+                        yield part
+                elif (progress := self._streams[0].stream.prompt_progress) is None or progress[0] >= progress[1]:
+                    yield b": working\n\n"
+                else:
+                    yield b": reading the prompt: %d of %d tokens\n\n" % progress
+                try:
+                    item = await anext(chunks)
+                except StopAsyncIteration:
+                    break
             yield await self._call.run(self._end)
         except Exception as error:
             shown = self._call.cancelled() if isinstance(error, RequestCancelledError) else api_error(error)
             if shown.status == 500:
                 log_unexpected(error, with_message=self._state.settings.log_prompts)
             self._record.ended(shown)
-            yield error_event(shown)
-
-    def _parts(self, item: tuple[int, list[bytes]] | None) -> Iterator[bytes]:
-        """The events of a step; a comment if there was none for a while."""
-        if item is not None:
-            self._record.first_span()
-            yield from item[1]
-            return
-        progress = self._streams[0].prompt_progress
-        if progress is None or progress[0] >= progress[1]:
-            yield comment("working")
-        else:
-            yield comment(f"reading the prompt: {progress[0]} of {progress[1]} tokens")
+            yield event(body_of(shown))
 
     def _end(self) -> bytes:
         """The last events of a stream."""

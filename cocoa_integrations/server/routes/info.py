@@ -17,7 +17,7 @@ from cocoa_engine import CocoaEngine, __version__
 from cocoa_integrations._shared.workers import in_worker
 from cocoa_integrations.server.errors import ApiError
 from cocoa_integrations.server.lifecycle import ServerState, state_of
-from cocoa_integrations.server.protocol.decoding import OPERATORS
+from cocoa_integrations.server.protocol.requests import OPERATORS
 
 router = APIRouter()
 own = APIRouter()
@@ -76,12 +76,17 @@ def _of_engine(engine: CocoaEngine) -> dict[str, Any]:
 
 READY = ("/health", "/ready", "/health/ready")
 LIVE = "/health/live"
+METRICS = "/metrics"
+OPEN_PATHS = frozenset((*READY, LIVE, "/"))
+"""The paths that need no key."""
 
 
+@own.get(READY[0])
+@own.get(READY[1])
+@own.get(READY[2])
 async def health(request: Request) -> dict[str, str]:
     """Status 200 if the server accepts calls, and 503 while it loads its model or shuts down."""
-    state = state_of(request)
-    state.require_ready()
+    state_of(request).require_ready()
     return {"status": "ok"}
 
 
@@ -89,10 +94,6 @@ async def health(request: Request) -> dict[str, str]:
 async def live(request: Request) -> dict[str, str]:
     """Status 200 as long as the process answers; ``status`` is ``loading``, ``ready``, ``draining`` or ``failed``."""
     return {"status": state_of(request).phase}
-
-
-for path in READY:
-    own.add_api_route(path, health, methods=["GET"])
 
 
 @router.get("/models")
@@ -115,15 +116,9 @@ def names_of(state: ServerState) -> tuple[str, ...]:
 
 
 def served_name(name: str | None, state: ServerState, *, strict: bool = False) -> str:
-    """The name of the model in the answer to a request.
+    """The name of the model in the answer to a request that names it so.
 
-    Args:
-        name: the name in the request.
-        state: the state of the server.
-        strict: whether an unknown name is always refused. Otherwise it is served, unless the settings name the model.
-
-    Raises:
-        ApiError: the name is refused.
+    An unknown name is refused with an :class:`ApiError` if the settings name the model, and with ``strict`` always.
     """
     names = names_of(state)
     if name in names:
@@ -142,9 +137,6 @@ def _entry(name: str, state: ServerState) -> dict[str, Any]:
         "owned_by": "cocoa",
         "max_model_len": state.engine.context_window,
     }
-
-
-METRICS = "/metrics"
 
 
 @own.get(METRICS)

@@ -16,33 +16,17 @@ from cocoa_engine.rendering.highlights import BOUNDS
 from cocoa_engine.rendering.html import style_sheet
 from cocoa_engine.rendering.wording import SOURCES
 from cocoa_integrations.server.lifecycle import state_of
-from cocoa_integrations.server.settings import ServerSettings
 
 router = APIRouter()
 
-PATH = "/"
-
 SETTINGS = (
-    "alpha",
-    "gamma",
-    "max_candidates",
-    "max_span_tokens",
-    "span_boundary",
-    "max_new_tokens",
-    "max_risk",
-    "risk",
-    "temperature",
-    "top_p",
-    "top_k",
-    "seed",
+    *("alpha", "gamma", "max_candidates", "max_span_tokens", "span_boundary", "max_new_tokens", "max_risk", "risk"),
+    *("temperature", "top_p", "top_k", "seed"),
 )
 """The settings with a field of their own. The others can be given as JSON."""
 
-_FILES = "cocoa_integrations.server.page"
-_SCRIPTS = ("wire.js", "spans.js", "page.js")
 
-
-@router.get(PATH, include_in_schema=False)
+@router.get("/", include_in_schema=False)
 async def page(request: Request) -> Response:
     """The page. It needs no key: it holds nothing of the model, and asks for the key where one is needed."""
     nonce = token_urlsafe(16)
@@ -58,19 +42,8 @@ async def page(request: Request) -> Response:
     }
     state = state_of(request)
     config = state.engine.config if state.phase == "ready" else CocoaConfig()
-    return Response(document(state.settings, config, nonce), headers=headers, media_type="text/html")
-
-
-def document(settings: ServerSettings, config: CocoaConfig, nonce: str) -> str:
-    """The page as one document, with its styles and scripts.
-
-    Args:
-        settings: of the server.
-        config: the settings of an answer to a request that gives none.
-        nonce: allows the styles and scripts of this response only.
-    """
     data = {
-        "needs_key": bool(settings.api_keys),
+        "needs_key": bool(state.settings.api_keys),
         "methods": list(METHODS),
         "method": config.method,
         "bounds": BOUNDS[1:-1],
@@ -80,15 +53,16 @@ def document(settings: ServerSettings, config: CocoaConfig, nonce: str) -> str:
     parts = {
         "nonce": nonce,
         "style": f"{style_sheet()}\n{_text('page.css')}",
-        "script": "\n".join(map(_text, _SCRIPTS)),
+        "script": "\n".join(map(_text, ("wire.js", "spans.js", "page.js"))),
         "data": json.dumps(data).replace("<", "\\u003c"),
     }
-    return re.sub(r"\{(nonce|style|script|data)\}", lambda match: parts[match[1]], _text("page.html"))
+    document = re.sub(r"\{(nonce|style|script|data)\}", lambda match: parts[match[1]], _text("page.html"))
+    return Response(document, headers=headers, media_type="text/html")
 
 
 @cache
 def _text(name: str) -> str:
-    return files(_FILES).joinpath(name).read_text(encoding="utf-8")
+    return files("cocoa_integrations.server.page").joinpath(name).read_text(encoding="utf-8")
 
 
 def _field(name: str, config: CocoaConfig) -> dict[str, Any]:

@@ -16,8 +16,7 @@ import yaml
 from typer.main import get_command
 
 from cocoa_integrations.ray.settings import RaySettings
-from cocoa_integrations.server.routes import METRICS
-from cocoa_integrations.server.routes.info import LIVE, READY
+from cocoa_integrations.server.routes.info import LIVE, METRICS, READY
 from tests.helpers.pages import ROOT
 
 DEPLOY = ROOT / "deploy"

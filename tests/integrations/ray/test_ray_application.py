@@ -23,18 +23,15 @@ def test_ray_reads_the_settings_from_the_annotation() -> None:
     assert parameter.annotation is RaySettings
 
 
-def test_a_replica_takes_what_its_engine_decodes_and_queues() -> None:
+def test_a_replica_takes_what_its_engine_decodes_and_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     options = engine_options(RaySettings(replicas=3, max_batch_size=4, max_queue=2))
     assert (options["num_replicas"], options["max_ongoing_requests"], options["max_queued_requests"]) == (3, 6, 18)
     assert options["request_router_config"].request_router_class == ROUTER
     assert options["ray_actor_options"] == {"num_cpus": 1.0, "num_gpus": 0.0, "runtime_env": ONE_ARENA}
     assert "autoscaling_config" not in options
-
-
-def test_an_allocator_that_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MALLOC_ARENA_MAX", "4")
-    assert "runtime_env" not in engine_options(RaySettings())["ray_actor_options"]
-    assert "runtime_env" not in gateway_options(RaySettings())["ray_actor_options"]
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "4")  # an allocator that the user has set stays
+    for made in (engine_options, gateway_options):
+        assert "runtime_env" not in made(RaySettings())["ray_actor_options"]
 
 
 def test_the_load_decides_between_two_numbers_of_replicas() -> None:
@@ -45,21 +42,9 @@ def test_the_load_decides_between_two_numbers_of_replicas() -> None:
 
 
 def test_gpus_and_bundles_are_handed_on() -> None:
-    settings = RaySettings(
-        num_gpus=4,
-        num_cpus=2,
-        accelerator_type="H100",
-        resources={"large": 1},
-        placement_group_bundles=[{"CPU": 2, "GPU": 4}],
-    )
-    options = engine_options(settings)
-    assert options["ray_actor_options"] == {
-        "num_cpus": 2,
-        "num_gpus": 4,
-        "accelerator_type": "H100",
-        "resources": {"large": 1},
-        "runtime_env": ONE_ARENA,
-    }
+    actor = {"num_gpus": 4, "num_cpus": 2, "accelerator_type": "H100", "resources": {"large": 1}}
+    options = engine_options(RaySettings(**actor, placement_group_bundles=[{"CPU": 2, "GPU": 4}]))
+    assert options["ray_actor_options"] == {**actor, "runtime_env": ONE_ARENA}
     assert options["placement_group_bundles"] == [{"CPU": 2, "GPU": 4}]
     assert options["placement_group_strategy"] == "STRICT_PACK"
 
@@ -67,11 +52,7 @@ def test_gpus_and_bundles_are_handed_on() -> None:
 def test_gateways_outlive_replicas_to_end_their_streams() -> None:
     settings = RaySettings(gateways=2, server={"shutdown_timeout": 20})
     engine, gateway = engine_options(settings), gateway_options(settings)
-    assert gateway["num_replicas"] == 2
+    assert (gateway["num_replicas"], gateway["ray_actor_options"]) == (2, {"num_cpus": 0})
     assert gateway["graceful_shutdown_timeout_s"] > engine["graceful_shutdown_timeout_s"] == 20
-    assert gateway["ray_actor_options"] == {"num_cpus": 0}
-
-
-def test_an_application_is_built() -> None:
-    """Ray checks all options when an application is bound."""
+    # Ray checks all options when an application is bound
     assert isinstance(app(RaySettings(replicas=2, placement_group_bundles=[{"CPU": 1}])), Application)

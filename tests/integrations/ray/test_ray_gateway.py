@@ -14,8 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message
 
 from cocoa_engine.errors import EngineBusyError
-from cocoa_integrations.ray.gateway import Board, gateway
-from cocoa_integrations.ray.relay import Drain, Forwarded, Replica, ReplicaLostError, session_of
+from cocoa_integrations.ray.gateway import Board, Drain, Forwarded, Replica, ReplicaLostError, gateway, session_of
 from cocoa_integrations.server import ServerSettings
 from tests.helpers.inside import sequences_running
 from tests.helpers.served import CHAT, HELLO, Exchange, Speaker, error_of, gated, happens, speaker, threads_of_json
@@ -56,7 +55,7 @@ class Handle:
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cocoa_integrations.ray.relay.PAUSE", 0.0)
+    monkeypatch.setattr("cocoa_integrations.ray.gateway.PAUSE", 0.0)
 
 
 async def _ready() -> int:
@@ -79,7 +78,8 @@ def app_of(
 async def ask(app: Any, body: Any = SAYS, path: str = CHAT, *, client: str = "127.0.0.1", **headers: str) -> Any:
     transport = httpx.ASGITransport(app=app, client=(client, 1))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers, timeout=30) as one:
-        return await (one.get(path) if body is None else one.post(path, json=body))
+        sent = {"json": body} if isinstance(body, dict) else {"content": body}
+        return await (one.get(path) if body is None else one.post(path, **sent))
 
 
 def text_of(response: httpx.Response) -> str:
@@ -198,9 +198,7 @@ async def test_a_call_that_was_being_received_when_the_gateway_stopped_is_refuse
         yield b"{}"
         drain.begin()
 
-    transport = httpx.ASGITransport(app=app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-        refused = await client.post(CHAT, content=slowly(), headers={"content-type": "application/json"})
+    refused = await ask(app, slowly())
     assert (refused.status_code, error_of(refused)["code"]) == (503, "shutting_down")
     assert len(drain) == 0
 
@@ -228,8 +226,13 @@ async def test_keys_bodies_and_hosts_are_those_of_the_server(tiny: Speaker) -> N
     assert (await ask(app)).status_code == 401
     assert (await ask(app, authorization="Bearer wrong")).status_code == 401
     assert text_of(await ask(app, authorization="Bearer right")) == "Yes, it is."
-    large = await ask(app, {**SAYS, "user": "x" * 2000}, authorization="Bearer right")
-    assert (large.status_code, error_of(large)["code"]) == (413, "request_too_large")
+
+    async def chunked() -> AsyncGenerator[bytes, None]:
+        yield b"x" * 2000
+
+    for body in ({**SAYS, "user": "x" * 2000}, chunked()):
+        large = await ask(app, body, authorization="Bearer right")
+        assert (large.status_code, error_of(large)["code"]) == (413, "request_too_large")
     assert (await ask(app, authorization="Bearer right", host="elsewhere")).status_code == 400
     assert (await ask(app, None, "/health")).json() == {"status": "ok", "replicas": 2}
     assert (await ask(app, None, "/metrics")).status_code == 401
@@ -307,26 +310,3 @@ def test_a_session_is_what_the_turns_of_a_conversation_share() -> None:
     assert session(b"[" * 100_000) is None
     assert session({"prompt": "\ud800"}) is not None
     assert len(session({}, **{"x-session-id": "x" * 5000}) or "") == 256
-
-
-async def test_a_closed_generator_ends_the_work_of_a_replica() -> None:
-    """As Ray Serve cancels a call."""
-    engine = speaker(ends=False, prefix_cache_mb=0)
-    replica = Replica(engine, ServerSettings())
-    body = json.dumps({"messages": HELLO, "max_tokens": 4000, "stream": True}).encode()
-    headers = [(b"host", b"x"), (b"content-type", b"application/json")]
-    scope = {"type": "http", "method": "POST", "path": CHAT, "raw_path": CHAT.encode(), "query_string": b"",
-             "http_version": "1.1", "scheme": "http", "root_path": "", "headers": headers, "client": None,
-             "server": None, "asgi": {"version": "3.0"}}  # fmt: skip
-
-    async def read() -> None:
-        async for _ in replica.answer(Forwarded(scope, body)):
-            begun.set()
-
-    begun = asyncio.Event()
-    reading = asyncio.ensure_future(read())
-    await happens(begun.is_set)
-    reading.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await reading
-    await happens(lambda: sequences_running(engine) == 0)

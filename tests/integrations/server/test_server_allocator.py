@@ -17,24 +17,27 @@ from cocoa_integrations.server.lifecycle import free_memory_released, keep_one_a
 from tests.helpers.served import happens
 
 ARENAS = """
-import ctypes, sys, threading
+import ctypes, os, sys, threading
 import cocoa_engine, cocoa_integrations.server.command, cocoa_integrations.ray
 from cocoa_integrations.server.lifecycle import keep_one_arena
-
-done = keep_one_arena() if "keep" in sys.argv else False
-together = threading.Barrier(6)
 
 def work():
     ctypes.CDLL(None).malloc(100)  # its first allocation gives a thread its arena
     together.wait()
 
-threads = [threading.Thread(target=work) for _ in range(6)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-ctypes.CDLL(None).malloc_stats()
-print(done)
+for keep, variables in ((False, {}), (True, {}), (True, {"MALLOC_TRIM_THRESHOLD_": "131072"})):
+    if (child := os.fork()) == 0:
+        os.environ.update(variables)
+        print("kept", keep and keep_one_arena(), file=sys.stderr, flush=True)
+        together = threading.Barrier(6)
+        threads = [threading.Thread(target=work) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        ctypes.CDLL(None).malloc_stats()
+        os._exit(0)
+    os.waitpid(child, 0)
 """
 
 
@@ -47,22 +50,11 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
-@pytest.mark.parametrize(
-    ("arguments", "variables", "expected"),
-    [
-        ([], {}, (False, 7)),  # the main thread's, and one for each: an import sets nothing
-        (["keep"], {}, (True, 1)),
-        (["keep"], {"MALLOC_TRIM_THRESHOLD_": "131072"}, (False, 7)),
-    ],
-)
-def test_all_threads_share_one_arena(
-    arguments: list[str], variables: dict[str, str], expected: tuple[bool, int]
-) -> None:
-    command = [sys.executable, "-c", ARENAS, *arguments]
-    environment = {**os.environ, **variables}
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
-    lines = run.stderr.splitlines()
-    assert (run.stdout.strip() == "True", sum(line.startswith("Arena ") for line in lines)) == expected
+def test_all_threads_share_one_arena_unless_an_import_or_the_user_says_otherwise() -> None:
+    """Each other thread has one of its own otherwise, besides the main thread's."""
+    run = subprocess.run([sys.executable, "-c", ARENAS], capture_output=True, text=True, check=True, timeout=120)
+    forks = run.stderr.split("kept ")[1:]
+    assert [(fork.startswith("True"), fork.count("\nArena ")) for fork in forks] == [(False, 7), (True, 1), (False, 7)]
 
 
 @pytest.mark.parametrize(
@@ -78,19 +70,13 @@ def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch, name: str,
     assert one_arena() == ({} if is_set else {"MALLOC_ARENA_MAX": "1"})
 
 
-class Musl:
-    @staticmethod
-    def mallopt(*args: int) -> int:
-        raise AssertionError("it has other numbers")
-
-
-def windows() -> Any:
+def windows(name: None) -> Any:
     raise TypeError("bad argument type")
 
 
-@pytest.mark.parametrize("library", [Musl, windows])
+@pytest.mark.parametrize("library", [lambda name: object(), windows])  # musl has no gnu_get_libc_version
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch, library: Any) -> None:
-    monkeypatch.setattr("ctypes.CDLL", lambda _: library())
+    monkeypatch.setattr("ctypes.CDLL", library)
     assert not keep_one_arena()
 
 

@@ -19,14 +19,11 @@ from cocoa_integrations.server import ServerSettings, create_app
 from cocoa_integrations.server import middleware as body_module
 from cocoa_integrations.server.errors import ApiError
 from cocoa_integrations.server.middleware import LARGE, Bodies, parsed
-from cocoa_integrations.server.protocol.chat_request import ChatRequest
-from cocoa_integrations.server.protocol.completion_request import CompletionRequest
-from cocoa_integrations.server.protocol.decoding import DecodingRequest
-from cocoa_integrations.server.protocol.score_request import ScoreRequest
+from cocoa_integrations.server.protocol.requests import ChatRequest, CompletionRequest, DecodingRequest, ScoreRequest
 from tests.helpers.inside import assert_idle
 from tests.helpers.served import CHAT, HELLO, Speaker, client_of, error_of, happens, refusal, speaker, threads_of_json
 
-SIZE = 100_000
+SIZE = LARGE + 4_000
 """Of a large body; the cost of a larger one grows with it."""
 ROUTES: dict[type[DecodingRequest], tuple[str, dict[str, Any]]] = {
     ChatRequest: (CHAT, {"messages": HELLO, "max_tokens": 1}),
@@ -102,25 +99,10 @@ def call(value: Any, written: Callable[[Any], Any] = lambda value: {"a": value})
     return {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
 
 
-class Noting(dict[str, Any]):
-    """A dict that notes in which threads it is iterated."""
-
-    threads: list[int]
-
-    def __iter__(self) -> Iterator[str]:
-        self.threads.append(threading.get_ident())
-        return super().__iter__()
-
-
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The threads in which bodies are parsed and in which their models are made."""
-    noted = threads_of_json(monkeypatch)
-    for route in ROUTES:
-        refused = Noting(route.refused)
-        refused.threads = noted
-        monkeypatch.setattr(route, "refused", refused)
-    return noted
+    """The threads in which bodies are parsed. Their models are made in the same call."""
+    return threads_of_json(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -300,51 +282,40 @@ class Upload:
         return {"type": "http.request", "body": part, "more_body": bool(self._parts)}
 
 
-async def size_of(bodies: Bodies, upload: Upload) -> int:
+async def size_of(bodies: Bodies, upload: Upload, parsing: asyncio.Event | None = None) -> int:
     async with bodies.read(upload.receive) as body:
+        if parsing is not None:
+            await happens(parsing.is_set)
         return len(body)
 
 
-async def test_few_large_bodies_are_in_memory_and_small_ones_do_not_wait() -> None:
-    bodies = Bodies(10 * LARGE, at_once=2)
-    uploads = [Upload(10 * LARGE) for _ in range(50)]
-    tasks = [asyncio.ensure_future(size_of(bodies, upload)) for upload in uploads]
+@pytest.mark.parametrize("complete", [False, True])
+async def test_few_large_bodies_are_in_memory_and_small_ones_do_not_wait(complete: bool) -> None:
+    """Neither while they come, nor while those before them are complete, and wait for their turn to be parsed."""
+    bodies, parsing = Bodies(10 * LARGE, at_once=2), asyncio.Event()
+    uploads, small = [Upload(10 * LARGE) for _ in range(30)], Upload(LARGE)
+    for upload in (*uploads, small) if complete else (small,):
+        upload.goes_on.set()
+    tasks = [asyncio.ensure_future(size_of(bodies, upload, parsing if complete else None)) for upload in uploads]
+    if complete:
+        await happens(lambda: sum(upload.read for upload in uploads) >= 2 * 10 * LARGE)
     for _ in range(1000):
         await asyncio.sleep(0)
     # the first two go on to their ends; most of the others stays in the sockets
-    assert sum(upload.read for upload in uploads) <= (2 * 10 + 2 * 10 + 2 * 50) * LARGE
-    small = Upload(LARGE)
-    small.goes_on.set()
+    assert sum(upload.read for upload in uploads) <= (2 * 10 + 2 * 10 + 2 * 30) * LARGE
     assert await size_of(bodies, small) == LARGE
-    for upload in uploads:
-        upload.goes_on.set()
-    assert await asyncio.gather(*tasks) == [10 * LARGE] * 50
-
-
-async def test_complete_bodies_are_not_read_beyond_the_memory() -> None:
-    """Not even if those before them are complete, and wait for their turn to be parsed."""
-    bodies, parsing = Bodies(10 * LARGE, at_once=2), asyncio.Event()
-    uploads = [Upload(10 * LARGE) for _ in range(20)]
-
-    async def parse(upload: Upload) -> None:
-        async with bodies.read(upload.receive):
-            await happens(parsing.is_set)
-
-    for upload in uploads:
-        upload.goes_on.set()
-    tasks = [asyncio.ensure_future(parse(upload)) for upload in uploads]
-    await happens(lambda: sum(upload.read for upload in uploads) >= 2 * 10 * LARGE)
-    for _ in range(1000):
-        await asyncio.sleep(0)
-    assert sum(upload.read for upload in uploads) <= (2 * 10 + 2 * 10 + 2 * 20) * LARGE
     parsing.set()
-    await asyncio.gather(*tasks)
-    assert [upload.read for upload in uploads] == [10 * LARGE] * 20
+    for upload in uploads:
+        upload.goes_on.set()
+    assert await asyncio.gather(*tasks) == [10 * LARGE] * 30
 
 
 @pytest.mark.parametrize(("stalled", "healthy"), [(2, 10), (10, 2), (10, 10)])
-async def test_bodies_that_do_not_come_keep_no_other_waiting(stalled: int, healthy: int) -> None:
+async def test_bodies_that_do_not_come_keep_no_other_waiting(
+    stalled: int, healthy: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They are dropped only where they take the memory that another needs."""
+    monkeypatch.setattr(body_module, "_HURRY", 0.2)
     bodies = Bodies(10 * LARGE, at_once=8)
     tasks = [asyncio.ensure_future(size_of(bodies, Upload(stalled * LARGE))) for _ in range(30)]
     for _ in range(1000):

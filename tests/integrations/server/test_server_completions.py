@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
-import json
+from functools import partial
 from typing import Any
 
 import pytest
 
 from cocoa_engine import CocoaConfig, CocoaEngine
-from cocoa_integrations.server import ServerSettings, create_app
+from cocoa_integrations.server import create_app
+from tests.helpers import served
 from tests.helpers.alike import near
-from tests.helpers.served import Exchange, Speaker, error_of, gated, happens, post, speaker
+from tests.helpers.served import ASKED, COMPLETIONS, Speaker, chat, gated, post, refusal, speaker
 
-PATH = "/v1/completions"
 LIMIT = 24
-TEXT = "The answer is é"
+TEXT = ASKED[COMPLETIONS]["prompt"]
+completion = partial(chat, path=COMPLETIONS)
+chunks = partial(served.chunks, path=COMPLETIONS)
 
 
 @pytest.fixture(scope="module")
 def tiny() -> Speaker:
     return speaker(ends=False)
-
-
-async def completion(engine: CocoaEngine, settings: ServerSettings | None = None, **body: Any) -> dict[str, Any]:
-    response = await post(create_app(engine, settings), {"prompt": TEXT, "max_tokens": LIMIT, **body}, PATH)
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
-
-
-async def chunks(engine: CocoaEngine, **body: Any) -> list[dict[str, Any]]:
-    request = {"prompt": TEXT, "max_tokens": LIMIT, "stream": True, **body}
-    response = await post(create_app(engine), request, PATH)
-    assert response.status_code == 200, response.text
-    *events, done, rest = response.text.split("\n\n")
-    assert (done, rest) == ("data: [DONE]", "")
-    return [json.loads(event.removeprefix("data: ")) for event in events if not event.startswith(":")]
-
-
-async def refusal(engine: CocoaEngine, settings: ServerSettings | None = None, **body: Any) -> dict[str, Any]:
-    response = await post(create_app(engine, settings), {"prompt": TEXT, **body}, PATH)
-    assert response.status_code == 400, response.text
-    return error_of(response)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/completions"])
@@ -84,10 +64,9 @@ async def test_many_prompts_and_answers(tiny: Speaker) -> None:
 
 
 async def test_more_prompts_than_are_decoded_or_queued_are_named() -> None:
-    app = create_app(speaker(max_batch_size=1, max_queue=0))
-    response = await post(app, {"prompt": ["a", "b"], "max_tokens": 1}, "/v1/completions")
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
-    assert "2 answers is above the server's limit of 1" in response.json()["error"]["message"]
+    error = await refusal(speaker(max_batch_size=1, max_queue=0), path=COMPLETIONS, prompt=["a", "b"])
+    assert error["param"] == "prompt"
+    assert "2 answers is above the server's limit of 1" in error["message"]
 
 
 async def test_a_stream_is_the_answer_span_by_span(tiny: Speaker) -> None:
@@ -226,62 +205,10 @@ async def test_where_the_risk_is(tiny: Speaker, report: str, in_choice: bool, in
     assert ("cocoa_risk" in last, "cocoa_risk" in last["logprobs"]) == (in_choice, in_logprobs)
 
 
-@pytest.mark.parametrize(
-    ("body", "param", "says"),
-    [
-        ({"prompt": None}, "prompt", "required"),
-        ({"prompt": 3}, "prompt", "a text, a list of texts"),
-        ({"prompt": [True]}, "prompt", "a list of token ids"),
-        ({"prompt": ["a", 1]}, "prompt", "a list of token ids"),
-        ({"prompt": ""}, "prompt", "empty"),
-        ({"prompt": []}, "prompt", "empty"),
-        ({"prompt": ["a", ""]}, "prompt", "empty"),
-        ({"prompt": [10**6]}, "prompt", "10"),
-        ({"prompt": [-1]}, "prompt", "-1"),
-        ({"prompt": [10**6], "echo": True}, "prompt", "10"),
-        ({"prompt": ["a"] * 300}, "prompt", "limit of 256"),
-        ({"prompt": [40] * 5000, "max_tokens": 1}, "prompt", "context window"),
-        ({"prompt": [40] * 5000, "max_tokens": 0, "echo": True, "logprobs": 1}, "prompt", "context window"),
-        ({"max_tokens": 0}, "max_tokens", "echo"),
-        ({"max_tokens": -1}, "max_tokens", "greater than or equal to 1"),
-        ({"logprobs": 21}, "logprobs", "20"),
-        ({"logprobs": 2, "cocoa": {"top_logprobs": 3}}, "logprobs", "differ"),
-        ({"cocoa": {"source": ["not there"]}}, "cocoa.source", "not in the prompt"),
-        ({"cocoa": {"source": ["a"]}, "max_tokens": 0, "echo": True}, "cocoa.source", "no effect"),
-    ],
-    ids=lambda value: str(value)[:60],
-)
-async def test_refusals_name_the_parameter(tiny: Speaker, body: dict[str, Any], param: str, says: str) -> None:
-    error = await refusal(tiny, **body)
-    assert (error["param"], error["type"]) == (param, "invalid_request_error")
-    assert says in error["message"]
-
-
-async def test_neutral_and_unknown_parameters_are_accepted(tiny: Speaker) -> None:
-    plain = await completion(tiny)
-    body = {"best_of": 1, "suffix": "", "presence_penalty": 0, "logit_bias": {}, "user": "me", "unheard_of": [1]}
-    assert (await completion(tiny, **body))["choices"] == plain["choices"]
-
-
 async def test_logit_bias_applies(tiny: Speaker) -> None:
     body = {"logit_bias": {str(tiny.encode("Q")[0]): 100}, "max_tokens": 3}
     assert (await completion(tiny, **body))["choices"][0]["text"] == "QQQ"
     assert "".join(event["choices"][0]["text"] for event in await chunks(tiny, **body)) == "QQQ"
-
-
-async def test_a_client_that_leaves_frees_the_engine(tiny: Speaker) -> None:
-    app = create_app(tiny)
-    for stream in (False, True):
-        with gated(tiny) as gate:
-            exchange = Exchange(app, {"prompt": "Long", "max_tokens": 400, "stream": stream}, PATH)
-            await happens(lambda: gate.reached == 1)
-            (call,) = app.state.cocoa.calls._open
-            exchange.leave()
-            await happens(lambda: call.ended_by == "client")  # noqa: B023
-            gate.allow()  # the pass that runs
-            await exchange.ended()
-            assert gate.reached == 1
-        assert tiny.session.scheduler.idle
 
 
 @pytest.mark.slow

@@ -7,11 +7,9 @@ import gc
 import json
 import signal
 import socket
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -21,10 +19,10 @@ from cocoa_engine import SpanStream
 from cocoa_integrations.server import ServerSettings, create_app
 from cocoa_integrations.server.process import DrainingServer, listening
 from cocoa_integrations.server.work import Call, EventStream
-from tests.helpers.in_threads import join, start, wait_until
+from tests.helpers.in_threads import join, start
 from tests.helpers.inside import assert_idle, sequences_running
-from tests.helpers.paths import ROOT
 from tests.helpers.served import CHAT, HELLO, PATIENCE, Speaker, happens, joined, post, speaker
+from tests.helpers.server_process import server_process
 
 SHORT = {"messages": HELLO, "max_tokens": 5}
 ENDLESS = {"messages": HELLO, "max_tokens": 4000, "stream": True}
@@ -143,34 +141,6 @@ async def test_many_requests_leave_nothing_behind(endless: Speaker) -> None:
     assert_idle(endless)
 
 
-SERVER = """
-import sys
-from cocoa_integrations.server import ServerSettings, create_app
-from cocoa_integrations.server.process import DrainingServer
-from tests.helpers.served import speaker
-DrainingServer(create_app(speaker(ends=False), ServerSettings(port=int(sys.argv[1]))), log_level="error").run()
-"""
-
-
-@contextmanager
-def process(port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A server in a process of its own, which is ready."""
-    with subprocess.Popen([sys.executable, "-c", SERVER, str(port)], cwd=ROOT) as started:
-        try:
-            wait_until(lambda: started.poll() is not None or serves(port))
-            assert started.poll() is None
-            yield started
-        finally:
-            started.kill()
-
-
-def serves(port: int) -> bool:
-    try:
-        return httpx.get(f"http://127.0.0.1:{port}/health", timeout=PATIENCE).status_code == 200
-    except httpx.HTTPError:
-        return False
-
-
 @pytest.mark.slow
 def test_streams_that_are_read_to_their_end_are_not_cancelled(listen: Callable[..., Any], endless: Speaker) -> None:
     """The server tells the app of a disconnect after the last chunk, too."""
@@ -183,12 +153,11 @@ def test_streams_that_are_read_to_their_end_are_not_cancelled(listen: Callable[.
 
 
 @pytest.mark.slow
-def test_a_killed_server_is_an_error_for_its_clients_and_serves_again_at_once(endless: Speaker) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    url = f"http://127.0.0.1:{port}{CHAT}"
-    with process(port) as killed:
-        with httpx.stream("POST", url, json=ENDLESS, timeout=PATIENCE) as response:
+def test_a_killed_server_is_an_error_for_its_clients_and_serves_again_at_once(
+    endless: Speaker,
+) -> None:
+    with server_process("speaker(ends=False)") as (killed, url):
+        with httpx.stream("POST", url + CHAT, json=ENDLESS, timeout=PATIENCE) as response:
             lines = response.iter_lines()
             next(line for line in lines if line.startswith("data: "))  # while the prompt is read there are comments
             killed.send_signal(signal.SIGKILL)
@@ -197,11 +166,11 @@ def test_a_killed_server_is_an_error_for_its_clients_and_serves_again_at_once(en
                 got.extend(lines)
             assert "data: [DONE]" not in got
         with pytest.raises(httpx.ConnectError):
-            httpx.post(url, json=SHORT, timeout=PATIENCE)
-    settings = ServerSettings(port=port)
+            httpx.post(url + CHAT, json=SHORT, timeout=PATIENCE)
+    settings = ServerSettings(port=int(url.rpartition(":")[2]))
     server = DrainingServer(create_app(endless, settings), log_config=None)
     opened = listening(settings)  # at once, though connections of the killed one may linger
     thread = start(lambda: asyncio.run(server.serve(sockets=[opened])))
-    assert httpx.post(url, json=SHORT, timeout=PATIENCE).status_code == 200
+    assert httpx.post(url + CHAT, json=SHORT, timeout=PATIENCE).status_code == 200
     server.should_exit = True
     join([thread])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -97,8 +98,9 @@ def ask(process: subprocess.Popen[str]) -> list[str]:
 def test_nothing_that_a_server_writes_has_text_of_a_request() -> None:
     """Text that may be written stays in its line."""
     with subprocess.Popen(
-        [sys.executable, "-X", "dev", "-c", PROGRAM],
+        [sys.executable, "-W", "default", "-c", PROGRAM],
         cwd=ROOT,
+        env={**os.environ, "PYTHONASYNCIODEBUG": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         encoding="utf-8",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -102,15 +101,6 @@ async def test_load_refusals_and_clients_that_leave() -> None:
     assert found["cancelled_total", ("client",)] == 1
     assert ("cancelled_total", ("shutdown",)) not in found
     assert found["request_success_total", ("length",)] == 1
-
-
-async def test_a_complete_stream_is_not_cancelled_by_its_end() -> None:
-    app = create_app(speaker(ends=False))
-    exchange = Exchange(app, {**ASKED, "stream": True})
-    await exchange.ended()
-    exchange.leave()
-    await asyncio.sleep(0)
-    assert not [key for key in await metrics(app) if key[0] == "cancelled_total"]
 
 
 async def test_apps_do_not_share_their_metrics_which_need_the_key() -> None:

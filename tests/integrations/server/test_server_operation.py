@@ -16,12 +16,13 @@ import torch
 from cocoa_engine import ConfigError
 from cocoa_engine.errors import ModelLoadError
 from cocoa_integrations.server import ServerSettings, create_app
-from cocoa_integrations.server.errors import bad_request, log_unexpected, response_of
-from cocoa_integrations.server.work import error_event
+from cocoa_integrations.server.errors import bad_request, body_of, log_unexpected, response_of
+from cocoa_integrations.server.work import event
 from tests.helpers.forward_passes import failing
 from tests.helpers.inside import assert_idle, sequences_running
 from tests.helpers.served import (
     CHAT,
+    COMPLETIONS,
     HELLO,
     Exchange,
     Gate,
@@ -37,7 +38,6 @@ from tests.helpers.served import (
     speaker,
 )
 
-COMPLETIONS = "/v1/completions"
 LONG = {"messages": HELLO, "max_tokens": 400}
 KEY = "correct-horse-battery"
 
@@ -138,12 +138,13 @@ async def test_answers_count_not_requests(endless: Speaker) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("leaves", [True, False])
+@pytest.mark.parametrize(("path", "body"), [(CHAT, LONG), (COMPLETIONS, {"prompt": "Long", "max_tokens": 400})])
 async def test_work_whose_client_goes_or_whose_task_is_cancelled_ends_within_one_pass(
-    endless: Speaker, gate: Gate, stream: bool, leaves: bool
+    endless: Speaker, gate: Gate, stream: bool, leaves: bool, path: str, body: dict[str, Any]
 ) -> None:
     app = create_app(endless)
     gate.allow(20)
-    exchange = Exchange(app, {**LONG, "stream": stream})
+    exchange = Exchange(app, {**body, "stream": stream}, path)
     await happens(lambda: gate.reached == 21)  # the pass that waits has begun
     if leaves:
         exchange.leave()
@@ -402,7 +403,7 @@ async def test_every_error_has_openais_shape(
 
 
 def test_an_error_that_quotes_half_a_character_can_be_sent() -> None:
-    for sent in (response_of(bad_request("\ud800", "a\ud800")).body, error_event(bad_request("\ud800", None))):
+    for sent in (response_of(bad_request("\ud800", "a\ud800")).body, event(body_of(bad_request("\ud800", None)))):
         assert json.loads(bytes(sent).decode().removeprefix("data: "))["error"]["message"] == "<U+D800>"
 
 

@@ -10,14 +10,17 @@ import pytest
 from cocoa_engine import CocoaConfig
 from cocoa_integrations.server import ServerSettings
 from cocoa_integrations.server.errors import ApiError
-from cocoa_integrations.server.protocol.chat_request import ChatRequest
-from cocoa_integrations.server.protocol.completion_request import CompletionRequest
-from cocoa_integrations.server.protocol.decoding import DecodingRequest, StreamOptions
-from cocoa_integrations.server.protocol.score_request import ScoreRequest
+from cocoa_integrations.server.protocol.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DecodingRequest,
+    ScoreRequest,
+    StreamOptions,
+)
 from cocoa_integrations.server.settings import REFUSED, SAME_SETTING, WITHOUT_EFFECT
 from docs._generate.request_parameters import request_parameters
 from tests.conformance.tools import source_if_there
-from tests.helpers.served import HELLO, refusal, speaker
+from tests.helpers.served import HELLO
 
 ROUTES: dict[type[DecodingRequest], dict[str, Any]] = {
     ChatRequest: {"messages": HELLO},
@@ -113,11 +116,6 @@ def test_a_message_begins_with_what_the_client_sent(body: dict[str, Any], param:
     with pytest.raises(ApiError, match=f"^{re.escape(param)}") as caught:
         read(ChatRequest, **body).config(CocoaConfig(), LIMITS)
     assert caught.value.param == param
-
-
-async def test_options_inside_an_object_are_refused_by_their_names() -> None:
-    options = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-    assert (await refusal(speaker(), **options))["param"] == "stream_options.continuous_usage_stats"
 
 
 @pytest.mark.parametrize("continues", [False, True])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,11 +15,11 @@ import pytest
 from cocoa_integrations._shared import workers
 from cocoa_integrations.server import ServerSettings, create_app
 from cocoa_integrations.server.lifecycle import ServerState
-from tests.helpers.in_threads import start, wait_until
+from tests.helpers.in_threads import join, start, wait_until
 from tests.helpers.inside import sequences_running
-from tests.helpers.paths import ROOT
 from tests.helpers.reasoning_models import PLAIN
 from tests.helpers.served import CHAT, HELLO, PATIENCE, Gate, Speaker, gated, speaker
+from tests.helpers.server_process import server_process, serves
 
 LONG = {"messages": HELLO, "max_tokens": 300, "stream": True}
 
@@ -126,93 +124,50 @@ def test_a_connection_that_is_closed_ends_the_work(
     assert gate.reached == 21
 
 
-def test_a_server_whose_model_cannot_be_loaded_ends(listen: Callable[..., Any]) -> None:
-    def load() -> Speaker:
-        assert go.wait(PATIENCE)
-        raise OSError("no such model")
-
-    go = threading.Event()
-    app = create_app(load)
-    server = listen(app)
-    assert httpx.get(server.url + "/health", timeout=PATIENCE).status_code == 503
-    go.set()
-    wait_until(lambda: server.ended)
-    assert isinstance(app.state.cocoa.error, OSError)
-
-
-BURNING_TEMPLATE = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{{ messages }}"
+BURNING_TEMPLATE = (
+    "{% if burn %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{% endif %}" + PLAIN
+)
 BURNING_SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"type": "integer", "multipleOf": 99999989}}}
 # the grammar has one answer, on which the validation of what no grammar enforces does not end
 BURNING_ANSWER = {
     "type": "json_schema",
     "json_schema": {"schema": {"enum": ["a" * 40 + "!"], "not": {"pattern": "^(a+)+$"}}},
 }
-WORK: dict[str, tuple[str, dict[str, Any]]] = {
-    "grammar": (CHAT, {"messages": HELLO, "response_format": BURNING_SCHEMA}),
-    "grammar of a stream": (CHAT, {"messages": HELLO, "response_format": BURNING_SCHEMA, "stream": True}),
-    "template": (CHAT, {"messages": HELLO}),
-    "template of a score": ("/v1/cocoa/score", {"messages": HELLO, "text": "a"}),
-    "answer": (CHAT, {"messages": HELLO, "response_format": BURNING_ANSWER, "max_tokens": 200}),
-}
-"""Requests whose work takes minutes."""
-
-
-@pytest.fixture(scope="module", params=WORK)
-def work(request: pytest.FixtureRequest) -> tuple[Speaker, str, dict[str, Any]]:
-    template = BURNING_TEMPLATE if request.param.startswith("template") else PLAIN
-    return speaker(template=template), *WORK[request.param]
+BURN = {"messages": HELLO, "chat_template_kwargs": {"burn": True}}
+WORK: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {"messages": HELLO, "response_format": BURNING_SCHEMA}),
+    (CHAT, {"messages": HELLO, "response_format": BURNING_SCHEMA, "stream": True}),
+    (CHAT, BURN),
+    ("/v1/cocoa/score", {**BURN, "text": "a"}),
+    (CHAT, {"messages": HELLO, "response_format": BURNING_ANSWER, "max_tokens": 200}),
+]
+"""Requests whose work takes minutes: a grammar, a template, the validation of an answer."""
 
 
 def test_a_client_that_leaves_ends_work_outside_of_forward_passes(
-    work: tuple[Speaker, str, dict[str, Any]], listen: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    listen: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cocoa_engine.model.tokenizer.RENDERING_SECONDS", 10**4)
-    engine, path, body = work
-    app = create_app(engine)
-    server = listen(app)
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(server.url + path, json=body, timeout=2.0)
+    app = create_app(speaker(template=BURNING_TEMPLATE))
+    url = listen(app).url
+    outcomes: list[Any] = []
+    join([start(lambda each=each: httpx.post(url + each[0], json=each[1], timeout=4.0), outcomes) for each in WORK])
+    assert [type(outcome) for outcome in outcomes] == [httpx.ReadTimeout] * len(WORK)
     wait_until(lambda: not app.state.cocoa.calls)
     wait_until(lambda: not workers.running())
-    assert httpx.get(server.url + "/health", timeout=PATIENCE).status_code == 200
+    assert serves(url)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["grammar", "template", "answer", "pass"])
-def test_a_shutdown_ends_work_outside_of_forward_passes(name: str) -> None:
+@pytest.mark.parametrize("passes_end", [True, False])
+def test_a_shutdown_ends_work_outside_of_forward_passes(passes_end: bool) -> None:
     """Work that no cancellation reaches, such as a forward pass that does not end, ends with the process."""
-    path, body = WORK.get(name, (CHAT, {"messages": HELLO}))
-    template = BURNING_TEMPLATE if name == "template" else PLAIN
-    program = f"""
-import time
-from cocoa_integrations.server import ServerSettings, create_app
-from cocoa_integrations.server.process import DrainingServer, listening
-from tests.helpers.served import speaker
-settings = ServerSettings(port=0, shutdown_timeout=0)
-engine = speaker(template={template!r})
-if {name == "pass"}:
-    engine.model.forward = lambda *args, **options: time.sleep(10**4)
-server = DrainingServer(create_app(engine, settings), ends_process=True)
-socket = listening(settings)
-print(socket.getsockname()[1], flush=True)
-server.run(sockets=[socket])
-"""
-    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            url = f"http://127.0.0.1:{process.stdout.readline().strip()}"
-            wait_until(lambda: serves(url))
-            client = start(lambda: httpx.post(url + path, json=body, timeout=PATIENCE))
-            time.sleep(2.0)  # the work has begun
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(PATIENCE) == 0
-            client.join(PATIENCE)
-        finally:
-            process.kill()
-
-
-def serves(url: str) -> bool:
-    try:
-        return httpx.get(url + "/health", timeout=PATIENCE).status_code == 200
-    except httpx.HTTPError:
-        return False
+    endless = "engine.model.forward = lambda *args, **options: time.sleep(10**4)"
+    more = "" if passes_end else endless
+    with server_process(f"speaker(template={BURNING_TEMPLATE!r})", more) as (process, url):
+        asked = WORK if passes_end else [(CHAT, {"messages": HELLO})]
+        clients = [start(lambda each=each: httpx.post(url + each[0], json=each[1], timeout=PATIENCE)) for each in asked]
+        time.sleep(2.0)  # the work has begun
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+        join(clients)

@@ -14,9 +14,8 @@ from cocoa_engine import CocoaConfig, CocoaEngine, Runtime, __version__
 from cocoa_integrations.server import ServerSettings, create_app
 from tests.helpers.alike import near
 from tests.helpers.reports import risk_report
-from tests.helpers.served import HELLO, PATIENCE, Speaker, client_of, error_of, happens, post, speaker
+from tests.helpers.served import HELLO, PATIENCE, SCORE, Speaker, client_of, happens, post, refusal, speaker
 
-PATH = "/v1/cocoa/score"
 PROMPT = "A tower is in Paris. Where is the tower?"
 TEXTS = ["It is in Paris.", "It is in Rome, or so."]
 
@@ -27,19 +26,13 @@ def tiny() -> Speaker:
 
 
 async def score(engine: CocoaEngine, **body: Any) -> dict[str, Any]:
-    response = await post(create_app(engine), body, PATH)
+    response = await post(create_app(engine), body, SCORE)
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
     assert (
         response.headers["x-cocoa-max-risk"] == f"{answer['usage']['completion_tokens_details']['cocoa_max_risk']:.6g}"
     )
     return answer
-
-
-async def refusal(engine: CocoaEngine, **body: Any) -> dict[str, Any]:
-    response = await post(create_app(engine), body, PATH)
-    assert response.status_code == 400, response.text
-    return error_of(response)
 
 
 def risks(report: dict[str, Any]) -> list[float]:
@@ -91,7 +84,7 @@ async def test_passages_are_named(engine: CocoaEngine, as_messages: bool) -> Non
     answer = await score(engine, text=TEXTS[0], source=passage, **prompt)
     spans = answer["data"][0]["cocoa_risk"]["spans"]
     assert all(len(span["passage_attention"]) == 1 for span in spans)
-    error = await refusal(engine, text=TEXTS[0], source=["A house"], **prompt)
+    error = await refusal(engine, path=SCORE, text=TEXTS[0], source=["A house"], **prompt)
     assert error["param"] == "source"
     assert "not in the prompt" in error["message"]
 
@@ -105,49 +98,6 @@ async def test_settings_and_candidates_apply(tiny: Speaker) -> None:
     assert all("rivals" in span for span in report["spans"])
 
 
-@pytest.mark.parametrize(
-    ("body", "param", "says"),
-    [
-        ({"text": "a"}, "prompt", "either prompt or messages"),
-        ({"prompt": "a", "messages": HELLO, "text": "a"}, "prompt", "either prompt or messages"),
-        ({"prompt": "a"}, "text", "either text or texts"),
-        ({"prompt": "a", "text": "a", "texts": ["b"]}, "text", "either text or texts"),
-        ({"prompt": "a", "texts": []}, "texts", "no text"),
-        ({"prompt": "", "text": "a"}, "prompt", "empty"),
-        ({"prompt": "a", "texts": ["b", ""]}, "text", "empty"),
-        ({"prompt": [10**6], "text": "a"}, "prompt", "vocabulary"),
-        ({"prompt": "a", "text": "a" * 5000}, "text", "context window"),
-        ({"prompt": "a", "texts": ["a"] * 300}, "texts", "limit of 256"),
-        ({"prompt": "a", "text": "b\ud800"}, "text", "surrogate"),
-        ({"prompt": "a", "text": "b", "source": ["c"]}, "source", "not in the prompt"),
-        ({"prompt": "a", "text": "b", "source": [""]}, "source", "not empty"),
-        ({"prompt": "a", "text": "b", "max_tokens": 3}, "max_tokens", "nothing is decoded"),
-        ({"messages": HELLO, "text": "b", "chat_template_kwargs": {"tools": []}}, "chat_template_kwargs", "tools"),
-        ({"prompt": "a", "text": "b", "cocoa": {"alpha": -1}}, "cocoa.alpha", "alpha"),
-        ({"prompt": "a", "text": "b", "cocoa": {"method": "diver"}}, "divide", "divide"),
-        (
-            {"messages": HELLO, "text": "b", "chat_template_kwargs": {"mood": 1}},
-            "chat_template_kwargs.mood",
-            "has no variable",
-        ),
-        ({"prompt": "a", "text": "b", "chat_template_kwargs": {"mood": 1}}, "chat_template_kwargs", "give messages"),
-        ({"messages": [], "text": "b"}, "messages", "empty"),
-        ({"prompt": "a", "text": "b", "cocoa": {"source": ["a"]}}, "cocoa.source", "give source"),
-        ({"prompt": "a", "text": "b", "cocoa": {"report": "none"}}, "cocoa.report", "no effect"),
-        ({"prompt": "a", "text": "b", "cocoa": {"max_new_tokens": 3}}, "cocoa.max_new_tokens", "nothing is decoded"),
-        ({"prompt": "a", "text": "b", "logprobs": True}, "logprobs", "nothing is decoded"),
-        ({"prompt": ["5"], "text": "b"}, "prompt", "valid string"),
-        ({"prompt": "a", "text": "b", "divide": "no"}, "divide", "boolean"),
-        ({"prompt": "a", "text": "b", "cocoa": {"top_logprobs": 3}}, "cocoa.top_logprobs", "no effect"),
-    ],
-    ids=lambda value: str(value)[:60],
-)
-async def test_refusals_name_the_parameter(tiny: Speaker, body: dict[str, Any], param: str | None, says: str) -> None:
-    error = await refusal(tiny, **body)
-    assert (error["param"], error["type"]) == (param, "invalid_request_error")
-    assert says in error["message"]
-
-
 async def test_long_texts_are_read_in_steps(tiny: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = await score(tiny, prompt=PROMPT, text=TEXTS[0], divide=False)
     monkeypatch.setattr("cocoa_integrations.server.protocol.answers._MOST_LOGITS", 0)
@@ -156,9 +106,10 @@ async def test_long_texts_are_read_in_steps(tiny: Speaker, monkeypatch: pytest.M
     assert risks(one) == near(risks(other))
 
 
-async def test_what_is_served() -> None:
+@pytest.mark.parametrize(("risk", "risk_source"), [("auto", "token_probability"), ("con_mlds", "con_mlds")])
+async def test_what_is_served(risk: Any, risk_source: str) -> None:
     tiny = speaker(max_batch_size=3, max_queue=5)
-    tiny.config = CocoaConfig(alpha=1.5, decore_heads="/secret/heads.json")
+    tiny.config = CocoaConfig(alpha=1.5, decore_heads="/secret/heads.json", risk=risk)
     app = create_app(tiny, ServerSettings(max_n=2, served_names=("a", "b"), api_keys=("secret",)))
     async with client_of(app, authorization="Bearer secret") as client:
         found = (await client.get("/v1/cocoa/info")).json()
@@ -168,7 +119,7 @@ async def test_what_is_served() -> None:
     assert found["served_names"] == ["a", "b"]
     assert found["model"] == tiny.info().model_dump(mode="json")
     assert (found["settings"]["alpha"], found["settings"]["method"]) == (1.5, "cocoa-sig")
-    assert (found["risk_source"], found["calibrator"]) == ("token_probability", None)
+    assert (found["risk_source"], found["calibrator"]) == (risk_source, None)
     assert (found["limits"]["max_n"], found["limits"]["context_window"]) == (2, 4096)
     assert (found["limits"]["max_batch_size"], found["limits"]["max_queue"]) == (3, 5)
     assert found["versions"]["torch"] == torch.__version__
@@ -176,17 +127,6 @@ async def test_what_is_served() -> None:
     assert "secret" not in str(found)
     async with client_of(app) as stranger:
         assert [(await stranger.get(path)).status_code for path in ("/v1/cocoa/info", "/version")] == [401, 401]
-
-
-async def test_where_the_risk_comes_from(tiny: Speaker) -> None:
-    async with client_of(create_app(tiny)) as client:
-        before = tiny.config
-        try:
-            tiny.config = CocoaConfig(risk="con_mlds")
-            found = (await client.get("/v1/cocoa/info")).json()
-        finally:
-            tiny.config = before
-    assert found["risk_source"] == "con_mlds"
 
 
 async def test_the_embedded_calibrator_is_named(engine: CocoaEngine) -> None:
@@ -236,10 +176,10 @@ async def test_a_new_request_waits_for_two_texts_however_many_others_there_are(
     )
     app = create_app(engine)
     many = {"prompt": PROMPT, "texts": [f"a{number}" for number in range(60)], "divide": divide}
-    requests = [asyncio.ensure_future(post(app, many, PATH)) for _ in range(others)]
+    requests = [asyncio.ensure_future(post(app, many, SCORE)) for _ in range(others)]
     engine.goes_on.set()
     await happens(lambda: len(engine.texts) == 21)
-    requests.append(asyncio.ensure_future(post(app, {"prompt": PROMPT, "text": "b", "divide": divide}, PATH)))
+    requests.append(asyncio.ensure_future(post(app, {"prompt": PROMPT, "text": "b", "divide": divide}, SCORE)))
     await happens(lambda: len(app.state.cocoa.calls) == others + 1)
     await asyncio.sleep(0.2)  # it is ready to be scored
     engine.goes_on.set()
@@ -251,6 +191,6 @@ async def test_a_new_request_waits_for_two_texts_however_many_others_there_are(
 
 async def test_an_error_names_the_text_among_all(tiny: Speaker) -> None:
     texts = [*TEXTS * 6, "long " * 4000, "a"]
-    error = await refusal(tiny, prompt=PROMPT, texts=texts, divide=False)
+    error = await refusal(tiny, path=SCORE, prompt=PROMPT, texts=texts, divide=False)
     assert error["param"] == "text"
     assert "12" in error["message"]

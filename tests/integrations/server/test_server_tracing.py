@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from cocoa_integrations.server import create_app, record
+from cocoa_integrations.server import create_app
 from tests.helpers.alike import near
 from tests.helpers.forward_passes import failing
 from tests.helpers.served import HELLO, Exchange, Speaker, client_of, gated, happens, post, speaker
@@ -115,19 +116,14 @@ async def test_probes_have_no_spans_and_others_do(tiny: Speaker, spans: InMemory
     assert [(span.attributes or {})["url.path"] for span in spans.get_finished_spans()] == ["/v1/models"]
 
 
-async def test_inside_another_instrumentation_there_is_no_second_span(
-    tiny: Speaker, spans: InMemorySpanExporter
+async def test_no_second_span_and_none_without_opentelemetry(
+    tiny: Speaker, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with trace.get_tracer("outer").start_as_current_span("outer"):
+    with trace.get_tracer("outer").start_as_current_span("outer"):  # another instrumentation
         await post(create_app(tiny), ASKED)
     [span] = spans.get_finished_spans()
     assert (span.attributes or {})["gen_ai.usage.output_tokens"] == 8
-
-
-async def test_without_opentelemetry_nothing_happens(
-    tiny: Speaker, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(record, "find_spec", lambda name: None)
-    monkeypatch.setattr("cocoa_integrations.server.app.can_trace", record.can_trace)
+    spans.clear()
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
     assert (await post(create_app(tiny), ASKED)).status_code == 200
     assert spans.get_finished_spans() == ()

@@ -29,7 +29,7 @@ from cocoa_engine.model.text import TEXT_BLOCKS
 from cocoa_integrations.langchain.messages import CALL_BLOCKS, REASONING_BLOCKS, to_chat
 from cocoa_integrations.llama_index.messages import to_entries
 from cocoa_integrations.server.errors import ApiError
-from cocoa_integrations.server.protocol.chat_request import Message, entries_of
+from cocoa_integrations.server.protocol.messages import Message, entries_of
 from tests.helpers.served import speaker
 
 OF_OPENAI = {"text", "refusal", "image_url", "input_audio", "file", "input_text", "output_text", "input_image"}

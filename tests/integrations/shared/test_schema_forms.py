@@ -39,7 +39,7 @@ from cocoa_integrations.langchain.composed import Composed
 from cocoa_integrations.langchain.structured import tool_request
 from cocoa_integrations.llama_index import CocoaLLM
 from cocoa_integrations.llama_index.options import split_tools
-from cocoa_integrations.server.protocol.chat_request import ChatRequest
+from cocoa_integrations.server.protocol.requests import ChatRequest
 from cocoa_integrations.tool_calling import Plan, ToolRequest
 from cocoa_integrations.tool_calling.formats import HERMES
 from cocoa_integrations.tool_calling.schema_forms import reader_of

@@ -20,7 +20,7 @@ from llama_index.core.llms import ChatMessage
 from cocoa_integrations.langchain import ChatCocoa
 from cocoa_integrations.llama_index import CocoaLLM
 from cocoa_integrations.llama_index.messages import to_entries as llama_index_entries
-from cocoa_integrations.server.protocol.chat_request import Message, entries_of
+from cocoa_integrations.server.protocol.messages import Message, entries_of
 from cocoa_integrations.tool_calling import Plan, ToolRequest
 from tests.helpers import tool_templates
 from tests.helpers.reasoning_models import READS_REASONING

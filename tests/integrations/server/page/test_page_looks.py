@@ -36,7 +36,7 @@ def test_a_finished_answer_shades_the_claims_to_check_and_nothing_else(page: Pag
     assert {one.evaluate(look) for one in spans} == {"underline"}
 
 
-def test_levels_have_marks_besides_their_colour(page: Page) -> None:
+def test_levels_have_marks_besides_their_colour_and_fields_have_labels(page: Page) -> None:
     column = ask(page, ROME)
     page.check("#every")
     style = """one => {
@@ -49,6 +49,15 @@ def test_levels_have_marks_besides_their_colour(page: Page) -> None:
     assert shown[2] == ["underline", "solid", "2px"]
     assert shown[3] == ["underline", "solid", "4px"]
     assert page.locator("#levels li").all_inner_texts() == ["0 0.00–0.25", "1 0.25–0.50", "2 0.50–0.75", "3 0.75–1.00"]
+    unlabelled = (
+        "() => [...document.querySelectorAll('input, select, textarea')].filter((one) => !one.labels.length).length"
+    )
+    assert page.evaluate(unlabelled) == 0
+    assert column.locator(".cocoa-verdict").get_attribute("role") == "status"
+    assert page.locator("#problem").get_attribute("role") == "alert"
+    assert page.locator("html").get_attribute("lang") == "en"
+    expect(page.get_by_role("group", name="Answer by cocoa-sig")).to_have_text(ROME)
+    expect(page.get_by_role("tooltip", include_hidden=True)).to_have_count(1)
 
 
 def test_a_raw_mlds_has_no_levels(page: Page) -> None:
@@ -126,16 +135,3 @@ def test_text_is_readable_in_light_and_dark(browser: Browser, site: Site, scheme
     assert (sum(map(int, re.findall(r"\d+", background))) < 200) == (scheme == "dark")
     assert problems == []
     context.close()
-
-
-def test_fields_have_labels_and_the_verdict_is_announced(page: Page) -> None:
-    column = ask(page, ROME)
-    unlabelled = (
-        "() => [...document.querySelectorAll('input, select, textarea')].filter((one) => !one.labels.length).length"
-    )
-    assert page.evaluate(unlabelled) == 0
-    assert column.locator(".cocoa-verdict").get_attribute("role") == "status"
-    assert page.locator("#problem").get_attribute("role") == "alert"
-    assert page.locator("html").get_attribute("lang") == "en"
-    expect(page.get_by_role("group", name="Answer by cocoa-sig")).to_have_text(ROME)
-    expect(page.get_by_role("tooltip", include_hidden=True)).to_have_count(1)

@@ -1,0 +1,131 @@
+"""The messages of a request, and the variables of its chat template."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+from transformers import PreTrainedTokenizerBase
+
+from cocoa_engine import CocoaEngine
+from cocoa_engine.model.text import block_text
+from cocoa_engine.safe_text import short_repr, shortened
+from cocoa_integrations._shared.chat_template import names
+from cocoa_integrations.server.errors import bad_request, of_parameter
+from cocoa_integrations.tool_calling import invalid_call_text, object_of
+
+Element = TypeVar("Element")
+Several = Annotated[list[Element], Field(fail_fast=True)]
+"""A list whose first wrong element is its only error. By default pydantic makes an error of a kilobyte for each."""
+
+NOT_VARIABLES = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {"documents"} | {
+    "messages"
+}
+"""Names in ``chat_template_kwargs`` that are options of transformers, such as another template."""
+
+TEXT_ONLY = "the model reads and writes text only"
+
+NOT_IN_MESSAGES = {"images": TEXT_ONLY, "audio": TEXT_ONLY, "function_call": "give tool_calls"}
+"""Fields of messages that are not supported, and what to do instead."""
+
+
+class Message(BaseModel):
+    """A message of a conversation. Unknown fields are dropped, such as the risk of an answer that is sent back."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Any = None
+    name: str | None = None
+    tool_calls: Several[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    images: Any = None
+    audio: Any = None
+    function_call: Any = None
+
+
+def entries_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as a chat template takes them, with ``tool_calls`` whose arguments are dicts.
+
+    An :class:`ApiError` names a message with other content than text.
+    """
+    called: dict[str, str] = {}
+    entries = [_entry(f"messages[{number}]", message, called) for number, message in enumerate(messages)]
+    if not any(entry["content"].strip() or entry.get("tool_calls") for entry in entries):
+        raise bad_request("the conversation is empty; give at least one message with text", "messages")
+    return entries
+
+
+def _entry(param: str, message: Message, called: dict[str, str]) -> dict[str, Any]:
+    """A message; ``called`` has the names of the calls before it, by their ids."""
+    for name, instead in NOT_IN_MESSAGES.items():
+        if getattr(message, name):
+            raise bad_request(f"{param}.{name} is not supported; {instead}", f"{param}.{name}")
+    role = "system" if message.role == "developer" else message.role  # which templates do not know
+    entry: dict[str, Any] = {"role": role, "content": _text(message.content, f"{param}.content")}
+    if message.name:
+        entry["name"] = message.name
+    if role == "tool":
+        entry["tool_call_id"] = message.tool_call_id or ""
+        if not message.name and entry["tool_call_id"] in called:
+            entry["name"] = called[entry["tool_call_id"]]
+    if role == "assistant":
+        valid, texts = [], [entry["content"]] if entry["content"] else []
+        for position, call in enumerate(message.tool_calls or ()):
+            where, function = f"{param}.tool_calls[{position}]", function_of(call)
+            called_name, written = function.get("name"), function.get("arguments")
+            if not isinstance(called_name, str) or not called_name:
+                form = '{"id", "type": "function", "function": {"name", "arguments"}}'
+                raise bad_request(f"{where} is not {form}", where)
+            arguments = written if isinstance(written, dict) else object_of(str(written or "{}"))
+            if arguments is None:  # a call that is not valid is text, as the model wrote it
+                texts.append(invalid_call_text(called_name, str(written)))
+                continue
+            call_id = str(call.get("id") or "")
+            called[call_id] = called_name
+            valid.append({"type": "function", "id": call_id, "function": {"name": called_name, "arguments": arguments}})
+        entry["content"] = "\n".join(texts)
+        if valid:
+            entry["tool_calls"] = valid
+        if message.reasoning_content:
+            entry["reasoning_content"] = message.reasoning_content
+    return entry
+
+
+def _text(content: Any, param: str) -> str:
+    """The text of a message: its content, or the concatenation of its parts."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise bad_request(f"{param} takes a text or a list of parts, not {short_repr(content)}", param)
+    texts = []
+    for position, part in enumerate(content):
+        with of_parameter(where := f"{param}[{position}]"):
+            texts.append(block_text(part, where))
+    return "".join(texts)
+
+
+def function_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The function of a tool or a call; empty if it has none."""
+    function = tool.get("function")
+    return function if isinstance(function, Mapping) else {}
+
+
+def template_variables(given: Mapping[str, Any] | None, engine: CocoaEngine) -> dict[str, Any]:
+    """``chat_template_kwargs`` of a request, which are variables of the model's template.
+
+    Others are accepted if their value is false or empty: some clients send ``enable_thinking=False`` to every model.
+    """
+    variables, param = dict(given or {}), "chat_template_kwargs"
+    if wrong := [name for name in variables if name in NOT_VARIABLES]:
+        message = f"{param} takes variables of the model's chat template, not {', '.join(wrong)}; tools and "
+        raise bad_request(f"{message}continue_final_message are parameters of the request", param)
+    for name, value in variables.items():
+        if value and engine.has_chat_template and not names(engine, name):
+            param = f"{param}.{shortened(name, 200)}"
+            why = f"the chat template of {engine.model_name} has no variable of this name"
+            raise bad_request(f"{param}={short_repr(value)} has no effect: {why}", param)
+    return variables

@@ -30,7 +30,7 @@ class Items:
     ``groups`` and ``answers`` have the prompt and the id of the answer of each item, ``hallucinated`` and ``supported``
     its weight in either class. ``log_prob`` is the sum over its tokens, ``position`` the number of the answer's tokens
     before it, and ``source_attention`` the mean of its tokens, NaN if it was not measured. Arrays are ``[n]``, and the
-    three of :class:`.LayerProfile` ``[n, L]``. ``without_source``: the same items after the prompt without its source.
+    three of ``LayerProfile`` ``[n, L]``. ``without_source``: the same items after the prompt without its source.
     """
 
     level: Level

@@ -18,7 +18,7 @@ from cocoa_engine.output_files import draft_of
 from cocoa_engine.safe_text import safe
 
 Record = dict[str, Any]
-"""Measured values as plain data, with the fields of :class:`.Interval` and :class:`.PairedTest`."""
+"""Measured values as plain data, with the fields of :class:`.Interval` and ``PairedTest``."""
 Sides = Sequence[tuple[list[int], list[int]]]
 
 

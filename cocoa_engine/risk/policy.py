@@ -145,12 +145,13 @@ class RiskPolicy:
         self._session = session
         self._automatic = calibrator == "auto"
         self._warned: set[str] = set()
-        self.calibrator = embedded_calibrator() if self._automatic else RiskCalibrator.of(calibrator)
-        obstacle = None if self.calibrator is None else self._obstacle(self.calibrator)
         if self._automatic:
-            fits = self.calibrator is not None and self.calibrator.model_name == session.model_name and obstacle is None
-            self.calibrator = self.calibrator if fits else None
-        elif obstacle is not None:
+            embedded = embedded_calibrator()
+            fits = embedded.model_name == session.model_name and self._obstacle(embedded) is None
+            self.calibrator: RiskCalibrator | None = embedded if fits else None
+            return
+        self.calibrator = RiskCalibrator.of(calibrator)
+        if self.calibrator is not None and (obstacle := self._obstacle(self.calibrator)):
             raise CalibrationError(
                 f"the calibrator cannot be used with this model: {obstacle}. Fit one for it (cocoa calibrate), or use "
                 "none."

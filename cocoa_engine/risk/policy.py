@@ -54,7 +54,7 @@ class RiskMeasure:
         heads: the model's retrieval heads, whose reference distribution ranks source attention.
         otherwise: what the risk of a span is computed from if ``source`` was not measured for it; `None`: it has none.
         spread: whether the source attention is that of heads that were not searched for. See
-            :func:`~cocoa_engine.methods.retrieval_heads.spread_heads`.
+            :func:`~cocoa_engine.methods.retrieval_heads.spread_heads_of`.
     """
 
     source: RiskSource

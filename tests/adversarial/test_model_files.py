@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from cocoa_engine import CocoaConfig, CocoaEngine, CocoaError, RiskCalibrator, Runtime
 from cocoa_engine.execution.native import build
 from cocoa_engine.methods import retrieval_heads
-from cocoa_engine.methods.retrieval_heads import RetrievalHeads, known_heads
+from cocoa_engine.methods.retrieval_heads import RetrievalHeads, heads_of_model
 from cocoa_engine.model import gguf_tokenizer, weight_identity
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_context_window
@@ -147,13 +147,12 @@ def test_each_value_of_a_calibrator(folder: Path) -> None:
     assert refused > 1000
 
 
-def heads_of(file: Path) -> RetrievalHeads | None:
-    retrieval_heads._read.cache_clear()
-    return known_heads(str(file), NUM_LAYERS, 4)
-
-
-def test_retrieval_heads(folder: Path) -> None:
+def test_retrieval_heads(tiny: CocoaEngine, folder: Path) -> None:
     file = folder / "heads.json"
+
+    def heads_of(file: Path) -> RetrievalHeads | None:
+        retrieval_heads._read.cache_clear()
+        return heads_of_model(str(file), tiny.session.model)
 
     def is_right(found: RetrievalHeads) -> bool:
         return all(0 <= head.layer < NUM_LAYERS and 0 <= head.head < 4 for head in found.heads) and (
@@ -177,7 +176,7 @@ def test_broken_files_of_the_cache_are_as_good_as_none(
 
     def kept_heads() -> RetrievalHeads | None:
         retrieval_heads._read.cache_clear()
-        return known_heads(None, NUM_LAYERS, 4, tiny.session.model)
+        return heads_of_model(None, tiny.session.model)
 
     assert kept_heads() == RetrievalHeads.model_validate(HEADS)
     survives(file, broken_json(HEADS), kept_heads, lambda found: found is None or isinstance(found, RetrievalHeads))

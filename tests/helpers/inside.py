@@ -6,7 +6,7 @@ from typing import Any
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.execution.backends import Chosen
-from cocoa_engine.execution.backends.prefixes import PrefixCache
+from cocoa_engine.execution.backends.shared_cache import PrefixCache
 from cocoa_engine.execution.session import Session
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation, RiskCalibrator
-from cocoa_engine.methods.retrieval_heads import known_heads
+from cocoa_engine.methods.retrieval_heads import heads_of_model
 from cocoa_engine.risk import embedded_calibrator
 from cocoa_engine.risk.fitted import PROBABILITY_THRESHOLD, threshold_of
 from cocoa_engine.risk.policy import RANK_THRESHOLD, TOKEN_THRESHOLD, reaches, risk_measure, token_risk
@@ -60,7 +60,7 @@ def test_without_a_calibrator_it_is_the_least_probable_token(tiny: CocoaEngine) 
 
 def test_with_a_source_it_is_the_rank_of_the_source_attention(engine: CocoaEngine) -> None:
     plain = engine.without_calibrator()
-    heads = known_heads(None, engine.num_layers, engine.model.config.num_attention_heads)
+    heads = heads_of_model(None, engine.session.model)
     assert heads is not None
     prompt = "The lighthouse was built in 1874 by Marta Lindqvist.\nQuestion: Who built it?\nAnswer:"
     source = ["The lighthouse was built in 1874 by Marta Lindqvist."]
@@ -83,7 +83,7 @@ def test_where_source_attention_is_not_measured(tiny: CocoaEngine, engine: Cocoa
     with pytest.raises(ConfigError, match="cocoa heads"):
         tiny.generate(PROMPT, risk="source_attention")
     assert tiny.generate(PROMPT, source=["ring"], **SHORT).risk_source == "token_probability"
-    heads = known_heads(None, engine.num_layers, engine.model.config.num_attention_heads)
+    heads = heads_of_model(None, engine.session.model)
     unmeasured = tiny.score(PROMPT, "a thing").spans[0].model_copy(update={"token_source_attention": []})
     auto = risk_measure(CocoaConfig(), heads=heads, has_source=True)
     assert auto(unmeasured).source == "token_probability"

@@ -67,19 +67,18 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class Mlp(NamedTuple):
-    """The gated MLP of a layer."""
+    """The gated MLP of a layer: ``[T, d]`` to ``[T, d]``."""
 
     gate_up: FastLinear
     down: FastLinear
     activation: Activation
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Map ``[T, d]`` to ``[T, d]``."""
         return self.down(gated(self.gate_up(x), self.activation))
 
 
 class Mixture(NamedTuple):
-    """The experts of a layer, of which each token runs some.
+    """The experts of a layer, of which each token runs some: ``[T, d]`` to ``[T, d]``.
 
     Attributes:
         router: the model's module: ``[T, d]`` -> logits, the shares of the experts of each token, and their numbers.
@@ -90,7 +89,6 @@ class Mixture(NamedTuple):
     experts: Callable[[Tensor, Tensor, Tensor], Tensor]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Map ``[T, d]`` to ``[T, d]``."""
         _, shares, chosen = self.router(x)
         return self.experts(x, chosen, shares)
 
@@ -120,12 +118,8 @@ class Layer(NamedTuple):
 class Lean(Forward):
     """The lean pass.
 
-    Args:
-        model: a model for which :func:`lean_obstacle` returns ``None``.
-        linear_backend: how linear layers multiply few rows.
-
     Raises:
-        NotImplementedError: the model does not qualify. The message states the reason.
+        NotImplementedError: the model does not qualify, see :func:`lean_obstacle`. The message states the reason.
     """
 
     name = "lean"
@@ -213,13 +207,12 @@ class Lean(Forward):
         """Run all layers over T tokens.
 
         Args:
-            token_ids: ``[T]``.
             cos, sin: ``[T, head_dim]``; ``sin`` carries the sign of rotate_half.
             local: both for windowed layers, if these have their own.
 
         Returns:
-            The last layer's states after the norm, ``[T, d]``; the requested states, ``[N + 1, T, d]`` float32; and the
-            states of each early layer, ``[T, d]``.
+            The last layer's states after the norm, ``[T, d]``; the requested states, ``[N + 1, T, d]`` float32, or
+            ``None``; and the states of each early layer, ``[T, d]``.
         """
         x = self._embedded(token_ids)  # [T, d]
         states: list[Tensor] = []
@@ -384,10 +377,7 @@ def _layer(layer: Any, linear_backend: LinearBackend, activation: Activation) ->
 class _RotaryTable:
     """cos and sin by position, computed by the model's own rotary module and extended on demand.
 
-    Args:
-        module: the rotary module.
-        like: a tensor of the device and dtype of the tables.
-        kind: the kind of layers that they are for, if the module has several.
+    They have the device and dtype of ``like``. ``kind`` names the layers that they are for, if there are several kinds.
     """
 
     def __init__(self, module: nn.Module, like: Tensor, kind: str | None = None) -> None:

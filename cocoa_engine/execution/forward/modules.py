@@ -32,10 +32,6 @@ from cocoa_engine.model.language_model import LanguageModel
 class Modules(Forward):
     """The model's modules, with attention over each sequence's own keys and values.
 
-    Args:
-        model: the model.
-        linear_backend: how linear layers multiply few rows.
-
     Raises:
         NotImplementedError: the model does not use transformers' ``AttentionInterface``, or its layers cannot hold
             branches.
@@ -159,20 +155,14 @@ class _SegmentLayer(CacheLayerMixin):
 
     def __init__(self, segments: Sequence[Segment], layer: int, read: bool) -> None:
         super().__init__()
-        self.segments = segments
-        self.layer = layer
-        self.read = read
+        self.segments, self.layer, self.read = segments, layer, read
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Does nothing: the stores allocate their own memory."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Write keys and values ``[1, heads, T, head_dim]``.
-
-        Returns:
-            The given tensors; if ``read`` is set, the keys and values of all used slots, ``[1, heads, end, head_dim]``.
-        """
+        """Write keys and values, and return them; if ``read`` is set, return those of all used slots."""
         write_all(self.segments, self.layer, key_states[0], value_states[0])
         if not self.read:
             return key_states, value_states
